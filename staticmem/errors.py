@@ -1,0 +1,36 @@
+"""Errors that a user can act on: what happened, why, and what to do. The command line turns them into exit code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class StaticmemError(Exception):
+    """An expected failure. `what`, `why` and `hint` are one sentence each; `code` is stable (SM1xx: input)."""
+
+    def __init__(self, what: str, why: str = "", hint: str = "", code: str = "SM100") -> None:
+        super().__init__(what)
+        self.what, self.why, self.hint, self.code = what, why, hint, code
+
+    def __str__(self) -> str:
+        return "\n".join(line for line in (self.what, self.why, self.hint) if line)
+
+
+class ModelFileError(StaticmemError):
+    """The model file is missing, damaged, or not a format that staticmem reads."""
+
+
+class DimensionError(StaticmemError):
+    """A dimension has no size, or a size that was asked for contradicts the graph."""
+
+
+class UsageError(StaticmemError):
+    """A flag or a value that is not understood."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint that names the closest known word, or lists all of them when none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."

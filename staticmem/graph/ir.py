@@ -1,0 +1,149 @@
+"""The graph that every frontend gives and every later stage reads: ops in execution order, values, parameters.
+
+A `Graph` is *bound*: all sizes are integers (a frontend binds symbolic dimensions before it builds one). Ops carry
+ATen targets, because the memory of a step is decided by what PyTorch runs: `recover` translates ONNX nodes into that
+vocabulary and keeps their names in `Op.source`. An op that has no ATen meaning keeps its own name (`onnx::NonZero`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Union
+
+from staticmem.dtypes import DType
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A use of a value by name: a tensor, or an integer that an op computed (`aten::sym_size`)."""
+
+    name: str
+
+
+# An argument of an op: what ATen schemas know. Lists are tuples; a tensor is a Ref.
+Arg = Union[Ref, int, float, bool, str, None, DType, tuple["Arg", ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A module call on Python's stack: its path (`layer1.0.conv1`) and class (`torch.nn.modules.conv.Conv2d`).
+
+    `call` tells repeated calls of one module apart.
+    """
+
+    path: str
+    cls: str = ""
+    call: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One ATen call. `target` is `aten::add.Tensor`; args are positional and kwargs by name, as in the ATen schema."""
+
+    name: str
+    target: str
+    args: tuple[Arg, ...]
+    kwargs: Mapping[str, Arg]
+    outputs: tuple[str, ...]  # names of results; a list result (split, chunk) has one name for each element
+    modules: tuple[Frame, ...] = ()  # outermost first
+    source: tuple[str, ...] = ()  # the file's own nodes that this op stands for, e.g. "Conv node_conv2d_3"
+    grad: bool = True  # False inside torch.no_grad / set_grad_enabled(False)
+
+    @property
+    def base(self) -> str:
+        """The target without its overload: `aten::add`."""
+        return self.target.split(".", 1)[0]
+
+    def refs(self) -> list[str]:
+        """Names of the values that this op reads, in order, with repetitions."""
+        found: list[str] = []
+        _collect(self.args, found)
+        _collect(tuple(self.kwargs.values()), found)
+        return found
+
+
+def _collect(arg: Arg, found: list[str]) -> None:
+    if isinstance(arg, Ref):
+        found.append(arg.name)
+    elif isinstance(arg, tuple):
+        for item in arg:
+            _collect(item, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph: sizes in elements (None where the file does not say)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] | None
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for size in self.shape or ():
+            n *= size
+        return n
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor that the model owns. `fqn` is its name in the model; `alias_of` is set when its storage is another's."""
+
+    value: Value
+    fqn: str
+    trainable: bool = True
+    alias_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a reader of the report must know. `kind` is "assumption", "warning", "dropped" or "regrouped"."""
+
+    kind: str
+    code: str
+    text: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A bound model graph. All sizes are integers; ops are in execution order."""
+
+    name: str
+    format: str  # "onnx", "pt2" or "fx"
+    producer: str
+    inputs: tuple[Value, ...]
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Parameter, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    values: Mapping[str, Value] = field(default_factory=dict)  # what the file says of op results (shapes may be None)
+    constants: Mapping[str, "np.ndarray"] = field(default_factory=dict)  # small tensors with known contents
+    constant_values: Mapping[str, Value] = field(default_factory=dict)  # every constant tensor: dtype and shape
+    notes: tuple[Note, ...] = ()
+    inplace_known: bool = True  # False where the export lost which ops run in place (ONNX)
+    module_tree_known: bool = True
+
+    @cached_property
+    def dependencies(self) -> "nx.DiGraph":
+        """The op graph on NetworkX: nodes are indices into `ops`, an edge is a value from its producer to a reader."""
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(len(self.ops)))
+        producer: dict[str, int] = {}
+        for index, op in enumerate(self.ops):
+            for name in op.refs():
+                source = producer.get(name)
+                if source is not None and source != index:
+                    graph.add_edge(source, index)
+            for name in op.outputs:
+                producer[name] = index
+        return graph
