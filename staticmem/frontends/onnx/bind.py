@@ -1,0 +1,75 @@
+"""From a model and sizes to a `Graph` of ATen ops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from staticmem.frontends.onnx import shapes, weights
+from staticmem.frontends.onnx.fold import Folder
+from staticmem.graph.ir import Graph, Note, Parameter, Value
+from staticmem.graph.model import Binding
+from staticmem.recover import recover
+from staticmem.recover.nodes import Net
+
+if TYPE_CHECKING:
+    from staticmem.frontends.onnx.model import OnnxModel
+
+
+def bind(model: OnnxModel, binding: Binding) -> Graph:
+    """The ATen graph at these sizes."""
+    proto = shapes.bound_proto(model.proto, binding.shapes)
+    values = shapes.infer(proto)
+    owned = model.weights
+    extra = weights.Weights(dict(owned.parameters), dict(owned.buffers), dict(owned.constants), owned.contents)
+    weights.of_nodes(model.nodes, values, extra)
+    names = frozenset((*extra.parameters, *extra.buffers))
+    net = Net(
+        nodes=model.nodes,
+        inputs=tuple(spec.name for spec in model.inputs),
+        outputs=model.outputs,
+        values=values,
+        consts=dict(extra.contents),
+        weights=names,
+        aliases=model.signature.aliases,
+        opset=model.opset,
+        producer=model.producer,
+    )
+    folder = Folder(net, proto)
+    found = recover(net, folder.run)
+    notes = [*extra.notes, *found.notes]
+    counters = weights.tracked_counters(model.nodes, extra, model.signature)
+    assumed = [c for c in counters if c.fqn not in model.signature.kinds]
+    if assumed:
+        notes.append(
+            Note(
+                "assumption",
+                "SM210",
+                "PyTorch's BatchNorm keeps num_batches_tracked (8 bytes) beside its statistics; the file leaves it out",
+                len(assumed),
+            )
+        )
+    used = {name for op in found.ops for name in op.refs()}
+    constants = {name: array for name, array in net.consts.items() if name in used}
+    constant_values = {name: value for name, value in extra.constants.items() if name in used}
+    for name, array in constants.items():
+        if name not in constant_values and name not in names and name in net.values:
+            constant_values[name] = Value(name, net.values[name].dtype, tuple(int(s) for s in array.shape))
+    return Graph(
+        name=model.name,
+        format="onnx",
+        producer=model.producer,
+        inputs=tuple(Value(s.name, s.dtype, binding.shapes[s.name]) for s in model.inputs),
+        parameters=tuple(Parameter(v, v.name) for v in extra.parameters.values()),
+        buffers=(
+            *(Parameter(v, v.name, trainable=False) for v in extra.buffers.values()),
+            *counters,
+        ),
+        ops=tuple(found.ops),
+        outputs=found.outputs,
+        values=net.values,
+        constants=constants,
+        constant_values=constant_values,
+        notes=tuple(notes),
+        inplace_known=False,
+        module_tree_known=found.module_tree_known,
+    )

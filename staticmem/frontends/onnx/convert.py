@@ -1,0 +1,134 @@
+"""Protobuf nodes and types as the plain data that recovery reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.dtypes import DType
+from staticmem.graph.ir import Value
+from staticmem.recover.nodes import Attr, Node, Subgraph
+
+SMALL = 4096  # bytes of a tensor whose contents are kept
+
+_FX = "pkg.torch.onnx.fx_node"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+
+
+class Converter:
+    """Converts nodes; one for a file, because metadata texts repeat from node to node."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, tuple[str, ...]] = {}
+
+    def node(self, proto: Any) -> Node:
+        fx, scopes, classes = "", (), ()
+        for entry in proto.metadata_props:
+            key = entry.key
+            if key == _FX:
+                fx = entry.value
+            elif key == _SCOPES:
+                scopes = self._list(entry.value)
+            elif key == _CLASSES:
+                classes = self._list(entry.value)
+        return Node(
+            proto.op_type,
+            "" if proto.domain == "ai.onnx" else proto.domain,
+            proto.name,
+            tuple(proto.input),
+            tuple(proto.output),
+            {a.name: self._attribute(a) for a in proto.attribute},
+            fx,
+            scopes,
+            classes,
+        )
+
+    def subgraph(self, graph: Any) -> Subgraph:
+        return Subgraph(
+            tuple(self.node(n) for n in graph.node),
+            tuple(i.name for i in graph.input),
+            tuple(o.name for o in graph.output),
+        )
+
+    def _list(self, text: str) -> tuple[str, ...]:
+        found = self._lists.get(text)
+        if found is None:
+            found = tuple(a or b for a, b in _ITEM.findall(text[: 1 << 16]))
+            self._lists[text] = found
+        return found
+
+    def _attribute(self, attribute: Any) -> Attr:
+        kind = attribute.type
+        if kind == 2:
+            return int(attribute.i)
+        if kind == 7:
+            return tuple(attribute.ints)
+        if kind == 1:
+            return float(attribute.f)
+        if kind == 3:
+            return str(attribute.s.decode("utf-8", "replace"))
+        if kind == 6:
+            return tuple(attribute.floats)
+        if kind == 8:
+            return tuple(s.decode("utf-8", "replace") for s in attribute.strings)
+        if kind == 4:
+            return array(attribute.t)
+        if kind == 5:
+            return self.subgraph(attribute.g)
+        if kind == 10:
+            return tuple(self.subgraph(g) for g in attribute.graphs)
+        return None
+
+
+def array(tensor: Any) -> Any:
+    """The contents of a small tensor as a numpy array, or None where the file's reader dropped them."""
+    import numpy as np
+    import onnx
+
+    dtype = dtypes.ONNX_CODES.get(tensor.data_type)
+    numel = 1
+    for size in tensor.dims:
+        numel *= size
+    if dtype is None or dtype is dtypes.string or tensor.data_location == 1 or dtype.nbytes(max(numel, 0)) > SMALL:
+        return None
+    if tensor.data_type == 7 and tensor.raw_data:  # most constants, without the generic path
+        if len(tensor.raw_data) != 8 * numel:
+            return None
+        return np.frombuffer(tensor.raw_data, dtype="<i8").reshape(tuple(tensor.dims))
+    try:
+        return onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def tensor_value(tensor: Any) -> Value:
+    """Name, dtype and sizes of a TensorProto."""
+    dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
+    return Value(tensor.name, dtype, tuple(int(d) for d in tensor.dims))
+
+
+def type_value(name: str, proto: Any) -> Value | None:
+    """Name, dtype and sizes of a TypeProto; sizes are None where one of them is not an integer."""
+    kind = proto.WhichOneof("value")
+    if kind == "optional_type":
+        return type_value(name, proto.optional_type.elem_type)
+    if kind == "sequence_type":
+        inner = type_value(name, proto.sequence_type.elem_type)
+        return Value(name, inner.dtype, None) if inner is not None else None
+    if kind not in ("tensor_type", "sparse_tensor_type"):
+        return None
+    tensor = getattr(proto, kind)
+    dtype: DType | None = dtypes.ONNX_CODES.get(tensor.elem_type)
+    if dtype is None:
+        return None
+    if not tensor.HasField("shape"):
+        return Value(name, dtype, None)
+    sizes = []
+    for dim in tensor.shape.dim:
+        if dim.WhichOneof("value") != "dim_value":
+            return Value(name, dtype, None)
+        sizes.append(int(dim.dim_value))
+    return Value(name, dtype, tuple(sizes))

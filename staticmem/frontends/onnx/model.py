@@ -1,0 +1,153 @@
+"""An ONNX file as a `ModelFile`: its inputs and symbols, and the binding of their sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.errors import ModelFileError
+from staticmem.frontends.onnx import metadata, sequences, weights
+from staticmem.frontends.onnx.convert import Converter
+from staticmem.graph.ir import Graph
+from staticmem.graph.model import Binding, InputSpec, SymbolRange
+from staticmem.recover.nodes import Attr, Node, Subgraph
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*$")
+
+
+class OnnxModel:
+    """A model of an ONNX file. `proto` is kept without metadata and old shapes: it is what inference gets."""
+
+    format = "onnx"
+
+    def __init__(self, path: str, proto: Any) -> None:
+        self.path = path
+        self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
+        proto = _inlined(proto)
+        graph = proto.graph
+        self.name: str = graph.name
+        self.opset: int = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
+        self.signature = metadata.read(graph)
+        converter = Converter()
+        self.nodes: tuple[Node, ...] = tuple(converter.node(n) for n in graph.node)
+        self.weights = weights.collect(graph, self.nodes, self.signature)
+        owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
+        self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
+        ranges = self.signature.ranges
+        self.symbols: Mapping[str, SymbolRange] = {name: _positive(ranges.get(name)) for name in symbols}
+        self.outputs = tuple(o.name for o in graph.output)
+        self._check_defined()
+        self._pair_renamed_inputs()
+        for node in graph.node:
+            del node.metadata_props[:]
+            if node.doc_string:
+                node.ClearField("doc_string")
+        sequences.slice_splits(graph, self.nodes, self.weights.contents)
+        del graph.value_info[:]
+        del graph.metadata_props[:]
+        del graph.quantization_annotation[:]
+        self.proto = proto
+
+    def bind(self, binding: Binding) -> Graph:
+        """The ATen graph at these sizes.
+
+        Raises:
+            DimensionError: a size that was asked for contradicts a shape that is fixed in the file.
+        """
+        from staticmem.frontends.onnx.bind import bind
+
+        return bind(self, binding)
+
+    def _check_defined(self) -> None:
+        """An export without initializers that does not keep them as inputs has lost the weights' shapes."""
+        known = set(self.weights.all) | {spec.name for spec in self.inputs}
+        missing = _undefined(self.nodes, known)
+        if missing:
+            listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+            raise ModelFileError(
+                f"{len(missing)} tensors of {self.path} have neither a value nor a shape: {listed}",
+                "The graph reads them, but no node, input or initializer defines them.",
+                "Export with keep_initializers_as_inputs=True, or keep initializers as external data.",
+                code="SM124",
+            )
+
+    def _pair_renamed_inputs(self) -> None:
+        """`input_names=` of torch.onnx.export renames inputs, but the metadata keeps the old names."""
+        known = {spec.name for spec in self.inputs}
+        users = self.signature.user_inputs
+        if len(users) == len(self.inputs):
+            for old, spec in zip(users, self.inputs, strict=True):
+                if old not in known:
+                    self.signature.aliases.setdefault(old, spec.name)
+
+
+def _inlined(proto: Any) -> Any:
+    if not proto.functions:
+        return proto
+    import onnx.inliner
+
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ModelFileError(
+            "the functions of the ONNX file cannot be inlined",
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}.",
+            "Check the file with onnx.checker.check_model.",
+            code="SM125",
+        ) from error
+
+
+def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:
+    specs: list[InputSpec] = []
+    symbols: dict[str, None] = {}
+    for proto in protos:
+        kind = proto.type
+        while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
+            kind = getattr(kind, kind.WhichOneof("value")).elem_type
+        tensor = kind.sparse_tensor_type if kind.HasField("sparse_tensor_type") else kind.tensor_type
+        dtype = dtypes.ONNX_CODES.get(tensor.elem_type, dtypes.float32)
+        if not tensor.HasField("shape"):
+            specs.append(InputSpec(proto.name, dtype, None))
+            continue
+        shape: list[int | str] = []
+        for axis, dim in enumerate(tensor.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                shape.append(int(dim.dim_value))
+                continue
+            symbol = dim.dim_param if _NAME.match(dim.dim_param) else f"{proto.name}[{axis}]"
+            symbols[symbol] = None
+            shape.append(symbol)
+        specs.append(InputSpec(proto.name, dtype, tuple(shape)))
+    return tuple(specs), list(symbols)
+
+
+def _positive(bounds: SymbolRange | None) -> SymbolRange:
+    """torch.export writes ranges from 0, but a tensor without elements is no step."""
+    if bounds is None:
+        return SymbolRange()
+    return SymbolRange(max(bounds.low or 1, 1), bounds.high)
+
+
+def _undefined(nodes: Sequence[Node], known: set[str]) -> list[str]:
+    defined = set(known)
+    missing: dict[str, None] = {}
+    for node in nodes:
+        for name in node.inputs:
+            if name and name not in defined:
+                missing[name] = None
+        for attr in node.attrs.values():
+            for body in _bodies(attr):
+                for name in _undefined(body.nodes, defined | set(body.inputs)):
+                    missing[name] = None
+        defined.update(node.outputs)
+    return list(missing)
+
+
+def _bodies(attr: Attr) -> list[Subgraph]:
+    if isinstance(attr, Subgraph):
+        return [attr]
+    if isinstance(attr, tuple):
+        return [a for a in attr if isinstance(a, Subgraph)]
+    return []

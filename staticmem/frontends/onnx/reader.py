@@ -1,0 +1,53 @@
+"""Reads an ONNX file into a ModelProto without its weights."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+from staticmem.errors import ModelFileError
+from staticmem.frontends.onnx import wire
+
+ModelProto = Any
+
+
+def read(path: str) -> ModelProto:
+    """The model of a file, large tensor payloads left out. External data is not looked at.
+
+    Raises:
+        ModelFileError: the file cannot be read or is not an ONNX model.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise ModelFileError(f"{path} is empty", "It has no bytes.", "Export the model again.", code="SM120")
+            # not closed by hand: slices of it live in exceptions' frames; it goes when they go
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = wire.strip(memoryview(mapped))
+    except OSError as error:
+        raise ModelFileError(
+            f"{path} cannot be read", f"{error.strerror or error}.", "Check the path.", code="SM101"
+        ) from error
+    return parse(data, path)
+
+
+def parse(data: bytes, path: str = "the file") -> ModelProto:
+    """A ModelProto of stripped bytes, checked for what the later stages rely on."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, ValueError, RuntimeError) as error:
+        raise wire.damaged(f"Its protobuf message cannot be decoded ({error}).") from error
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output or model.graph.input):
+        raise ModelFileError(
+            f"{path} is not an ONNX model",
+            "Its protobuf message has no graph.",
+            "Give a .onnx file that torch.onnx.export or another exporter wrote.",
+            code="SM123",
+        )
+    return model

@@ -1,0 +1,173 @@
+"""Which tensors of a file the model owns: parameters, buffers, and constants that belong to neither.
+
+PyTorch's exporters say it (`InputSpec.kind`). Elsewhere it follows from use: what BatchNormalization reads as mean and
+variance is a buffer, integers do not learn, and a floating-point tensor in the place of a weight is a parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.frontends.onnx.convert import array, tensor_value
+from staticmem.frontends.onnx.metadata import Signature
+from staticmem.graph.ir import Note, Parameter, Value
+from staticmem.recover.nodes import Node
+
+# operator -> positions of inputs that hold weights (onnx/docs/Operators.md)
+ROLES: Mapping[str, tuple[int, ...]] = {
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "ConvInteger": (1,), "QLinearConv": (3, 8), "DeformConv": (1, 3),
+    "Gemm": (0, 1, 2), "MatMul": (0, 1), "MatMulInteger": (1,), "QLinearMatMul": (3,), "Einsum": (0, 1),
+    "BatchNormalization": (1, 2), "LayerNormalization": (1, 2), "InstanceNormalization": (1, 2),
+    "GroupNormalization": (1, 2), "SimplifiedLayerNormalization": (1,), "RMSNormalization": (1,),
+    "SkipLayerNormalization": (2, 3, 4), "SkipSimplifiedLayerNormalization": (2, 3),
+    "Gather": (0,), "PRelu": (1,), "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3),
+    "Attention": (1, 2), "EmbedLayerNormalization": (2, 3, 4, 5, 6), "FusedMatMul": (1,), "BiasGelu": (1,),
+    "MatMulNBits": (1, 2, 3), "Transpose": (0,), "DequantizeLinear": (0,),
+}  # fmt: skip
+_GENERATED = re.compile(r"onnx::|/|val_\d|_val_|const|Constant|\d+$|_to_copy|t_\d|initializer_\d", re.IGNORECASE)
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
+
+
+@dataclass(slots=True)
+class Weights:
+    """Tensors of a file by what they are. `contents` has the small ones."""
+
+    parameters: dict[str, Value] = field(default_factory=dict)
+    buffers: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, Value] = field(default_factory=dict)
+    contents: dict[str, Any] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def all(self) -> dict[str, Value]:
+        return {**self.parameters, **self.buffers, **self.constants}
+
+
+def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
+    """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
+    found = Weights()
+    roles, stats = _roles(nodes)
+    for tensor in graph.initializer:
+        if not tensor.name:
+            continue
+        _place(found, tensor_value(tensor), signature.kinds.get(tensor.name), roles, stats)
+        contents = array(tensor)
+        if contents is not None:
+            found.contents[tensor.name] = contents
+    for sparse in graph.sparse_initializer:
+        dtype = dtypes.ONNX_CODES.get(sparse.values.data_type, dtypes.float32)
+        value = Value(sparse.values.name, dtype, tuple(int(d) for d in sparse.dims))
+        _place(found, value, signature.kinds.get(value.name), roles, stats)
+    return found
+
+
+def _roles(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
+    """Names in the place of a weight, and names in the place of running statistics."""
+    roles: set[str] = set()
+    stats: set[str] = set()
+    for node in nodes:
+        for position in ROLES.get(node.op, ()):
+            if position < len(node.inputs):
+                roles.add(node.inputs[position])
+        if node.op == "BatchNormalization":
+            stats.update(node.inputs[3:5])
+    return roles, stats
+
+
+def _place(found: Weights, value: Value, kind: str | None, roles: set[str], stats: set[str]) -> None:
+    if kind is None:
+        kind = _kind(value, roles, stats)
+    if kind == "PARAMETER":
+        found.parameters[value.name] = value
+    elif kind == "BUFFER":
+        found.buffers[value.name] = value
+    else:
+        found.constants[value.name] = value
+
+
+def _kind(value: Value, roles: set[str], stats: set[str]) -> str:
+    name, leaf = value.name, value.name.rpartition(".")[2]
+    if name in stats or leaf in ("running_mean", "running_var", "num_batches_tracked"):
+        return "BUFFER"
+    named = bool(_MODULE_NAME.match(name)) and not _GENERATED.match(name)
+    if not value.dtype.is_floating_point:
+        if name in roles and value.dtype.bits <= 8 and value.dtype.kind == "int":
+            return "BUFFER"  # quantised weights: memory, but no gradient
+        return "BUFFER" if named else "CONSTANT_TENSOR"
+    if name in roles and (value.numel > 1 or named):
+        return "PARAMETER"
+    if named or (value.numel > 1 and not _GENERATED.match(name)):
+        return "PARAMETER"
+    return "PARAMETER" if value.numel >= 1024 else "CONSTANT_TENSOR"
+
+
+def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: Weights) -> set[str]:
+    """Graph inputs that are weights without contents (`include_initializers=False`), added to `found`."""
+    from staticmem.frontends.onnx.convert import type_value
+
+    roles, stats = _roles(nodes)
+    first = {p for node in nodes for p in node.inputs[:1]}
+    names: set[str] = set()
+    for proto in graph.input:
+        if proto.name in found.all:
+            names.add(proto.name)
+            continue
+        value = type_value(proto.name, proto.type)
+        if value is None or value.shape is None:
+            continue
+        kind = signature.kinds.get(proto.name)
+        named = bool(_MODULE_NAME.match(proto.name)) and proto.name.rpartition(".")[2] not in ("input", "x")
+        used = proto.name in stats or (proto.name in roles and proto.name not in first)
+        if kind is None and not (named and (used or _leaf_of_weight(proto.name))):
+            continue
+        _place(found, value, kind, roles, stats)
+        names.add(proto.name)
+    return names
+
+
+def _leaf_of_weight(name: str) -> bool:
+    leaf = name.rpartition(".")[2]
+    return leaf in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked") or leaf.endswith(
+        ("_weight", "_bias")
+    )
+
+
+def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights) -> None:
+    """Weights that are made by Constant and ConstantOfShape nodes, added to `found`."""
+    roles, stats = _roles(nodes)
+    for node in nodes:
+        if node.op not in ("Constant", "ConstantOfShape") or not node.outputs:
+            continue
+        name = node.outputs[0]
+        value = values.get(name)
+        if value is None or value.shape is None or name in found.all:
+            continue
+        if name in stats and value.dtype.is_floating_point:
+            found.buffers[name] = value
+        elif value.dtype.is_floating_point and value.numel > 1 and (name in roles or value.numel >= 1024):
+            if node.op == "ConstantOfShape" and name not in roles:
+                continue  # zeros that the model computes, such as an initial state
+            found.parameters[name] = value
+
+
+def tracked_counters(nodes: Sequence[Node], found: Weights, signature: Signature) -> list[Parameter]:
+    """`num_batches_tracked` of each BatchNorm: an int64 scalar that exports leave out because no result needs it.
+
+    PyTorch registers it beside the running statistics (torch/nn/modules/batchnorm.py, `_NormBase.__init__`).
+    """
+    added: dict[str, Parameter] = {}
+    for name, kind in signature.kinds.items():
+        if kind == "BUFFER" and name.endswith("num_batches_tracked") and name not in found.all:
+            added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
+    for node in nodes:
+        if node.op != "BatchNormalization" or len(node.inputs) < 5:
+            continue
+        prefix = node.inputs[3].rpartition(".")[0] or node.name or node.outputs[0]
+        name = f"{prefix}.num_batches_tracked"
+        if name not in found.all and name not in added:
+            added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
+    return list(added.values())

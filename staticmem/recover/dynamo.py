@@ -1,0 +1,189 @@
+"""ATen calls of a dynamo export: every ONNX node carries the text of the FX node that it was made from.
+
+All nodes that one ATen call was decomposed into share its text, so an op is a group of nodes with one text. Symbolic
+integers (`sym_size`, arithmetic on it) are evaluated here, because every size is known once dimensions are bound.
+Groups whose text is missing or refers to something that an optimiser removed are translated node by node instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from staticmem.graph.ir import Arg, Frame, Note, Op, Ref
+from staticmem.recover import functional, fx_text, symints
+from staticmem.recover.nodes import Net, Node, Recovered, frames
+
+# calls whose result is a tuple of tensors, taken apart by operator.getitem
+_LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
+
+_FACTORIES = (
+    "aten::scalar_tensor",
+    "aten::full",
+    "aten::zeros",
+    "aten::ones",
+    "aten::arange.start_step",
+    "aten::tensor",
+)
+
+
+class _Unresolved(Exception):
+    """The text names something that the graph no longer has."""
+
+
+def has_metadata(net: Net) -> bool:
+    """Whether most nodes say which FX node they come from."""
+    return sum(1 for node in net.nodes if node.fx) * 2 > len(net.nodes)
+
+
+def recover(net: Net, fold: Callable[[], None], translate: Callable[[Node, tuple[Frame, ...]], list[Op]]) -> Recovered:
+    """The ATen ops of a graph with FX texts. `translate` gives the ops of a node without a usable text."""
+    builder = _Builder(net, fold, translate)
+    for nodes in _groups(net.nodes):
+        builder.add(nodes)
+    ops, renamed = functional.to_eager(builder.ops, net)
+    notes = []
+    if builder.fallbacks:
+        notes.append(
+            Note(
+                "regrouped",
+                "SM220",
+                "nodes that the exporter changed after tracing were translated from their ONNX operators",
+                builder.fallbacks,
+            )
+        )
+    outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
+    return Recovered(ops, notes, outputs, any(op.modules for op in ops))
+
+
+def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
+    """Nodes by text, in the order of the last node of each: all that it needs exists then."""
+    groups: dict[str, list[Node]] = {}
+    last: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        key = node.fx or f"#{index}"
+        groups.setdefault(key, []).append(node)
+        last[key] = index
+    return [groups[key] for key in sorted(groups, key=last.__getitem__)]
+
+
+class _Builder:
+    def __init__(
+        self, net: Net, fold: Callable[[], None], translate: Callable[[Node, tuple[Frame, ...]], list[Op]]
+    ) -> None:
+        self.net, self.fold, self.translate = net, fold, translate
+        self.ops: list[Op] = []
+        self.env: dict[str, Arg] = {}  # FX names: a Ref, an integer, or a tuple for list results
+        self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
+            name for node in net.nodes for name in node.outputs
+        }
+        self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
+        self.fallbacks = 0
+        self.folded = False
+        self.users: dict[str, set[str]] = {}
+        for node in net.nodes:
+            for name in node.inputs:
+                self.users.setdefault(name, set()).add(node.fx)
+        for name in net.outputs:
+            self.users.setdefault(name, set()).add("\n")
+
+    def lives_as(self, name: str) -> str:
+        found = self.env.get(name)
+        return found.name if isinstance(found, Ref) else name
+
+    def add(self, nodes: list[Node]) -> None:
+        text = nodes[-1].fx
+        if not text:
+            self._fall_back(nodes)
+            return
+        try:
+            self._add(fx_text.parse(text), nodes)
+        except (fx_text.FxTextError, _Unresolved):
+            self._fall_back(nodes)
+
+    def _add(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        if fx.target == "operator::getitem":
+            self._getitem(fx, nodes)
+            return
+        args = tuple(self._resolve(a) for a in fx.args)
+        kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()}
+        if symints.is_symbolic(fx.target):
+            number = symints.evaluate(fx.target, args, self.net)
+            if number is None:
+                raise _Unresolved
+            self.env[fx.name] = number
+            for name in nodes[-1].outputs:
+                self.env[name] = number
+            return
+        if nodes[-1].op == "Constant" and fx.target not in _FACTORIES:
+            return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
+        outputs = self._results(nodes)
+        op = Op(fx.name, fx.target, args, kwargs, outputs, frames(nodes[-1]), tuple(n.source for n in nodes[-1:]))
+        if op.base in _LISTS:
+            self.lists[fx.name] = len(self.ops)
+            op = replace(op, outputs=self._list_names(op))
+            self.env[fx.name] = tuple(Ref(n) for n in op.outputs)
+        elif len(outputs) == 1:
+            self.env[fx.name] = Ref(outputs[0])
+        self.known.update(op.outputs)
+        self.ops.append(op)
+
+    def _results(self, nodes: list[Node]) -> tuple[str, ...]:
+        """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
+        last = nodes[-1]
+        used = tuple(n for n in last.outputs if n and any(u != last.fx for u in self.users.get(n, ())))
+        return used or tuple(n for n in last.outputs if n)
+
+    def _list_names(self, op: Op) -> tuple[str, ...]:
+        count = functional.list_length(op, self.net)
+        return tuple(f"{op.name}.{i}" for i in range(count))
+
+    def _getitem(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        source, index = fx.args[0], fx.args[1]
+        if not isinstance(source, Ref) or not isinstance(index, int):
+            raise _Unresolved
+        items = self.env.get(source.name)
+        if not isinstance(items, tuple) or not -len(items) <= index < len(items):
+            raise _Unresolved
+        item = items[index]
+        outputs = nodes[-1].outputs
+        position = self.lists.get(source.name)
+        if position is not None and outputs and isinstance(item, Ref):
+            op = self.ops[position]
+            names = tuple(outputs[0] if n == item.name else n for n in op.outputs)
+            self.ops[position] = replace(op, outputs=names)
+            item = Ref(outputs[0])
+            self.env[source.name] = tuple(Ref(n) for n in names)
+            self.known.add(outputs[0])
+        self.env[fx.name] = item
+
+    def _resolve(self, arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(self._resolve(a) for a in arg)
+        if not isinstance(arg, Ref):
+            return arg
+        found = self.env.get(arg.name)
+        if found is not None:
+            return found
+        name = self.net.aliases.get(arg.name)
+        if name is not None:
+            return Ref(name)
+        if arg.name in self.known:
+            return arg
+        raise _Unresolved
+
+    def _fall_back(self, nodes: list[Node]) -> None:
+        if not self.folded:
+            self.folded = True
+            self.fold()
+        for node in nodes:
+            ops = self.translate(node, frames(node))
+            self.fallbacks += bool(ops)
+            self.ops.extend(ops)
+            for op in ops:
+                self.known.update(op.outputs)
+            for name in node.outputs:
+                self.known.add(name)
+                number = self.net.ints(name)
+                if number is not None and len(number) == 1 and not self.net.consts[name].shape:
+                    self.env[name] = number[0]

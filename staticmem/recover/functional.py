@@ -1,0 +1,214 @@
+"""Undoes what torch.export's decomposition to core ATen did to the calls that eager PyTorch makes.
+
+Exporting for ONNX runs `run_decompositions`: composite ops become their parts, in-place ops become functional, and
+`contiguous` becomes `clone`. Memory depends on the original calls, so they are put back (torch/_decomp/decompositions.py
+and torch/export/exported_program.py say what was taken apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from staticmem.graph.ir import Arg, Op, Ref
+from staticmem.recover import pools, scatter, stochastic
+from staticmem.recover.edit import Ops
+from staticmem.recover.nodes import Net
+
+_PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
+
+
+def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
+    """The ops as eager PyTorch runs them, and the names of dropped results with what they are now called."""
+    ops = [_single(op) for op in ops]
+    renamed: dict[str, str] = {}
+    for rewrite in (_inline_scalars, _drop_aliases, stochastic.rewrite, pools.rewrite, scatter.rewrite, _reshapes):
+        edited = Ops(ops, [renamed.get(n, n) for n in net.outputs])
+        rewrite(edited, net)
+        ops = edited.done()
+        for name in edited.renamed:
+            renamed[name] = edited.final(name)
+        renamed = {name: edited.final(target) for name, target in renamed.items()}
+    return ops, renamed
+
+
+def list_length(op: Op, net: Net) -> int:
+    """How many tensors a split or unbind gives."""
+    args = dict(enumerate(op.args))
+    shape = net.shape(args[0].name) if isinstance(args[0], Ref) else None
+    axis = args.get(1, 0) if op.base == "aten::unbind" else op.kwargs.get("dim", args.get(2, 0))
+    sizes = args.get(1)
+    if isinstance(sizes, tuple):
+        return len(sizes) + (op.base == "aten::tensor_split")
+    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return 0
+    if op.base == "aten::unbind":
+        return min(shape[axis], 1 << 16)
+    if not isinstance(sizes, int) or sizes < 1:
+        return 0
+    count = -(-shape[axis] // sizes)
+    return min(count if op.base == "aten::split" else sizes, 1 << 16)
+
+
+def _single(op: Op) -> Op:
+    """One op as the call that eager makes, where it does not depend on its neighbours."""
+    rule = _RULES.get(op.base)
+    if op.kwargs and any(key in op.kwargs for key in _PLACEMENT):
+        op = replace(op, kwargs={k: v for k, v in op.kwargs.items() if k not in _PLACEMENT})
+    return rule(op) if rule is not None else op
+
+
+def _call(op: Op, target: str, *args: Arg, outputs: int = 1, **kwargs: Arg) -> Op:
+    return replace(op, target=target, args=args, kwargs=kwargs, outputs=op.outputs[:outputs])
+
+
+def _pad(args: tuple[Arg, ...], *defaults: Arg) -> list[Arg]:
+    return [*args, *defaults[len(args) :]]
+
+
+def _batch_norm(op: Op) -> Op:
+    x, weight, bias, mean, var, training, momentum, eps = _pad(op.args, *[None] * 5, True, 0.1, 1e-5)[:8]
+    return _call(op, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, eps, True)
+
+
+def _batch_norm_eval(op: Op) -> Op:
+    x, weight, bias, mean, var, momentum, eps = _pad(op.args, *[None] * 5, 0.1, 1e-5)[:7]
+    return _call(op, "aten::batch_norm", x, weight, bias, mean, var, False, momentum, eps, True)
+
+
+def _batch_norm_legit(op: Op) -> Op:
+    if not op.target.endswith(".no_stats"):
+        return _batch_norm(op)
+    x, weight, bias, training, momentum, eps = _pad(op.args, None, None, None, True, 0.1, 1e-5)[:6]
+    return _call(op, "aten::batch_norm", x, weight, bias, None, None, training, momentum, eps, True)
+
+
+def _layer_norm(op: Op) -> Op:
+    x, shape, weight, bias, eps = _pad(op.args, None, (), None, None, 1e-5)[:5]
+    return _call(op, "aten::layer_norm", x, shape, weight, bias, eps)
+
+
+def _group_norm(op: Op) -> Op:
+    x, weight, bias, _n, _c, _hw, groups, eps = _pad(op.args, *[None] * 3, 0, 0, 0, 1, 1e-5)[:8]
+    return _call(op, "aten::group_norm", x, groups, weight, bias, eps)
+
+
+def _dropout(op: Op) -> Op:
+    x, p, train = _pad(op.args, None, 0.5, True)[:3]
+    return _call(op, "aten::dropout", x, p, train is not False)
+
+
+def _to(op: Op) -> Op:
+    dtype = op.args[1] if len(op.args) > 1 else op.kwargs.get("dtype")
+    if dtype is None:
+        return _call(op, "aten::clone", op.args[0])
+    return _call(op, "aten::to.dtype", op.args[0], dtype)
+
+
+def _convolution(op: Op) -> Op:
+    defaults: tuple[Arg, ...] = (None, None, None, (1,), (0,), (1,), False, (0,), 1)
+    x, weight, bias, stride, padding, dilation, transposed, out_padding, groups = _pad(op.args, *defaults)[:9]
+    dims = len(stride) if isinstance(stride, tuple) else 2
+    if transposed:
+        target = f"aten::conv_transpose{dims}d" + (".input" if dims > 1 else "")
+        return _call(op, target, x, weight, bias, stride, padding, out_padding, groups, dilation)
+    return _call(op, f"aten::conv{dims}d", x, weight, bias, stride, padding, dilation, groups)
+
+
+def _max_pool(op: Op) -> Op:
+    if len(op.outputs) > 1:
+        return op
+    return replace(op, target=op.target.replace("_with_indices", ""))
+
+
+def _rename(target: str) -> Callable[[Op], Op]:
+    return lambda op: replace(op, target=target)
+
+
+_RULES: dict[str, Callable[[Op], Op]] = {
+    "aten::_native_batch_norm_legit_functional": _batch_norm,
+    "aten::_native_batch_norm_legit": _batch_norm_legit,
+    "aten::_native_batch_norm_legit_no_training": _batch_norm_eval,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::_batch_norm_with_update_functional": lambda op: _batch_norm(
+        replace(op, args=(*op.args[:5], True, *op.args[5:]))
+    ),
+    "aten::_batch_norm_no_update": _batch_norm_eval,
+    "aten::native_layer_norm": _layer_norm,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_dropout": _dropout,
+    "aten::_to_copy": _to,
+    "prims::convert_element_type": _to,
+    "aten::convolution": _convolution,
+    "aten::max_pool2d_with_indices": _max_pool,
+    "aten::max_pool3d_with_indices": _max_pool,
+    "aten::_softmax": lambda op: _call(op, "aten::softmax.int", *op.args[:2]),
+    "aten::_log_softmax": lambda op: _call(op, "aten::log_softmax.int", *op.args[:2]),
+    "aten::_unsafe_view": _rename("aten::_unsafe_view"),
+    "aten::bitwise_and": lambda op: replace(op, target=op.target.replace("bitwise_and", "__and__")),
+    "aten::minimum": _rename("aten::min.other"),
+    "aten::maximum": _rename("aten::max.other"),
+}
+
+
+def _inline_scalars(ops: Ops, net: Net) -> None:
+    """`scalar_tensor` as an argument of arithmetic is a Python number in eager code."""
+    for op in list(ops.ops):
+        if op is None or op.base == "aten::scalar_tensor":
+            continue
+        for position, arg in enumerate(op.args):
+            made = ops.made_by(arg)
+            if made is None or made.target != "aten::scalar_tensor":
+                continue
+            value = made.args[0] if made.args else None
+            if isinstance(value, (int, float)) and _takes_scalar(op, position):
+                args = (*op.args[:position], value, *op.args[position + 1 :])
+                target = op.target.removesuffix(".Tensor") + ".Scalar" if op.base in _COMPARE else op.target
+                new = replace(op, args=args, target=target)
+                ops.put(op, new)
+                op = new
+                ops.readers[made.outputs[0]].remove(ops.producer[op.outputs[0]])
+                if not ops.readers[made.outputs[0]]:
+                    ops.drop(made)
+
+
+_ARITHMETIC = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::rsub")
+_COMPARE = ("aten::ne", "aten::eq", "aten::lt", "aten::le", "aten::gt", "aten::ge")
+
+
+def _takes_scalar(op: Op, position: int) -> bool:
+    return position == 1 and (op.base in _ARITHMETIC or op.base in _COMPARE)
+
+
+_SAME = ("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_assert_tensor_metadata")
+_NOTHING = ("aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range", "aten::_assert_tensor_metadata")
+
+
+def _drop_aliases(ops: Ops, net: Net) -> None:
+    """Ops that exist in exports only."""
+    for op in list(ops.ops):
+        if op is None or not op.outputs:
+            continue
+        if op.base in _SAME and op.args and isinstance(op.args[0], Ref):
+            ops.alias(op, op.args[0].name)
+        elif op.base in _NOTHING and not any(ops.readers.get(n) for n in op.outputs):
+            ops.drop(op)
+
+
+def _reshapes(ops: Ops, net: Net) -> None:
+    """`clone(contiguous)` + `_unsafe_view` is `reshape` of a tensor whose strides allow no view; a clone to a
+    contiguous format alone is `contiguous()`."""
+    for op in list(ops.ops):
+        if op is None or op.base != "aten::clone" or not op.args:
+            continue
+        if "contiguous" not in str(op.kwargs.get("memory_format", "")):
+            continue
+        reader = ops.only_reader(op.outputs[0])
+        if reader is not None and reader.base == "aten::_unsafe_view":
+            ops.drop(op)
+            ops.put(reader, replace(reader, target="aten::reshape", args=(op.args[0], reader.args[1])))
+        else:
+            ops.put(op, replace(op, target="aten::contiguous", args=op.args[:1], kwargs={}))
+    for op in list(ops.ops):
+        if op is not None and op.base == "aten::_unsafe_view":
+            ops.put(op, replace(op, target="aten::view"))

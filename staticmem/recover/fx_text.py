@@ -1,0 +1,154 @@
+"""Parser of the FX node text that the dynamo exporter stores with each ONNX node.
+
+    %conv2d : [num_users=1] = call_function[target=torch.ops.aten.conv2d.default](args = (%x, %w, None, [2, 2]), kwargs = {})
+
+The format is `torch.fx.Node.format_node` (torch/fx/node.py, `_format_arg`): nodes have a percent sign, lists, tuples and
+dicts are bracketed, and everything else is `str(value)` without quotes. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.graph.ir import Arg, Ref
+
+MAX_TEXT = 1 << 16
+MAX_DEPTH = 16
+
+_HEAD = re.compile(r"%(?P<name>[A-Za-z_]\w*) : (?:\[[^\]]*\] )?= (?P<kind>\w+)\[target=(?P<target>[^\]]+)\]\(args = ")
+_ATOM = re.compile(r"[^,()\[\]{}]+")
+_INT = re.compile(r"-?\d{1,19}\Z")
+_FLOAT = re.compile(r"-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)\Z")
+_WORDS: dict[str, Arg] = {"None": None, "True": True, "False": False}
+
+
+class FxTextError(ValueError):
+    """The text is not a node in FX's format."""
+
+
+@dataclass(frozen=True, slots=True)
+class FxNode:
+    """A parsed node. `target` is `aten::conv2d` (overload `default` left out), `prims::...` or `operator::mul`."""
+
+    name: str
+    target: str
+    args: tuple[Arg, ...]
+    kwargs: dict[str, Arg]
+
+
+def parse(text: str) -> FxNode:
+    """The node of a text.
+
+    Raises:
+        FxTextError: the text has another form, or is too long or too deeply nested.
+    """
+    if len(text) > MAX_TEXT:
+        raise FxTextError("too long")
+    head = _HEAD.match(text)
+    if head is None:
+        raise FxTextError("no node")
+    reader = _Reader(text, head.end())
+    args = reader.value(0)
+    reader.expect(", kwargs = ")
+    kwargs = reader.value(0)
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        raise FxTextError("no arguments")
+    target = target_of(head["target"])
+    return FxNode(head["name"], target, _join_equation(target, args), kwargs)
+
+
+def target_of(text: str) -> str:
+    """`torch.ops.aten.add.Tensor` as `aten::add.Tensor`; `torch.ops.aten.relu.default` as `aten::relu`."""
+    text = text.strip().removeprefix("torch.ops.").removeprefix("_operator.").removeprefix("<built-in function ")
+    if text.startswith("operator."):
+        return "operator::" + text[9:]
+    namespace, dot, rest = text.partition(".")
+    if not dot:
+        return "operator::" + namespace.rstrip(">")
+    return f"{namespace}::{rest.removesuffix('.default')}"
+
+
+def _join_equation(target: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """The equation of einsum has commas and no quotes: it comes out as several words."""
+    if target != "aten::einsum":
+        return args
+    words = [a for a in args if isinstance(a, str)]
+    return (",".join(words), *(a for a in args if not isinstance(a, str)))
+
+
+class _Reader:
+    def __init__(self, text: str, position: int) -> None:
+        self.text, self.position = text, position
+
+    def expect(self, word: str) -> None:
+        if not self.text.startswith(word, self.position):
+            raise FxTextError(f"{word!r} expected at {self.position}")
+        self.position += len(word)
+
+    def value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH or self.position >= len(self.text):
+            raise FxTextError("too deep or cut")
+        start = self.text[self.position]
+        if start == "(":
+            return self._items(")", depth)
+        if start == "[":
+            return self._items("]", depth)
+        if start == "{":
+            return self._dict(depth)
+        match = _ATOM.match(self.text, self.position)
+        if match is None:  # an empty string prints as nothing
+            return ""
+        self.position = match.end()
+        word = match.group()
+        if self.text.startswith("(", self.position):  # slice(0, 1, None), device(type='cpu')
+            return (word, *self._items(")", depth))
+        return _atom(word.strip())
+
+    def _items(self, close: str, depth: int) -> tuple[Any, ...]:
+        self.position += 1
+        items: list[Any] = []
+        while not self.text.startswith(close, self.position):
+            items.append(self.value(depth + 1))
+            self._comma(close)
+        self.position += 1
+        return tuple(items)
+
+    def _dict(self, depth: int) -> dict[str, Any]:
+        self.position += 1
+        items: dict[str, Any] = {}
+        while not self.text.startswith("}", self.position):
+            match = re.compile(r"\w+").match(self.text, self.position)
+            if match is None:
+                raise FxTextError(f"key expected at {self.position}")
+            self.position = match.end()
+            self.expect(": ")
+            items[match.group()] = self.value(depth + 1)
+            self._comma("}")
+        self.position += 1
+        return items
+
+    def _comma(self, close: str) -> None:
+        if self.text.startswith(",", self.position):
+            self.position += 1
+            while self.text.startswith(" ", self.position):
+                self.position += 1
+        elif not self.text.startswith(close, self.position):
+            raise FxTextError(f"{close!r} expected at {self.position}")
+
+
+def _atom(word: str) -> Arg:
+    if word.startswith("%"):
+        return Ref(word[1:])
+    if word in _WORDS:
+        return _WORDS[word]
+    if _INT.match(word):
+        return int(word)
+    if _FLOAT.match(word):
+        return float(word)
+    if word.startswith("torch."):
+        dtype = dtypes.ALL.get(word[6:])
+        return dtype if dtype is not None else word
+    return word
