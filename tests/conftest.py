@@ -1,0 +1,19 @@
+"""What all tests share: `@pytest.mark.torch` marks those that compare with PyTorch, and skips them where it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "torch: needs PyTorch (torch==2.13.0, the version that the figures are of)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("torch") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("torch"):
+            item.add_marker(pytest.mark.skip(reason="PyTorch is not installed: pip install torch==2.13.0"))
