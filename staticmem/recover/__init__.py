@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from staticmem.graph.ir import Frame, Op, Ref
 from staticmem.recover.nodes import Net, Node, Recovered
 
 __all__ = ["recover"]
 
 
-def recover(net: Net, fold: Callable[[], None]) -> Recovered:
-    """The ATen ops of a graph. `fold` computes contents of small tensors; it is called only where they are needed."""
+def recover(net: Net) -> Recovered:
+    """The ATen ops of a graph."""
     from staticmem.recover import dynamo
 
-    return dynamo.recover(net, fold, _unknown)
+    return dynamo.recover(net, _unknown)
 
 
 def _unknown(node: Node, modules: tuple[Frame, ...]) -> list[Op]:

@@ -36,9 +36,9 @@ def has_metadata(net: Net) -> bool:
     return sum(1 for node in net.nodes if node.fx) * 2 > len(net.nodes)
 
 
-def recover(net: Net, fold: Callable[[], None], translate: Callable[[Node, tuple[Frame, ...]], list[Op]]) -> Recovered:
+def recover(net: Net, translate: Callable[[Node, tuple[Frame, ...]], list[Op]]) -> Recovered:
     """The ATen ops of a graph with FX texts. `translate` gives the ops of a node without a usable text."""
-    builder = _Builder(net, fold, translate)
+    builder = _Builder(net, translate)
     for nodes in _groups(net.nodes):
         builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
@@ -68,10 +68,8 @@ def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
 
 
 class _Builder:
-    def __init__(
-        self, net: Net, fold: Callable[[], None], translate: Callable[[Node, tuple[Frame, ...]], list[Op]]
-    ) -> None:
-        self.net, self.fold, self.translate = net, fold, translate
+    def __init__(self, net: Net, translate: Callable[[Node, tuple[Frame, ...]], list[Op]]) -> None:
+        self.net, self.translate = net, translate
         self.ops: list[Op] = []
         self.env: dict[str, Arg] = {}  # FX names: a Ref, an integer, or a tuple for list results
         self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
@@ -79,7 +77,6 @@ class _Builder:
         }
         self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
         self.fallbacks = 0
-        self.folded = False
         self.users: dict[str, set[str]] = {}
         for node in net.nodes:
             for name in node.inputs:
@@ -173,9 +170,7 @@ class _Builder:
         raise _Unresolved
 
     def _fall_back(self, nodes: list[Node]) -> None:
-        if not self.folded:
-            self.folded = True
-            self.fold()
+        self.net.filled()
         for node in nodes:
             ops = self.translate(node, frames(node))
             self.fallbacks += bool(ops)

@@ -5,7 +5,7 @@ Plain data instead of protobuf messages: a pattern is then a few comparisons, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
@@ -58,14 +58,32 @@ class Net:
     aliases: Mapping[str, str] = field(default_factory=dict)  # names in exporter metadata -> names in the file
     opset: int = 0
     producer: str = ""
+    fold: Callable[[], None] | None = None  # fills gaps in values and consts; called at the first gap that is met
 
     def shape(self, name: str) -> tuple[int, ...] | None:
+        """The sizes of a value, None where they depend on data."""
         value = self.values.get(name)
+        if (value is None or value.shape is None) and self.filled():
+            value = self.values.get(name)
         return value.shape if value is not None else None
+
+    def const(self, name: str) -> "np.ndarray | None":
+        """The contents of a small tensor."""
+        array = self.consts.get(name)
+        if array is None and self.filled():
+            array = self.consts.get(name)
+        return array
+
+    def filled(self) -> bool:
+        """Fills gaps once; whether that happened just now."""
+        fold, self.fold = self.fold, None
+        if fold is not None:
+            fold()
+        return fold is not None
 
     def ints(self, name: str) -> tuple[int, ...] | None:
         """The integers of a small tensor with known contents."""
-        array = self.consts.get(name)
+        array = self.const(name)
         if array is None or array.dtype.kind not in "iub":
             return None
         return tuple(int(i) for i in array.reshape(-1))

@@ -34,8 +34,8 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         opset=model.opset,
         producer=model.producer,
     )
-    folder = Folder(net, proto)
-    found = recover(net, folder.run)
+    net.fold = Folder(net, proto).run
+    found = recover(net)
     notes = [*extra.notes, *found.notes]
     counters = weights.tracked_counters(model.nodes, extra, model.signature)
     assumed = [c for c in counters if c.fqn not in model.signature.kinds]
