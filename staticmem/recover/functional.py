@@ -201,7 +201,11 @@ def _reshapes(ops: Ops, net: Net) -> None:
     for op in list(ops.ops):
         if op is None or op.base != "aten::clone" or not op.args:
             continue
-        if "contiguous" not in str(op.kwargs.get("memory_format", "")):
+        layout = str(op.kwargs.get("memory_format", ""))
+        if "contiguous" not in layout:
+            if not layout and isinstance(op.args[0], Ref) and ops.made_by(op.args[0]) is not None:
+                # `dropout(p=0)` is decomposed to a clone, but eager returns its input (ATen/native/Dropout.cpp)
+                ops.put(op, replace(op, target="aten::dropout", args=(op.args[0], 0.0, True)))
             continue
         reader = ops.only_reader(op.outputs[0])
         if reader is not None and reader.base == "aten::_unsafe_view":

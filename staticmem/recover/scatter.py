@@ -1,10 +1,87 @@
-"""Writes into a part of a tensor: `slice` + `fill` + `slice_scatter` is `x[a:b] = value`."""
+"""Writes into a part of a tensor: `x[a:b] = value` and `x[a:b] += y` run in place on a view.
+
+Functionalisation turns them into the view, the op on it, and one `slice_scatter` or `select_scatter` for each view on
+the way back to the base (torch/_functorch and aten/src/ATen/FunctionalInverses.cpp).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.edit import Ops
 from staticmem.recover.nodes import Net
 
+_VIEW_OF = {"aten::slice_scatter": "aten::slice", "aten::select_scatter": "aten::select"}
+_FULL = 2**63 - 1
+
 
 def rewrite(ops: Ops, net: Net) -> None:
-    """Puts `copy_` into a view back."""
+    """Puts in-place writes into views back."""
+    for op in list(ops.ops):
+        if op is not None and op.base in _VIEW_OF and len(op.args) > 1:
+            _write(ops, net, op)
+
+
+def _write(ops: Ops, net: Net, scatter: Op) -> None:
+    """Undoes the chain of scatters that ends the innermost write; `scatter` is its first one."""
+    source = ops.made_by(scatter.args[1])
+    if source is None or source.base in _VIEW_OF or ops.only_reader(source.outputs[0]) is not scatter:
+        return
+    view = ops.made_by(source.args[0]) if source.args else None
+    if view is None or not _matches(view, scatter):
+        return
+    chain: list[Op] = []
+    current: Op | None = scatter
+    inner: Op | None = view
+    base: Arg = None
+    while current is not None and inner is not None and _matches(inner, current):
+        chain.append(current)
+        base = inner.args[0]
+        if current.args[0] == base and ops.made_by(base) is None:
+            break
+        outer = ops.only_reader(current.outputs[0])
+        if outer is None or outer.base not in _VIEW_OF or outer.args[1] != Ref(current.outputs[0]):
+            break
+        current, inner = outer, ops.made_by(base)
+    last = chain[-1]
+    if not isinstance(base, Ref) or last.args[0] != base:
+        return
+    for op in chain[:-1]:  # the views that scatters were written into are taken again for that only
+        again = ops.made_by(op.args[0])
+        ops.drop(op)
+        if again is not None and ops.only_reader(again.outputs[0]) is op:
+            ops.drop(again)
+    ops.alias(last, base.name)
+    ops.put(source, _in_place(ops, net, source))
+
+
+def _matches(view: Op, scatter: Op) -> bool:
+    """Whether a scatter writes what the view reads."""
+    return view.base == _VIEW_OF[scatter.base] and _range(view, 1) == _range(scatter, 2)
+
+
+def _range(op: Op, position: int) -> tuple[Arg, ...]:
+    args = op.args[position:]
+    if op.base in ("aten::select", "aten::select_scatter"):
+        return args
+    dim, start, end, step = (*args, *(0, 0, _FULL, 1)[len(args) :])
+    return (dim, start or 0, _FULL if end is None else end, step)
+
+
+def _in_place(ops: Ops, net: Net, op: Op) -> Op:
+    if op.base == "aten::copy":
+        return replace(op, target="aten::copy_")
+    if op.base == "aten::fill":
+        value = op.args[1]
+        made = ops.made_by(value)
+        if made is not None and made.base in ("aten::clone", "aten::dropout") and made.args:
+            if ops.only_reader(made.outputs[0]) is op:
+                ops.drop(made)
+            value = made.args[0]
+        if isinstance(value, Ref):
+            array = net.consts.get(value.name)
+            value = float(array.reshape(-1)[0]) if array is not None and array.size == 1 else 0.0
+        return replace(op, target="aten::fill_.Scalar", args=(op.args[0], value))
+    namespace, _, overload = op.target.partition(".")
+    return replace(op, target=f"{namespace}_" + (f".{overload}" if overload else ""))
