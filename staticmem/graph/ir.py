@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 from staticmem.dtypes import DType
 
@@ -27,7 +27,7 @@ class Ref:
 
 
 # An argument of an op: what ATen schemas know. Lists are tuples; a tensor is a Ref.
-Arg = Union[Ref, int, float, bool, str, None, DType, tuple["Arg", ...]]
+Arg: TypeAlias = "Ref | int | float | bool | str | None | DType | tuple[Arg, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class Graph:
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
     values: Mapping[str, Value] = field(default_factory=dict)  # what the file says of op results (shapes may be None)
-    constants: Mapping[str, "np.ndarray"] = field(default_factory=dict)  # small tensors with known contents
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)  # small tensors with known contents
     constant_values: Mapping[str, Value] = field(default_factory=dict)  # every constant tensor: dtype and shape
     notes: tuple[Note, ...] = ()
     inplace_known: bool = True  # False where the export lost which ops run in place (ONNX)
     module_tree_known: bool = True
 
     @cached_property
-    def dependencies(self) -> "nx.DiGraph":
+    def dependencies(self) -> nx.DiGraph:
         """The op graph on NetworkX: nodes are indices into `ops`, an edge is a value from its producer to a reader."""
         import networkx as nx
 

@@ -1,6 +1,6 @@
 """A model file before its dimensions are bound, and the binding of dimensions from what a user gives.
 
-A dimension is an integer, or a symbol. Symbols have the file's own names (`batch`, `s77`); a dimension without a name is
+A dimension is an integer or a symbol. Symbols have the names of the file (`batch`, `s77`); one without a name is
 called `input[axis]`, so that `--dim 'x[2]=224'` can give it.
 """
 

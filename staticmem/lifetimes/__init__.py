@@ -1,0 +1,1 @@
+"""Lifetimes: intervals of buffers, the live curve, the peak and who is alive there."""

@@ -1,0 +1,21 @@
+"""Rules: what each ATen op allocates, saves and does in backward. `registry` has the table; the modules fill it."""
+
+from staticmem.rules import (  # noqa: F401  (importing a module registers its rules)
+    activations,
+    attention,
+    casts,
+    convolution,
+    factory,
+    indexing,
+    joining,
+    linear,
+    normalization,
+    pointwise,
+    pooling,
+    reduction,
+    resample,
+    views,
+)
+from staticmem.rules.registry import RULES, Rule, lookup
+
+__all__ = ["RULES", "Rule", "lookup"]

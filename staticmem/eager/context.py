@@ -1,0 +1,255 @@
+"""`Eager`: the dispatcher, allocator front and autograd recorder that rules talk to.
+
+Allocation happens in `empty`; everything else decides layouts or owners. Tensors that no owner has taken when their
+scope closes are freed there: a scope is an op (forward) or a formula (backward), whose C++ temporaries live until the
+end of the full expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from staticmem import dtypes
+from staticmem.dtypes import DType
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Meta, Node, gradient_edge
+from staticmem.eager.tensor import Owner, Storage, Tensor
+from staticmem.eager.trace import Buffer, Hold, Trace
+
+_CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary", "optimizer": "temporary"}
+
+
+class Eager:
+    """One step's execution state. Sizes are elements, buffers are bytes."""
+
+    def __init__(self, training: bool = True) -> None:
+        self.trace = Trace()
+        self.training = training
+        self.grad_enabled = training
+        self.autocast: DType | None = None
+        self.autocast_cache: dict[int, Tensor] = {}
+        self.autocast_owner = Owner("autocast", "weight cache")
+        self.sequence = 0
+        self.pending: Owner | None = None
+        self.grad_owners: dict[int, Owner] = {}
+        self._kernel = -1
+        self._scopes: list[list[Storage]] = [[]]
+
+    # -- storages ------------------------------------------------------------------------------------------------
+
+    def kernel(self, name: str) -> None:
+        """The call that the next allocations belong to, as the dispatcher names it (`aten.convolution.default`)."""
+        self._kernel = self.trace.kernel(name)
+
+    def empty(
+        self, shape: Sequence[int], dtype: DType, strides: layout.Strides | None = None, kernel: str = ""
+    ) -> Tensor:
+        """A tensor over a new storage; contiguous without `strides`. `kernel` names the call that makes it."""
+        shape = tuple(shape)
+        if kernel:
+            self.kernel(kernel)
+        if strides is None:
+            strides = layout.contiguous_strides(shape)
+        trace = self.trace
+        extent = 1
+        for size, stride in zip(shape, strides, strict=True):
+            if size == 0:
+                extent = 0
+                break
+            extent += (size - 1) * stride
+        storage = Storage(len(trace.buffers), dtype.nbytes(extent))
+        trace.buffers.append(
+            Buffer(storage.id, storage.nbytes, shape, dtype, _CATEGORY[trace.phase], "", self._kernel, trace.ticks)
+        )
+        trace.ticks += 1
+        self._scopes[-1].append(storage)
+        return Tensor(storage, shape, strides, dtype)
+
+    def empty_like(self, tensor: Tensor, dtype: DType | None = None, kernel: str = "") -> Tensor:
+        """`empty_like` with preserve_format."""
+        strides = layout.dense_like(tensor.shape, tensor.strides)
+        return self.empty(tensor.shape, dtype or tensor.dtype, strides, kernel)
+
+    def alias(self, tensor: Tensor, shape: layout.Shape, strides: layout.Strides) -> Tensor:
+        """Another view of the same storage. Autograd is not recorded: see `record`."""
+        assert tensor.storage.refs >= 0, f"{tensor} was freed"
+        return Tensor(tensor.storage, shape, strides, tensor.dtype)
+
+    def categorise(self, tensor: Tensor, category: str, name: str) -> None:
+        buffer = self.trace.buffers[tensor.storage.id]
+        buffer.category, buffer.name = category, name
+
+    def _free(self, storage: Storage) -> None:
+        trace = self.trace
+        trace.buffers[storage.id].died = trace.ticks
+        trace.ticks += 1
+        storage.refs = -1
+
+    # -- scopes and owners ---------------------------------------------------------------------------------------
+
+    def open_scope(self) -> None:
+        self._scopes.append([])
+
+    def close_scope(self, keep: Iterable[Tensor] = ()) -> None:
+        """Frees what was made since `open_scope` and has no owner, but `keep`, which the enclosing scope takes over."""
+        made = self._scopes.pop()
+        kept = {id(t.storage) for t in keep}
+        outer = self._scopes[-1]
+        for storage in made:
+            if storage.refs == 0:
+                if id(storage) in kept:
+                    outer.append(storage)
+                else:
+                    self._free(storage)
+
+    def collect(self, keep: Iterable[Tensor] = ()) -> None:
+        """Frees the unowned tensors of the current scope but `keep` (the end of a statement)."""
+        self.open_scope()
+        self._scopes[-1], self._scopes[-2] = self._scopes[-2], self._scopes[-1]
+        self.close_scope(keep)
+
+    def free(self, tensor: Tensor) -> None:
+        """Ends a temporary early, unless something owns it."""
+        if tensor.storage.refs == 0:
+            self._free(tensor.storage)
+
+    def hold(self, tensor: Tensor, owner: Owner) -> None:
+        storage = tensor.storage
+        assert storage.refs >= 0, f"{tensor} was freed before {owner} took it"
+        hold = Hold(storage.id, owner.kind, owner.who, self.trace.ticks)
+        self.trace.holds.append(hold)
+        owner.held.append((tensor, hold))
+        storage.refs += 1
+        tensor.refs += 1
+        if tensor.refs == 1 and tensor.grad_fn is not None:
+            tensor.grad_fn.refs += 1
+
+    def drop(self, tensor: Tensor, owner: Owner) -> None:
+        """Releases one hold of `owner` on this very tensor."""
+        held = owner.held
+        for index in range(len(held) - 1, -1, -1):
+            if held[index][0] is tensor:
+                _, hold = held.pop(index)
+                self._end(tensor, hold)
+                return
+        raise AssertionError(f"{owner} does not hold {tensor}")
+
+    def move(self, tensor: Tensor, source: Owner, target: Owner) -> None:
+        self.hold(tensor, target)
+        self.drop(tensor, source)
+
+    def release(self, owner: Owner) -> None:
+        """Releases all that `owner` holds."""
+        held, owner.held = owner.held, []
+        for tensor, hold in held:
+            self._end(tensor, hold)
+
+    def _end(self, tensor: Tensor, hold: Hold) -> None:
+        hold.end = self.trace.ticks
+        storage = tensor.storage
+        storage.refs -= 1
+        tensor.refs -= 1
+        if storage.refs == 0:
+            self._free(storage)
+        if tensor.refs == 0 and tensor.grad_fn is not None:
+            self._unref(tensor.grad_fn)
+
+    def _unref(self, node: Node) -> None:
+        """A backward node dies with the last tensor or node that leads to it, and lets go of what it saved."""
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            node.refs -= 1
+            if node.refs == 0:
+                self.release(node.saved)
+                stack.extend(edge[0] for edge in node.edges if edge is not None and edge[0].leaf is None)
+
+    # -- autograd ------------------------------------------------------------------------------------------------
+
+    def needs_grad(self, *inputs: Tensor | None) -> bool:
+        return self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)
+
+    def record(
+        self,
+        name: str,
+        outputs: Tensor | Sequence[Tensor],
+        inputs: Sequence[Tensor | None],
+        formulas: Sequence[Formula],
+        saves: Iterable[Tensor | None] = (),
+    ) -> None:
+        """Adds a backward node to `outputs` if any of `inputs` needs a gradient. `saves` are held until it has run."""
+        if not self.needs_grad(*inputs):
+            return
+        results = [outputs] if isinstance(outputs, Tensor) else outputs
+        node = Node(name, self.sequence, self.trace.op)
+        self.sequence += 1
+        node.formulas = formulas
+        for tensor in inputs:
+            edge = gradient_edge(self, tensor)
+            node.edges.append(edge)
+            if edge is not None and edge[0].leaf is None:
+                edge[0].refs += 1
+        for tensor in saves:
+            if tensor is not None:
+                self.hold(tensor, node.saved)
+        for number, tensor in enumerate(results):
+            node.metadata.append(Meta(tensor.shape, tensor.dtype))
+            if tensor.dtype.is_differentiable:
+                self._set_grad_fn(tensor, node, number)
+
+    def _set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
+        if tensor.refs:
+            node.refs += 1
+            if tensor.grad_fn is not None:
+                self._unref(tensor.grad_fn)
+        tensor.grad_fn, tensor.output_nr, tensor.requires_grad = node, number, True
+
+    # -- the few kernels that the engine itself runs --------------------------------------------------------------
+
+    def pointwise(self, kernel: str, *operands: Tensor, dtype: DType | None = None) -> Tensor:
+        """A new TensorIterator output: broadcast shape, ATen's strides. `dtype` defaults to the operands' promotion."""
+        first = operands[0]
+        if len(operands) == 1:
+            shape = first.shape
+        else:
+            shape = first.shape
+            for other in operands[1:]:
+                if other.shape != shape:
+                    shape = layout.broadcast_shapes(*(t.shape for t in operands))
+                    break
+        strides = layout.pointwise_strides(shape, [(t.shape, t.strides) for t in operands])
+        return self.empty(shape, dtype or result_type(operands), strides, kernel)
+
+    def sum_to(self, tensor: Tensor, shape: layout.Shape) -> Tensor:
+        """`at::sum_to`: one sum with keepdim over the broadcast dimensions, then a view."""
+        lead = tensor.ndim - len(shape)
+        kept = tuple(
+            1 if i < lead or (shape[i - lead] == 1 and size != 1) else size for i, size in enumerate(tensor.shape)
+        )
+        strides = layout.contiguous_strides(kept)
+        result = self.empty(kept, tensor.dtype, strides, "aten.sum.dim_IntList")
+        return result if not lead else self.alias(result, shape, strides[lead:])
+
+    def to_dtype(self, tensor: Tensor, dtype: DType) -> Tensor:
+        """`to(dtype)`: the tensor itself when it has it already, else a copy that keeps the layout."""
+        if tensor.dtype is dtype:
+            return tensor
+        return self.empty_like(tensor, dtype, "aten._to_copy.default")
+
+
+def result_type(operands: Sequence[Tensor]) -> DType:
+    """Promotion by priority: dimensioned tensors before 0-dim ones, unless those are of a higher kind."""
+    dims: DType | None = None
+    zero: DType | None = None
+    for t in operands:
+        if t.ndim:
+            dims = t.dtype if dims is None else dtypes.promote(dims, t.dtype)
+        else:
+            zero = t.dtype if zero is None else dtypes.promote(zero, t.dtype)
+    if dims is None:
+        assert zero is not None
+        return zero
+    if zero is None:
+        return dims
+    order = ("bool", "int", "float", "complex")
+    return zero if order.index(zero.kind) > order.index(dims.kind) else dims

@@ -1,0 +1,229 @@
+"""Strided layouts as ATen computes them; sizes and strides are in elements.
+
+Sources: `is_contiguous`, `is_non_overlapping_and_dense` and channels-last tests of c10/core/SymbolicShapeMeta.cpp and
+c10/core/MemoryFormat.h; `computeStride` of aten/src/ATen/TensorUtils.cpp; `infer_dense_strides` of
+aten/src/ATen/ExpandUtils.cpp; `reorder_dimensions` of aten/src/ATen/TensorIterator.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+
+
+def numel(shape: Sequence[int]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n
+
+
+def contiguous_strides(shape: Sequence[int]) -> Strides:
+    """Row-major strides; a dimension of size 0 counts as 1, as in `empty`."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def channels_last_strides(shape: Sequence[int]) -> Strides:
+    """NHWC (4-D) or NDHWC (5-D) strides for a tensor of N, C, spatial order."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 0:
+            return True
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def is_channels_last_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """`is_contiguous(memory_format=channels_last)` (or channels_last_3d)."""
+    if len(shape) not in (4, 5):
+        return False
+    expected = 1
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[dim] != 1:
+            if strides[dim] != expected:
+                return False
+            expected *= shape[dim]
+    return True
+
+
+def prefers_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """`is_channels_last_strides`: what `suggest_memory_format` looks at."""
+    if len(shape) not in (4, 5):
+        return False
+    low = 0
+    if strides[1] == 0:
+        return False
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < low:
+            return False
+        # N11 tensors with identical strides are contiguous unless C is the fastest
+        if dim == 0 and low == strides[1]:
+            return False
+        low = strides[dim]
+        if shape[dim] > 1:
+            low *= shape[dim]
+    return True
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """`is_non_overlapping_and_dense`: some permutation of the dimensions is contiguous."""
+    if len(shape) == 1:
+        return shape[0] < 2 or strides[0] == 1
+    order = sorted(range(len(shape)), key=lambda d: (shape[d] < 2, strides[d]))
+    expected = 1
+    for dim in order:
+        if shape[dim] < 2:
+            return True
+        if strides[dim] != expected:
+            return False
+        expected *= shape[dim]
+    return True
+
+
+def view_strides(shape: Shape, strides: Strides, new: Sequence[int]) -> Strides | None:
+    """Strides of `view(new)`, or None where the layout needs a copy."""
+    if numel(shape) == 0:
+        return tuple(strides) if tuple(new) == tuple(shape) else contiguous_strides(new)
+    if not shape:
+        return (1,) * len(new)
+    result = [0] * len(new)
+    view_dim = len(new) - 1
+    chunk_base = strides[-1]
+    tensor_numel = view_numel = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        tensor_numel *= shape[dim]
+        if dim == 0 or (shape[dim - 1] != 1 and strides[dim - 1] != tensor_numel * chunk_base):
+            while view_dim >= 0 and (view_numel < tensor_numel or new[view_dim] == 1):
+                result[view_dim] = view_numel * chunk_base
+                view_numel *= new[view_dim]
+                view_dim -= 1
+            if view_numel != tensor_numel:
+                return None
+            if dim > 0:
+                chunk_base = strides[dim - 1]
+                tensor_numel = view_numel = 1
+    return tuple(result) if view_dim == -1 else None
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    """The broadcast shape.
+
+    Raises:
+        ValueError: two sizes differ and neither is 1.
+    """
+    rank = max(len(s) for s in shapes)
+    result = [1] * rank
+    for shape in shapes:
+        offset = rank - len(shape)
+        for i, size in enumerate(shape):
+            if size != 1:
+                if result[offset + i] not in (1, size):
+                    raise ValueError(f"sizes {result[offset + i]} and {size} do not broadcast")
+                result[offset + i] = size
+    return tuple(result)
+
+
+def expand_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides:
+    """Strides of `expand(target)`: 0 on broadcast dimensions (`inferExpandGeometry`)."""
+    offset = len(target) - len(shape)
+    result = [0] * len(target)
+    for dim in range(len(target) - 1, -1, -1):
+        source = dim - offset
+        if source >= 0:
+            result[dim] = 0 if shape[source] == 1 and target[dim] != 1 else strides[source]
+        else:
+            # A new leading dimension: stride 0 when it repeats, else as if it were a size-1 dimension
+            result[dim] = 0 if target[dim] != 1 else (target[dim + 1] * result[dim + 1] if dim + 1 < len(target) else 1)
+    return tuple(result)
+
+
+def _permuted_dense(shape: Sequence[int], perm: Sequence[int]) -> Strides:
+    """Dense strides where `perm` lists dimensions from the fastest to the slowest."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in perm:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+    """Strides of `empty_like(preserve_format)`: the same where dense, else dense in the same order of dimensions."""
+    if is_dense(shape, strides):
+        return tuple(strides)
+    perm = list(range(len(shape) - 1, -1, -1))
+    _insertion_sort(perm, shape, [strides])
+    return _permuted_dense(shape, perm)
+
+
+def pointwise_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) -> Strides:
+    """Strides of a new TensorIterator output of `shape` for these operands (shape, strides)."""
+    rank = len(shape)
+    if rank <= 1:
+        return (1,) * rank
+    first = operands[0]
+    if first[0] == shape and all(o[1] == first[1] and o[0] == shape for o in operands) and is_dense(*first):
+        # fast set-up: all operands alike; contiguous first, then channels last, then the common dense strides
+        if is_contiguous(*first):
+            return contiguous_strides(shape)
+        if is_channels_last_contiguous(*first):
+            return channels_last_strides(shape)
+        return first[1]
+    if all(o[0] == shape and is_contiguous(*o) for o in operands):
+        return contiguous_strides(shape)
+    if all(o[0] == shape and is_channels_last_contiguous(*o) for o in operands):
+        return channels_last_strides(shape)
+    expanded = []
+    for sizes, strides in operands:
+        offset = rank - len(sizes)
+        row = [0] * rank
+        for i, size in enumerate(sizes):
+            row[offset + i] = 0 if size == 1 and shape[offset + i] != 1 else strides[i]
+        expanded.append(row)
+    perm = list(range(rank - 1, -1, -1))
+    _insertion_sort(perm, shape, expanded)
+    return _permuted_dense(shape, perm)
+
+
+def _insertion_sort(perm: list[int], shape: Sequence[int], operands: Sequence[Sequence[int]]) -> None:
+    """The sort of `reorder_dimensions`: by stride over the operands in turn, ambiguous comparisons are skipped."""
+
+    def should_swap(dim0: int, dim1: int) -> int:
+        for strides in operands:
+            a, b = strides[dim0], strides[dim1]
+            if a == 0 or b == 0:
+                continue
+            if a != b:
+                return -1 if a < b else 1
+            if shape[dim0] > shape[dim1]:
+                return 1
+        return 0
+
+    for i in range(1, len(perm)):
+        dim1 = i
+        for dim0 in range(i - 1, -1, -1):
+            order = should_swap(perm[dim0], perm[dim1])
+            if order > 0:
+                perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
+                dim1 = dim0
+            elif order < 0:
+                break

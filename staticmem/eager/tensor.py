@@ -1,0 +1,86 @@
+"""Tensors without data: a storage, a layout, a dtype, and autograd's metadata.
+
+Lifetimes are those of intrusive reference counts: a storage lives while any owner holds a tensor over it. Owners are
+explicit (`Owner`), because "why is this alive" is the question that users ask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from staticmem.dtypes import DType
+from staticmem.eager import strides as layout
+from staticmem.eager.trace import Hold
+
+if TYPE_CHECKING:
+    from staticmem.eager.autograd import Node
+
+
+class Storage:
+    """Bytes on the device. `id` is the index of its Buffer in the trace."""
+
+    __slots__ = ("id", "nbytes", "refs")
+
+    def __init__(self, id: int, nbytes: int) -> None:
+        self.id, self.nbytes, self.refs = id, nbytes, 0
+
+
+class Tensor:
+    """A view of a storage: `shape` and `strides` in elements."""
+
+    __slots__ = (
+        "accumulate", "dtype", "grad_fn", "name", "output_nr", "refs", "requires_grad", "shape", "storage", "strides",
+    )  # fmt: skip
+
+    def __init__(self, storage: Storage, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
+        self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
+        self.grad_fn: Node | None = None
+        self.accumulate: Node | None = None  # AccumulateGrad of a leaf
+        self.output_nr = 0
+        self.requires_grad = False
+        self.refs = 0
+        self.name = ""
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.dtype}{list(self.shape)} #{self.storage.id})"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return layout.numel(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.nbytes(self.numel)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return layout.is_contiguous(self.shape, self.strides)
+
+    @property
+    def is_dense(self) -> bool:
+        return layout.is_dense(self.shape, self.strides)
+
+    @property
+    def prefers_channels_last(self) -> bool:
+        return layout.prefers_channels_last(self.shape, self.strides)
+
+    def dim(self, index: int) -> int:
+        """A dimension index from a possibly negative one."""
+        return index + self.ndim if index < 0 else index
+
+
+class Owner:
+    """Holds tensors for one reason: `kind` is value, frame, saved, gradient, parameter..., `who` its name."""
+
+    __slots__ = ("held", "kind", "who")
+
+    def __init__(self, kind: str, who: str) -> None:
+        self.kind, self.who = kind, who
+        self.held: list[tuple[Tensor, Hold]] = []
+
+    def __repr__(self) -> str:
+        return f"Owner({self.kind} {self.who}: {len(self.held)})"

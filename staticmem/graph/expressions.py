@@ -1,0 +1,163 @@
+"""Integer expressions of exported sizes, evaluated without `eval`: a tokenizer, a recursive parser, an allow-list.
+
+torch.export writes sizes as sympy source, e.g. `Add(FloorDiv(Add(Symbol('s53', positive=True, integer=True),
+Integer(-1)), Integer(2)), Integer(1))`. Functions are those of torch/utils/_sympy/functions.py that appear in sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from staticmem.errors import ModelFileError
+
+MAX_LENGTH = 100_000  # characters of one expression
+MAX_DEPTH = 200
+
+_TOKEN = re.compile(r"\s*(?:(-?\d+)|([A-Za-z_][A-Za-z0-9_]*)|'([^']*)'|([(),=]))")
+
+# An expression is an int, a symbol's name, or (function, operands)
+Expr = Any
+
+
+def _floordiv(a: int, b: int) -> int:
+    return a // b
+
+
+def _pow(a: int, b: int) -> int:
+    if abs(b) > 64 or abs(a) > 2**40:
+        raise OverflowError("power out of range")
+    return int(a**b)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., int | bool]] = {
+    "Add": lambda *xs: sum(xs),
+    "Mul": lambda *xs: math.prod(xs),
+    "FloorDiv": _floordiv,
+    "CleanDiv": _floordiv,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Mod": lambda a, b: a % b,
+    "PythonMod": lambda a, b: a % b,
+    "ModularIndexing": lambda base, divisor, modulus: (base // divisor) % modulus,
+    "Max": lambda *xs: max(xs),
+    "Min": lambda *xs: min(xs),
+    "Pow": _pow,
+    "PowByNatural": _pow,
+    "Rational": lambda a, b: a if b == 1 else a / b,
+    "Integer": lambda a: a,
+    "Abs": lambda a: abs(a),
+    "TruncToInt": lambda a: int(a),
+    "floor": lambda a: math.floor(a),
+    "ceiling": lambda a: math.ceil(a),
+    "Eq": lambda a, b: a == b,
+    "Ne": lambda a, b: a != b,
+    "Lt": lambda a, b: a < b,
+    "Le": lambda a, b: a <= b,
+    "Gt": lambda a, b: a > b,
+    "Ge": lambda a, b: a >= b,
+}
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_LENGTH:
+            raise _bad(text, "it is longer than any real size expression")
+        self.text, self.at = text, 0
+        self.tokens: list[tuple[str, str]] = []
+        while self.at < len(text.rstrip()):
+            match = _TOKEN.match(text, self.at)
+            if match is None:
+                raise _bad(text, f"unexpected character at {self.at}")
+            kind = ("int", "name", "string", "mark")[match.lastindex - 1] if match.lastindex else "mark"
+            self.tokens.append((kind, match.group(match.lastindex or 0)))
+            self.at = match.end()
+        self.next = 0
+
+    def peek(self) -> str:
+        return self.tokens[self.next][1] if self.next < len(self.tokens) else ""
+
+    def take(self) -> tuple[str, str]:
+        if self.next >= len(self.tokens):
+            raise _bad(self.text, "it ends too early")
+        self.next += 1
+        return self.tokens[self.next - 1]
+
+    def expression(self, depth: int = 0) -> Expr:
+        if depth > MAX_DEPTH:
+            raise _bad(self.text, "it is nested too deeply")
+        kind, word = self.take()
+        if kind == "int":
+            return int(word)
+        if kind != "name":
+            raise _bad(self.text, f"unexpected '{word}'")
+        if self.peek() != "(":
+            return word
+        self.take()
+        if word == "Symbol":
+            _, name = self.take()
+            while self.peek() not in (")", ""):
+                self.take()
+            self.take()
+            return name
+        if word not in _FUNCTIONS:
+            raise _bad(self.text, f"unknown function '{word}'")
+        operands = []
+        while self.peek() != ")":
+            operands.append(self.expression(depth + 1))
+            if self.peek() == ",":
+                self.take()
+        self.take()
+        return (word, tuple(operands))
+
+
+def _bad(text: str, why: str) -> ModelFileError:
+    return ModelFileError(
+        f"a size expression cannot be read: {text[:80]!r}",
+        f"Reason: {why}.",
+        "Export the model again with a current PyTorch; if it persists, report the expression.",
+        code="SM121",
+    )
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Expr:
+    """The expression of a text, e.g. `('Add', ('s0', 1))`.
+
+    Raises:
+        ModelFileError: the text is not an expression of the allowed functions.
+    """
+    parser = _Parser(text)
+    result = parser.expression()
+    if parser.next != len(parser.tokens):
+        raise _bad(text, f"unexpected '{parser.peek()}' after the end")
+    return result
+
+
+def evaluate(expression: Expr, symbols: Mapping[str, int]) -> int:
+    """The value of an expression.
+
+    Raises:
+        KeyError: a symbol without a value.
+    """
+    if isinstance(expression, int):
+        return expression
+    if isinstance(expression, str):
+        return symbols[expression]
+    function, operands = expression
+    values = [evaluate(o, symbols) for o in operands]
+    try:
+        return int(_FUNCTIONS[function](*values))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise _bad(str(expression), f"{function}{tuple(values)} has no value ({error})") from error
+
+
+def symbols_of(expression: Expr) -> set[str]:
+    """Names of the symbols that an expression uses."""
+    if isinstance(expression, str):
+        return {expression}
+    if isinstance(expression, tuple):
+        return set().union(*(symbols_of(o) for o in expression[1])) if expression[1] else set()
+    return set()

@@ -1,0 +1,174 @@
+"""Scaled dot-product attention: which kernel CUDA runs, what it saves, and in which layout it answers.
+
+Sources: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`select_sdp_backend` and its priority order on sm_90),
+attention.cpp (`scaled_dot_product_attention`, mask preparation), derivatives.yaml (what each kernel saves),
+cuda/attention.cu (layout of the results). Sizes of log-sum-exp: float32; efficient rounds L up to 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from staticmem import dtypes
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.rules.pointwise import grad_of
+from staticmem.rules.registry import rule
+from staticmem.rules.views import clone, expand, slice_
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel and why it was chosen."""
+
+    kernel: str
+    reason: str
+
+
+def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Choice:
+    """The kernel that `torch.nn.functional.scaled_dot_product_attention` picks on an sm_90 device."""
+    half = q.dtype in (dtypes.float16, dtypes.bfloat16)
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        return Choice("math", "inputs are not 4-D")
+    if half and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0:
+        if dropout_p == 0 and (mask is None or not mask.requires_grad) and q.shape[-1] == v.shape[-1]:
+            return Choice("cudnn", "half precision, no dropout")
+        if mask is None and q.shape[-1] == v.shape[-1]:
+            return Choice("flash", "half precision, no mask")
+    if q.dtype is dtypes.float64 or q.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32):
+        return Choice("math", f"{q.dtype.name} has no fused kernel")
+    return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
+
+
+@rule("aten::scaled_dot_product_attention", autocast="half")
+def scaled_dot_product_attention(
+    e: Eager, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Fused: saves q, k, v, result, log-sum-exp and two seeds (8 bytes), never the L x S matrix; math saves it."""
+    if not e.training:
+        dropout_p = 0.0
+    if attn_mask is not None and attn_mask.dtype is dtypes.bool_:
+        attn_mask = _float_mask(e, attn_mask, query)
+    choice = choose_kernel(query, key, value, attn_mask, dropout_p)
+    if choice.kernel == "math":
+        return _math(e, query, key, value, attn_mask, dropout_p)
+    if choice.kernel == "efficient":
+        return _efficient(e, query, key, value, attn_mask, enable_gqa)
+    return _fused(e, query, key, value, attn_mask, choice.kernel)
+
+
+def _float_mask(e: Eager, mask: Tensor, query: Tensor) -> Tensor:
+    """`convert_boolean_attn_mask`: where(mask, 0, -inf) in the query's dtype."""
+    for _ in range(2):
+        e.empty((), query.dtype, kernel="aten.scalar_tensor.default")
+    return e.pointwise("aten.where.self", mask, dtype=query.dtype)
+
+
+def _seeds(e: Eager) -> list[Tensor]:
+    return [e.empty((), dtypes.int64) for _ in range(2)]
+
+
+def _like_query(query: Tensor, head: int) -> layout.Strides:
+    """The result's layout follows the query's order of dimensions (`alloc_with_matching_layout`)."""
+    shape = (*query.shape[:-1], head)
+    order = sorted(range(4), key=lambda i: (-query.strides[i], i))
+    strides = [0] * 4
+    step = 1
+    for i in reversed(order):
+        strides[i] = step
+        step *= max(shape[i], 1)
+    return tuple(strides)
+
+
+def _fused(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+    b, h, length, _ = q.shape
+    name = f"aten._scaled_dot_product_{kernel}_attention"
+    if mask is not None and mask.shape != (b, h, length, k.shape[2]):
+        mask = expand(e, mask, (b, h, length, k.shape[2]))
+    out = e.empty((b, h, length, v.shape[-1]), q.dtype, _like_query(q, v.shape[-1]), f"{name}.default")
+    extras: list[Tensor] = []
+    if kernel == "flash" or e.training:
+        shape = (b, h, length, 1) if kernel == "cudnn" else (b, h, length)
+        extras.append(e.empty(shape, dtypes.float32))
+    extras += _seeds(e)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel(f"{name}_backward.default")
+        return [e.empty_like(t) for t in (q, k, v)]
+
+    saves = [q, k, v, out, *extras, mask]
+    e.record(
+        f"ScaledDotProduct{kernel.title()}AttentionBackward0", out, [q, k, v], [Formula((0, 1, 2), gradients)], saves
+    )
+    return out
+
+
+def _efficient(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> Tensor:
+    b, h, length, _ = q.shape
+    if mask is not None:
+        mask = _prepare_bias(e, q, k, mask)
+    out_shape = (b, h, length, v.shape[-1])
+    bhld = layout.contiguous_strides((b, length, h, v.shape[-1]))
+    strides = (bhld[0], bhld[2], bhld[1], bhld[3])  # memory order is [B, L, H, D]
+    out = e.empty(out_shape, q.dtype, strides, "aten._scaled_dot_product_efficient_attention.default")
+    training = e.needs_grad(q, k, v, mask)
+    logsumexp = e.empty((b, h, -(-length // 32) * 32 if training else 0), dtypes.float32)
+    seeds = _seeds(e)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = grad_of(grads)
+        e.kernel("aten._scaled_dot_product_efficient_attention_backward.default")
+        results: list[Tensor | None] = [_transposed_like(e, t, grad.dtype) for t in (q, k, v)]
+        by_mask = None
+        if mask is not None and need[3]:
+            last = mask.shape[-1]
+            padded = -(-last // 16) * 16 if last % 16 else last
+            full = e.empty((b, h, length, padded), grad.dtype)
+            by_mask = e.alias(full, (b, h, length, last), full.strides)
+        return [*results, by_mask]
+
+    saves = [q, k, v, mask, out, logsumexp, *seeds]
+    e.record(
+        "ScaledDotProductEfficientAttentionBackward0", out, [q, k, v, mask], [Formula((0, 1, 2, 3), gradients)], saves
+    )
+    return out
+
+
+def _transposed_like(e: Eager, tensor: Tensor, dtype: dtypes.DType) -> Tensor:
+    b, h, length, d = tensor.shape
+    s = layout.contiguous_strides((b, length, h, d))
+    return e.empty(tensor.shape, dtype, (s[0], s[2], s[1], s[3]))
+
+
+def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """`preprocess_mask` and `pad_bias`: last stride 1, last dimension padded to 8, expanded to (B, H, L, S)."""
+    b, h, length, _ = q.shape
+    source = k.shape[2]
+    if mask.strides[-1] != 1 and mask.shape[-1] != 1:
+        mask = clone(e, mask, contiguous=True)
+    if mask.shape[-1] % 8:
+        from staticmem.rules.indexing import pad
+
+        mask = slice_(e, pad(e, mask, (0, 8 - mask.shape[-1] % 8)), -1, 0, source)
+    return expand(e, mask, (b, h, length, source)) if mask.shape != (b, h, length, source) else mask
+
+
+def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+    from staticmem.rules.factory import dropout
+    from staticmem.rules.linear import matmul
+    from staticmem.rules.pointwise import add_, mul
+    from staticmem.rules.reduction import softmax
+    from staticmem.rules.views import transpose
+
+    scaled_q, scaled_k = mul(e, q, 1.0), mul(e, transpose(e, k, -2, -1), 1.0)
+    scores = matmul(e, scaled_q, scaled_k)
+    if mask is not None:
+        scores = add_(e, scores, mask)
+    weights = softmax(e, scores, -1)
+    if dropout_p > 0:
+        weights = dropout(e, weights, dropout_p, True)
+    return matmul(e, weights, v)

@@ -1,0 +1,238 @@
+"""Indexing, gathering, masks and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.rules.pointwise import grad_of, inplace
+from staticmem.rules.registry import rule
+
+
+def _zeros_like(self: Tensor, kernel: str = "aten.zeros.default") -> Any:
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, grad_of(grads).dtype, kernel=kernel)
+
+    return gradient
+
+
+@rule("aten::embedding")
+def embedding(
+    e: Eager, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    """Saves indices; the gradient is dense, of the table's size."""
+    out = e.empty((*indices.shape, *weight.shape[1:]), weight.dtype, kernel="aten.embedding.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(weight.shape, grad_of(grads).dtype, kernel="aten.embedding_dense_backward.default")
+
+    e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
+    return out
+
+
+@rule("aten::index")
+def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Saves indices; backward makes zeros of the input's size and accumulates into them."""
+    given = [(i, t) for i, t in enumerate(indices) if t is not None]
+    if any(t.dtype in (dtypes.bool_, dtypes.uint8) for _, t in given):
+        raise ValueError("indexing by a mask has a size that only its values tell")
+    picked = layout.broadcast_shapes(*(t.shape for _, t in given))
+    used = [i for i, _ in given]
+    adjacent = used == list(range(used[0], used[0] + len(used)))
+    rest = [s for i, s in enumerate(self.shape) if i not in used]
+    at = used[0] if adjacent else 0
+    out = e.empty((*rest[:at], *picked, *rest[at:]), self.dtype, kernel="aten.index.Tensor")
+    e.record(
+        "IndexBackward0",
+        out,
+        [self],
+        [Formula((0,), _zeros_like(self, "aten.new_zeros.default"))],
+        [t for _, t in given],
+    )
+    return out
+
+
+@rule("aten::index_select")
+def index_select(e: Eager, self: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Saves the index; backward makes zeros of the input's size and adds into them."""
+    axis = self.dim(dim)
+    shape = tuple(index.numel if i == axis else s for i, s in enumerate(self.shape))
+    out = e.empty(shape, self.dtype, kernel="aten.index_select.default")
+    e.record("IndexSelectBackward0", out, [self], [Formula((0,), _zeros_like(self))], [index])
+    return out
+
+
+@rule("aten::gather", "aten::take_along_dim")
+def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    """Saves the index; backward scatters into zeros of the input's size."""
+    out = e.empty(index.shape, self.dtype, kernel="aten.gather.default")
+    e.record("GatherBackward0", out, [self], [Formula((0,), _zeros_like(self, "aten.new_zeros.default"))], [index])
+    return out
+
+
+@rule("aten::scatter", "aten::scatter_add", "aten::index_add", "aten::index_copy", "aten::index_fill",
+      "aten::scatter_reduce", "aten::index_put", "aten::slice_scatter", "aten::select_scatter",
+      "aten::masked_scatter")  # fmt: skip
+def scatter(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A copy with replaced elements; saves its index; backward makes a copy for `self` and a gather for `src`."""
+    flat: list[Any] = []
+    for a in (*args, *kwargs.values()):
+        flat.extend(a if isinstance(a, (tuple, list)) else [a])
+    tensors = [t for t in flat if isinstance(t, Tensor)]
+    sources = [t for t in tensors if t.dtype.is_differentiable]
+    out = e.empty_like(self, kernel="aten.scatter.src")
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(grad_of(grads), kernel="aten.scatter.value")
+
+    def by_source(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(sources[0].shape, grad_of(grads).dtype, kernel="aten.gather.default")
+
+    formulas = [Formula((0,), by_self), *([Formula((1,), by_source)] if sources else [])]
+    saves = [t for t in tensors if not t.dtype.is_differentiable]
+    e.record("ScatterBackward0", out, [self, *sources[:1]], formulas, saves)
+    return out
+
+
+@rule("aten::index_put_", "aten::scatter_", "aten::scatter_add_", "aten::index_add_", "aten::index_fill_",
+      "aten::index_copy_")  # fmt: skip
+def scatter_(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """In place; saves its index; backward makes a copy for `self`."""
+    out = inplace(e, self, "aten.index_put_.default")
+    flat = [t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, (tuple, list)) else [a])]
+    saves = [t for t in flat if isinstance(t, Tensor) and not t.dtype.is_differentiable]
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(grad_of(grads), kernel="aten.scatter.value")
+
+    e.record("IndexPutBackward0", out, [self], [Formula((0,), by_self)], saves)
+    return out
+
+
+@rule("aten::where")
+def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> Tensor:
+    """Saves the condition; each gradient is one tensor of the result's size. A number becomes a 0-dim tensor."""
+    operands = []
+    for value in (self, other):
+        if isinstance(value, Tensor):
+            operands.append(value)
+        else:
+            like = self if isinstance(self, Tensor) else other if isinstance(other, Tensor) else None
+            dtype = like.dtype if like is not None else dtypes.float32
+            operands.append(e.empty((), dtype, kernel="aten.scalar_tensor.default"))
+    a, b = operands
+    from staticmem.eager.context import result_type
+
+    out = e.pointwise("aten.where.self", condition, a, b, dtype=result_type([a, b]))
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
+        return e.pointwise("aten.where.self", condition, grad, dtype=grad.dtype)
+
+    e.record("WhereBackward0", out, [a, b], [Formula((1,), gradient), Formula((0,), gradient)], [condition])
+    return out
+
+
+@rule("aten::masked_fill")
+def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """Saves the mask; the gradient is one masked copy."""
+    out = e.pointwise("aten.masked_fill.Scalar", self, mask, dtype=self.dtype)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        return e.pointwise("aten.masked_fill.Scalar", grad, mask, dtype=grad.dtype)
+
+    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
+    return out
+
+
+@rule("aten::masked_fill_")
+def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """In place; saves the mask; the gradient is one masked copy."""
+    out = inplace(e, self, "aten.masked_fill_.Scalar")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(grad_of(grads), kernel="aten.masked_fill.Scalar")
+
+    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
+    return out
+
+
+@rule("aten::tril", "aten::triu")
+def tril(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
+    """A new tensor; so is its gradient."""
+    out = e.empty_like(self, kernel="aten.tril.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(grad_of(grads), kernel="aten.tril.default")
+
+    e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+@rule("aten::pad", "aten::constant_pad_nd")
+def pad(e: Eager, self: Tensor, pad: Any, mode: Any = "constant", value: Any = None) -> Tensor:
+    """A new tensor, saves nothing; backward copies the inner part (clone of a narrowed view). No padding: a clone."""
+    sizes = list(self.shape)
+    for i in range(len(pad) // 2):
+        sizes[self.ndim - 1 - i] += pad[2 * i] + pad[2 * i + 1]
+    reflect = isinstance(mode, str) and mode != "constant"
+    if all(p == 0 for p in pad) and not reflect:
+        from staticmem.rules.views import clone
+
+        return clone(e, self)
+    strides = layout.channels_last_strides(sizes) if self.prefers_channels_last else None
+    out = e.empty(sizes, self.dtype, strides, "aten.constant_pad_nd.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        name = "aten.reflection_pad2d_backward.default" if reflect else "aten.constant_pad_nd.default"
+        inner = e.alias(grad, self.shape, grad.strides)
+        return e.empty_like(inner, kernel=name)
+
+    e.record("ConstantPadNdBackward0", out, [self], [Formula((0,), gradient)], [self] if reflect else [])
+    return out
+
+
+@rule("aten::diff")
+def diff(
+    e: Eager, self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:
+    """A difference of two narrowed views, after a cat with what is prepended or appended."""
+    from staticmem.rules.joining import cat
+    from staticmem.rules.pointwise import sub
+    from staticmem.rules.views import narrow
+
+    parts = [t for t in (prepend, self, append) if t is not None]
+    source = cat(e, parts, dim) if len(parts) > 1 else self
+    axis = source.dim(dim)
+    for _ in range(n):
+        length = source.shape[axis] - 1
+        source = sub(e, narrow(e, source, axis, 1, length), narrow(e, source, axis, 0, length))
+    return source
+
+
+@rule("aten::one_hot")
+def one_hot(e: Eager, self: Tensor, num_classes: int = -1) -> Tensor:
+    """int64 of one more dimension, without gradient."""
+    return e.empty((*self.shape, num_classes), dtypes.int64, kernel="aten.zeros.default")
+
+
+@rule("aten::meshgrid")
+def meshgrid(e: Eager, tensors: Sequence[Tensor], indexing: Any = "ij") -> list[Tensor]:
+    """Expanded views."""
+    from staticmem.rules.views import expand, reshape
+
+    shape = tuple(t.numel for t in tensors)
+    views = []
+    for i, tensor in enumerate(tensors):
+        view = reshape(e, tensor, tuple(s if j == i else 1 for j, s in enumerate(shape)))
+        views.append(expand(e, view, shape))
+    return views

@@ -1,0 +1,209 @@
+"""Runs the ops of a graph as a module's forward: values, module frames, and what the caller's frames hold.
+
+A value lives until its last use; a module's inputs live until the module returns, because the caller's frame (and
+`Module._call_impl`) holds them. A frame holds a value that comes from outside it: the outermost frame below the common
+prefix of the producer's and the reader's module stacks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.dtypes import DType
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.errors import DimensionError, ModelFileError
+from staticmem.graph.ir import Frame, Graph, Op, Ref, Value
+from staticmem.rules import lookup
+from staticmem.rules.dispatch import call, fallback
+from staticmem.training.symbolic import SCALAR_OPS
+
+Stack = tuple[Frame, ...]
+
+
+class Interpreter:
+    """Executes a graph's ops once. `env` maps names to tensors and integers."""
+
+    def __init__(self, e: Eager, graph: Graph) -> None:
+        self.e, self.graph = e, graph
+        self.env: dict[str, Any] = {}
+        self.owners: dict[str, Owner] = {}
+        self.produced_in: dict[str, Stack] = {}
+        self.frames: list[tuple[Frame, Owner, set[str]]] = []
+        self.stack: Stack = ()
+        self.unknown: Counter[str] = Counter()
+        self.unknown_bytes: Counter[str] = Counter()
+        self.covered: Counter[str] = Counter()
+        self.last_use = self._last_uses()
+
+    def _last_uses(self) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for index, op in enumerate(self.graph.ops):
+            for name in op.outputs:
+                last[name] = index
+            for name in op.refs():
+                last[name] = index
+        for name in self.graph.outputs:
+            last[name] = len(self.graph.ops)
+        return last
+
+    def define(self, name: str, tensor: Tensor) -> None:
+        """A tensor that someone else owns (parameters, inputs) under a name."""
+        self.env[name] = tensor
+
+    def forward(self) -> list[Tensor]:
+        """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
+        e = self.e
+        expiring: dict[int, list[str]] = {}
+        for name, index in self.last_use.items():
+            expiring.setdefault(index, []).append(name)
+        grad_enabled = e.grad_enabled
+        for index, op in enumerate(self.graph.ops):
+            e.trace.op = index
+            self._enter(op)
+            e.grad_enabled = grad_enabled and op.grad
+            self._run(op)
+            for name in expiring.get(index, ()):
+                self._forget(name)
+        e.grad_enabled = grad_enabled
+        e.trace.op = -1
+        self._leave(0)
+        return [self.env[name] for name in self.graph.outputs if isinstance(self.env.get(name), Tensor)]
+
+    def forget_outputs(self) -> None:
+        """The caller drops the model's outputs."""
+        for name in dict.fromkeys(self.graph.outputs):
+            self._forget(name)
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def _enter(self, op: Op) -> None:
+        if not op.modules:  # shape arithmetic carries no module: stay where we are
+            return
+        common = _common(self.stack, op.modules)
+        self._leave(common)
+        for frame in op.modules[common:]:
+            self.frames.append((frame, Owner("frame", frame.path), set()))
+        self.stack = op.modules
+        for name in op.refs():
+            depth = _common(self.produced_in.get(name, ()), op.modules)
+            if depth < len(op.modules):
+                _, owner, held = self.frames[depth]
+                tensor = self.env.get(name)
+                if name not in held and isinstance(tensor, Tensor):
+                    held.add(name)
+                    self.e.hold(tensor, owner)
+
+    def _leave(self, depth: int) -> None:
+        while len(self.frames) > depth:
+            _, owner, _ = self.frames.pop()
+            self.e.release(owner)
+        self.stack = self.stack[:depth]
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def _run(self, op: Op) -> None:
+        e = self.e
+        scalar = SCALAR_OPS.get(op.target) or SCALAR_OPS.get(op.base)
+        args = [self._resolve(a, op) for a in op.args]
+        kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()}
+        if scalar is not None:
+            self.env[op.outputs[0]] = scalar(*args)
+            return
+        e.open_scope()
+        rule = lookup(op.target)
+        if rule is not None:
+            self.covered[op.target] += 1
+            try:
+                result = call(e, rule, args, kwargs)
+            except ValueError as error:
+                raise self._contradiction(op, error) from error
+            except (TypeError, AttributeError, IndexError, StopIteration) as error:
+                raise self._bad_arguments(op, error) from error
+        else:
+            result = self._unknown(op, [*args, *kwargs.values()])
+        results = [result] if isinstance(result, Tensor) else list(result or ())
+        for name, tensor in zip(op.outputs, results, strict=False):
+            self._bind(name, tensor, op)
+        e.close_scope()
+
+    def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
+        self.env[name] = tensor
+        self.produced_in[name] = op.modules or self.stack
+        owner = self.owners[name] = Owner("value", name)
+        self.e.hold(tensor, owner)
+        buffer = self.e.trace.buffers[tensor.storage.id]
+        if not buffer.name:
+            buffer.name = name
+
+    def _forget(self, name: str) -> None:
+        owner = self.owners.pop(name, None)
+        if owner is not None:
+            self.e.release(owner)
+
+    def _resolve(self, arg: Any, op: Op) -> Any:
+        if isinstance(arg, Ref):
+            try:
+                return self.env[arg.name]
+            except KeyError:
+                raise ModelFileError(
+                    f"op '{op.name}' reads '{arg.name}', which nothing produces",
+                    "The graph is not well formed: a value must be an input, a parameter or an earlier op's result.",
+                    "Export the model again.",
+                    code="SM119",
+                ) from None
+        if isinstance(arg, tuple):
+            return tuple(self._resolve(a, op) for a in arg)
+        return arg
+
+    def _unknown(self, op: Op, args: Sequence[Any]) -> list[Tensor]:
+        values = [self._described(name, args) for name in op.outputs]
+        outs = fallback(self.e, op.target, args, values)
+        self.unknown[op.target] += 1
+        self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
+        return outs
+
+    def _described(self, name: str, args: Sequence[Any]) -> Value:
+        """The result's shape as the file says; else that of the largest input (stated in the coverage)."""
+        value = self.graph.values.get(name)
+        if value is not None and value.shape is not None:
+            return value
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if not tensors:
+            return Value(name, _default_dtype(value), ())
+        largest = max(tensors, key=lambda t: t.numel)
+        return Value(name, value.dtype if value else largest.dtype, largest.shape)
+
+    def _contradiction(self, op: Op, error: Exception) -> DimensionError:
+        where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""
+        return DimensionError(
+            f"node '{op.name}' ({op.target}{where}) does not fit these sizes",
+            f"Reason: {error}.",
+            "A size is fixed in the export: choose sizes that fit it, or export with that dimension dynamic.",
+            code="SM118",
+        )
+
+    def _bad_arguments(self, op: Op, error: Exception) -> ModelFileError:
+        return ModelFileError(
+            f"node '{op.name}' calls {op.target} with arguments that it does not take",
+            f"Reason: {error}.",
+            "Export the model again; if it persists, report the node.",
+            code="SM122",
+        )
+
+
+def _default_dtype(value: Value | None) -> DType:
+    from staticmem import dtypes
+
+    return value.dtype if value is not None else dtypes.float32
+
+
+def _common(a: Stack, b: Stack) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

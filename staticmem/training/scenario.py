@@ -1,0 +1,29 @@
+"""What a user asks: mode, optimizer, loss, precision. Sizes are bound before, in `graph.model`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staticmem.dtypes import DType
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
+IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
+LOSSES = ("auto", "cross-entropy", "mse", "mean", "none")
+MODES = ("train", "infer")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`."""
+
+    mode: str = "infer"
+    optimizer: str | None = None
+    optimizer_impl: str = "foreach"
+    momentum: float = 0.0
+    loss: str = "auto"
+    dtype: DType | None = None
+    amp: DType | None = None
+
+    @property
+    def training(self) -> bool:
+        return self.mode == "train"

@@ -1,0 +1,199 @@
+"""One step over a graph: forward, loss, backward, optimizer; or one inference. Gives the trace of its memory.
+
+The step that is run is the second one: optimizer state exists from its start, `zero_grad()` has set gradients to None,
+and the loss of the step before lives until the new one is assigned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from staticmem import dtypes
+from staticmem.dtypes import DType
+from staticmem.eager.autograd import run_backward
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.trace import Trace
+from staticmem.errors import UsageError
+from staticmem.graph.ir import Graph, Note, Parameter, Value
+from staticmem.training import losses, optimizers
+from staticmem.training.interpreter import Interpreter
+from staticmem.training.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The trace, and what was decided on the way."""
+
+    trace: Trace
+    notes: tuple[Note, ...]
+    covered: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    unknown_bytes: Counter[str] = field(default_factory=Counter)
+    loss: str | None = None
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    trained: int = 0  # parameters that received a gradient
+
+
+def run_step(graph: Graph, scenario: Scenario) -> StepResult:
+    """Runs the scenario's step over a bound graph."""
+    return _Step(graph, scenario).run()
+
+
+class _Step:
+    def __init__(self, graph: Graph, scenario: Scenario) -> None:
+        self.graph, self.scenario = graph, scenario
+        self.e = Eager(training=scenario.training)
+        self.interpreter = Interpreter(self.e, graph)
+        self.notes: list[Note] = []
+        self.persistent = Owner("model", "")
+        self.loss_name: str | None = None
+
+    def run(self) -> StepResult:
+        e, trace = self.e, self.e.trace
+        trace.begin("setup")
+        parameters = self._place_model()
+        if not self.scenario.training:
+            trace.begin("forward")
+            shapes = self._infer()
+            return self._result(shapes, 0)
+        with_grad = [p for p in parameters if p.requires_grad]
+        facts = None
+        optimizer = self.scenario.optimizer
+        if optimizer is not None:
+            facts = optimizers.facts_of(optimizer, self.scenario.momentum)
+        reached = self._reached(with_grad)
+        if facts is not None:
+            optimizers.make_state(e, facts, self.scenario.optimizer_impl, reached)
+        shapes = self._train(reached)
+        trace.begin("optimizer")
+        if facts is not None:
+            optimizers.step(e, facts, self.scenario.optimizer_impl, reached)
+        return self._result(shapes, len(reached))
+
+    # -- set-up --------------------------------------------------------------------------------------------------
+
+    def _cast(self, dtype: DType) -> DType:
+        """The dtype under a whole-model cast: floating-point tensors follow, others stay."""
+        target = self.scenario.dtype
+        return target if target is not None and dtype.is_floating_point else dtype
+
+    def _place(self, value: Value, category: str, name: str) -> Tensor:
+        tensor = self.e.empty(value.shape or (), self._cast(value.dtype), kernel="model")
+        tensor.name = name
+        self.e.categorise(tensor, category, name)
+        self.e.hold(tensor, self.persistent)
+        return tensor
+
+    def _place_model(self) -> list[Tensor]:
+        placed: list[Tensor] = []
+        by_name: dict[str, Tensor] = {}
+        for group, category in ((self.graph.parameters, "parameter"), (self.graph.buffers, "buffer")):
+            for p in group:
+                tensor = self._place_parameter(p, category, by_name)
+                if category == "parameter" and p.alias_of is None:
+                    placed.append(tensor)
+        for value in self.graph.constant_values.values():
+            self.interpreter.define(value.name, self._place(value, "buffer", value.name))
+        for value in self.graph.inputs:
+            self.interpreter.define(value.name, self._place(value, "input", value.name))
+        return placed
+
+    def _place_parameter(self, p: Parameter, category: str, by_name: dict[str, Tensor]) -> Tensor:
+        known = by_name.get(p.alias_of) if p.alias_of is not None else None
+        tensor = known if known is not None else self._place(p.value, category, p.fqn)
+        tensor.requires_grad = tensor.requires_grad or (category == "parameter" and p.trainable)
+        by_name[p.value.name] = tensor
+        self.interpreter.define(p.value.name, tensor)
+        return tensor
+
+    def _reached(self, parameters: list[Tensor]) -> list[Tensor]:
+        """Parameters that some op reads: the others get no gradient and no optimizer state."""
+        used = {name for op in self.graph.ops for name in op.refs()}
+        ids = {id(self.interpreter.env[name]) for name in used if isinstance(self.interpreter.env.get(name), Tensor)}
+        return [p for p in parameters if id(p) in ids]
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def _infer(self) -> tuple[tuple[int, ...], ...]:
+        e = self.e
+        e.autocast = self.scenario.amp
+        outputs = self.interpreter.forward()
+        e.trace.marks["forward_end"] = e.trace.ticks
+        self.interpreter.forget_outputs()
+        e.release(e.autocast_owner)
+        return tuple(t.shape for t in outputs)
+
+    def _train(self, parameters: list[Tensor]) -> tuple[tuple[int, ...], ...]:
+        e, trace = self.e, self.e.trace
+        target = self._make_target()
+        previous_loss = Owner("value", "loss")
+        old = e.empty((), dtypes.float32, kernel="loss of the previous step")
+        e.categorise(old, "activation", "loss of the previous step")
+        e.hold(old, previous_loss)
+        trace.begin("forward")
+        e.autocast = self.scenario.amp
+        outputs = self.interpreter.forward()
+        shapes = tuple(t.shape for t in outputs)
+        assert self.loss_name is not None
+        e.open_scope()
+        loss = losses.run(e, self.loss_name, outputs[0], target)
+        new_loss = Owner("value", "loss")
+        e.hold(loss, new_loss)
+        e.close_scope()
+        self.interpreter.forget_outputs()
+        e.release(previous_loss)
+        e.release(e.autocast_owner)
+        e.autocast = None
+        trace.marks["forward_end"] = trace.ticks
+        trace.begin("backward")
+        e.grad_enabled = False
+        if loss.grad_fn is not None:
+            root = e.empty_like(loss, kernel="aten.ones_like.default")
+            held = Owner("gradient", "root gradient")
+            e.hold(root, held)
+            grads: dict[int, Tensor] = {}
+            run_backward(e, loss, root, grads)
+            e.release(held)
+        e.trace.op = -1
+        return shapes
+
+    def _make_target(self) -> Tensor | None:
+        """The target tensor of the loss, sized by the output; `auto` is decided here."""
+        shape = self._output_shape()
+        name = self.scenario.loss
+        if name == "auto":
+            name = losses.choose(shape)
+            self.notes.append(
+                Note(
+                    "assumption",
+                    "SM330",
+                    f"loss: {name}, chosen by the output's shape {list(shape)} (--loss changes it)",
+                )
+            )
+        self.loss_name = name = "mean" if name == "none" else name
+        wanted = losses.target_of(name, shape)
+        if wanted is None:
+            return None
+        return self._place(Value("target", wanted[1], wanted[0]), "input", "target")
+
+    def _output_shape(self) -> tuple[int, ...]:
+        if not self.graph.outputs:
+            raise UsageError("the model has no output", "A loss needs one.", "Use --mode infer.", code="SM131")
+        value = self.graph.values.get(self.graph.outputs[0])
+        if value is not None and value.shape is not None:
+            return value.shape
+        probe = Eager(training=False)
+        interpreter = Interpreter(probe, self.graph)
+        for name, tensor in self.interpreter.env.items():
+            copy = probe.empty(tensor.shape, tensor.dtype)
+            probe.hold(copy, Owner("model", name))
+            interpreter.define(name, copy)
+        return interpreter.forward()[0].shape
+
+    def _result(self, shapes: tuple[tuple[int, ...], ...], trained: int) -> StepResult:
+        i = self.interpreter
+        return StepResult(
+            self.e.trace, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes, trained
+        )
