@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from staticmem.graph.ir import Frame, Op, Ref
-from staticmem.recover.nodes import Net, Node, Recovered
+from staticmem.recover.nodes import Net, Recovered
 
 __all__ = ["recover"]
 
 
 def recover(net: Net) -> Recovered:
     """The ATen ops of a graph."""
-    from staticmem.recover import dynamo
+    from staticmem.recover import dynamo, nodewise
 
-    return dynamo.recover(net, _unknown)
-
-
-def _unknown(node: Node, modules: tuple[Frame, ...]) -> list[Op]:
-    domain = node.domain or "onnx"
-    args = tuple(Ref(n) for n in node.inputs)
-    return [Op(node.name, f"{domain}::{node.op}", args, {}, node.outputs, modules, (node.source,))]
+    if dynamo.has_metadata(net):
+        return dynamo.recover(net)
+    return nodewise.recover(net)

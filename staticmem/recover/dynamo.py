@@ -7,12 +7,13 @@ Groups whose text is missing or refers to something that an optimiser removed ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
-from staticmem.graph.ir import Arg, Frame, Note, Op, Ref
+from staticmem.graph.ir import Arg, Note, Op, Ref
 from staticmem.recover import functional, fx_text, symints
 from staticmem.recover.nodes import Net, Node, Recovered, frames
+from staticmem.recover.nodewise import Translator
 
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
 _LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
@@ -36,9 +37,9 @@ def has_metadata(net: Net) -> bool:
     return sum(1 for node in net.nodes if node.fx) * 2 > len(net.nodes)
 
 
-def recover(net: Net, translate: Callable[[Node, tuple[Frame, ...]], list[Op]]) -> Recovered:
-    """The ATen ops of a graph with FX texts. `translate` gives the ops of a node without a usable text."""
-    builder = _Builder(net, translate)
+def recover(net: Net) -> Recovered:
+    """The ATen ops of a graph with FX texts."""
+    builder = _Builder(net)
     for nodes in _groups(net.nodes):
         builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
@@ -68,8 +69,9 @@ def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
 
 
 class _Builder:
-    def __init__(self, net: Net, translate: Callable[[Node, tuple[Frame, ...]], list[Op]]) -> None:
-        self.net, self.translate = net, translate
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.translator = Translator(net)
         self.ops: list[Op] = []
         self.env: dict[str, Arg] = {}  # FX names: a Ref, an integer, or a tuple for list results
         self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
@@ -172,7 +174,7 @@ class _Builder:
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()
         for node in nodes:
-            ops = self.translate(node, frames(node))
+            ops = self.translator.node(node, frames(node))
             self.fallbacks += bool(ops)
             self.ops.extend(ops)
             for op in ops:

@@ -97,6 +97,7 @@ class Recovered:
     notes: list[Note]
     outputs: tuple[str, ...]
     module_tree_known: bool
+    transposed: set[str] = field(default_factory=set)  # 2-D weights that the file stores as [in, out]
 
 
 def frames(node: Node) -> tuple[Frame, ...]:

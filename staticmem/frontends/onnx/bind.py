@@ -59,7 +59,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         format="onnx",
         producer=model.producer,
         inputs=tuple(Value(s.name, s.dtype, binding.shapes[s.name]) for s in model.inputs),
-        parameters=tuple(Parameter(v, v.name) for v in extra.parameters.values()),
+        parameters=tuple(_parameter(v, found.transposed) for v in extra.parameters.values()),
         buffers=(
             *(Parameter(v, v.name, trainable=False) for v in extra.buffers.values()),
             *counters,
@@ -73,3 +73,10 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         inplace_known=False,
         module_tree_known=found.module_tree_known,
     )
+
+
+def _parameter(value: Value, transposed: set[str]) -> Parameter:
+    """A parameter with the sizes that PyTorch stores: linear weights are [out, in]."""
+    if value.name in transposed and value.shape is not None:
+        value = Value(value.name, value.dtype, tuple(reversed(value.shape)))
+    return Parameter(value, value.name)

@@ -1,0 +1,214 @@
+"""Removes what an exporter writes down and eager PyTorch does not run, where that is provable; each removal is a note.
+
+- Attention masks that are true everywhere, or plainly causal: transformers builds them while exporting, and passes no
+  mask (or `is_causal`) when it runs without padding (transformers/masking_utils.py, `_ignore_causal_mask_sdpa`).
+- The batch dimension of a mask that does not depend on the batch.
+- Slices over the whole range: Python indexing returns the tensor itself (torch/csrc/autograd/python_variable_indexing.cpp).
+- Parameters under two names: tied weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from staticmem.graph.ir import Arg, Graph, Note, Op, Parameter, Ref
+from staticmem.recover.affine import Knowledge, Mask
+
+_SDPA = "aten::scaled_dot_product_attention"
+
+
+def clean(graph: Graph) -> Graph:
+    """The graph as eager PyTorch runs it."""
+    notes: list[Note] = []
+    graph = tie_parameters(graph, notes)
+    graph = drop_masks(graph, notes)
+    return replace(graph, notes=(*graph.notes, *notes)) if notes else graph
+
+
+def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
+    """A parameter that no op reads is another name of the one that its module's op reads.
+
+    A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
+    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`).
+    """
+    used = {name for op in graph.ops for name in op.refs()}
+    by_name = {p.value.name: p for p in graph.parameters}
+    unread = [p for p in graph.parameters if p.value.name not in used]
+    if not unread:
+        return graph
+    alias: dict[str, str] = {}
+    foreign = _foreign_reads(graph, by_name)
+    for p in unread:
+        module = p.fqn.rpartition(".")[0]
+        for candidate in (*foreign.get(module, ()), *_of_child(graph, p, used)):
+            if candidate.value.shape == p.value.shape and candidate.value.dtype is p.value.dtype:
+                alias[p.value.name] = candidate.value.name
+                break
+    tables = {a.name for op in graph.ops if op.base == "aten::embedding" for a in op.args[:1] if isinstance(a, Ref)}
+    for p in unread:
+        if p.value.name in alias or p.value.shape is None or len(p.value.shape) < 2:
+            continue
+        same = [q for q in graph.parameters if q.value.shape == p.value.shape and q.value.name in used]
+        if any(q.value.name in tables for q in same):
+            for q in same[1:]:
+                alias[q.value.name] = same[0].value.name
+            alias[p.value.name] = same[0].value.name
+    if not alias:
+        return graph
+    names = ", ".join(by_name[n].fqn for n in alias)
+    notes.append(Note("assumption", "SM321", f"tied parameters (one storage under several names): {names}", len(alias)))
+    parameters = tuple(
+        replace(p, alias_of=_root(alias, p.value.name)) if p.value.name in alias else p for p in graph.parameters
+    )
+    # an alias can only be placed after what it aliases
+    ordered = sorted(parameters, key=lambda p: p.alias_of is not None)
+    return replace(graph, parameters=tuple(ordered))
+
+
+def _root(alias: Mapping[str, str], name: str) -> str:
+    seen = {name}
+    while name in alias and alias[name] not in seen:
+        name = alias[name]
+        seen.add(name)
+    return name
+
+
+def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, list[Parameter]]:
+    """Parameters that each module's ops read although they belong to another module."""
+    found: dict[str, list[Parameter]] = {}
+    for op in graph.ops:
+        if not op.modules:
+            continue
+        path = op.modules[-1].path
+        for name in op.refs():
+            p = by_name.get(name)
+            if p is not None and p.fqn.rpartition(".")[0] != path and not p.fqn.startswith(path + "."):
+                found.setdefault(path, []).append(p)
+    return found
+
+
+def _of_child(graph: Graph, p: Parameter, used: set[str]) -> list[Parameter]:
+    """A parent that registers its child's parameter too (BERT: `predictions.bias` is `predictions.decoder.bias`)."""
+    module, _, name = p.fqn.rpartition(".")
+    return [
+        q
+        for q in graph.parameters
+        if q.value.name in used and q.fqn.startswith(f"{module}.") and q.fqn.endswith(f".{name}") and q is not p
+    ]
+
+
+def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
+    """Drops masks that eager does not pass, and the ops that only made them."""
+    knowledge = Knowledge()
+    rename: dict[str, Ref] = {}
+    ops: list[Op] = []
+    dropped = {"true": 0, "causal": 0, "batch": 0}
+    touched: set[str] = set()
+    for op in graph.ops:
+        op = _renamed(op, rename)
+        changed = op
+        if op.base == _SDPA:
+            changed = _without_mask(op, knowledge, dropped)
+        elif op.base == "aten::where" and len(op.args) == 3:
+            mask = knowledge.of(op.args[0])
+            if isinstance(mask, Mask) and mask.always and isinstance(op.args[1], Ref) and op.args[0] is not None:
+                dropped["true"] += 1
+                rename[op.outputs[0]] = op.args[1]
+                touched.update(op.refs())
+                continue
+            changed = _without_batch(op, mask, ops, dropped)
+        if changed is not op:
+            touched.update(op.refs())
+        ops.append(changed)
+        knowledge.visit(changed)
+    if not any(dropped.values()):
+        return graph
+    ops = _without_dead(ops, graph.outputs, touched)
+    texts = {
+        "true": "attention masks that are true everywhere were dropped: eager passes none without padding",
+        "causal": "causal attention masks became is_causal: eager passes none without padding",
+        "batch": "attention masks that do not depend on the batch keep batch size 1",
+    }
+    notes.extend(Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count)
+    outputs = tuple(rename[n].name if n in rename else n for n in graph.outputs)
+    return replace(graph, ops=tuple(ops), outputs=outputs)
+
+
+def _without_mask(op: Op, knowledge: Knowledge, dropped: dict[str, int]) -> Op:
+    args = list(op.args)
+    kwargs = dict(op.kwargs)
+    mask_arg = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    mask = knowledge.of(mask_arg) if isinstance(mask_arg, Ref) else None
+    if not isinstance(mask, Mask) or not (mask.always or mask.causal):
+        return op
+    if len(args) > 3:
+        args[3] = None
+    else:
+        kwargs["attn_mask"] = None
+    if mask.causal:
+        dropped["causal"] += 1
+        if len(args) > 5:
+            args[5] = True
+        else:
+            kwargs["is_causal"] = True
+    else:
+        dropped["true"] += 1
+    return replace(op, args=tuple(args), kwargs=kwargs)
+
+
+def _without_batch(op: Op, mask: Any, ops: list[Op], dropped: dict[str, int]) -> Op:
+    """`where(expand(mask, (B, ...)), bias, -inf)` with a mask that is the same for every row: batch 1."""
+    if not isinstance(mask, Mask) or len(mask.shape) != 4 or mask.shape[0] == 1 or not mask.independent_of(0):
+        return op
+    name = op.args[0].name if isinstance(op.args[0], Ref) else ""
+    for index in range(len(ops) - 1, -1, -1):
+        maker = ops[index]
+        if name in maker.outputs:
+            if maker.base != "aten::expand" or not isinstance(maker.args[1], tuple):
+                return op
+            narrow = f"{name}.batch1"
+            size = (1, *maker.args[1][1:])
+            if not any(narrow in o.outputs for o in ops):
+                ops.append(replace(maker, name=narrow, args=(maker.args[0], size), outputs=(narrow,)))
+            dropped["batch"] += 1
+            return replace(op, args=(Ref(narrow), *op.args[1:]))
+    return op
+
+
+def _renamed(op: Op, rename: Mapping[str, Ref]) -> Op:
+    if not rename or not any(n in rename for n in op.refs()):
+        return op
+
+    def change(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return rename.get(arg.name, arg)
+        return tuple(change(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    return replace(op, args=tuple(change(a) for a in op.args), kwargs={k: change(v) for k, v in op.kwargs.items()})
+
+
+def _without_dead(ops: list[Op], outputs: tuple[str, ...], touched: set[str]) -> list[Op]:
+    """Removes the makers of `touched` values that nothing reads any more, and what only they read."""
+    readers: dict[str, int] = {}
+    for op in ops:
+        if op.outputs:  # a check without result is no reader
+            for name in op.refs():
+                readers[name] = readers.get(name, 0) + 1
+    maker = {name: op for op in ops for name in op.outputs}
+    dead: set[int] = set()
+    stack = list(touched)
+    while stack:
+        op = maker.get(stack.pop())
+        if op is None or id(op) in dead or any(readers.get(o, 0) or o in outputs for o in op.outputs):
+            continue
+        if op.base.endswith("_") and not op.base.endswith("__"):
+            continue  # in place: its effect is seen through another name
+        dead.add(id(op))
+        for name in op.refs():
+            readers[name] -= 1
+            stack.append(name)
+    # checks on removed tensors go with them
+    removed = {name for op in ops if id(op) in dead for name in op.outputs}
+    return [op for op in ops if id(op) not in dead and not (not op.outputs and removed.intersection(op.refs()))]

@@ -1,0 +1,90 @@
+"""ATen calls of an ONNX graph without usable exporter metadata: patterns first, then node by node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from staticmem.graph.ir import Frame, Note, Op
+from staticmem.recover import control
+from staticmem.recover.nodes import Net, Node, Recovered, frames
+from staticmem.recover.onnx_ops import table
+from staticmem.recover.onnx_ops.context import Context
+from staticmem.recover.patterns import find
+from staticmem.recover.scopes import Scopes
+from staticmem.recover.tidy import drop_unused
+
+
+class Translator:
+    """Translates nodes in order. Results whose contents are known need no op."""
+
+    def __init__(self, net: Net) -> None:
+        self.ctx = Context(net)
+        self.net = net
+        self.scopes = Scopes()
+        self.unknown: Counter[str] = Counter()
+
+    def frames(self, node: Node) -> tuple[Frame, ...]:
+        return frames(node) if node.scopes else self.scopes.frames(node.name)
+
+    def node(self, node: Node, modules: tuple[Frame, ...] | None = None) -> list[Op]:
+        """The ops of one node."""
+        if node.outputs and all(name in self.net.consts for name in node.outputs if name):
+            return []
+        if node.op == "Constant" and not node.domain:
+            return []
+        self.ctx.frames = self.frames(node) if modules is None else modules
+        ops, known = table.translate(self.ctx, node)
+        if not known:
+            self.unknown[f"{node.domain or 'onnx'}::{node.op}"] += 1
+        return ops
+
+
+def recover(net: Net) -> Recovered:
+    """The ATen ops of a graph, from its nodes alone."""
+    net.filled()
+    nodes = control.inline(net)
+    translator = Translator(net)
+    matches, regrouped = find(translator.ctx, nodes, translator.frames)
+    ops: list[Op] = []
+    for index, node in enumerate(nodes):
+        match = matches.get(index)
+        if match is None:
+            ops.extend(translator.node(node))
+        else:
+            ops.extend(match)
+    ops = [_renamed(op, translator.ctx.renamed) for op in ops]
+    outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
+    ops, dropped = drop_unused(ops, outputs)
+    notes = notes_of(translator, regrouped, dropped)
+    return Recovered(ops, notes, outputs, any(op.modules for op in ops), translator.ctx.transposed)
+
+
+def _renamed(op: Op, renamed: dict[str, str]) -> Op:
+    """Results that patterns gave another name after an op was made."""
+    from staticmem.recover.edit import Ops
+
+    if not any(name in renamed for name in op.refs()):
+        return op
+    edit = Ops([op])
+    edit.renamed = renamed
+    return edit.done()[0]
+
+
+def notes_of(translator: Translator, regrouped: Counter[str], dropped: int) -> list[Note]:
+    """What a reader should know of a translation."""
+    notes = [
+        Note("regrouped", "SM221", f"nodes were regrouped as {name}", count)
+        for name, count in sorted(regrouped.items())
+    ]
+    if dropped:
+        notes.append(Note("dropped", "SM230", "operators whose results are not used were left out", dropped))
+    notes += [
+        Note("warning", "SM303", f"{name} has no counterpart in ATen: its memory is a conservative guess", count)
+        for name, count in sorted(translator.unknown.items())
+    ]
+    return notes
+
+
+def with_frames(op: Op, modules: tuple[Frame, ...]) -> Op:
+    return replace(op, modules=modules)

@@ -1,0 +1,143 @@
+"""`scaled_dot_product_attention` as the TorchScript exporter decomposes it.
+
+torch/onnx/_internal/torchscript_exporter/symbolic_opset14.py scales query and key by the root of the scale each;
+attention that a model spells out itself scales once and stays as it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from staticmem.graph.ir import Arg, Op, Ref
+from staticmem.recover.nodes import Node
+from staticmem.recover.patterns.matcher import Matcher, close
+
+
+@dataclass(slots=True)
+class _Parts:
+    query: str = ""
+    key: str = ""
+    mask: str = ""
+    causal: bool = False
+    dropout: float = 0.0
+    scale: float = 0.0
+    nodes: list[Node] = field(default_factory=list)
+    turned: Node | None = None
+
+
+def match(m: Matcher, node: Node) -> bool:
+    """MatMul(Dropout?(Softmax(Add?(MatMul(q * s, k^T * s), mask))), v)."""
+    if node.op != "MatMul":
+        return False
+    parts = _Parts()
+    current = node.inputs[0]
+    drop = m.inner(current, "Dropout")
+    if drop is not None:
+        parts.nodes.append(drop)
+        parts.dropout = float(f"{_ratio(m, drop):.6g}")
+        current = drop.inputs[0]
+    guard = m.made(current, "Where")  # newer exporters replace NaN of fully masked rows by 0
+    if guard is not None and len(guard.inputs) == 3:
+        test = m.made(guard.inputs[0], "IsNaN")
+        if test is not None:
+            parts.nodes += [guard, test]
+            current = guard.inputs[2]
+    soft = m.made(current, "Softmax")
+    if soft is None or soft.attrs.get("axis", -1) not in (-1, len(m.net.shape(current) or ()) - 1):
+        return False
+    parts.nodes.append(soft)
+    current = soft.inputs[0]
+    total = m.inner(current, "Add")
+    if total is not None:
+        for position in (0, 1):
+            if m.inner(total.inputs[position], "MatMul") is not None:
+                parts.nodes.append(total)
+                current = total.inputs[position]
+                _mask(m, parts, total.inputs[1 - position])
+                break
+    product = m.inner(current, "MatMul")
+    if product is None or not _scaled(m, parts, product):
+        return False
+    parts.nodes.append(product)
+    return _emit(m, node, parts)
+
+
+def _ratio(m: Matcher, drop: Node) -> float:
+    if len(drop.inputs) > 1 and drop.inputs[1]:
+        return m.number(drop.inputs[1]) or 0.0
+    ratio = drop.attrs.get("ratio", 0.5)
+    return float(ratio) if isinstance(ratio, (int, float)) else 0.0
+
+
+def _scaled(m: Matcher, parts: _Parts, product: Node) -> bool:
+    left, right = m.inner(product.inputs[0], "Mul"), m.inner(product.inputs[1], "Mul")
+    if left is None or right is None:
+        return False
+    q, k = m.split(left), m.split(right)
+    if q is None or k is None or not close(q[1], k[1]):
+        return False
+    turned = m.inner(k[0], "Transpose")
+    if turned is None:
+        return False
+    parts.query, parts.key, parts.scale = q[0], turned.inputs[0], q[1] * k[1]
+    parts.turned = turned
+    parts.nodes += [left, right, turned]
+    return True
+
+
+def _mask(m: Matcher, parts: _Parts, name: str) -> None:
+    """A boolean mask was turned into 0 and -inf; a causal one was made of a triangle of ones."""
+    parts.mask = name
+    where = m.made(name, "Where")
+    if where is None:
+        return
+    yes, no = m.number(where.inputs[1]), m.number(where.inputs[2])
+    if yes == 0.0 and no is not None and math.isinf(no):
+        parts.mask = where.inputs[0]
+        if len(m.readers[where.outputs[0]]) == 1:
+            parts.nodes.append(where)
+    elif no == 0.0 and yes is not None and math.isinf(yes):
+        equal = m.made(where.inputs[0], "Equal")
+        if equal is not None and any(m.made(i, "Trilu") for i in equal.inputs):
+            parts.mask, parts.causal = "", True
+
+
+def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
+    turned = parts.turned
+    if turned is None:
+        return False
+    perm = turned.attrs.get("perm")
+    if not isinstance(perm, tuple) or len(perm) < 2:
+        return False
+    ops: list[Op] = []
+    key: Arg = m.ctx.ref(parts.key)
+    before = (*perm[:-2], perm[-1], perm[-2])
+    if before != tuple(range(len(perm))):  # a transpose before it was merged into the one of the decomposition
+        name = m.ctx.fresh(node)
+        shape = m.net.shape(parts.key)
+        m.ctx.define(name, parts.key, tuple(shape[i] for i in before) if shape is not None else None)
+        moved = [axis for axis, source in enumerate(before) if axis != source]
+        target, args = ("aten::transpose.int", tuple(moved)) if len(moved) == 2 else ("aten::permute", (before,))
+        ops.append(m.op(node, target, key, *args, outputs=(name,)))
+        key = Ref(name)
+    shape = m.net.shape(parts.query)
+    kwargs: dict[str, Arg] = {}
+    if shape is None or not close(parts.scale, shape[-1] ** -0.5):
+        kwargs["scale"] = parts.scale
+    mask: Arg = m.ctx.ref(parts.mask) if parts.mask else None
+    query, value = m.ctx.ref(parts.query), m.ctx.ref(node.inputs[1])
+    ops.append(
+        m.op(
+            node,
+            "aten::scaled_dot_product_attention",
+            query,
+            key,
+            value,
+            mask,
+            parts.dropout,
+            parts.causal,
+            **kwargs,
+        )
+    )
+    return m.take(node, ops, *parts.nodes)

@@ -1,0 +1,105 @@
+"""Slices that together are one call."""
+
+from __future__ import annotations
+
+from staticmem.graph.ir import Arg
+from staticmem.recover.nodes import Node
+from staticmem.recover.patterns.matcher import Matcher
+
+_Range = tuple[str, int, int, int]  # input, axis, start, end
+
+
+def _range(m: Matcher, node: Node) -> _Range | None:
+    """A slice of step 1 along one axis."""
+    starts, ends = m.ctx.ints(node, 1, "starts"), m.ctx.ints(node, 2, "ends")
+    axes, steps = m.ctx.ints(node, 3, "axes"), m.ctx.ints(node, 4)
+    shape = m.net.shape(node.inputs[0])
+    if starts is None or ends is None or shape is None or len(starts) != 1 or (steps or (1,)) != (1,):
+        return None
+    axis = (axes or (0,))[0] % len(shape)
+    start, end, _ = slice(starts[0], ends[0]).indices(shape[axis])
+    return node.inputs[0], axis, start, end
+
+
+def roll(m: Matcher, node: Node) -> bool:
+    """cat(x[k:], x[:k]) along one axis, or along several one after the other."""
+    found = _one_roll(m, node)
+    if found is None:
+        return False
+    reader = m.readers.get(node.outputs[0], [])
+    for slice_ in reader:
+        after = m.reader(slice_.outputs[0], "Concat") if slice_.op == "Slice" else None
+        if after is not None and _one_roll(m, after) is not None:
+            return False  # the last one takes the whole chain
+    shifts, dims, nodes = [], [], []
+    current, step = node, found
+    while True:
+        x, axis, start, parts = step
+        shifts.insert(0, -start)
+        dims.insert(0, axis)
+        nodes += [*parts, *([current] if current is not node else [])]
+        before = m.made(x, "Concat")
+        inner = _one_roll(m, before) if before is not None else None
+        if before is None or inner is None or any(r not in parts for r in m.readers[x]):
+            break
+        current, step = before, inner
+    args: tuple[Arg, ...] = (m.ctx.ref(x), tuple(shifts), tuple(dims))
+    return m.take(node, [m.op(node, "aten::roll", *args)], *nodes)
+
+
+def _one_roll(m: Matcher, node: Node) -> tuple[str, int, int, list[Node]] | None:
+    if node.op != "Concat" or len(node.inputs) != 2:
+        return None
+    parts = [m.inner(name, "Slice") for name in node.inputs]
+    if parts[0] is None or parts[1] is None:
+        return None
+    a, b = _range(m, parts[0]), _range(m, parts[1])
+    if a is None or b is None or a[:2] != b[:2]:
+        return None
+    shape = m.net.shape(a[0])
+    axis = node.attrs.get("axis", 0)
+    if shape is None or not isinstance(axis, int) or axis % len(shape) != a[1]:
+        return None
+    if b[2] != 0 or a[2] != b[3] or a[3] != shape[a[1]] or not 0 < a[2] < a[3]:
+        return None
+    return a[0], a[1], a[2], [parts[0], parts[1]]
+
+
+def chunk(m: Matcher, node: Node) -> bool:
+    """Slices of one module that cover an axis in equal parts."""
+    if node.op != "Slice":
+        return False
+    first = _range(m, node)
+    if first is None or first[2] != 0 or first[3] == 0:
+        return False
+    x, axis, _, size = first
+    total = (m.net.shape(x) or (0,))[axis]
+    if total == size or total % size or total // size > 64:
+        return False
+    parts = [node]
+    for reader in m.readers.get(x, ()):
+        found = _range(m, reader) if reader.op == "Slice" and m.free(reader) and reader is not node else None
+        if found is not None and found[1] == axis and found[2] == len(parts) * size:
+            if found[3] != found[2] + size or m.frames(reader) != m.frames(node):
+                return False
+            parts.append(reader)
+    if len(parts) * size != total:
+        return False
+    outputs = tuple(p.outputs[0] for p in parts)
+    args: tuple[Arg, ...] = (m.ctx.ref(x), len(parts), axis)
+    return m.take(node, [m.op(node, "aten::chunk", *args, outputs=outputs)], *parts[1:])
+
+
+def write(m: Matcher, node: Node) -> bool:
+    """ScatterND into a tensor that the model made itself is an assignment to an index."""
+    if node.op != "ScatterND" or node.attrs.get("reduction", "none") != "none":
+        return False
+    data = node.inputs[0]
+    if data in m.net.weights or data in m.net.inputs:
+        return False
+    later = [r for r in m.readers.get(data, ()) if r is not node and m.index.get(id(r), 0) > m.index[id(node)]]
+    if later or data in m.net.consts:
+        return False
+    indices: Arg = (m.ctx.ref(node.inputs[1]),)
+    op = m.op(node, "aten::index_put_", m.ctx.ref(data), indices, m.ctx.arg(node.inputs[2]))
+    return m.take(node, [op])

@@ -1,0 +1,45 @@
+"""`x @ weight.t() + bias` is `linear`."""
+
+from __future__ import annotations
+
+from staticmem.recover.nodes import Node
+from staticmem.recover.onnx_ops.matmul import named_weight
+from staticmem.recover.patterns.matcher import Matcher
+
+
+def match(m: Matcher, node: Node) -> bool:
+    """MatMul with a transposed or a plain 2-D weight, with the Add of a 1-D bias where there is one."""
+    if node.op == "Add":
+        for position in (0, 1):
+            product = m.inner(node.inputs[position], "MatMul")
+            bias = node.inputs[1 - position]
+            shape = m.net.shape(bias)
+            if product is None or bias not in m.net.weights or shape is None or len(shape) != 1:
+                continue
+            if _linear(m, node, product, bias):
+                return True
+        return False
+    if node.op == "MatMul":
+        follower = m.reader(node.outputs[0], "Add")
+        if follower is not None and match(m, follower):
+            return True
+        return _linear(m, node, node, "")
+    return False
+
+
+def _linear(m: Matcher, root: Node, product: Node, bias: str) -> bool:
+    x, weight = product.inputs[:2]
+    others = [] if product is root else [product]
+    turned = m.made(weight, "Transpose")
+    if turned is not None and turned.inputs[0] in m.net.weights and len(m.net.shape(turned.inputs[0]) or ()) == 2:
+        weight = turned.inputs[0]
+        if all(r is product for r in m.readers[turned.outputs[0]]):
+            others.append(turned)
+    elif weight in m.net.weights and len(m.net.shape(weight) or ()) == 2 and not named_weight(m.ctx, weight):
+        m.ctx.transposed.add(weight)
+    else:
+        return False
+    if weight not in m.net.weights or x in m.net.weights:
+        return False
+    args = (m.ctx.ref(x), m.ctx.ref(weight), *((m.ctx.ref(bias),) if bias else ()))
+    return m.take(root, [m.op(product, "aten::linear", *args, outputs=root.outputs[:1])], *others)

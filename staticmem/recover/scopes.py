@@ -1,0 +1,57 @@
+"""Module paths from the node names of the TorchScript exporter: `/layer1/layer1.0/relu_1/Relu`.
+
+torch/csrc/jit/passes/onnx/naming.cpp builds them from the attribute names of modules. A child of a container that is
+itself called repeats the container's name (`layer1.0`), and the second call of a module has `_1` after its name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from staticmem.graph.ir import Frame
+
+_REPEAT = re.compile(r"(.+)_(\d{1,4})$")
+_NAME = re.compile(r"/(?:[\w.]+/)*[A-Za-z]\w*$")
+
+
+class Scopes:
+    """Frames of node names; one for a graph, because a repeated call is told from a name by what came before."""
+
+    def __init__(self) -> None:
+        self._cache: dict[str, tuple[Frame, ...]] = {}
+        self._seen: dict[str, set[str]] = {}
+
+    def frames(self, name: str) -> tuple[Frame, ...]:
+        """The module calls around a node, outermost first; none where the name is not a path."""
+        if not _NAME.match(name):
+            return ()
+        scope = name.rpartition("/")[0]
+        found = self._cache.get(scope)
+        if found is None:
+            found = self._build(scope)
+            self._cache[scope] = found
+        return found
+
+    def _build(self, scope: str) -> tuple[Frame, ...]:
+        frames = [Frame("")]
+        parent, path = "", ""
+        last = ""
+        for part in scope.split("/"):
+            if not part:
+                continue
+            base, call = self._repeat(parent, part)
+            if last and base.startswith(last + "."):
+                path = path[: len(path) - len(last)] + base
+            else:
+                path = f"{path}.{base}" if path else base
+            frames.append(Frame(path, "", call))
+            parent, last = f"{parent}/{part}", base
+        return tuple(frames)
+
+    def _repeat(self, parent: str, part: str) -> tuple[str, int]:
+        siblings = self._seen.setdefault(parent, set())
+        match = _REPEAT.match(part)
+        if match is not None and match[1] in siblings:
+            return match[1], int(match[2])
+        siblings.add(part)
+        return part, 0
