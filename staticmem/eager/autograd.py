@@ -47,7 +47,7 @@ class Node:
         self.edges: list[tuple[Node, int] | None] = []
         self.metadata: list[Meta] = []  # of the node's outputs in forward: what gradients must look like
         self.formulas: Sequence[Formula] = ()
-        self.saved = Owner("saved", name)
+        self.saved = Owner("saved", name, op)
         self.refs = 0
         self.leaf: Tensor | None = None  # the parameter of an AccumulateGrad
 
@@ -75,7 +75,7 @@ class InputBuffer:
     __slots__ = ("owner", "slots")
 
     def __init__(self, node: Node) -> None:
-        self.owner = Owner("gradient", node.name)
+        self.owner = Owner("gradient", node.name, node.op)
         self.slots: list[Tensor | None] = [None] * len(node.metadata)
 
 
@@ -162,7 +162,7 @@ def _validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[Tensor
 
     From here on the list holds its tensors: a reduced one lets go of the full-size one at once.
     """
-    owner = Owner("gradient", node.name)
+    owner = Owner("gradient", node.name, node.op)
     for index, output in enumerate(outputs):
         if output is not None:
             if node.edges[index] is None:

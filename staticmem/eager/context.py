@@ -116,7 +116,7 @@ class Eager:
     def hold(self, tensor: Tensor, owner: Owner) -> None:
         storage = tensor.storage
         assert storage.refs >= 0, f"{tensor} was freed before {owner} took it"
-        hold = Hold(storage.id, owner.kind, owner.who, self.trace.ticks)
+        hold = Hold(storage.id, owner.kind, owner.who, self.trace.ticks, op=owner.op)
         self.trace.holds.append(hold)
         owner.held.append((tensor, hold))
         storage.refs += 1

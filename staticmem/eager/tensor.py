@@ -74,12 +74,15 @@ class Tensor:
 
 
 class Owner:
-    """Holds tensors for one reason: `kind` is value, frame, saved, gradient, parameter..., `who` its name."""
+    """Holds tensors for one reason: `kind` is value, frame, saved, gradient, parameter..., `who` its name.
 
-    __slots__ = ("held", "kind", "who")
+    `op` is the graph's op that it belongs to, -1 for none.
+    """
 
-    def __init__(self, kind: str, who: str) -> None:
-        self.kind, self.who = kind, who
+    __slots__ = ("held", "kind", "op", "who")
+
+    def __init__(self, kind: str, who: str, op: int = -1) -> None:
+        self.kind, self.who, self.op = kind, who, op
         self.held: list[tuple[Tensor, Hold]] = []
 
     def __repr__(self) -> str:

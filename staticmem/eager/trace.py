@@ -47,13 +47,17 @@ class Buffer:
 
 @dataclass(slots=True)
 class Hold:
-    """An owner of a buffer over [start, end): a value, a module frame, a saved slot, a gradient slot..."""
+    """An owner of a buffer over [start, end): a value, a module frame, a saved slot, a gradient slot...
+
+    `op` is the graph's op that the owner belongs to: the one whose backward saved it or waits for it; -1: none.
+    """
 
     buffer: int
     kind: str
     who: str
     start: int
     end: int | None = None
+    op: int = -1
 
 
 @dataclass

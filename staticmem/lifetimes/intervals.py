@@ -1,0 +1,155 @@
+"""Liveness of a step: a buffer lives from its allocation to the release of its last owner.
+
+The edges are those of the step graph (`lifetimes.graph`): kernel -> buffer that it allocates, buffer -> owner that holds
+it over [start, end). The end of an interval is the largest `end` among a buffer's edges, so one pass over the edges
+gives all of them; the NetworkX graph itself is built for queries only (`Lifetimes.graph`), because importing NetworkX
+takes longer than everything else that this stage does.
+
+Time is the trace's tick: one allocation or one release each. `live[t]` is what is alive after the event of tick t, so a
+buffer is alive at t where born <= t < died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from staticmem.eager.trace import Buffer, Hold, Trace
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The most that is alive in a phase: `nbytes` bytes, first reached at `tick`; `buffer` is the allocation that
+    reached it, or None where the phase never has more than it starts with."""
+
+    phase: str
+    start: int
+    end: int
+    nbytes: int
+    tick: int
+    buffer: int | None
+
+
+class Lifetimes:
+    """Intervals of a trace's buffers in ticks, and the curve of live bytes. Sizes are rounded up to 512 bytes.
+
+    `born[i]` and `died[i]` belong to `trace.buffers[i]`; what nobody releases has `died[i] == ticks`.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ticks = trace.ticks
+        self.sizes = [b.size for b in trace.buffers]
+        self.born = [b.born for b in trace.buffers]
+        self.died = _releases(trace)
+        delta = [0] * max(self.ticks, 1)
+        for size, born, died in zip(self.sizes, self.born, self.died, strict=True):
+            delta[born] += size
+            if died < self.ticks:
+                delta[died] -= size
+        self.live: list[int] = list(accumulate(delta))
+        self.peak_bytes = max(self.live)
+        self.peak_tick = self.live.index(self.peak_bytes)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ticks and live bytes as NumPy arrays (int64), for plots and sweeps."""
+        import numpy as np
+
+        return np.arange(len(self.live)), np.asarray(self.live, dtype=np.int64)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """The step graph on NetworkX; see `lifetimes.graph`."""
+        from staticmem.lifetimes.graph import step_graph
+
+        return step_graph(self.trace)
+
+    # -- one moment ----------------------------------------------------------------------------------------------
+
+    def alive(self, tick: int) -> list[Buffer]:
+        """The buffers that are alive at `tick`, in order of allocation."""
+        return [
+            b
+            for b, born, died in zip(self.trace.buffers, self.born, self.died, strict=True)
+            if born <= tick < died
+        ]
+
+    def by_category(self, tick: int) -> dict[str, int]:
+        """Bytes alive at `tick` in each category that occurs."""
+        total: dict[str, int] = {}
+        for buffer in self.alive(tick):
+            total[buffer.category] = total.get(buffer.category, 0) + self.sizes[buffer.id]
+        return total
+
+    def holds(self, tick: int) -> Mapping[int, list[Hold]]:
+        """Who holds each buffer at `tick`. A buffer without an entry is a temporary of the kernel that runs."""
+        found: dict[int, list[Hold]] = {}
+        for hold in self.trace.holds:
+            if hold.start <= tick and (hold.end is None or tick < hold.end):
+                found.setdefault(hold.buffer, []).append(hold)
+        return found
+
+    def allocation_at(self, tick: int) -> int | None:
+        """The buffer that is allocated at `tick`, if the event is an allocation."""
+        return self._allocations.get(tick)
+
+    @cached_property
+    def _allocations(self) -> dict[int, int]:
+        return {born: index for index, born in enumerate(self.born)}
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def phases(self) -> Mapping[str, PhasePeak]:
+        """The peak of each phase. What is alive when a phase begins belongs to it."""
+        starts = [*self.trace.phases, ("", self.ticks)]
+        return {
+            name: self._phase(name, start, end)
+            for (name, start), (_, end) in zip(starts, starts[1:], strict=False)
+        }
+
+    def _phase(self, name: str, start: int, end: int) -> PhasePeak:
+        level = self.level_before(start)
+        highest = max(self.live[start:end], default=0)
+        if highest <= level:
+            return PhasePeak(name, start, end, level, max(start - 1, 0), None)
+        tick = self.live.index(highest, start, end)
+        return PhasePeak(name, start, end, highest, tick, self.allocation_at(tick))
+
+    def level_before(self, tick: int) -> int:
+        """Bytes alive when `tick` begins."""
+        return self.live[tick - 1] if 0 < tick <= len(self.live) else 0
+
+
+def _releases(trace: Trace) -> list[int]:
+    """The tick at which each buffer's last owner lets go; `trace.ticks` where one never does.
+
+    A buffer that no owner ever took belongs to the scope of the kernel that made it, which the engine closes.
+    """
+    forever = trace.ticks
+    last = [-1] * len(trace.buffers)
+    for hold in trace.holds:
+        end = forever if hold.end is None else hold.end
+        if end > last[hold.buffer]:
+            last[hold.buffer] = end
+    return [
+        (forever if buffer.died is None else buffer.died) if end < 0 else end
+        for end, buffer in zip(last, trace.buffers, strict=True)
+    ]
+
+
+def total(buffers: Iterable[Buffer]) -> int:
+    """Bytes of buffers, each rounded up to 512."""
+    return sum(b.size for b in buffers)
+
+
+def liveness(trace: Trace) -> Lifetimes:
+    """The lifetimes of a step's buffers."""
+    return Lifetimes(trace)
