@@ -15,6 +15,7 @@ from typing import Any
 
 from staticmem.graph.ir import Arg, Graph, Note, Op, Parameter, Ref
 from staticmem.recover.affine import Knowledge, Mask
+from staticmem.recover.noise import follow_operand
 
 _SDPA = "aten::scaled_dot_product_attention"
 
@@ -23,7 +24,7 @@ def clean(graph: Graph) -> Graph:
     """The graph as eager PyTorch runs it."""
     notes: list[Note] = []
     graph = tie_parameters(graph, notes)
-    graph = drop_masks(graph, notes)
+    graph = follow_operand(drop_masks(graph, notes))
     return replace(graph, notes=(*graph.notes, *notes)) if notes else graph
 
 

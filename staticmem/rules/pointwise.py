@@ -235,7 +235,7 @@ def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Sca
     return out
 
 
-@rule("aten::pow")
+@rule("aten::pow", autocast="float32")
 def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
     """Saves the base (and exponent and result where they need gradients); backward holds pow, scaled pow, product."""
     if not isinstance(self, Tensor):

@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.graph.ir import Frame, Graph, Op, Ref, Value
 from staticmem.rules import lookup
+from staticmem.rules.casts import to_copy
 from staticmem.rules.dispatch import call, fallback
+from staticmem.training.precision import WholeModelCast, inside
 from staticmem.training.symbolic import SCALAR_OPS
 
 Stack = tuple[Frame, ...]
@@ -26,11 +29,15 @@ Stack = tuple[Frame, ...]
 class Interpreter:
     """Executes a graph's ops once. `env` maps names to tensors and integers."""
 
-    def __init__(self, e: Eager, graph: Graph) -> None:
-        self.e, self.graph = e, graph
+    def __init__(self, e: Eager, graph: Graph, cast: WholeModelCast | None = None) -> None:
+        self.e, self.graph, self.cast = e, graph, cast
+        # results of up-casts that only a cast model has: outside of the module they mean the input
+        self.outside: dict[str, tuple[Stack, Tensor]] = {}
         self.env: dict[str, Any] = {}
         self.owners: dict[str, Owner] = {}
         self.produced_in: dict[str, Stack] = {}
+        self.copies: dict[int, list[Owner]] = {}
+        self.index = 0
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
         self.unknown: Counter[str] = Counter()
@@ -61,12 +68,14 @@ class Interpreter:
             expiring.setdefault(index, []).append(name)
         grad_enabled = e.grad_enabled
         for index, op in enumerate(self.graph.ops):
-            e.trace.op = index
+            e.trace.op = self.index = index
             self._enter(op)
             e.grad_enabled = grad_enabled and op.grad
             self._run(op)
             for name in expiring.get(index, ()):
                 self._forget(name)
+            for owner in self.copies.pop(index, ()):
+                e.release(owner)
         e.grad_enabled = grad_enabled
         e.trace.op = -1
         self._leave(0)
@@ -91,7 +100,8 @@ class Interpreter:
             depth = _common(self.produced_in.get(name, ()), op.modules)
             if depth < len(op.modules):
                 _, owner, held = self.frames[depth]
-                tensor = self.env.get(name)
+                rebound = self.outside.get(name)
+                tensor = self.env.get(name) if rebound is None or inside(op.modules, rebound[0]) else rebound[1]
                 if name not in held and isinstance(tensor, Tensor):
                     held.add(name)
                     self.e.hold(tensor, owner)
@@ -112,6 +122,14 @@ class Interpreter:
         if scalar is not None:
             self.env[op.outputs[0]] = scalar(*args)
             return
+        if self.cast is not None and self.cast.applies(op):
+            if self.cast.is_upcast(op, args, kwargs):
+                self._upcast(op, args[0])
+                return
+            args, kwargs = self.cast.arguments(op, args, kwargs)
+        if op.base == "aten::slice" and _whole(args):
+            self._bind(op.outputs[0], args[0], op)  # Python indexing returns the tensor itself
+            return
         e.open_scope()
         rule = lookup(op.target)
         if rule is not None:
@@ -129,6 +147,27 @@ class Interpreter:
             self._bind(name, tensor, op)
         e.close_scope()
 
+    def _upcast(self, op: Op, source: Tensor) -> None:
+        """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
+        name, e = op.outputs[0], self.e
+        e.open_scope()
+        self._bind(name, to_copy(e, source, dtypes.float32), op)
+        e.close_scope()
+        last = self.index
+        for index in range(self.index + 1, len(self.graph.ops)):
+            later = self.graph.ops[index]
+            if later.modules and not inside(later.modules, op.modules):
+                break
+            if name in later.refs():
+                last = index
+        if self.last_use[name] > last:
+            copy_owner = self.owners[name]
+            outer = Owner("value", name)
+            e.hold(source, outer)
+            self.owners[name] = outer
+            self.outside[name] = (op.modules, source)
+            self.copies.setdefault(last, []).append(copy_owner)
+
     def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
@@ -145,6 +184,9 @@ class Interpreter:
 
     def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):
+            rebound = self.outside.get(arg.name)
+            if rebound is not None and not inside(op.modules, rebound[0]):
+                return rebound[1]
             try:
                 return self.env[arg.name]
             except KeyError:
@@ -195,9 +237,15 @@ class Interpreter:
 
 
 def _default_dtype(value: Value | None) -> DType:
-    from staticmem import dtypes
-
     return value.dtype if value is not None else dtypes.float32
+
+
+def _whole(args: Sequence[Any]) -> bool:
+    """A slice that takes everything: `x[:]`."""
+    tensor = args[0]
+    dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    size = tensor.shape[tensor.dim(dim)]
+    return step == 1 and start in (None, 0) and (end is None or end >= size)
 
 
 def _common(a: Stack, b: Stack) -> int:

@@ -7,6 +7,7 @@ and the loss of the step before lives until the new one is assigned.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from staticmem import dtypes
@@ -17,16 +18,19 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
 from staticmem.errors import UsageError
 from staticmem.graph.ir import Graph, Note, Parameter, Value
+from staticmem.recover.export_only import clean
 from staticmem.training import losses, optimizers
 from staticmem.training.interpreter import Interpreter
+from staticmem.training.precision import WholeModelCast
 from staticmem.training.scenario import Scenario
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The trace, and what was decided on the way."""
+    """The trace, the graph as it was run (its `ops` are what `Kernel.op` indexes), and what was decided on the way."""
 
     trace: Trace
+    graph: Graph
     notes: tuple[Note, ...]
     covered: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
@@ -38,15 +42,17 @@ class StepResult:
 
 def run_step(graph: Graph, scenario: Scenario) -> StepResult:
     """Runs the scenario's step over a bound graph."""
-    return _Step(graph, scenario).run()
+    cleaned = clean(graph)
+    return _Step(cleaned, scenario, cleaned.notes[len(graph.notes) :]).run()
 
 
 class _Step:
-    def __init__(self, graph: Graph, scenario: Scenario) -> None:
+    def __init__(self, graph: Graph, scenario: Scenario, notes: Sequence[Note] = ()) -> None:
         self.graph, self.scenario = graph, scenario
         self.e = Eager(training=scenario.training)
-        self.interpreter = Interpreter(self.e, graph)
-        self.notes: list[Note] = []
+        low = scenario.dtype if scenario.dtype in (dtypes.float16, dtypes.bfloat16) else None
+        self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low is not None else None)
+        self.notes: list[Note] = list(notes)
         self.persistent = Owner("model", "")
         self.loss_name: str | None = None
 
@@ -195,5 +201,5 @@ class _Step:
     def _result(self, shapes: tuple[tuple[int, ...], ...], trained: int) -> StepResult:
         i = self.interpreter
         return StepResult(
-            self.e.trace, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes, trained
+            self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes, trained
         )
