@@ -20,6 +20,7 @@ from staticmem.graph.ir import Frame, Graph, Op, Ref, Value
 from staticmem.rules import lookup
 from staticmem.rules.casts import to_copy
 from staticmem.rules.dispatch import call, fallback
+from staticmem.training.locals import common_depth, held_by_frames
 from staticmem.training.precision import WholeModelCast, inside
 from staticmem.training.symbolic import SCALAR_OPS
 
@@ -29,7 +30,9 @@ Stack = tuple[Frame, ...]
 class Interpreter:
     """Executes a graph's ops once. `env` maps names to tensors and integers."""
 
-    def __init__(self, e: Eager, graph: Graph, cast: WholeModelCast | None = None) -> None:
+    def __init__(
+        self, e: Eager, graph: Graph, cast: WholeModelCast | None = None, locals_policy: str = "expected"
+    ) -> None:
         self.e, self.graph, self.cast = e, graph, cast
         # results of up-casts that only a cast model has: outside of the module they mean the input
         self.outside: dict[str, tuple[Stack, Tensor]] = {}
@@ -44,6 +47,7 @@ class Interpreter:
         self.unknown_bytes: Counter[str] = Counter()
         self.covered: Counter[str] = Counter()
         self.last_use = self._last_uses()
+        self.locals = held_by_frames(graph, locals_policy)
 
     def _last_uses(self) -> dict[str, int]:
         last: dict[str, int] = {}
@@ -73,6 +77,10 @@ class Interpreter:
             e.grad_enabled = grad_enabled and op.grad
             self._run(op)
             for name in expiring.get(index, ()):
+                depth = self.locals.get(name)
+                tensor = self.env.get(name)
+                if depth is not None and depth < len(self.frames) and isinstance(tensor, Tensor):
+                    e.hold(tensor, self.frames[depth][1])
                 self._forget(name)
             for owner in self.copies.pop(index, ()):
                 e.release(owner)
@@ -91,13 +99,13 @@ class Interpreter:
     def _enter(self, op: Op) -> None:
         if not op.modules:  # shape arithmetic carries no module: stay where we are
             return
-        common = _common(self.stack, op.modules)
+        common = common_depth(self.stack, op.modules)
         self._leave(common)
         for frame in op.modules[common:]:
             self.frames.append((frame, Owner("frame", frame.path), set()))
         self.stack = op.modules
         for name in op.refs():
-            depth = _common(self.produced_in.get(name, ()), op.modules)
+            depth = common_depth(self.produced_in.get(name, ()), op.modules)
             if depth < len(op.modules):
                 _, owner, held = self.frames[depth]
                 rebound = self.outside.get(name)
@@ -246,12 +254,3 @@ def _whole(args: Sequence[Any]) -> bool:
     dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
     size = tensor.shape[tensor.dim(dim)]
     return step == 1 and start in (None, 0) and (end is None or end >= size)
-
-
-def _common(a: Stack, b: Stack) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

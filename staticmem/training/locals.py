@@ -1,0 +1,117 @@
+"""Local variables of `forward` functions: an export does not have them, so this is a stated policy, not a fact.
+
+Python keeps a value until its variable is assigned again or the function returns. An export shows only uses. The
+expected policy frees a value at its last use, except where code almost always gives it a name of its own; then the frame
+that owns it (the common part of the producer's and the last reader's module stacks) holds it until it returns:
+
+1. the operands of a matrix product or of attention (query, key, value, weights);
+2. the result of `cat` or a matrix product, made in the frame itself, that a child module reads;
+3. two results of child modules that are added or multiplied, each used once;
+4. a value that enters a child module as a later argument than the first;
+5. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
+
+`docs/meters.md` says how far inference peaks are off under this policy. `last-use` and `frame` are its bounds: every value
+freed as early, or held as long, as any code could.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from staticmem.graph.ir import Frame, Graph, Op, Ref
+
+POLICIES = ("expected", "last-use", "frame")
+_PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
+_JOINS = ("aten::cat", "aten::concat", "aten::matmul")
+_PAIRS = ("aten::add", "aten::mul")
+_MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
+
+Stack = tuple[Frame, ...]
+
+
+def common_depth(a: Stack, b: Stack) -> int:
+    """How many frames two module stacks share."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def held_by_frames(graph: Graph, policy: str = "expected") -> Mapping[str, int]:
+    """Values that a frame holds after their last use: name -> depth of that frame (0 is the root module)."""
+    if policy == "last-use":
+        return {}
+    return _Locals(graph).decide(policy)
+
+
+class _Locals:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made: dict[str, Op] = {}
+        self.readers: dict[str, list[Op]] = {}
+        for op in graph.ops:
+            for name in dict.fromkeys(op.refs()):
+                self.readers.setdefault(name, []).append(op)
+            for name in op.outputs:
+                self.made[name] = op
+
+    def decide(self, policy: str) -> dict[str, int]:
+        held: dict[str, int] = {}
+        later_arguments = self._later_arguments() if policy == "expected" else set()
+        for name, maker in self.made.items():
+            readers = self.readers.get(name)
+            if not readers:
+                continue
+            last = readers[-1]
+            depth = common_depth(maker.modules, last.modules) - 1
+            if depth < 0:
+                continue
+            if policy == "frame" or name in later_arguments or self._named(name, maker, readers, last, depth):
+                held[name] = depth
+        return held
+
+    def _named(self, name: str, maker: Op, readers: list[Op], last: Op, depth: int) -> bool:
+        if any(r.base in _PRODUCTS and r.modules == last.modules for r in readers[-1:]):
+            return True
+        made_here = len(maker.modules) == depth + 1
+        if maker.base in _JOINS and made_here and len(last.modules) > depth + 1:
+            return True
+        if last.base in _PAIRS and self._pair(name, last):
+            return True
+        return len(maker.modules) > depth + 1 and bool(_MODEL.search(maker.modules[depth + 1].cls))
+
+    def _pair(self, name: str, op: Op) -> bool:
+        """Both operands are results of child modules, used once; or this is the second one and the first is local."""
+        operands = [a.name for a in op.args[:2] if isinstance(a, Ref)]
+        if len(operands) != 2:
+            return False
+        single = [self._single_child_result(n, op) for n in operands]
+        if all(single):
+            return True
+        first_local = operands[0] in self.made and len(self.readers.get(operands[0], ())) == 1
+        return name == operands[1] and single[1] and first_local
+
+    def _single_child_result(self, name: str, op: Op) -> bool:
+        maker = self.made.get(name)
+        if maker is None or len(self.readers.get(name, ())) != 1:
+            return False
+        return len(maker.modules) > len(op.modules) and maker.modules[: len(op.modules)] == op.modules
+
+    def _later_arguments(self) -> set[str]:
+        """Values that enter a module call after its first outside value."""
+        later: set[str] = set()
+        first: dict[Stack, str] = {}
+        for op in self.graph.ops:
+            for name in op.refs():
+                maker = self.made.get(name)
+                if maker is None:
+                    continue
+                depth = common_depth(maker.modules, op.modules)
+                if depth < len(op.modules):
+                    call = op.modules[: depth + 1]
+                    if first.setdefault(call, name) != name:
+                        later.add(name)
+        return later
