@@ -11,7 +11,7 @@ import re
 from staticmem.graph.ir import Frame
 
 _REPEAT = re.compile(r"(.+)_(\d{1,4})$")
-_NAME = re.compile(r"/(?:[\w.]+/)*[A-Za-z]\w*$")
+_NAME = re.compile(r"/(?:[^/\s]+/)*[A-Za-z]\w*$")
 
 
 class Scopes:

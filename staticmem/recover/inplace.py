@@ -1,0 +1,187 @@
+"""Which ops ran in place: exporting to ONNX makes every op out of place, and memory depends on the difference.
+
+Where the export names module classes, libraries say it themselves (their sources are named below). Elsewhere it is a
+guess from structure, made for networks with convolutions only, because `nn.ReLU(inplace=True)` is the habit there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from staticmem.graph.ir import Graph, Note, Op, Ref
+
+POLICIES = ("auto", "none", "all")
+
+_ACTIVATIONS = (
+    "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu", "aten::hardsigmoid",
+    "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
+)  # fmt: skip
+_MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
+
+# Residual blocks that write `out += identity`, from the sources of torchvision 0.15 to 0.28
+_ADD_IN_PLACE = {
+    "torchvision.models.resnet": ("BasicBlock", "Bottleneck"),
+    "torchvision.models.video.resnet": ("BasicBlock", "Bottleneck"),
+    "torchvision.models.convnext": ("CNBlock",),
+    "torchvision.models.efficientnet": ("MBConv", "FusedMBConv"),
+    "torchvision.models.mobilenetv3": ("InvertedResidual",),
+    "timm.models.resnet": ("BasicBlock", "Bottleneck"),
+    "timm.models.resnetv2": (),
+}
+# Modules of torchvision whose activations are made without inplace=True
+_OUT_OF_PLACE = {
+    "torchvision.models.segmentation.deeplabv3": "",
+    "torchvision.models.segmentation.fcn": "FCNHead",
+    "torchvision.models.detection": "",
+    "torchvision.models.vision_transformer": "",
+    "torchvision.models.swin_transformer": "",
+    "torchvision.models.maxvit": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    readers: Mapping[str, int]
+    producer: Mapping[str, Op]
+    outputs: frozenset[str]
+    convolutional: bool
+    normalised: bool
+    owned: frozenset[str]
+
+
+def apply(graph: Graph, policy: str = "auto") -> Graph:
+    """The graph with in-place targets (`aten::relu_`) where the policy says so. Unchanged where the file knows.
+
+    "none" leaves everything out of place, "all" takes every activation whose input has no other reader.
+    """
+    if graph.inplace_known or policy == "none":
+        return graph
+    facts = _facts(graph)
+    ops, count = [], 0
+    for op in graph.ops:
+        if _can(op, facts) and (policy == "all" or _should(op, graph, facts)):
+            op = _in_place(op)
+            count += 1
+        ops.append(op)
+    if not count:
+        return graph
+    guess = Note(
+        "assumption", "SM240", "activations and residual adds are taken to run in place, the export does not say", count
+    )
+    return replace(graph, ops=tuple(ops), notes=(*graph.notes, guess))
+
+
+def _facts(graph: Graph) -> _Facts:
+    readers: Counter[str] = Counter(name for op in graph.ops for name in op.refs())
+    producer = {name: op for op in graph.ops for name in op.outputs}
+    bases = Counter(op.base for op in graph.ops)
+    convs = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"]
+    owned = {p.value.name for p in (*graph.parameters, *graph.buffers)} | {v.name for v in graph.inputs}
+    return _Facts(
+        readers, producer, frozenset(graph.outputs), convs > 1, bases["aten::batch_norm"] > 0, frozenset(owned)
+    )
+
+
+def _can(op: Op, facts: _Facts) -> bool:
+    """Whether autograd allows it: the first operand is an intermediate tensor that nobody else reads."""
+    if op.base not in (*_ACTIVATIONS, "aten::add") or not op.args or not isinstance(op.args[0], Ref):
+        return False
+    name = op.args[0].name
+    if facts.readers[name] != 1 or name in facts.owned or name in facts.outputs or name not in facts.producer:
+        return False
+    if op.base == "aten::add":
+        return len(op.args) > 1 and isinstance(op.args[1], Ref) and _fresh(facts.producer[name])
+    return facts.producer[name].base not in _VIEWS
+
+
+_VIEWS = ("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand")
+
+
+def _fresh(made: Op) -> bool:
+    """Whether an op's result is not saved for its backward: it may be overwritten."""
+    return made.base in (
+        "aten::batch_norm",
+        "aten::conv2d",
+        "aten::conv1d",
+        "aten::conv3d",
+        "aten::mul",
+        "aten::linear",
+        "aten::group_norm",
+        "aten::layer_norm",
+    )
+
+
+def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
+    if not any(frame.cls for frame in op.modules):
+        return _guess(op, graph, facts)
+    leaf = op.modules[-1].cls
+    if op.base == "aten::add":
+        module, _, cls = leaf.rpartition(".")
+        return cls in _ADD_IN_PLACE.get(module, ())
+    classes = [frame.cls for frame in op.modules]
+    if not any(c.startswith(("torchvision.", "timm.")) for c in classes):
+        known = all(c.startswith("torch.nn.") for c in classes)
+        return known and _guess(op, graph, facts)
+    if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
+        return False
+    return not _excluded(op, classes)
+
+
+def _excluded(op: Op, classes: list[str]) -> bool:
+    """Activations that torchvision makes without `inplace=True`."""
+    owner = next((c for c in reversed(classes) if c.startswith(("torchvision.", "timm."))), "")
+    if owner == "torchvision.ops.misc.SqueezeExcitation":  # its default is a plain ReLU; EfficientNet gives SiLU
+        return op.base != "aten::silu"
+    for prefix, name in _OUT_OF_PLACE.items():
+        if owner.startswith(prefix) and (not name or name in owner):
+            return True
+    return False
+
+
+def _guess(op: Op, graph: Graph, facts: _Facts) -> bool:
+    """Without classes: in a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
+    if not facts.convolutional or not isinstance(op.args[0], Ref):
+        return False
+    made = facts.producer[op.args[0].name]
+    paths = [frame.path for frame in op.modules]
+    leaf = paths[-1] if paths else ""
+    if op.base == "aten::add":
+        return _guess_add(op, made, leaf, graph, facts)
+    if made.base not in ("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"):
+        return False
+    if made.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(made, facts):
+        return False
+    names = set(leaf.split("."))
+    return not ({"classifier", "aux_classifier"} & names and _has_backbone(graph))
+
+
+def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:
+    if made.base == "aten::batch_norm" and "-" not in leaf:
+        after = [o for o in graph.ops if Ref(op.outputs[0]) in o.args]
+        return len(after) >= 1 and after[0].base == "aten::relu"  # torchvision's ResNet; MobileNetV2 has no ReLU there
+    scaled = [a for a in made.args if isinstance(a, Ref)]
+    if made.base != "aten::mul" or len(scaled) != 2:
+        return False
+    names = {p.value.name for p in graph.parameters}
+    chain = [facts.producer.get(a.name) for a in scaled]
+    noise = any(c is not None and c.base in ("aten::div_", "aten::bernoulli_") for c in chain)
+    if noise:
+        return facts.normalised or any("layer_scale" in n for n in names)
+    return any("layer_scale" in a.name for a in scaled)
+
+
+def _squeezed(conv: Op, facts: _Facts) -> bool:
+    """Whether a convolution reads a globally pooled tensor: squeeze and excitation."""
+    made = facts.producer.get(conv.args[0].name) if isinstance(conv.args[0], Ref) else None
+    return made is not None and made.base.startswith(("aten::adaptive_avg_pool", "aten::mean"))
+
+
+def _has_backbone(graph: Graph) -> bool:
+    return any(".backbone." in f".{p.fqn}" for p in graph.parameters)
+
+
+def _in_place(op: Op) -> Op:
+    base, dot, overload = op.target.partition(".")
+    return replace(op, target=f"{base}_{dot}{overload}")
