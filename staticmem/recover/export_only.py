@@ -20,12 +20,28 @@ from staticmem.recover.noise import follow_operand
 _SDPA = "aten::scaled_dot_product_attention"
 
 
-def clean(graph: Graph) -> Graph:
-    """The graph as eager PyTorch runs it."""
+def clean(graph: Graph, training: bool = True) -> Graph:
+    """The graph as eager PyTorch runs it in this mode."""
     notes: list[Note] = []
+    if training:
+        graph = train_batch_norm(graph, notes)
     graph = tie_parameters(graph, notes)
     graph = follow_operand(drop_masks(graph, notes))
     return replace(graph, notes=(*graph.notes, *notes)) if notes else graph
+
+
+def train_batch_norm(graph: Graph, notes: list[Note]) -> Graph:
+    """An export in eval mode that is analysed for training: `model.train()` puts every batch norm in training form.
+
+    Where some are in training form already, the others are frozen on purpose and stay.
+    """
+    norms = [op for op in graph.ops if op.base == "aten::batch_norm" and len(op.args) > 5]
+    if not norms or any(op.args[5] is True for op in norms):
+        return graph
+    changed = {id(op): replace(op, args=(*op.args[:5], True, *op.args[6:])) for op in norms}
+    text = "batch norms were exported in eval mode; training runs them in training form"
+    notes.append(Note("assumption", "SM323", text, len(norms)))
+    return replace(graph, ops=tuple(changed.get(id(op), op) for op in graph.ops))
 
 
 def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
@@ -105,13 +121,15 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
     knowledge = Knowledge()
     rename: dict[str, Ref] = {}
     ops: list[Op] = []
-    dropped = {"true": 0, "causal": 0, "batch": 0}
+    dropped = {"true": 0, "causal": 0, "batch": 0, "gqa": 0}
     touched: set[str] = set()
     for op in graph.ops:
         op = _renamed(op, rename)
         changed = op
         if op.base == _SDPA:
             changed = _without_mask(op, knowledge, dropped)
+            if changed is not op and op.modules and op.modules[-1].cls.startswith("transformers."):
+                changed = _grouped_query(changed, ops, dropped)
         elif op.base == "aten::where" and len(op.args) == 3:
             mask = knowledge.of(op.args[0])
             if isinstance(mask, Mask) and mask.always and isinstance(op.args[1], Ref) and op.args[0] is not None:
@@ -126,10 +144,11 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
         knowledge.visit(changed)
     if not any(dropped.values()):
         return graph
-    ops = _without_dead(ops, graph.outputs, touched)
+    ops = _without_dead(ops, graph.outputs, touched | set(knowledge.known))
     texts = {
         "true": "attention masks that are true everywhere were dropped: eager passes none without padding",
         "causal": "causal attention masks became is_causal: eager passes none without padding",
+        "gqa": "repeated keys and values became enable_gqa: transformers passes them once where there is no mask",
         "batch": "attention masks that do not depend on the batch keep batch size 1",
     }
     notes.extend(Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count)
@@ -157,6 +176,33 @@ def _without_mask(op: Op, knowledge: Knowledge, dropped: dict[str, int]) -> Op:
     else:
         dropped["true"] += 1
     return replace(op, args=tuple(args), kwargs=kwargs)
+
+
+def _grouped_query(op: Op, ops: list[Op], dropped: dict[str, int]) -> Op:
+    """Key and value that `repeat_kv` made (unsqueeze, expand, reshape) are passed once, with enable_gqa.
+
+    Source: transformers/integrations/sdpa_attention.py, `use_gqa_in_sdpa`: true where there is no mask.
+    """
+    sources = [_before_repeat(a, ops) for a in op.args[1:3]]
+    if len(sources) < 2 or None in sources:
+        return op
+    dropped["gqa"] += 1
+    args = (op.args[0], *sources, *op.args[3:])
+    return replace(op, args=args, kwargs={**op.kwargs, "enable_gqa": True})
+
+
+def _before_repeat(arg: Arg, ops: list[Op]) -> Ref | None:
+    for base in ("aten::reshape", "aten::expand", "aten::unsqueeze"):
+        if not isinstance(arg, Ref):
+            return None
+        name = arg.name
+        maker = next((o for o in reversed(ops[-400:]) if name in o.outputs), None)
+        if maker is None or not (maker.base == base or (base == "aten::reshape" and maker.base == "aten::view")):
+            return None
+        if base == "aten::expand" and len(maker.args[1] if isinstance(maker.args[1], tuple) else ()) != 5:
+            return None
+        arg = maker.args[0]
+    return arg if isinstance(arg, Ref) else None
 
 
 def _without_batch(op: Op, mask: Any, ops: list[Op], dropped: dict[str, int]) -> Op:

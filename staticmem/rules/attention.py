@@ -15,9 +15,15 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.rules.pointwise import grad_of
+from staticmem.rules.casts import to_copy
+from staticmem.rules.factory import dropout
+from staticmem.rules.indexing import pad
+from staticmem.rules.joining import repeat_interleave
+from staticmem.rules.linear import matmul
+from staticmem.rules.pointwise import add_, grad_of, mul
+from staticmem.rules.reduction import softmax
 from staticmem.rules.registry import rule
-from staticmem.rules.views import clone, expand, slice_
+from staticmem.rules.views import clone, expand, slice_, transpose
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ class Choice:
     reason: str
 
 
-def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Choice:
+def choose_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool = False
+) -> Choice:
     """The kernel that `torch.nn.functional.scaled_dot_product_attention` picks on an sm_90 device."""
     half = q.dtype in (dtypes.float16, dtypes.bfloat16)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
@@ -40,6 +48,8 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_
             return Choice("flash", "half precision, no mask")
     if q.dtype is dtypes.float64 or q.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32):
         return Choice("math", f"{q.dtype.name} has no fused kernel")
+    if q.shape[1] != k.shape[1]:
+        return Choice("math", "grouped queries: the memory-efficient kernel has none")
     return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
 
 
@@ -55,7 +65,7 @@ def scaled_dot_product_attention(
         attn_mask = _float_mask(e, attn_mask, query)
     choice = choose_kernel(query, key, value, attn_mask, dropout_p)
     if choice.kernel == "math":
-        return _math(e, query, key, value, attn_mask, dropout_p)
+        return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
     if choice.kernel == "efficient":
         return _efficient(e, query, key, value, attn_mask, enable_gqa)
     return _fused(e, query, key, value, attn_mask, choice.kernel)
@@ -151,19 +161,25 @@ def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     if mask.strides[-1] != 1 and mask.shape[-1] != 1:
         mask = clone(e, mask, contiguous=True)
     if mask.shape[-1] % 8:
-        from staticmem.rules.indexing import pad
-
         mask = slice_(e, pad(e, mask, (0, 8 - mask.shape[-1] % 8)), -1, 0, source)
     return expand(e, mask, (b, h, length, source)) if mask.shape != (b, h, length, source) else mask
 
 
-def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
-    from staticmem.rules.factory import dropout
-    from staticmem.rules.linear import matmul
-    from staticmem.rules.pointwise import add_, mul
-    from staticmem.rules.reduction import softmax
-    from staticmem.rules.views import transpose
-
+def _math(
+    e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
+) -> Tensor:
+    """`_scaled_dot_product_attention_math` of attention.cpp: matmul, mask, softmax, dropout, matmul, all recorded."""
+    if q.dtype in (dtypes.float16, dtypes.bfloat16):
+        q, k, v = (to_copy(e, t, dtypes.float32) for t in (q, k, v))
+    if is_causal:
+        length, source = q.shape[-2], k.shape[-2]
+        square = e.empty((length, source), dtypes.bool_, kernel="aten.ones.default")
+        mask = e.empty_like(square, kernel="aten.tril.default")
+    if mask is not None and mask.dtype is dtypes.bool_:
+        mask = _float_mask(e, mask, q)
+    if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
+        k = repeat_interleave(e, k, q.shape[-3] // k.shape[-3], -3)
+        v = repeat_interleave(e, v, q.shape[-3] // v.shape[-3], -3)
     scaled_q, scaled_k = mul(e, q, 1.0), mul(e, transpose(e, k, -2, -1), 1.0)
     scores = matmul(e, scaled_q, scaled_k)
     if mask is not None:

@@ -99,12 +99,16 @@ def _full_gradient(self: Tensor, kernel: str) -> Formula:
 def adaptive_avg_pool(e: Eager, self: Tensor, output_size: Any) -> Tensor:
     """Output (1, 1) is a mean over height and width; otherwise saves its input."""
     from staticmem.rules.reduction import mean
+    from staticmem.rules.views import as_strided
 
     given = (output_size,) if isinstance(output_size, int) else tuple(output_size)
     lead = self.ndim - len(given)
     target = tuple(self.shape[lead + i] if size is None else size for i, size in enumerate(given))
     if all(size == 1 for size in target):  # AdaptiveAveragePooling.cpp; channels last keeps its layout by as_strided_
-        return mean(e, self, tuple(range(lead, self.ndim)), True)
+        out = mean(e, self, tuple(range(lead, self.ndim)), True)
+        if self.prefers_channels_last:
+            return as_strided(e, out, out.shape, layout.channels_last_strides(out.shape))
+        return out
     kernel = f"aten._adaptive_avg_pool{len(target)}d"
     out = _formatted(e, (*self.shape[:lead], *target), self, self.dtype, f"{kernel}.default")
     e.record("AdaptiveAvgPool2DBackward0", out, [self], [_full_gradient(self, f"{kernel}_backward.default")], [self])

@@ -42,8 +42,16 @@ class StepResult:
 
 def run_step(graph: Graph, scenario: Scenario) -> StepResult:
     """Runs the scenario's step over a bound graph."""
-    cleaned = clean(graph)
-    return _Step(cleaned, scenario, cleaned.notes[len(graph.notes) :]).run()
+    cleaned = clean(graph, scenario.training)
+    notes = cleaned.notes[len(graph.notes) :]
+    step = _Step(cleaned, scenario, notes)
+    result = step.run()
+    if scenario.optimizer is not None and step.without_gradient:
+        # optimizer state exists only for parameters that get a gradient, which backward alone can tell
+        again = _Step(cleaned, scenario, notes)
+        again.untrained = step.without_gradient
+        result = again.run()
+    return result
 
 
 class _Step:
@@ -54,7 +62,10 @@ class _Step:
         self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low is not None else None)
         self.notes: list[Note] = list(notes)
         self.persistent = Owner("model", "")
+        self.grads: dict[int, Tensor] = {}
         self.loss_name: str | None = None
+        self.untrained: frozenset[str] = frozenset()  # names of parameters known to get no gradient
+        self.without_gradient: frozenset[str] = frozenset()
 
     def run(self) -> StepResult:
         e, trace = self.e, self.e.trace
@@ -72,7 +83,8 @@ class _Step:
         reached = self._reached(with_grad)
         if facts is not None:
             optimizers.make_state(e, facts, self.scenario.optimizer_impl, reached)
-        shapes = self._train(reached)
+        shapes = self._train()
+        self.without_gradient = frozenset(p.name for p in reached if id(p) not in self.grads)
         trace.begin("optimizer")
         if facts is not None:
             optimizers.step(e, facts, self.scenario.optimizer_impl, reached)
@@ -118,7 +130,7 @@ class _Step:
         """Parameters that some op reads: the others get no gradient and no optimizer state."""
         used = {name for op in self.graph.ops for name in op.refs()}
         ids = {id(self.interpreter.env[name]) for name in used if isinstance(self.interpreter.env.get(name), Tensor)}
-        return [p for p in parameters if id(p) in ids]
+        return [p for p in parameters if id(p) in ids and p.name not in self.untrained]
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class _Step:
         e.release(e.autocast_owner)
         return tuple(t.shape for t in outputs)
 
-    def _train(self, parameters: list[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def _train(self) -> tuple[tuple[int, ...], ...]:
         e, trace = self.e, self.e.trace
         target = self._make_target()
         previous_loss = Owner("value", "loss")
@@ -144,6 +156,8 @@ class _Step:
         shapes = tuple(t.shape for t in outputs)
         assert self.loss_name is not None
         e.open_scope()
+        if not outputs:
+            raise UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
         loss = losses.run(e, self.loss_name, outputs[0], target)
         new_loss = Owner("value", "loss")
         e.hold(loss, new_loss)
@@ -159,8 +173,7 @@ class _Step:
             root = e.empty_like(loss, kernel="aten.ones_like.default")
             held = Owner("gradient", "root gradient")
             e.hold(root, held)
-            grads: dict[int, Tensor] = {}
-            run_backward(e, loss, root, grads)
+            run_backward(e, loss, root, self.grads)
             e.release(held)
         e.trace.op = -1
         return shapes
@@ -178,7 +191,7 @@ class _Step:
                     f"loss: {name}, chosen by the output's shape {list(shape)} (--loss changes it)",
                 )
             )
-        self.loss_name = name = "mean" if name == "none" else name
+        self.loss_name = name
         wanted = losses.target_of(name, shape)
         if wanted is None:
             return None
