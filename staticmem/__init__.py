@@ -1,3 +1,33 @@
-"""staticmem: how much GPU memory a model needs, from its exported graph alone."""
+"""staticmem: how much GPU memory a model needs, from its exported graph alone.
+
+    import staticmem
+    report = staticmem.analyze("model.pt2", batch=32, optimizer="adam")
+    print(report.peak.live_bytes)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from staticmem.analysis import analyze as analyze
+    from staticmem.report.model import Report as Report
 
 __version__ = "0.1.0"
+
+__all__ = ["Report", "StaticmemError", "__version__", "analyze"]
+
+from staticmem.errors import StaticmemError
+
+
+def __getattr__(name: str) -> Any:
+    """`analyze` and `Report` on first use: importing the package alone costs nothing."""
+    if name == "analyze":
+        from staticmem.analysis import analyze
+
+        return analyze
+    if name == "Report":
+        from staticmem.report.model import Report
+
+        return Report
+    raise AttributeError(f"module 'staticmem' has no attribute '{name}'")

@@ -1,0 +1,159 @@
+"""The one entry point of the command line and of Python: a path and a scenario become a `Report`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from staticmem import dtypes
+from staticmem.dtypes import DType
+from staticmem.errors import UsageError, did_you_mean
+from staticmem.frontends import open_model
+from staticmem.graph.ir import Note
+from staticmem.graph.model import ModelFile, SymbolRange, resolve
+from staticmem.lifetimes import liveness
+from staticmem.report.build import Sources, build
+from staticmem.report.model import Report
+from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, Scenario
+from staticmem.training.step import run_step
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+METHODS = ("liveness", "textbook")
+
+
+def analyze(
+    path: str | os.PathLike[str],
+    *,
+    batch: int | None = None,
+    resolution: int | tuple[int, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    mode: str | None = None,
+    optimizer: str | None = None,
+    optimizer_impl: str = "foreach",
+    momentum: float = 0.0,
+    loss: str = "auto",
+    dtype: str | None = None,
+    amp: str | None = None,
+    method: str = "liveness",
+    top: int = 10,
+) -> Report:
+    """The memory of one step of the model in a file.
+
+    Args:
+        path: an ONNX file or an archive of torch.export.
+        batch: size of axis 0 of every input. An open batch dimension without it is taken as 1, and the report says so.
+        resolution: height and width of 4-D image inputs; one number for both.
+        dims: sizes of other open dimensions by name.
+        mode: "train" or "infer"; by default training where an optimizer is given. Training without an optimizer is
+            forward and backward.
+        dtype: casts the whole model ("float16", "bf16", ...); amp: runs the forward under torch.autocast.
+        method: "textbook" adds the textbook estimate to the report.
+        top: how many of the largest tensors `top_tensors` has.
+
+    Raises:
+        StaticmemError: the file or the scenario cannot be analysed; the message says what to do.
+    """
+    path = os.fspath(path)
+    scenario, notes = _scenario(mode, optimizer, optimizer_impl, momentum, loss, dtype, amp)
+    _known("method", method, METHODS)
+    model = open_model(path)
+    given = dict(dims or {})
+    if batch is None:
+        assumed, batch_notes = _assumed_batch(model, given)
+        given |= assumed
+        notes += batch_notes
+    if isinstance(resolution, int):
+        resolution = (resolution, resolution)
+    binding = resolve(model, batch=batch, resolution=resolution, dims=given)
+    graph = model.bind(binding)
+    result = run_step(graph, scenario)
+    if result.unknown:
+        count = sum(result.unknown.values())
+        text = (
+            f"{count} calls of {len(result.unknown)} unknown ops ({', '.join(sorted(result.unknown))}): their inputs and "
+            "results are kept for backward as a precaution, so the peak may be too high"
+        )
+        notes.append(Note("warning", "SM201", text, count))
+    if scenario.training and not result.trained:
+        notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
+    size = os.stat(path).st_size
+    return build(Sources(model, size, binding, graph, scenario, result, liveness(result.trace), notes), top)
+
+
+def _scenario(
+    mode: str | None,
+    optimizer: str | None,
+    impl: str,
+    momentum: float,
+    loss: str,
+    dtype: str | None,
+    amp: str | None,
+) -> tuple[Scenario, list[Note]]:
+    """The scenario of validated words, and what has to be said about it."""
+    notes: list[Note] = []
+    if optimizer is not None:
+        optimizer = _known("optimizer", optimizer.lower(), OPTIMIZERS)
+    _known("optimizer-impl", impl, IMPLEMENTATIONS)
+    _known("loss", loss, LOSSES)
+    mode = _known("mode", mode, MODES) if mode is not None else "train" if optimizer is not None else "infer"
+    if momentum and optimizer != "sgd":
+        raise UsageError(
+            f"--momentum does not apply to {optimizer or 'a step without optimizer'}",
+            "Only sgd has a momentum buffer here.",
+            "Use --optimizer sgd, or leave --momentum out.",
+            code="SM132",
+        )
+    if not 0 <= momentum < 1:
+        raise UsageError(
+            f"--momentum {momentum} is out of range", "It is a fraction: 0 <= momentum < 1.", "Try 0.9.", code="SM132"
+        )
+    if impl == "fused" and optimizer == "rmsprop":
+        raise UsageError(
+            "rmsprop has no fused implementation",
+            "PyTorch has fused kernels for sgd, adam, adamw and adagrad.",
+            "Use --optimizer-impl foreach.",
+            code="SM133",
+        )
+    if mode == "infer" and optimizer is not None:
+        notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: inference was asked for"))
+        optimizer = None
+    if mode == "train" and optimizer is None:
+        notes.append(Note("assumption", "SM303", "no optimizer: forward and backward only"))
+    if mode == "train" and optimizer is not None:
+        text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
+        notes.append(Note("assumption", "SM300", text))
+    scenario = Scenario(mode, optimizer, impl, momentum, loss, _precision("dtype", dtype), _precision("amp", amp))
+    return scenario, notes
+
+
+def _known(flag: str, word: str, known: tuple[str, ...]) -> str:
+    if word in known:
+        return word
+    raise UsageError(
+        f"unknown {flag} '{word}'", f"--{flag} is one of {', '.join(known)}.", did_you_mean(word, known), code="SM134"
+    )
+
+
+def _precision(flag: str, name: str | None) -> DType | None:
+    """A floating-point type by PyTorch's name or a short one; "none" is None."""
+    if name is None or name.lower() == "none":
+        return None
+    found = dtypes.parse(name)
+    if found is None or found.name not in PRECISIONS:
+        known = ("fp32", "fp16", "bf16", *PRECISIONS, "none")
+        raise UsageError(
+            f"unknown {flag} '{name}'", f"--{flag} is one of {', '.join(known)}.", did_you_mean(name, known), "SM134"
+        )
+    return found
+
+
+def _assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:
+    """Sizes for open batch dimensions (axis 0) that nobody gave: 1, or the least that the export allows."""
+    assumed: dict[str, int] = {}
+    for spec in model.inputs:
+        axis = spec.shape[0] if spec.shape else None
+        if isinstance(axis, str) and axis not in dims and f"{spec.name}[0]" not in dims:
+            assumed[axis] = max(1, model.symbols.get(axis, SymbolRange()).low or 1)
+    sizes = ", ".join(str(size) for size in dict.fromkeys(assumed.values()))
+    notes = [Note("assumption", "SM301", f"batch {sizes} assumed; give --batch N")] if assumed else []
+    return assumed, notes

@@ -1,0 +1,111 @@
+"""The `staticmem` command: finds the verb, turns errors into three lines and an exit code.
+
+Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from staticmem import __version__
+from staticmem.errors import StaticmemError, UsageError, did_you_mean
+
+EPILOG = """\
+examples:
+  staticmem analyze model.onnx                                   inference
+  staticmem analyze model.pt2 --batch 32 --optimizer adam        a training step
+  staticmem analyze model.pt2 --batch 32 --optimizer adamw --amp bf16
+  staticmem analyze model.onnx --optimizer sgd --momentum 0.9 --explain-peak
+
+'staticmem analyze --help' has all flags. Exit codes: 0 done, 1 --strict failed, 2 not possible, 130 interrupted.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors as `UsageError`, so that all errors look alike."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"See '{self.prog} --help'."
+        if message.startswith("unrecognized arguments:"):
+            word = message.split(":", 1)[1].split()[0]
+            known = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+            if word.startswith("--"):
+                hint = did_you_mean(word.split("=", 1)[0], known)
+        raise UsageError(message, "The command line was not understood.", hint, code="SM140")
+
+
+def make_parser() -> Parser:
+    from staticmem.cli import analyze
+
+    parser = Parser(
+        prog="staticmem",
+        description="How much GPU memory a model needs, from its exported graph alone: no GPU, no training, no weights.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"staticmem {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    analyze.add_parser(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        parser = make_parser()
+        args, rest = parser.parse_known_args(words)
+        if args.verb is None:
+            parser.print_help()
+            return 2 if rest else 0
+        if rest:
+            args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except StaticmemError as error:
+        if debug:
+            raise
+        print_error(error)
+        return 2
+    except BrokenPipeError:
+        # the reader (head, less) has what it wanted; Python would complain at its own flush on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except MemoryError:
+        sys.stderr.write("error: not enough memory for the analysis [SM190]\n")
+        return 2
+    except Exception as error:
+        if debug:
+            raise
+        detail = (str(error).splitlines() or [""])[0][:200]
+        sys.stderr.write(f"error: internal error: {type(error).__name__}: {detail} [SM190]\n")
+        sys.stderr.write("  This is a bug of staticmem, not of your model.\n")
+        sys.stderr.write("  Run it again with --debug and report what it prints.\n")
+        return 2
+
+
+def print_error(error: StaticmemError) -> None:
+    """Three lines to stderr: what, why, what to do."""
+    lines = [f"error: {_line(error.what)} [{error.code}]"]
+    lines += [f"  {_line(text)}" for text in (error.why, error.hint) if text]
+    text = "\n".join(lines) + "\n"
+    encoding = sys.stderr.encoding or "ascii"
+    sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def _line(text: str) -> str:
+    """One line of printable characters: names from a file may have anything in them."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Where the report goes: stdout, or a file that is written whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+
+from staticmem.errors import UsageError
+from staticmem.report.model import Report
+
+
+def check_target(path: str, force: bool) -> None:
+    """Refuses, before any work, what could not be written after it."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a directory", "The output is one file.", "Give a file name in it.", code="SM142")
+    if os.path.exists(path) and not force:
+        raise UsageError(f"{path} exists", "It would be overwritten.", "Add --force, or choose another name.", "SM142")
+    if not os.path.isdir(folder):
+        raise UsageError(f"{folder} is not a directory", f"{path} would be in it.", "Make it first.", code="SM142")
+
+
+def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
+    """Writes the report in a format to where the flags say."""
+    to_file = args.output not in (None, "-")
+    if kind == "json":
+        from staticmem.report.json import dumps
+
+        text = dumps(report)
+    else:
+        text = _table(report, args, to_file)
+    if not to_file:
+        sys.stdout.write(text)
+        return
+    write_atomically(args.output, text)
+    sys.stderr.write(f"Wrote {args.output}\n")
+
+
+def _table(report: Report, args: argparse.Namespace, to_file: bool) -> str:
+    from staticmem.report.style import Style, style_for
+    from staticmem.report.table import render
+    from staticmem.report.words import verdict
+
+    style = Style(colour=args.color == "always") if to_file else style_for(sys.stdout, args.color)
+    if args.quiet:
+        for note in report.warnings:
+            sys.stderr.write(f"warning: {style_for(sys.stderr, 'never').plain(note.text)} [{note.code}]\n")
+        return style.plain(verdict(report, args.units)) + "\n"
+    return render(report, style, args.units, args.verbose, args.explain_peak)
+
+
+def write_atomically(path: str, text: str) -> None:
+    """A reader of `path` sees the old file or the new one, never a part."""
+    folder = os.path.dirname(path) or "."
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=".staticmem-", dir=folder)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a report is an ordinary file
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written", f"{error.strerror or error}.", "Choose another place.", code="SM142"
+        ) from error

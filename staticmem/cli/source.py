@@ -1,0 +1,33 @@
+"""Where the model comes from: a path, or stdin in a temporary file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from staticmem.errors import StaticmemError, UsageError
+
+
+@contextmanager
+def model_path(name: str) -> Iterator[str]:
+    """The path to read. Stdin becomes a file called `stdin`, because archives are read from their end."""
+    if name != "-":
+        yield name
+        return
+    if sys.stdin.isatty():
+        raise UsageError("nothing to read", "'-' reads the model from stdin.", "Example: cat model.onnx | staticmem analyze -")
+    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+        path = os.path.join(folder, "stdin")
+        with open(path, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        try:
+            yield path
+        except StaticmemError as error:
+            error.what, error.why, error.hint = (
+                text.replace(path, "stdin") for text in (error.what, error.why, error.hint)
+            )
+            raise

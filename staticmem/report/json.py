@@ -1,0 +1,34 @@
+"""The report as JSON: field names of the dataclasses, bytes as integers, in the order of the fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from staticmem.report.model import Report
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The report as plain dicts, lists, strings and numbers."""
+    plain = _plain(report)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def dumps(report: Report) -> str:
+    """The report as JSON text with a final newline; the same report always gives the same text."""
+    return json.dumps(to_json(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {
+            f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.metadata.get("json", True)
+        }
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value

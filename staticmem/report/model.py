@@ -1,0 +1,210 @@
+"""The report: what is known of one step, as frozen values. All reporters read it and none computes.
+
+Field names are the names in the JSON (`schemas/report-1.schema.json` is generated from these classes). Bytes are
+integers; shapes are lists of sizes in elements. Within schema major 1, fields are only added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SCHEMA = "staticmem.report/1"
+
+CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state", "activation", "temporary", "input")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A graph input or output. `symbolic` is its shape in the file, with names for open dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    symbolic: tuple[int | str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The file: `path` as given, `ops` in the graph that PyTorch runs, `file_bytes` on disk."""
+
+    path: str
+    format: str
+    producer: str
+    file_bytes: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    ops: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioInfo:
+    """What was asked, with defaults filled in. `dims` are the sizes of the file's symbols."""
+
+    mode: str
+    batch: int | None
+    resolution: tuple[int, ...] | None
+    dims: Mapping[str, int]
+    optimizer: str | None
+    optimizer_impl: str | None
+    momentum: float
+    loss: str | None
+    dtype: str | None
+    amp: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor that is alive at the peak. `bytes` is rounded up to 512; `why` says who holds it."""
+
+    name: str
+    module: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    category: str
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleBytes:
+    """Bytes alive at the peak that belong to a module (its own, not those of its children)."""
+
+    module: str
+    bytes: int
+    by_category: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment at which most is alive. `at_op` is the kernel that allocates then; `node` the graph's op."""
+
+    live_bytes: int
+    phase: str
+    at_op: str
+    node: str | None
+    module: str | None
+    tensors: int
+    by_category: Mapping[str, int]
+    by_module: tuple[ModuleBytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeBytes:
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Elements and bytes of the parameters, unrounded, in the precision of the step; shared ones count once."""
+
+    count: int
+    bytes: int
+    trainable_count: int
+    tensors: int
+    by_dtype: Mapping[str, DTypeBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    peak_bytes: int
+    at_op: str | None
+    node: str | None
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """`start_bytes` is alive before the step; `forward_end_bytes` when backward begins (or inference returns)."""
+
+    start_bytes: int
+    forward: PhasePeak
+    forward_end_bytes: int
+    forward_end_activation_bytes: int
+    backward: PhasePeak | None
+    optimizer: PhasePeak | None
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Ratios; None where they do not apply.
+
+    `peak_over_parameters`: the peak over the parameters' bytes. `state_over_parameters`: parameters, gradients and
+    optimizer state over parameters (4 for Adam). `backward_over_forward`: the backward's peak over what is alive at the
+    end of the forward. `backward_over_activations`: what the backward's peak adds to that, over the activations alive
+    then. `optimizer_step_over_parameters`: what the optimizer's step adds for a moment, over the parameters.
+    """
+
+    peak_over_parameters: float | None
+    state_over_parameters: float | None
+    backward_over_forward: float | None
+    backward_over_activations: float | None
+    optimizer_step_over_parameters: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpCount:
+    ruled: int
+    transparent: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOp:
+    """An op without a rule: how often, and the bytes of its results (kept for backward as a precaution)."""
+
+    op: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    ops: OpCount
+    unknown: tuple[UnknownOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteInfo:
+    """`code` is stable; `count` says how many places of the graph it concerns."""
+
+    code: str
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Textbook:
+    """The textbook estimate of the same graph, for comparison: no lifetimes, every result added up. Bytes."""
+
+    parameter_bytes: int
+    intermediate_bytes_forward: int
+    intermediate_bytes_with_backward: int
+    total_bytes: int
+    why_different: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One step of one model. `alive` has every tensor alive at the peak, largest first; `top_tensors` is its head.
+
+    `meter` is what the bytes mean: "live" is the sum of live tensors, each rounded up to 512 bytes (docs/meters.md).
+    """
+
+    schema: str
+    model: ModelInfo
+    scenario: ScenarioInfo
+    meter: str
+    peak: Peak
+    parameters: Parameters
+    phases: Phases
+    multipliers: Multipliers
+    top_tensors: tuple[TensorEntry, ...]
+    coverage: Coverage
+    assumptions: tuple[NoteInfo, ...]
+    warnings: tuple[NoteInfo, ...]
+    notes: tuple[NoteInfo, ...]
+    textbook: Textbook | None = None
+    alive: tuple[TensorEntry, ...] = field(default=(), metadata={"json": False})

@@ -1,0 +1,64 @@
+"""Sentences that every human-readable format shares: names of things, and the verdict."""
+
+from __future__ import annotations
+
+import os
+
+from staticmem.lifetimes.why import short
+from staticmem.report.model import Peak, PhasePeak, Report, ScenarioInfo
+from staticmem.units import format_bytes
+
+OPTIMIZER_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
+CATEGORY_NAMES = {"optimizer_state": "optimizer state"}
+
+METER = (
+    "Live tensor memory is what PyTorch holds in tensors, each rounded up to 512 bytes. The allocator's cache and "
+    "fragmentation, workspaces of cuBLAS and cuDNN and the CUDA context come on top: nvidia-smi shows more."
+)
+
+
+def category_name(category: str) -> str:
+    return CATEGORY_NAMES.get(category, category)
+
+
+def optimizer_name(scenario: ScenarioInfo) -> str:
+    """`Adam`, `SGD with momentum 0.9`, `AdamW (fused)`; empty without one."""
+    if scenario.optimizer is None:
+        return ""
+    name = OPTIMIZER_NAMES.get(scenario.optimizer, scenario.optimizer)
+    if scenario.momentum:
+        name += f" with momentum {scenario.momentum:g}"
+    return name if scenario.optimizer_impl == "foreach" else f"{name} ({scenario.optimizer_impl})"
+
+
+def place(at: Peak | PhasePeak) -> str:
+    """`threshold_backward in layer4.2.relu`; empty where nothing was allocated."""
+    if not at.at_op:
+        return ""
+    return f"{short(at.at_op)} in {at.module}" if at.module else short(at.at_op)
+
+
+def step_name(report: Report) -> str:
+    """`training resnet50.pt2, batch 32, Adam`."""
+    scenario = report.scenario
+    parts = [f"{'training' if scenario.mode == 'train' else 'inference of'} {os.path.basename(report.model.path)}"]
+    if scenario.batch is not None:
+        parts.append(f"batch {scenario.batch}")
+    if scenario.mode == "train":
+        parts.append(optimizer_name(scenario) or "no optimizer")
+    if scenario.dtype is not None:
+        parts.append(f"in {scenario.dtype}")
+    if scenario.amp is not None:
+        parts.append(f"autocast to {scenario.amp}")
+    return ", ".join(parts)
+
+
+def verdict(report: Report, units: str = "binary") -> str:
+    """The one line that a user came for."""
+    at = place(report.peak)
+    where = f"{_PHASES.get(report.peak.phase, report.peak.phase)}{f' ({at})' if at else ''}"
+    size = format_bytes(report.peak.live_bytes, units)
+    return f"Peak {size} live tensor memory in {where} — {step_name(report)}."
+
+
+_PHASES = {"setup": "what exists before the step", "optimizer": "the optimizer step"}
