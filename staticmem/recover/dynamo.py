@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from staticmem.graph.ir import Arg, Note, Op, Ref
-from staticmem.recover import functional, fx_text, symints
+from staticmem.recover import calls, functional, fx_text, symints
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
 
@@ -28,7 +28,7 @@ _FACTORIES = (
 )
 
 
-class _Unresolved(Exception):
+class _UnresolvedError(Exception):
     """The text names something that the graph no longer has."""
 
 
@@ -54,7 +54,7 @@ def recover(net: Net) -> Recovered:
             )
         )
     outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
-    return Recovered(ops, notes, outputs, any(op.modules for op in ops))
+    return Recovered(calls.numbered(ops), notes, outputs, any(op.modules for op in ops))
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
@@ -97,7 +97,7 @@ class _Builder:
             return
         try:
             self._add(fx_text.parse(text), nodes)
-        except (fx_text.FxTextError, _Unresolved):
+        except (fx_text.FxTextError, _UnresolvedError):
             self._fall_back(nodes)
 
     def _add(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
@@ -109,7 +109,7 @@ class _Builder:
         if symints.is_symbolic(fx.target):
             number = symints.evaluate(fx.target, args, self.net)
             if number is None:
-                raise _Unresolved
+                raise _UnresolvedError
             self.env[fx.name] = number
             for name in nodes[-1].outputs:
                 self.env[name] = number
@@ -140,10 +140,10 @@ class _Builder:
     def _getitem(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         source, index = fx.args[0], fx.args[1]
         if not isinstance(source, Ref) or not isinstance(index, int):
-            raise _Unresolved
+            raise _UnresolvedError
         items = self.env.get(source.name)
         if not isinstance(items, tuple) or not -len(items) <= index < len(items):
-            raise _Unresolved
+            raise _UnresolvedError
         item = items[index]
         outputs = nodes[-1].outputs
         position = self.lists.get(source.name)
@@ -169,7 +169,7 @@ class _Builder:
             return Ref(name)
         if arg.name in self.known:
             return arg
-        raise _Unresolved
+        raise _UnresolvedError
 
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()

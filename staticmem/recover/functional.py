@@ -1,12 +1,13 @@
 """Undoes what torch.export's decomposition to core ATen did to the calls that eager PyTorch makes.
 
 Exporting for ONNX runs `run_decompositions`: composite ops become their parts, in-place ops become functional, and
-`contiguous` becomes `clone`. Memory depends on the original calls, so they are put back (torch/_decomp/decompositions.py
-and torch/export/exported_program.py say what was taken apart).
+`contiguous` becomes `clone`. Memory depends on the original calls, so they are put back
+(torch/_decomp/decompositions.py and torch/export/exported_program.py say what was taken apart).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,9 +21,18 @@ _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
 
 def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
     """The ops as eager PyTorch runs them, and the names of dropped results with what they are now called."""
-    ops = [_single(op) for op in ops]
     renamed: dict[str, str] = {}
-    for rewrite in (_inline_scalars, _drop_aliases, stochastic.rewrite, pools.rewrite, scatter.rewrite, _reshapes):
+    for rewrite in (
+        _promotions,
+        _each,
+        _inline_scalars,
+        _drop_aliases,
+        stochastic.rewrite,
+        pools.rewrite,
+        scatter.rewrite,
+        _reshapes,
+        _differences,
+    ):
         edited = Ops(ops, [renamed.get(n, n) for n in net.outputs])
         rewrite(edited, net)
         ops = edited.done()
@@ -48,6 +58,25 @@ def list_length(op: Op, net: Net) -> int:
         return 0
     count = -(-shape[axis] // sizes)
     return min(count if op.base == "aten::split" else sizes, 1 << 16)
+
+
+_INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
+
+
+def _promotions(ops: Ops, net: Net) -> None:
+    """Sums of integers and bools promote inside one kernel; the decomposition casts before them."""
+    for op in list(ops.ops):
+        if op is None or op.base != "prims::convert_element_type" or not isinstance(op.args[0], Ref):
+            continue
+        reader = ops.only_reader(op.outputs[0])
+        if reader is not None and reader.base in _INTEGER_SUMS:
+            ops.alias(op, op.args[0].name)
+
+
+def _each(ops: Ops, net: Net) -> None:
+    for op in list(ops.ops):
+        if op is not None and op.outputs:
+            ops.put(op, _single(op))
 
 
 def _single(op: Op) -> Op:
@@ -216,3 +245,38 @@ def _reshapes(ops: Ops, net: Net) -> None:
     for op in list(ops.ops):
         if op is not None and op.base == "aten::_unsafe_view":
             ops.put(op, replace(op, target="aten::view"))
+        elif op is not None and op.target == "aten::view" and _flattens(op, net):
+            ops.put(op, replace(op, target="aten::flatten.using_ints", args=(op.args[0], 1)))
+
+
+def _flattens(op: Op, net: Net) -> bool:
+    """Whether a view joins all axes but the first of an image: `torch.flatten(x, 1)`."""
+    size = op.args[1]
+    if not isinstance(size, tuple) or len(size) != 2 or not isinstance(op.args[0], Ref):
+        return False
+    shape = net.shape(op.args[0].name)
+    return shape is not None and len(shape) == 4 and size == (shape[0], math.prod(shape[1:]))
+
+
+def _differences(ops: Ops, net: Net) -> None:
+    """`diff(x, 1, dim, prepend)` is decomposed to `cat`, two slices and `sub`."""
+    for op in list(ops.ops):
+        if op is None or op.target != "aten::sub.Tensor" or len(op.args) != 2:
+            continue
+        late, early = ops.made_by(op.args[0]), ops.made_by(op.args[1])
+        if late is None or early is None or late.base != "aten::slice" or early.base != "aten::slice":
+            continue
+        joined = ops.made_by(late.args[0])
+        if joined is None or joined.base != "aten::cat" or early.args[0] != late.args[0]:
+            continue
+        parts = joined.args[0]
+        dim = joined.args[1] if len(joined.args) > 1 else 0
+        if late.args[1:3] != (dim, 1) or early.args[1:3] != (dim, 0) or not isinstance(parts, tuple):
+            continue
+        if len(parts) != 2 or len(ops.readers[joined.outputs[0]]) != 2:
+            continue
+        if any(ops.only_reader(part.outputs[0]) is not op for part in (late, early)):
+            continue
+        for part in (late, early, joined):
+            ops.drop(part)
+        ops.put(op, replace(op, target="aten::diff", args=(parts[1], 1, dim, parts[0])))

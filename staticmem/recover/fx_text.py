@@ -1,9 +1,9 @@
 """Parser of the FX node text that the dynamo exporter stores with each ONNX node.
 
-    %conv2d : [num_users=1] = call_function[target=torch.ops.aten.conv2d.default](args = (%x, %w, None, [2, 2]), kwargs = {})
+    %relu : [num_users=1] = call_function[target=torch.ops.aten.relu.default](args = (%x,), kwargs = {})
 
-The format is `torch.fx.Node.format_node` (torch/fx/node.py, `_format_arg`): nodes have a percent sign, lists, tuples and
-dicts are bracketed, and everything else is `str(value)` without quotes. Nothing is evaluated.
+The format is `torch.fx.Node.format_node` (torch/fx/node.py, `_format_arg`): nodes have a percent sign, lists,
+tuples and dicts are bracketed, and everything else is `str(value)` without quotes. Nothing is evaluated.
 """
 
 from __future__ import annotations

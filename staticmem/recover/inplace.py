@@ -15,8 +15,8 @@ from staticmem.graph.ir import Graph, Note, Op, Ref
 POLICIES = ("auto", "none", "all")
 
 _ACTIVATIONS = (
-    "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu", "aten::hardsigmoid",
-    "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
+    "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu",
+    "aten::hardsigmoid", "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
 )  # fmt: skip
 _MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
 
@@ -134,10 +134,7 @@ def _excluded(op: Op, classes: list[str]) -> bool:
     owner = next((c for c in reversed(classes) if c.startswith(("torchvision.", "timm."))), "")
     if owner == "torchvision.ops.misc.SqueezeExcitation":  # its default is a plain ReLU; EfficientNet gives SiLU
         return op.base != "aten::silu"
-    for prefix, name in _OUT_OF_PLACE.items():
-        if owner.startswith(prefix) and (not name or name in owner):
-            return True
-    return False
+    return any(owner.startswith(prefix) and (not name or name in owner) for prefix, name in _OUT_OF_PLACE.items())
 
 
 def _guess(op: Op, graph: Graph, facts: _Facts) -> bool:

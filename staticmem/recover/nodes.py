@@ -67,7 +67,7 @@ class Net:
             value = self.values.get(name)
         return value.shape if value is not None else None
 
-    def const(self, name: str) -> "np.ndarray | None":
+    def const(self, name: str) -> np.ndarray | None:
         """The contents of a small tensor."""
         array = self.consts.get(name)
         if array is None and self.filled():

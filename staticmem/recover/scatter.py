@@ -65,7 +65,8 @@ def _range(op: Op, position: int) -> tuple[Arg, ...]:
     args = op.args[position:]
     if op.base in ("aten::select", "aten::select_scatter"):
         return args
-    dim, start, end, step = (*args, *(0, 0, _FULL, 1)[len(args) :])
+    full: tuple[Arg, ...] = (*args, *(0, 0, _FULL, 1)[len(args) :])
+    dim, start, end, step = full[:4]
     return (dim, start or 0, _FULL if end is None else end, step)
 
 

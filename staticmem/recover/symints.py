@@ -1,6 +1,7 @@
 """Arithmetic on sizes that torch.export records as ops: evaluated, because bound graphs have integer sizes only.
 
-The functions are those that FX graphs hold for SymInt expressions (torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR).
+The functions are those that FX graphs hold for SymInt expressions
+(torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR).
 """
 
 from __future__ import annotations

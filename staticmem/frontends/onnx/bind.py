@@ -48,7 +48,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
                 len(assumed),
             )
         )
-    used = {name for op in found.ops for name in op.refs()}
+    used = {name for op in found.ops for name in op.refs()} - {name for op in found.ops for name in op.outputs}
     constants = {name: array for name, array in net.consts.items() if name in used}
     constant_values = {name: value for name, value in extra.constants.items() if name in used}
     for name, array in constants.items():

@@ -25,7 +25,9 @@ class Converter:
         self._lists: dict[str, tuple[str, ...]] = {}
 
     def node(self, proto: Any) -> Node:
-        fx, scopes, classes = "", (), ()
+        fx = ""
+        scopes: tuple[str, ...] = ()
+        classes: tuple[str, ...] = ()
         for entry in proto.metadata_props:
             key = entry.key
             if key == _FX:
@@ -75,7 +77,8 @@ class Converter:
         if kind == 8:
             return tuple(s.decode("utf-8", "replace") for s in attribute.strings)
         if kind == 4:
-            return array(attribute.t)
+            contents: Attr = array(attribute.t)
+            return contents
         if kind == 5:
             return self.subgraph(attribute.g)
         if kind == 10:

@@ -63,20 +63,25 @@ def _reshape(node: Node, inputs: Inputs) -> Array:
 
 
 def _slice(node: Node, inputs: Inputs) -> Array:
+    steps: list[int] | None = None
     if len(inputs) == 1:  # before opset 10
-        starts, ends = node.attrs["starts"], node.attrs["ends"]
-        axes: Any = node.attrs.get("axes", tuple(range(len(starts))))  # type: ignore[arg-type]
-        steps = [1] * len(axes)
+        starts, ends, axes = (_list(node, name) for name in ("starts", "ends", "axes"))
     else:
         starts, ends = _ints(inputs[1]), _ints(inputs[2])
-        axes = _ints(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else list(range(len(starts)))
-        steps = _ints(inputs[4]) if len(inputs) > 4 and inputs[4] is not None else [1] * len(starts)
+        axes = _ints(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else []
+        steps = _ints(inputs[4]) if len(inputs) > 4 and inputs[4] is not None else None
     index = [slice(None)] * inputs[0].ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=False):  # type: ignore[arg-type]
-        if step < 0 and end < -inputs[0].shape[axis]:
-            end = None
-        index[axis] = slice(start, end, step)
+    for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis = axes[position] if axes else position
+        step = steps[position] if steps is not None else 1
+        stop = None if step < 0 and end < -inputs[0].shape[axis] else end
+        index[axis] = slice(start, stop, step)
     return inputs[0][tuple(index)]
+
+
+def _list(node: Node, name: str) -> list[int]:
+    value = node.attrs.get(name)
+    return [int(v) for v in value] if isinstance(value, tuple) else []
 
 
 def _gather(node: Node, inputs: Inputs) -> Array:
@@ -195,8 +200,8 @@ def _plain(function: Callable[..., Array]) -> Callable[[Node, Inputs], Array]:
 
 
 def _clip(node: Node, inputs: Inputs) -> Array:
-    low = inputs[1] if len(inputs) > 1 else node.attrs.get("min")
-    high = inputs[2] if len(inputs) > 2 else node.attrs.get("max")
+    low: Array = inputs[1] if len(inputs) > 1 else node.attrs.get("min")
+    high: Array = inputs[2] if len(inputs) > 2 else node.attrs.get("max")
     result = inputs[0]
     result = result if low is None else np.maximum(result, low)
     return result if high is None else np.minimum(result, high)

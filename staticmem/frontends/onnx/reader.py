@@ -36,7 +36,7 @@ def read(path: str) -> ModelProto:
 def parse(data: bytes, path: str = "the file") -> ModelProto:
     """A ModelProto of stripped bytes, checked for what the later stages rely on."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
     model = onnx.ModelProto()
     try:

@@ -10,7 +10,6 @@ Field numbers: `onnx/onnx.proto`; wire format: https://protobuf.dev/programming-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Union
 
 from staticmem.errors import ModelFileError
 
@@ -18,7 +17,7 @@ KEEP = 4096  # bytes: messages up to this size are kept whole
 MAX_KEPT = 256 << 20  # of graph structure; the largest public language models have a few MiB
 MAX_DEPTH = 64  # of nested messages; an If in an If is 4 deep
 
-Buffer = Union[memoryview, bytes]
+Buffer = memoryview | bytes
 
 # A message type: field number -> message type of the field, or DROP for payloads.
 Message = Mapping[int, "Message | None"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Arg, Frame, Op, Ref, Value
@@ -66,7 +66,12 @@ class Context:
         return f"{node.outputs[0] if node.outputs else node.name}::{self._fresh}"
 
     def op(
-        self, node: Node, target: str, *args: Arg, outputs: Iterable[str] | None = None, **kwargs: Arg
+        self,
+        node: Node,
+        target: str,
+        *args: Arg,
+        outputs: Iterable[str] | None = None,
+        kwargs: Mapping[str, Arg] | None = None,
     ) -> Op:
         """An op that stands for a node; its results are the node's first one unless named."""
         names = node.outputs[:1] if outputs is None else tuple(outputs)
@@ -74,7 +79,7 @@ class Context:
             node.name or (names[0] if names else node.op),
             target,
             args,
-            kwargs,
+            kwargs or {},
             names,
             self.frames,
             (node.source,),
@@ -94,7 +99,7 @@ class Context:
 Rule = Callable[[Context, Node], "list[Op] | None"]
 
 
-def _number(array: "np.ndarray") -> int | float | bool:
+def _number(array: np.ndarray) -> int | float | bool:
     value = array.reshape(-1)[0]
     if array.dtype.kind == "b":
         return bool(value)

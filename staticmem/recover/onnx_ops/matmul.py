@@ -50,7 +50,7 @@ def gemm(ctx: Context, node: Node) -> list[Op]:
     if bias is None:
         return [*ops, ctx.op(node, "aten::mm", x, weight)]
     kwargs: dict[str, Arg] = {} if plain else {"beta": beta, "alpha": alpha}
-    return [*ops, ctx.op(node, "aten::addmm", bias, x, weight, **kwargs)]
+    return [*ops, ctx.op(node, "aten::addmm", bias, x, weight, kwargs=kwargs)]
 
 
 def einsum(ctx: Context, node: Node) -> list[Op]:

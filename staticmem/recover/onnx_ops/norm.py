@@ -11,11 +11,7 @@ def batch_norm(ctx: Context, node: Node) -> list[Op]:
     x, weight, bias, mean, var = (ctx.ref(n) for n in node.inputs[:5])
     training = bool(integer(node, "training_mode", 0)) or integer(node, "is_test", 1) == 0
     momentum = round(1.0 - real(node, "momentum", 0.9), 6)  # ONNX weighs the old value, PyTorch the new one
-    return [
-        ctx.op(
-            node, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, _eps(node), True
-        )
-    ]
+    return [ctx.op(node, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, _eps(node), True)]
 
 
 def _eps(node: Node) -> float:
@@ -65,15 +61,11 @@ def skip_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     total = node.outputs[3] if len(node.outputs) > 3 and node.outputs[3] else ctx.fresh(node)
     simplified = node.op.startswith("SkipSimplified")
     bias_at = 3 if simplified else 4
-    ops = [
-        ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), outputs=(total,))
-    ]
+    ops = [ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), outputs=(total,))]
     if ctx.optional(node, bias_at) is not None:
         before = ctx.fresh(node)
         ops = [
-            ctx.op(
-                node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.optional(node, bias_at), outputs=(before,)
-            ),
+            ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.optional(node, bias_at), outputs=(before,)),
             ctx.op(node, "aten::add.Tensor", ctx.ref(before), ctx.ref(node.inputs[1]), outputs=(total,)),
         ]
     if shape is None:

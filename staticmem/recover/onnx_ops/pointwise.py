@@ -123,19 +123,19 @@ def clip(ctx: Context, node: Node) -> list[Op]:
 def gelu(ctx: Context, node: Node) -> list[Op]:
     approximate = text(node, "approximate", "none")
     kwargs: dict[str, Arg] = {"approximate": approximate} if approximate != "none" else {}
-    return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), **kwargs)]
+    return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), kwargs=kwargs)]
 
 
 def biased_gelu(ctx: Context, node: Node) -> list[Op]:
     """com.microsoft BiasGelu and FastGelu: gelu(x + bias), the fast one with tanh."""
     kwargs: dict[str, Arg] = {"approximate": "tanh"} if node.op == "FastGelu" else {}
     if ctx.optional(node, 1) is None:
-        return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), **kwargs)]
+        return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), kwargs=kwargs)]
     name = ctx.fresh(node)
     ctx.define(name, node.inputs[0], ctx.net.shape(node.inputs[0]))
     return [
         ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.optional(node, 1), outputs=(name,)),
-        ctx.op(node, "aten::gelu", Ref(name), **kwargs),
+        ctx.op(node, "aten::gelu", Ref(name), kwargs=kwargs),
     ]
 
 

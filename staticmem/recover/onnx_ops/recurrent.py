@@ -31,7 +31,7 @@ def recurrent(ctx: Context, node: Node) -> list[Op] | None:
             ctx.define(name, node.inputs[0], sizes)
             value = ctx.net.values.get(node.inputs[0])
             ops.append(
-                ctx.op(node, "aten::zeros", sizes, outputs=(name,), dtype=value.dtype if value else None)
+                ctx.op(node, "aten::zeros", sizes, outputs=(name,), kwargs={"dtype": value.dtype if value else None})
             )
             given = Ref(name)
         states.append(given)
@@ -42,9 +42,7 @@ def recurrent(ctx: Context, node: Node) -> list[Op] | None:
     state: Arg = tuple(states) if node.op == "LSTM" else states[0]
     biases = len(node.inputs) > 3 and bool(node.inputs[3])
     ops.append(
-        ctx.op(
-            node, target, ctx.ref(node.inputs[0]), state, params, biases, 1, 0.0, True, both, False, outputs=names
-        )
+        ctx.op(node, target, ctx.ref(node.inputs[0]), state, params, biases, 1, 0.0, True, both, False, outputs=names)
     )
     if node.outputs and node.outputs[0]:
         ops.extend(_layout(ctx, node, out, (shape[0], shape[1], directions, hidden)))

@@ -208,7 +208,7 @@ def filled(ctx: Context, node: Node) -> list[Op] | None:
     number: Arg = 0
     if fill is not None and not isinstance(fill, (int, float, str, tuple)) and hasattr(fill, "reshape"):
         number = float(fill.reshape(-1)[0])
-    return [ctx.op(node, "aten::full", sizes, number, dtype=dtype)]
+    return [ctx.op(node, "aten::full", sizes, number, kwargs={"dtype": dtype})]
 
 
 def arange(ctx: Context, node: Node) -> list[Op] | None:
@@ -216,7 +216,7 @@ def arange(ctx: Context, node: Node) -> list[Op] | None:
     value = ctx.net.values.get(node.outputs[0])
     if start is None or end is None or step is None or value is None:
         return None
-    return [ctx.op(node, "aten::arange.start_step", start, end, step, dtype=value.dtype)]
+    return [ctx.op(node, "aten::arange.start_step", start, end, step, kwargs={"dtype": value.dtype})]
 
 
 def trilu(ctx: Context, node: Node) -> list[Op]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from staticmem.graph.ir import Arg
 from staticmem.recover.nodes import Node
 from staticmem.recover.patterns.matcher import Matcher, close
 
@@ -64,22 +65,22 @@ def _half_products(m: Matcher, x: str, plus: Node, nodes: list[Node], approximat
     if first is None:
         return False
     other = first.inputs[1] if first.inputs[0] == plus.outputs[0] else first.inputs[0]
-    kwargs = {"approximate": approximate} if approximate else {}
+    kwargs: dict[str, Arg] = {"approximate": approximate} if approximate else {}
     if other == x:
         second = m.reader(first.outputs[0], "Mul")
         if second is not None and close((m.split(second) or ("", 0.0))[1], 0.5):
-            op = m.op(second, "aten::gelu", m.ctx.ref(x), **kwargs)
+            op = m.op(second, "aten::gelu", m.ctx.ref(x), kwargs=kwargs)
             return m.take(second, [op], *nodes, plus, first)
         return False
     half = m.inner(other, "Mul")
     if half is not None:
         parts = m.split(half)
         if parts is not None and parts[0] == x and close(parts[1], 0.5):
-            return m.take(first, [m.op(first, "aten::gelu", m.ctx.ref(x), **kwargs)], *nodes, plus, half)
+            return m.take(first, [m.op(first, "aten::gelu", m.ctx.ref(x), kwargs=kwargs)], *nodes, plus, half)
     if close(m.number(other), 0.5):
         second = m.reader(first.outputs[0], "Mul")
         if second is not None and x in second.inputs:
-            return m.take(second, [m.op(second, "aten::gelu", m.ctx.ref(x), **kwargs)], *nodes, plus, first)
+            return m.take(second, [m.op(second, "aten::gelu", m.ctx.ref(x), kwargs=kwargs)], *nodes, plus, first)
     return False
 
 

@@ -137,7 +137,7 @@ def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
             mask,
             parts.dropout,
             parts.causal,
-            **kwargs,
+            kwargs=kwargs,
         )
     )
     return m.take(node, ops, *parts.nodes)

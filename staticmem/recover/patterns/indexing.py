@@ -31,7 +31,9 @@ def roll(m: Matcher, node: Node) -> bool:
         after = m.reader(slice_.outputs[0], "Concat") if slice_.op == "Slice" else None
         if after is not None and _one_roll(m, after) is not None:
             return False  # the last one takes the whole chain
-    shifts, dims, nodes = [], [], []
+    shifts: list[int] = []
+    dims: list[int] = []
+    nodes: list[Node] = []
     current, step = node, found
     while True:
         x, axis, start, parts = step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from staticmem.graph.ir import Arg, Frame, Op
 from staticmem.recover.nodes import Node
@@ -14,9 +14,7 @@ Pattern = Callable[["Matcher", Node], bool]
 class Matcher:
     """Def-use of nodes, and the groups that were found."""
 
-    def __init__(
-        self, ctx: Context, nodes: Sequence[Node], frames: Callable[[Node], tuple[Frame, ...]]
-    ) -> None:
+    def __init__(self, ctx: Context, nodes: Sequence[Node], frames: Callable[[Node], tuple[Frame, ...]]) -> None:
         self.ctx, self.net, self.frames = ctx, ctx.net, frames
         self.found: dict[int, list[Op]] = {}
         self.index: dict[int, int] = {id(node): i for i, node in enumerate(nodes)}
@@ -80,10 +78,17 @@ class Matcher:
         self.found[self.index[id(root)]] = ops
         return True
 
-    def op(self, root: Node, target: str, *args: Arg, outputs: Sequence[str] | None = None, **kwargs: Arg) -> Op:
+    def op(
+        self,
+        root: Node,
+        target: str,
+        *args: Arg,
+        outputs: Sequence[str] | None = None,
+        kwargs: Mapping[str, Arg] | None = None,
+    ) -> Op:
         """An op with the module frames of a node."""
         self.ctx.frames = self.frames(root)
-        return self.ctx.op(root, target, *args, outputs=outputs, **kwargs)
+        return self.ctx.op(root, target, *args, outputs=outputs, kwargs=kwargs)
 
 
 _CALLER = Node("", "", "", (), ())

@@ -29,7 +29,7 @@ def match(m: Matcher, node: Node) -> bool:
     m.ctx.define(empty, cast.outputs[0], shape)
     dtype = value.dtype if value is not None else dtypes.float32
     ops: list[Op] = [
-        m.op(node, "aten::empty.memory_format", shape, outputs=(empty,), dtype=dtype),
+        m.op(node, "aten::empty.memory_format", shape, outputs=(empty,), kwargs={"dtype": dtype}),
         m.op(node, "aten::bernoulli_.float", Ref(empty), p, outputs=(drawn,)),
     ]
     others = [node, less]
