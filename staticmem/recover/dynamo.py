@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from staticmem.graph.ir import Arg, Note, Op, Ref
-from staticmem.recover import calls, functional, fx_text, symints
+from staticmem.recover import calls, functional, fx_text, symints, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
 
@@ -43,7 +43,7 @@ def recover(net: Net) -> Recovered:
     for nodes in _groups(net.nodes):
         builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
-    notes = []
+    ops, notes = upcasts.restore(calls.numbered(ops))
     if builder.fallbacks:
         notes.append(
             Note(
@@ -54,7 +54,7 @@ def recover(net: Net) -> Recovered:
             )
         )
     outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
-    return Recovered(calls.numbered(ops), notes, outputs, any(op.modules for op in ops))
+    return Recovered(ops, notes, outputs, any(op.modules for op in ops))
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:

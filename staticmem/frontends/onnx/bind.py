@@ -37,7 +37,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     net.fold = Folder(net, proto).run
     found = recover(net)
     notes = [*extra.notes, *found.notes]
-    counters = weights.tracked_counters(model.nodes, extra, model.signature)
+    counters = weights.lost_buffers(model.nodes, extra, model.signature)
     assumed = [c for c in counters if c.fqn not in model.signature.kinds]
     if assumed:
         notes.append(

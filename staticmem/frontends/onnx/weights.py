@@ -28,6 +28,7 @@ ROLES: Mapping[str, tuple[int, ...]] = {
     "Attention": (1, 2), "EmbedLayerNormalization": (2, 3, 4, 5, 6), "FusedMatMul": (1,), "BiasGelu": (1,),
     "MatMulNBits": (1, 2, 3), "Transpose": (0,), "DequantizeLinear": (0,),
 }  # fmt: skip
+TABLE = 256  # elements: integer constants of this size are tables, smaller ones are sizes and axes
 _GENERATED = re.compile(r"onnx::|/|val_\d|_val_|const|Constant|\d+$|_to_copy|t_\d|initializer_\d", re.IGNORECASE)
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
 
@@ -148,21 +149,31 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights)
             continue
         if name in stats and value.dtype.is_floating_point:
             found.buffers[name] = value
+        elif node.op == "Constant" and not value.dtype.is_floating_point and value.numel >= TABLE:
+            found.buffers[name] = value  # tables of positions and indices that the exporter wrote into the graph
         elif value.dtype.is_floating_point and value.numel > 1 and (name in roles or value.numel >= 1024):
             if node.op == "ConstantOfShape" and name not in roles:
                 continue  # zeros that the model computes, such as an initial state
             found.parameters[name] = value
 
 
-def tracked_counters(nodes: Sequence[Node], found: Weights, signature: Signature) -> list[Parameter]:
-    """`num_batches_tracked` of each BatchNorm: an int64 scalar that exports leave out because no result needs it.
+def lost_buffers(nodes: Sequence[Node], found: Weights, signature: Signature) -> list[Parameter]:
+    """Buffers that exports leave out because no result needs them.
 
-    PyTorch registers it beside the running statistics (torch/nn/modules/batchnorm.py, `_NormBase.__init__`).
+    `num_batches_tracked` of each BatchNorm is an int64 scalar that PyTorch registers beside the running statistics
+    (torch/nn/modules/batchnorm.py, `_NormBase.__init__`); transformers keeps `original_inv_freq` beside `inv_freq`.
     """
     added: dict[str, Parameter] = {}
+    known = found.all
     for name, kind in signature.kinds.items():
-        if kind == "BUFFER" and name.endswith("num_batches_tracked") and name not in found.all:
+        if kind != "BUFFER" or name in known:
+            continue
+        path, dot, leaf = name.rpartition(".")
+        like = known.get(path + dot + leaf.removeprefix("original_"))
+        if leaf == "num_batches_tracked":
             added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
+        elif like is not None:
+            added[name] = Parameter(Value(name, like.dtype, like.shape), name, trainable=False)
     for node in nodes:
         if node.op != "BatchNormalization" or len(node.inputs) < 5:
             continue

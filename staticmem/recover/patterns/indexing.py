@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staticmem.graph.ir import Arg
+from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.nodes import Node
 from staticmem.recover.patterns.matcher import Matcher
 
@@ -100,8 +100,21 @@ def write(m: Matcher, node: Node) -> bool:
     if data in m.net.weights or data in m.net.inputs:
         return False
     later = [r for r in m.readers.get(data, ()) if r is not node and m.index.get(id(r), 0) > m.index[id(node)]]
-    if later or data in m.net.consts:
+    shape = m.net.shape(data)
+    if later or shape is None:
         return False
-    indices: Arg = (m.ctx.ref(node.inputs[1]),)
-    op = m.op(node, "aten::index_put_", m.ctx.ref(data), indices, m.ctx.arg(node.inputs[2]))
-    return m.take(node, [op])
+    ops: list[Op] = []
+    base = m.ctx.ref(data)
+    if data in m.net.consts:  # made by ConstantOfShape, small enough to be known: a tensor all the same
+        name = m.ctx.fresh(node)
+        m.ctx.define(name, data, shape)
+        value = m.net.values.get(data)
+        dtype = value.dtype if value is not None else None
+        ops.append(m.op(node, "aten::zeros", shape, outputs=(name,), kwargs={"dtype": dtype}))
+        base = Ref(name)
+    update: Arg = m.ctx.arg(node.inputs[2])
+    if node.inputs[2] in m.net.consts:
+        ops.append(m.op(node, "aten::fill_.Scalar", base, 0.0))
+    else:
+        ops.append(m.op(node, "aten::index_put_", base, (m.ctx.ref(node.inputs[1]),), update))
+    return m.take(node, ops)
