@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.frontends import open_model
-from staticmem.graph.ir import Note
+from staticmem.graph.ir import Graph, Note
 from staticmem.graph.model import ModelFile, SymbolRange, resolve
 from staticmem.lifetimes import liveness
+from staticmem.recover import inplace
 from staticmem.report.build import Sources, build
-from staticmem.report.model import Report
+from staticmem.report.model import NoteInfo, Report, Textbook
 from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, Scenario
 from staticmem.training.step import run_step
 
@@ -34,6 +36,7 @@ def analyze(
     loss: str = "auto",
     dtype: str | None = None,
     amp: str | None = None,
+    inplace_activations: str = "auto",
     method: str = "liveness",
     top: int = 10,
 ) -> Report:
@@ -47,6 +50,7 @@ def analyze(
         mode: "train" or "infer"; by default training where an optimizer is given. Training without an optimizer is
             forward and backward.
         dtype: casts the whole model ("float16", "bf16", ...); amp: runs the forward under torch.autocast.
+        inplace_activations: "auto", "none" or "all": what ran in place, where the file does not say (ONNX).
         method: "textbook" adds the textbook estimate to the report.
         top: how many of the largest tensors `top_tensors` has.
 
@@ -56,6 +60,7 @@ def analyze(
     path = os.fspath(path)
     scenario, notes = _scenario(mode, optimizer, optimizer_impl, momentum, loss, dtype, amp)
     _known("method", method, METHODS)
+    _known("inplace-activations", inplace_activations, inplace.POLICIES)
     model = open_model(path)
     given = dict(dims or {})
     if batch is None:
@@ -66,18 +71,46 @@ def analyze(
         resolution = (resolution, resolution)
     binding = resolve(model, batch=batch, resolution=resolution, dims=given)
     graph = model.bind(binding)
+    if graph.inplace_known and inplace_activations != "auto":
+        notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
+    graph = inplace.apply(graph, inplace_activations)
     result = run_step(graph, scenario)
     if result.unknown:
-        count = sum(result.unknown.values())
-        text = (
-            f"{count} calls of {len(result.unknown)} unknown ops ({', '.join(sorted(result.unknown))}): their inputs and "
-            "results are kept for backward as a precaution, so the peak may be too high"
-        )
-        notes.append(Note("warning", "SM201", text, count))
+        notes.append(_unknown(result.unknown))
     if scenario.training and not result.trained:
         notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
     size = os.stat(path).st_size
-    return build(Sources(model, size, binding, graph, scenario, result, liveness(result.trace), notes), top)
+    report = build(Sources(model, size, binding, graph, scenario, result, liveness(result.trace), notes), top)
+    return report if method == "liveness" else _with_textbook(report, graph)
+
+
+_WHY_TEXTBOOK = (
+    "They differ because the textbook adds up results that never coexist, and knows nothing of the gradients of "
+    "parameters, of optimizer state, and of what autograd saves or frees; liveness is what PyTorch holds at the worst "
+    "moment."
+)
+
+
+def _with_textbook(report: Report, graph: Graph) -> Report:
+    """The report with the textbook estimate of the same graph beside it."""
+    from staticmem.textbook import textbook_estimate
+
+    book = textbook_estimate(graph)
+    forward, backward = book.intermediate_bytes_forward, book.intermediate_bytes_with_backward
+    total = book.parameter_bytes + (backward if report.scenario.mode == "train" else forward)
+    shown = Textbook(book.parameter_bytes, forward, backward, total, _WHY_TEXTBOOK)
+    warnings = report.warnings
+    if book.unsized:
+        text = "results without a shape in the file, which the textbook estimate leaves out"
+        warnings = (*warnings, NoteInfo("SM203", text, len(book.unsized)))
+    return replace(report, textbook=shown, warnings=warnings)
+
+
+def _unknown(unknown: Mapping[str, int]) -> Note:
+    names = sorted(unknown)
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = f"no rule for {listed}: inputs and results are kept for backward as a precaution; the peak may be too high"
+    return Note("warning", "SM201", text, sum(unknown.values()))
 
 
 def _scenario(

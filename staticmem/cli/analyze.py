@@ -62,6 +62,10 @@ def add_parser(verbs: Any) -> None:
     step.add_argument("--dtype", metavar="TYPE", help="cast the whole model: fp32, fp16, bf16")
     step.add_argument("--amp", metavar="TYPE", help="mixed precision as torch.autocast: fp16, bf16, none")
     step.add_argument(
+        "--inplace-activations", default="auto", metavar="POLICY",
+        help="what ran in place, where the file does not say (ONNX): auto (default), none, all",
+    )  # fmt: skip
+    step.add_argument(
         "--method", type=one_of("--method", ("liveness", "textbook")), default="liveness", metavar="METHOD",
         help="liveness (default); textbook shows the textbook estimate beside it",
     )  # fmt: skip
@@ -75,7 +79,7 @@ def add_parser(verbs: Any) -> None:
         "--units", type=one_of("--units", UNITS), default="binary", metavar="UNITS",
         help="binary (default, GiB), decimal (GB), bytes",
     )  # fmt: skip
-    output.add_argument("--top", type=positive("--top"), default=10, metavar="N", help="how many of the largest tensors")
+    output.add_argument("--top", type=positive("--top"), default=10, metavar="N", help="how many tensors to list")
     output.add_argument("--explain-peak", action="store_true", help="everything alive at the peak, by module")
     output.add_argument(
         "--color", type=one_of("--color", ("auto", "always", "never")), default="auto", metavar="WHEN",
@@ -109,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
             loss=args.loss,
             dtype=args.dtype,
             amp=args.amp,
+            inplace_activations=args.inplace_activations,
             method=args.method,
             top=args.top,
         )

@@ -43,7 +43,7 @@ def make_parser() -> Parser:
 
     parser = Parser(
         prog="staticmem",
-        description="How much GPU memory a model needs, from its exported graph alone: no GPU, no training, no weights.",
+        description="How much GPU memory a model needs, from its exported graph: no GPU, no training, no weights.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

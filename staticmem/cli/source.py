@@ -19,7 +19,12 @@ def model_path(name: str) -> Iterator[str]:
         yield name
         return
     if sys.stdin.isatty():
-        raise UsageError("nothing to read", "'-' reads the model from stdin.", "Example: cat model.onnx | staticmem analyze -")
+        raise UsageError(
+            "nothing to read",
+            "'-' reads the model from stdin.",
+            "Example: staticmem analyze - < model.onnx",
+            code="SM101",
+        )
     with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
         path = os.path.join(folder, "stdin")
         with open(path, "wb") as file:

@@ -23,7 +23,7 @@ def positive(flag: str) -> Callable[[str], int]:
 
 def resolution(text: str) -> tuple[int, int]:
     """`224` or `480x640` (height x width)."""
-    parts = text.lower().replace("×", "x").split("x")
+    parts = text.lower().split("x")
     sizes = [_integer(part) for part in parts]
     if len(sizes) == 1:
         sizes = sizes * 2

@@ -62,7 +62,9 @@ def _head(path: str) -> bytes:
         ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelFileError(f"{path} cannot be read", f"{reason}.", "Check the path and its rights.", "SM101") from error
+        raise ModelFileError(
+            f"{path} cannot be read", f"{reason}.", "Check the path and its rights.", code="SM101"
+        ) from error
     if not head:
         raise ModelFileError(
             f"{path} is empty", "It has no bytes.", "Export the model again, or copy it again.", code="SM101"

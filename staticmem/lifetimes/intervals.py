@@ -1,9 +1,8 @@
 """Liveness of a step: a buffer lives from its allocation to the release of its last owner.
 
-The edges are those of the step graph (`lifetimes.graph`): kernel -> buffer that it allocates, buffer -> owner that holds
-it over [start, end). The end of an interval is the largest `end` among a buffer's edges, so one pass over the edges
-gives all of them; the NetworkX graph itself is built for queries only (`Lifetimes.graph`), because importing NetworkX
-takes longer than everything else that this stage does.
+The edges are those of the step graph (`lifetimes.graph`): kernel -> buffer that it allocates, buffer -> owner that
+holds it over [start, end). The end of an interval is the largest `end` among a buffer's edges, so one pass over the
+edges gives all of them. The NetworkX graph itself is built for queries only (`Lifetimes.graph`): docs/adr/0010.
 
 Time is the trace's tick: one allocation or one release each. `live[t]` is what is alive after the event of tick t, so a
 buffer is alive at t where born <= t < died.
@@ -11,10 +10,10 @@ buffer is alive at t where born <= t < died.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from staticmem.eager.trace import Buffer, Hold, Trace
@@ -76,9 +75,7 @@ class Lifetimes:
     def alive(self, tick: int) -> list[Buffer]:
         """The buffers that are alive at `tick`, in order of allocation."""
         return [
-            b
-            for b, born, died in zip(self.trace.buffers, self.born, self.died, strict=True)
-            if born <= tick < died
+            b for b, born, died in zip(self.trace.buffers, self.born, self.died, strict=True) if born <= tick < died
         ]
 
     def by_category(self, tick: int) -> dict[str, int]:
@@ -110,10 +107,7 @@ class Lifetimes:
     def phases(self) -> Mapping[str, PhasePeak]:
         """The peak of each phase. What is alive when a phase begins belongs to it."""
         starts = [*self.trace.phases, ("", self.ticks)]
-        return {
-            name: self._phase(name, start, end)
-            for (name, start), (_, end) in zip(starts, starts[1:], strict=False)
-        }
+        return {name: self._phase(name, start, end) for (name, start), (_, end) in pairwise(starts)}
 
     def _phase(self, name: str, start: int, end: int) -> PhasePeak:
         level = self.level_before(start)
@@ -143,11 +137,6 @@ def _releases(trace: Trace) -> list[int]:
         (forever if buffer.died is None else buffer.died) if end < 0 else end
         for end, buffer in zip(last, trace.buffers, strict=True)
     ]
-
-
-def total(buffers: Iterable[Buffer]) -> int:
-    """Bytes of buffers, each rounded up to 512."""
-    return sum(b.size for b in buffers)
 
 
 def liveness(trace: Trace) -> Lifetimes:

@@ -84,9 +84,7 @@ def _model(s: Sources) -> ModelInfo:
     for name, shape in zip(graph.outputs, s.result.output_shapes, strict=False):
         value = graph.values.get(name)
         outputs.append(TensorInfo(name, value.dtype.name if value is not None else "unknown", shape))
-    return ModelInfo(
-        s.model.path, graph.format, graph.producer, s.file_bytes, inputs, tuple(outputs), len(graph.ops)
-    )
+    return ModelInfo(s.model.path, graph.format, graph.producer, s.file_bytes, inputs, tuple(outputs), len(graph.ops))
 
 
 def _scenario(s: Sources) -> ScenarioInfo:

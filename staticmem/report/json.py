@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from staticmem.report.model import Report
+
+# A list of plain numbers and names over several lines (a shape); strings have no raw line break, so this is formatting.
+_LIST = re.compile(r"\[\n([\s\w\",.-]*?)\n *\]")
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -19,7 +23,8 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def dumps(report: Report) -> str:
     """The report as JSON text with a final newline; the same report always gives the same text."""
-    return json.dumps(to_json(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(to_json(report), indent=2, ensure_ascii=False, allow_nan=False)
+    return _LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-_ASCII = {"—": "-", "·": "-", "…": "...", "×": "x", "█": "#", "░": ".", "│": "|", "─": "-", "≤": "<=", "→": "->"}
+_ASCII = {"—": "-", "·": "-", "…": "...", "\u00d7": "x", "█": "#", "░": ".", "│": "|", "─": "-", "≤": "<=", "→": "->"}
 COLOURS = ("auto", "always", "never")
 
 
@@ -56,10 +56,8 @@ def style_for(stream: TextIO, colour: str = "auto", environment: Mapping[str, st
     """The style for a stream. NO_COLOR (any value but empty) and TERM=dumb turn `auto` off; `always` overrides them."""
     env = os.environ if environment is None else environment
     tty = stream.isatty()
-    if colour == "auto":
-        painted = tty and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
-    else:
-        painted = colour == "always"
+    wanted = tty and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    painted = colour == "always" or (colour == "auto" and wanted)
     width = max(shutil.get_terminal_size((100, 24)).columns, 60) if tty else None
     return Style(painted, _can_write(stream), width)
 

@@ -52,9 +52,9 @@ class _Table:
         return format_bytes(n, self.units)
 
     def heading(self, text: str) -> None:
-        self.lines += ["", self.style.paint(self.style.plain(text), "bold")] if self.lines else [
-            self.style.paint(self.style.plain(text), "bold")
-        ]
+        if self.lines:
+            self.lines.append("")
+        self.lines.append(self.style.paint(self.style.plain(text), "bold"))
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
         width = max((len(name) for name, _ in rows), default=0)
@@ -183,7 +183,7 @@ class _Table:
             ("backward's addition / activations", m.backward_over_activations),
             ("optimizer step's addition / parameters", m.optimizer_step_over_parameters),
         ]
-        known = [(name, f"{value:.2f} ×") for name, value in rows if value is not None]
+        known = [(name, f"{value:.2f}x") for name, value in rows if value is not None]
         if known:
             self.heading("Multipliers")
             self.pairs(known)
