@@ -27,15 +27,15 @@ class Translator:
     def frames(self, node: Node) -> tuple[Frame, ...]:
         return frames(node) if node.scopes else self.scopes.frames(node.name)
 
-    def node(self, node: Node, modules: tuple[Frame, ...] | None = None) -> list[Op]:
-        """The ops of one node."""
-        if node.outputs and all(name in self.net.consts for name in node.outputs if name):
+    def node(self, node: Node, modules: tuple[Frame, ...] | None = None, known: bool = False) -> list[Op]:
+        """The ops of one node; none where its contents are known, unless those are wanted as well."""
+        if not known and node.outputs and all(name in self.net.consts for name in node.outputs if name):
             return []
         if node.op == "Constant" and not node.domain:
             return []
         self.ctx.frames = self.frames(node) if modules is None else modules
-        ops, known = table.translate(self.ctx, node)
-        if not known:
+        ops, meaning = table.translate(self.ctx, node)
+        if not meaning:
             self.unknown[f"{node.domain or 'onnx'}::{node.op}"] += 1
         return ops
 
@@ -46,18 +46,36 @@ def recover(net: Net) -> Recovered:
     nodes = control.inline(net)
     translator = Translator(net)
     matches, regrouped = find(translator.ctx, nodes, translator.frames)
-    ops: list[Op] = []
+    made: dict[int, list[Op]] = dict(matches)
     for index, node in enumerate(nodes):
-        match = matches.get(index)
-        if match is None:
-            ops.extend(translator.node(node))
-        else:
-            ops.extend(match)
-    ops = [_renamed(op, translator.ctx.renamed) for op in ops]
+        if index not in made:
+            made[index] = translator.node(node)
+    _materialise(translator, nodes, made)
+    ops = [_renamed(op, translator.ctx.renamed) for index in sorted(made) for op in made[index]]
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
     ops, dropped = drop_unused(ops, outputs)
     notes = notes_of(translator, regrouped, dropped)
     return Recovered(ops, notes, outputs, any(op.modules for op in ops), translator.ctx.transposed)
+
+
+def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list[Op]]) -> None:
+    """Adds the ops of tensors whose contents are known, but which other ops read: eager computes them all the same."""
+    producer = {name: index for index, node in enumerate(nodes) for name in node.outputs}
+    done: set[int] = set()
+    pending = [name for ops in made.values() for op in ops for name in op.refs()]
+    while pending:
+        name = pending.pop()
+        index = producer.get(name)
+        if index is None or index in done or made[index] or name not in translator.net.consts:
+            continue
+        done.add(index)
+        node = nodes[index]
+        if node.op in ("Shape", "Size", "Constant"):
+            continue
+        ops = translator.node(node, known=True)
+        if all(op.target.startswith("aten::") for op in ops):
+            made[index] = ops
+            pending += [ref for op in ops for ref in op.refs()]
 
 
 def _renamed(op: Op, renamed: dict[str, str]) -> Op:
