@@ -41,15 +41,18 @@ def choose_kernel(
     half = q.dtype in (dtypes.float16, dtypes.bfloat16)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         return Choice("math", "inputs are not 4-D")
-    if half and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0:
-        if dropout_p == 0 and (mask is None or not mask.requires_grad) and q.shape[-1] == v.shape[-1]:
+    head = q.shape[-1]
+    if half and head <= 256 and head == v.shape[-1]:
+        if head % 8 == 0 and dropout_p == 0 and (mask is None or not mask.requires_grad):
             return Choice("cudnn", "half precision, no dropout")
-        if mask is None and q.shape[-1] == v.shape[-1]:
+        if mask is None:
             return Choice("flash", "half precision, no mask")
     if q.dtype is dtypes.float64 or q.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32):
         return Choice("math", f"{q.dtype.name} has no fused kernel")
     if q.shape[1] != k.shape[1]:
         return Choice("math", "grouped queries: the memory-efficient kernel has none")
+    if head % (8 if half else 4) or v.shape[-1] % (8 if half else 4):  # minimum_gemm_alignment
+        return Choice("math", f"head size {head} is not a multiple of {8 if half else 4}")
     return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
 
 
@@ -68,6 +71,10 @@ def scaled_dot_product_attention(
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
     if choice.kernel == "efficient":
         return _efficient(e, query, key, value, attn_mask, enable_gqa)
+    head = query.shape[-1]
+    if head % 8:  # flash pads the head dimension outside of the kernel (attention.cpp, `pad_last_dim`)
+        query, key, value = (pad(e, t, (0, 8 - head % 8)) for t in (query, key, value))
+        return slice_(e, _fused(e, query, key, value, attn_mask, choice.kernel), -1, 0, head)
     return _fused(e, query, key, value, attn_mask, choice.kernel)
 
 

@@ -5,10 +5,12 @@ expected policy frees a value at its last use, except where code almost always g
 that owns it (the common part of the producer's and the last reader's module stacks) holds it until it returns:
 
 1. the operands of a matrix product or of attention (query, key, value, weights);
-2. the result of `cat` or a matrix product, made in the frame itself, that a child module reads;
-3. two results of child modules that are added or multiplied, each used once;
-4. a value that enters a child module as a later argument than the first;
-5. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
+2. the result of a matrix product, made in the frame itself, that a child module reads, and that of a `cat` that a batch
+   norm reads (pre-activation blocks name it; others write `x = conv(cat(...))` or assign the name again);
+3. the parts of a `cat` of three or more (a list that the frame keeps);
+4. two results of child modules that are added or multiplied, each used once;
+5. a value that enters a child module as a later argument than the first;
+6. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
 
 `docs/meters.md` says how far inference peaks are off under this policy. `last-use` and `frame` are its bounds: every value
 freed as early, or held as long, as any code could.
@@ -24,6 +26,7 @@ from staticmem.graph.ir import Frame, Graph, Op, Ref
 POLICIES = ("expected", "last-use", "frame")
 _PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
 _JOINS = ("aten::cat", "aten::concat", "aten::matmul")
+_LISTS = ("aten::cat", "aten::concat", "aten::stack")
 _PAIRS = ("aten::add", "aten::mul")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 
@@ -71,6 +74,8 @@ class _Locals:
                 continue
             if policy == "frame" or name in later_arguments or self._named(name, maker, readers, last, depth):
                 held[name] = depth
+            elif last.base in _LISTS and len(last.refs()) > 2:
+                held[name] = len(last.modules) - 1  # the list lives where it is joined
         return held
 
     def _named(self, name: str, maker: Op, readers: list[Op], last: Op, depth: int) -> bool:
@@ -78,7 +83,7 @@ class _Locals:
             return True
         made_here = len(maker.modules) == depth + 1
         if maker.base in _JOINS and made_here and len(last.modules) > depth + 1:
-            return True
+            return maker.base == "aten::matmul" or last.base == "aten::batch_norm"
         if last.base in _PAIRS and self._pair(name, last):
             return True
         return len(maker.modules) > depth + 1 and bool(_MODEL.search(maker.modules[depth + 1].cls))
