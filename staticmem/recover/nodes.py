@@ -24,6 +24,7 @@ class Subgraph:
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    initializers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

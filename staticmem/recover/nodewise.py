@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 from staticmem.graph.ir import Frame, Note, Op
-from staticmem.recover import control
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.onnx_ops import table
 from staticmem.recover.onnx_ops.context import Context
@@ -43,7 +42,7 @@ class Translator:
 def recover(net: Net) -> Recovered:
     """The ATen ops of a graph, from its nodes alone."""
     net.filled()
-    nodes = control.inline(net)
+    nodes = list(net.nodes)
     translator = Translator(net)
     matches, regrouped = find(translator.ctx, nodes, translator.frames)
     made: dict[int, list[Op]] = dict(matches)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from staticmem.frontends.onnx import shapes, weights
+from staticmem.frontends.onnx import branches, shapes, weights
+from staticmem.frontends.onnx.convert import Converter, array, tensor_value
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.graph.ir import Graph, Note, Parameter, Value
 from staticmem.graph.model import Binding
 from staticmem.recover import recover
-from staticmem.recover.nodes import Net
+from staticmem.recover.nodes import Net, Node
 
 if TYPE_CHECKING:
     from staticmem.frontends.onnx.model import OnnxModel
@@ -18,26 +19,28 @@ if TYPE_CHECKING:
 def bind(model: OnnxModel, binding: Binding) -> Graph:
     """The ATen graph at these sizes."""
     proto = shapes.bound_proto(model.proto, binding.shapes)
-    values = shapes.infer(proto)
-    owned = model.weights
-    extra = weights.Weights(dict(owned.parameters), dict(owned.buffers), dict(owned.constants), owned.contents)
-    weights.of_nodes(model.nodes, values, extra)
-    names = frozenset((*extra.parameters, *extra.buffers))
-    net = Net(
-        nodes=model.nodes,
-        inputs=tuple(spec.name for spec in model.inputs),
-        outputs=model.outputs,
-        values=values,
-        consts=dict(extra.contents),
-        weights=names,
-        aliases=model.signature.aliases,
-        opset=model.opset,
-        producer=model.producer,
-    )
-    net.fold = Folder(net, proto).run
+    net, extra = _net(model, proto, model.nodes)
+    guessed = 0
+    for _ in range(branches.MAX_ROUNDS):
+        if not branches.has_branches(proto.graph):
+            break
+        net.filled()
+        guessed += branches.inline(proto.graph, net.consts)[1]
+        converter = Converter()
+        net, extra = _net(model, proto, tuple(converter.node(n) for n in proto.graph.node))
+    names = net.weights
     found = recover(net)
     notes = [*extra.notes, *found.notes]
-    counters = weights.lost_buffers(model.nodes, extra, model.signature)
+    if guessed:
+        notes.append(
+            Note(
+                "assumption",
+                "SM242",
+                "the larger branch of If was taken, its condition depends on data",
+                guessed,
+            )
+        )
+    counters = weights.lost_buffers(net.nodes, extra, model.signature)
     assumed = [c for c in counters if c.fqn not in model.signature.kinds]
     if assumed:
         notes.append(
@@ -73,6 +76,36 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         inplace_known=False,
         module_tree_known=found.module_tree_known,
     )
+
+
+def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, weights.Weights]:
+    """The graph that recovery reads, with sizes as far as inference gets, and the tensors that the model owns."""
+    values = shapes.infer(proto)
+    owned = model.weights
+    extra = weights.Weights(
+        dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
+    )
+    known = extra.all
+    for tensor in proto.graph.initializer:  # of branches that were inlined
+        if tensor.name not in known:
+            extra.constants[tensor.name] = tensor_value(tensor)
+            contents = array(tensor)
+            if contents is not None:
+                extra.contents[tensor.name] = contents
+    weights.of_nodes(nodes, values, extra)
+    net = Net(
+        nodes=nodes,
+        inputs=tuple(spec.name for spec in model.inputs),
+        outputs=model.outputs,
+        values=values,
+        consts=dict(extra.contents),
+        weights=frozenset((*extra.parameters, *extra.buffers)),
+        aliases=model.signature.aliases,
+        opset=model.opset,
+        producer=model.producer,
+    )
+    net.fold = Folder(net, proto).run
+    return net, extra
 
 
 def _parameter(value: Value, transposed: set[str]) -> Parameter:

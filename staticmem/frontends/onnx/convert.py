@@ -53,6 +53,7 @@ class Converter:
             tuple(self.node(n) for n in graph.node),
             tuple(i.name for i in graph.input),
             tuple(o.name for o in graph.output),
+            (*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)),
         )
 
     def _list(self, text: str) -> tuple[str, ...]:

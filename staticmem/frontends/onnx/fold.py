@@ -115,6 +115,8 @@ class Folder:
     def _sizes(self, node: Node, proto: Any) -> None:
         """onnx's inference of one node, given what is known now."""
         import onnx
+        from onnx.checker import ValidationError
+        from onnx.defs import SchemaError
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         version = self.versions.get(proto.domain, self.versions.get("ai.onnx"))
@@ -134,7 +136,7 @@ class Folder:
             found = infer_node_outputs(
                 schema, proto, types, data, opset_imports=list(self.model.opset_import), ir_version=10
             )
-        except (InferenceError, RuntimeError, ValueError, TypeError, onnx.defs.SchemaError):
+        except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError):
             return
         for name, kind in found.items():
             value = type_value(name, kind)

@@ -139,7 +139,7 @@ def _undefined(nodes: Sequence[Node], known: set[str]) -> list[str]:
                 missing[name] = None
         for attr in node.attrs.values():
             for body in _bodies(attr):
-                for name in _undefined(body.nodes, defined | set(body.inputs)):
+                for name in _undefined(body.nodes, defined | {*body.inputs, *body.initializers}):
                     missing[name] = None
         defined.update(node.outputs)
     return list(missing)

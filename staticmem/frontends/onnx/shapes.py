@@ -40,11 +40,12 @@ def infer(model: Any, strict: bool = False) -> dict[str, Value]:
         ValueError: in strict mode, sizes contradict each other.
     """
     import onnx
+    from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError
 
     try:
         model = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=strict, data_prop=True)
-    except (InferenceError, RuntimeError, ValueError, TypeError) as error:
+    except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
         if strict:
             raise ValueError(str(error)) from error
     values: dict[str, Value] = {}

@@ -98,7 +98,7 @@ def split(ctx: Context, node: Node) -> list[Op] | None:
             return None
         size = -(-shape[axis % len(shape)] // len(outputs))
         return [ctx.op(node, "aten::split.Tensor", x, size, axis, outputs=outputs)]
-    if len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]:
+    if len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0] and len(sizes) == len(outputs):
         return [ctx.op(node, "aten::split.Tensor", x, sizes[0], axis, outputs=outputs)]
     return [ctx.op(node, "aten::split_with_sizes", x, sizes, axis, outputs=outputs)]
 
