@@ -71,10 +71,9 @@ def analyze(
         resolution = (resolution, resolution)
     binding = resolve(model, batch=batch, resolution=resolution, dims=given)
     graph = model.bind(binding)
-    if graph.inplace_known and inplace_activations != "auto":
-        notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
-    graph = inplace.apply(graph, inplace_activations)
+    graph = _in_place(graph, inplace_activations, notes)
     result = run_step(graph, scenario)
+    graph = result.graph  # without what only the export has
     if result.unknown:
         notes.append(_unknown(result.unknown))
     if scenario.training and not result.trained:
@@ -104,6 +103,19 @@ def _with_textbook(report: Report, graph: Graph) -> Report:
         text = "results without a shape in the file, which the textbook estimate leaves out"
         warnings = (*warnings, NoteInfo("SM203", text, len(book.unsized)))
     return replace(report, textbook=shown, warnings=warnings)
+
+
+def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
+    """The graph under the policy; says so where the flag has no effect, and where a guess is left at out of place."""
+    if graph.inplace_known:
+        if policy != "auto":
+            notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
+        return graph
+    changed = inplace.apply(graph, policy)
+    if changed is graph and inplace.apply(graph, "all") is not graph:
+        text = "activations are taken to run out of place, the file does not say (--inplace-activations all changes it)"
+        notes.append(Note("assumption", "SM305", text))
+    return changed
 
 
 def _unknown(unknown: Mapping[str, int]) -> Note:

@@ -30,7 +30,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = f"See '{self.prog} --help'."
-        if message.startswith("unrecognized arguments:"):
+        if message.startswith("argument VERB: invalid choice: "):
+            word = message.split("'")[1]
+            message, hint = f"unknown verb '{word}'", did_you_mean(word, ["analyze"])
+        elif message.startswith("unrecognized arguments:"):
             word = message.split(":", 1)[1].split()[0]
             known = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             if word.startswith("--"):
@@ -39,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    from staticmem.cli import analyze
+    from staticmem.cli import analyze, schema
 
     parser = Parser(
         prog="staticmem",
@@ -50,6 +53,7 @@ def make_parser() -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"staticmem {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     analyze.add_parser(verbs)
+    schema.add_parser(verbs)
     return parser
 
 

@@ -52,7 +52,11 @@ class ModelFile(Protocol):
     format: str
     producer: str
     inputs: tuple[InputSpec, ...]
-    symbols: Mapping[str, SymbolRange]
+
+    @property
+    def symbols(self) -> Mapping[str, SymbolRange]:
+        """Open dimensions by name, with their bounds."""
+        ...
 
     def bind(self, binding: Binding) -> Graph:
         """The graph at these sizes.
@@ -129,14 +133,16 @@ def resolve(
             "Use --dim NAME=VALUE for other shapes.",
             code="SM114",
         )
-    shapes, missing, rebound = {}, {}, []
+    shapes: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, tuple[InputSpec, int]] = {}
+    rebound: list[str] = []
     for spec in model.inputs:
         sizes: list[int] = []
         for axis, dim in enumerate(spec.shape or ()):
             if isinstance(dim, str):
                 size = symbols.get(dim)
                 if size is None:
-                    missing.setdefault(dim, (spec.name, axis))
+                    missing.setdefault(dim, (spec, axis))
                 sizes.append(size or 0)
             else:
                 size = wanted.get((spec.name, axis), dim)
@@ -160,11 +166,16 @@ def resolve(
     return Binding(symbols, shapes, tuple(rebound))
 
 
-def _missing(missing: Mapping[str, tuple[str, int]]) -> DimensionError:
+def _missing(missing: Mapping[str, tuple[InputSpec, int]]) -> DimensionError:
     flags = []
-    for name, (_input, axis) in missing.items():
-        flags.append("--batch N" if axis == 0 else f"--dim '{name}=N'" if "[" in name else f"--dim {name}=N")
-    listed = ", ".join(f"'{name}' (axis {axis} of '{tensor}')" for name, (tensor, axis) in missing.items())
+    for name, (spec, axis) in missing.items():
+        if axis == 0:
+            flags.append("--batch N")
+        elif axis > 1 and len(spec.shape or ()) == 4 and spec.dtype.is_floating_point:
+            flags.append("--resolution N")
+        else:
+            flags.append(f"--dim '{name}=N'" if "[" in name else f"--dim {name}=N")
+    listed = ", ".join(f"'{name}' (axis {axis} of '{spec.name}')" for name, (spec, axis) in missing.items())
     return DimensionError(
         f"no size for {listed}",
         "The file leaves it open, and memory depends on it.",

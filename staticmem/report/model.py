@@ -86,7 +86,7 @@ class Peak:
     node: str | None
     module: str | None
     tensors: int
-    by_category: Mapping[str, int]
+    by_category: Mapping[str, int] = field(metadata={"keys": CATEGORIES})
     by_module: tuple[ModuleBytes, ...]
 
 

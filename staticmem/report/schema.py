@@ -1,0 +1,74 @@
+"""The JSON Schema (draft-07) of the report, made from its dataclasses.
+
+`schemas/report-1.schema.json` is this in a file. Write it again with `staticmem schema > schemas/report-1.schema.json`;
+a test checks that it is fresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from staticmem.report.model import SCHEMA, Report
+
+
+def dumps() -> str:
+    """The schema as JSON text with a final newline."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """The schema as plain data. Unknown fields are allowed: within major 1, fields are added."""
+    definitions: dict[str, Any] = {}
+    root = _object(Report, definitions)
+    root["properties"]["schema"] = {"const": SCHEMA}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": SCHEMA,
+        **root,
+        "definitions": dict(sorted(definitions.items())),
+    }
+
+
+def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    fields = [f for f in dataclasses.fields(cls) if f.metadata.get("json", True)]
+    properties = {}
+    for field in fields:
+        described = _type(hints[field.name], definitions)
+        if "keys" in field.metadata:
+            described["required"] = list(field.metadata["keys"])
+        properties[field.name] = described
+    made: dict[str, Any] = {"type": "object"}
+    text = " ".join((cls.__doc__ or "").split())
+    if text and not text.startswith(f"{cls.__name__}("):
+        made["description"] = text
+    return {**made, "properties": properties, "required": [f.name for f in fields]}
+
+
+def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is str:
+        return {"type": "string"}
+    if hint is int:
+        return {"type": "integer", "minimum": 0}
+    if hint is float:
+        return {"type": "number"}
+    if hint is type(None):
+        return {"type": "null"}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_type(a, definitions) for a in args]}
+    if origin is tuple and args[1:] == (...,):
+        return {"type": "array", "items": _type(args[0], definitions)}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _type(args[1], definitions)}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = {}  # a place for recursion to stop at
+            definitions[hint.__name__] = _object(hint, definitions)
+        return {"$ref": f"#/definitions/{hint.__name__}"}
+    raise TypeError(f"no JSON type for {hint}")
