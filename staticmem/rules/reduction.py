@@ -212,10 +212,10 @@ def softmax(
 
 
 def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor:
-    out = e.empty(self.shape, dtype, layout.dense_like(self.shape, self.strides), f"{kernel}.default")
+    out = e.empty(self.shape, dtype, kernel=f"{kernel}.default")  # the structured kernel asks for no strides
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty_like(grad_of(grads), self.dtype, f"{kernel}_backward_data.default")
+        return e.empty(self.shape, self.dtype, kernel=f"{kernel}_backward_data.default")
 
     e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], [out])
     return out
