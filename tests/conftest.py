@@ -7,6 +7,10 @@ import importlib.util
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--overwrite-golden", action="store_true", help="write the golden files of tests/report again")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: needs PyTorch (torch==2.13.0, the version that the figures are of)")
 
