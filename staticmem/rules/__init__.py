@@ -4,6 +4,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     activations,
     attention,
     casts,
+    comparison,
     convolution,
     factory,
     indexing,
@@ -14,6 +15,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     pooling,
     reduction,
     resample,
+    ternary,
     views,
 )
 from staticmem.rules.registry import RULES, Rule, lookup

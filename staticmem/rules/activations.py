@@ -25,6 +25,7 @@ class Unary(NamedTuple):
     saves: str  # "self", "result" or ""
     kernels: tuple[str, ...]  # of the backward formula, in order
     autocast: Autocast = ""
+    inplace_saves: str = ""  # where the in-place form differs
 
 
 TABLE = (
@@ -38,10 +39,10 @@ TABLE = (
     Unary("mish", "MishBackward0", "self", ("mish_backward.default",)),
     Unary("hardswish", "HardswishBackward0", "self", ("hardswish_backward.default",)),
     Unary("hardsigmoid", "HardsigmoidBackward0", "self", ("hardsigmoid_backward.default",)),
-    Unary("leaky_relu", "LeakyReluBackward0", "self", ("leaky_relu_backward.default",)),
-    Unary("elu", "EluBackward0", "self", ("elu_backward.default",)),
-    Unary("selu", "EluBackward0", "self", ("elu_backward.default",)),
-    Unary("celu", "EluBackward0", "self", ("elu_backward.default",)),
+    Unary("leaky_relu", "LeakyReluBackward0", "self", ("leaky_relu_backward.default",), "", "result"),
+    Unary("elu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
+    Unary("selu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
+    Unary("celu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
     Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32"),
     Unary("softshrink", "SoftshrinkBackward0", "self", ("softshrink_backward.default",)),
     Unary("hardshrink", "HardshrinkBackward0", "self", ("hardshrink_backward.default",)),
@@ -71,8 +72,7 @@ TABLE = (
           ("neg.default", "mul.Tensor", "neg.default", "add.Tensor", "rsqrt.default", "mul.Tensor"), "float32"),
     Unary("atan", "AtanBackward0", "self", ("mul.Tensor", "add.Tensor", "div.Tensor")),
     Unary("asinh", "AsinhBackward0", "self", ("pow.Tensor_Scalar", "add.Tensor", "rsqrt.default", "mul.Tensor")),
-    Unary("acosh", "AcoshBackward0", "self", ("sub.Tensor", "rsqrt.default", "add.Tensor", "rsqrt.default",
-                                              "mul.Tensor", "mul.Tensor")),
+    Unary("acosh", "AcoshBackward0", "self", ("pow.Tensor_Scalar", "sub.Tensor", "rsqrt.default", "mul.Tensor")),
     Unary("atanh", "AtanhBackward0", "self", ("pow.Tensor_Scalar", "rsub.Scalar", "reciprocal.default", "mul.Tensor")),
     Unary("erf", "ErfBackward0", "self",
           ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor")),
@@ -100,6 +100,7 @@ def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
 
 def _define(row: Unary) -> None:
     needs = {"self": "its input", "result": "its result", "": "nothing"}[row.saves]
+    saved_in_place = row.inplace_saves or row.saves
 
     def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         dtype = self.dtype if self.dtype.is_differentiable or row.name in _INTEGER else dtypes.float32
@@ -109,16 +110,18 @@ def _define(row: Unary) -> None:
         return out
 
     def in_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        original = clone_for_backward(e, self, self) if row.saves == "self" else None
+        original = clone_for_backward(e, self, self) if saved_in_place == "self" else None
         out = inplace(e, self, f"aten.{row.name}_.default")
-        saves = {"self": original, "result": out, "": None}[row.saves]
+        saves = {"self": original, "result": out, "": None}[saved_in_place]
         e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
         return out
 
     kernels = ", ".join(name.split(".")[0] for name in row.kernels)
     out_of_place.__doc__ = f"Saves {needs}; backward runs {kernels or 'nothing'}."
-    in_place.__doc__ = out_of_place.__doc__
-    if row.saves == "self":
+    in_place.__doc__ = (
+        f"In place: saves {'its result' if saved_in_place else 'nothing'}; backward runs {kernels or 'nothing'}."
+    )
+    if saved_in_place == "self":
         in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
     rule(f"aten::{row.name}", autocast=row.autocast)(out_of_place)
     rule(f"aten::{row.name}_")(in_place)
@@ -129,63 +132,106 @@ for _row in TABLE:
     _define(_row)
 
 
+def _bounds(self: Tensor, min: Any, max: Any) -> list[Tensor]:
+    return [t for t in (self, min, max) if isinstance(t, Tensor)]
+
+
 @rule("aten::clamp", "aten::clip")
 def clamp(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """Saves its input; backward makes one bool mask a bound, a zero scalar and the chosen gradient."""
-    return _clamp(e, self, [min, max])
+    """Saves its input; backward makes a zero scalar, one bool mask a bound and the chosen gradient."""
+    out = e.pointwise("aten.clamp.default", *_bounds(self, min, max))
+    _record_clamp(e, out, self, self, min, max)
+    return out
 
 
 @rule("aten::clamp_min")
 def clamp_min(e: Eager, self: Tensor, min: Any) -> Tensor:
-    """Saves its input; backward makes a bool mask, a zero scalar and the chosen gradient."""
-    return _clamp(e, self, [min])
+    """As `clamp` with one bound."""
+    return clamp(e, self, min, None)
 
 
 @rule("aten::clamp_max")
 def clamp_max(e: Eager, self: Tensor, max: Any) -> Tensor:
-    """Saves its input; backward makes a bool mask, a zero scalar and the chosen gradient."""
-    return _clamp(e, self, [max])
+    """As `clamp` with one bound."""
+    return clamp(e, self, None, max)
 
 
-def _clamp(e: Eager, self: Tensor, bounds: Sequence[Any]) -> Tensor:
-    out = e.pointwise("aten.clamp.default", self, *(b for b in bounds if isinstance(b, Tensor)))
-    e.record("ClampBackward1", out, [self], [_clamp_formula(self, bounds)], [self])
-    return out
+def _record_clamp(e: Eager, out: Tensor, self: Tensor, saved: Tensor | None, min: Any, max: Any) -> None:
+    """Tensor bounds are saved, and their gradients (FunctionsManual.cpp, `clamp_backward_min_max`) come first."""
+    bounds = [min if isinstance(min, Tensor) else None, max if isinstance(max, Tensor) else None]
+    if bounds == [None, None]:
+        e.record("ClampBackward1", out, [self], [Formula((0,), _clamp_self(saved, min, max))], [saved])
+        return
+    both = min is not None and max is not None
+
+    def by_bounds(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = grad_of(grads)
+        e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
+        results: list[Tensor | None] = []
+        for bound, wanted in zip(bounds, need, strict=True):
+            results.append(None)
+            if bound is not None and wanted and saved is not None:
+                masks = [e.pointwise("aten.lt.Tensor", saved, bound, dtype=dtypes.bool_)]
+                if both:
+                    masks.append(
+                        e.pointwise("aten.lt.Tensor", *[b for b in bounds if b is not None], dtype=dtypes.bool_)
+                    )
+                results[-1] = e.pointwise("aten.where.self", masks[0], grad, dtype=grad.dtype)
+                for mask in masks:
+                    e.free(mask)
+        return results
+
+    formulas = [Formula((1, 2), by_bounds), Formula((0,), _clamp_self(saved, min, max))]
+    e.record("ClampBackward0", out, [self, *bounds], formulas, [saved, *bounds])
 
 
-def _clamp_formula(self: Tensor, bounds: Sequence[Any]) -> Formula:
+def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         grad = grad_of(grads)
-        for bound in bounds:
-            if bound is not None:
-                e.pointwise("aten.ge.Scalar", self, dtype=dtypes.bool_)
+        assert self is not None
         e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
-        return e.pointwise("aten.where.self", grad)
+        for bound in (min, max):
+            if bound is not None:
+                e.pointwise("aten.ge.Scalar", *_bounds(self, bound, None), dtype=dtypes.bool_)
+        return e.pointwise("aten.where.self", grad, *_bounds(self, min, max), dtype=grad.dtype)
 
-    return Formula((0,), compute)
+    return compute
 
 
-@rule("aten::clamp_", "aten::clamp_min_", "aten::clamp_max_")
+@rule("aten::clamp_")
 def clamp_(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """In place: clones its input first and saves the clone; backward as `clamp`."""
-    original = clone_for_backward(e, self, self)
+    original = clone_for_backward(e, self, *_bounds(self, min, max))
     out = inplace(e, self, "aten.clamp_.default")
-    e.record("ClampBackward1", out, [self], [_clamp_formula(original or self, [min, max])], [original])
+    _record_clamp(e, out, self, original, min, max)
     return out
+
+
+@rule("aten::clamp_min_")
+def clamp_min_(e: Eager, self: Tensor, min: Any) -> Tensor:
+    """As `clamp_` with one bound."""
+    return clamp_(e, self, min, None)
+
+
+@rule("aten::clamp_max_")
+def clamp_max_(e: Eager, self: Tensor, max: Any) -> Tensor:
+    """As `clamp_` with one bound."""
+    return clamp_(e, self, None, max)
 
 
 @rule("aten::prelu", autocast="half")
 def prelu(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
-    """Saves input and weight; backward makes both gradients at full size, the weight's is then reduced."""
-    out = e.pointwise("aten._prelu_kernel.default", self)
+    """Saves input and weight; backward makes both gradients at full size always, the weight's is then reduced."""
+    from staticmem.rules.views import reshape
+
+    if self.ndim != weight.ndim:
+        weight = reshape(e, weight, (weight.numel,) if self.ndim < 2 else (1, weight.numel, *(1,) * (self.ndim - 2)))
+    out = e.pointwise("aten._prelu_kernel.default", self, weight)
 
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor]:
         grad = grad_of(grads)
-        full = e.pointwise("aten._prelu_kernel_backward.default", self, grad)
-        by_weight = e.pointwise("aten._prelu_kernel_backward.default", self, grad)
-        channels = tuple(s if i == 1 or self.ndim == 1 else 1 for i, s in enumerate(self.shape))
-        summed = e.sum_to(by_weight, channels if weight.numel > 1 else (1,) * self.ndim)
-        return full, e.alias(summed, weight.shape, weight.strides)
+        e.kernel("aten._prelu_kernel_backward.default")
+        return [e.pointwise("", self, weight, grad) for _ in range(2)]
 
     e.record("PreluKernelBackward0", out, [self, weight], [Formula((0, 1), compute)], [self, weight])
     return out
@@ -195,8 +241,8 @@ def prelu(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
 def glu(e: Eager, self: Tensor, dim: int = -1) -> Tensor:
     """Saves its input; one gradient of the input's size."""
     axis = self.dim(dim)
-    shape = tuple(s // 2 if i == axis else s for i, s in enumerate(self.shape))
-    out = e.empty(shape, self.dtype, kernel="aten.glu.default")
+    half = e.alias(self, tuple(s // 2 if i == axis else s for i, s in enumerate(self.shape)), self.strides)
+    out = e.pointwise("aten.glu.default", half)
 
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty(self.shape, self.dtype, kernel="aten.glu_backward.default")

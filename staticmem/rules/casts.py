@@ -10,7 +10,7 @@ from staticmem.dtypes import DType
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.rules.pointwise import grad_of
+from staticmem.rules.pointwise import grad_of, inplace
 from staticmem.rules.registry import rule
 
 
@@ -47,12 +47,17 @@ def to_float(e: Eager, self: Tensor) -> Tensor:
 
 @rule("aten::copy_")
 def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False) -> Tensor:
-    """In place: saves nothing; the gradient of `src` is the incoming one."""
-    from staticmem.rules.pointwise import inplace, same
-
+    """In place: saves nothing; the gradient of `src` is the incoming one, that of the old value is zeros."""
     out = inplace(e, self, "aten.copy_.default")
+
+    def old(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.zeros.default")
+
+    def new(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.to_dtype(grad_of(grads), src.dtype)
+
     if isinstance(src, Tensor):
-        e.record("CopyBackwards", out, [src], [Formula((0,), same)])
+        e.record("CopyBackwards", out, [self, src], [Formula((0,), old), Formula((1,), new)])
     return out
 
 

@@ -142,12 +142,12 @@ def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> T
 
 @rule("aten::masked_fill")
 def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """Saves the mask; the gradient is one masked copy."""
-    out = e.pointwise("aten.masked_fill.Scalar", self, mask, dtype=self.dtype)
+    """Saves the mask; result and gradient are contiguous masked copies."""
+    shape = layout.broadcast_shapes(self.shape, mask.shape)
+    out = e.empty(shape, self.dtype, kernel="aten.masked_fill.Scalar")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        return e.pointwise("aten.masked_fill.Scalar", grad, mask, dtype=grad.dtype)
+        return e.empty(shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
     e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
     return out
@@ -167,11 +167,11 @@ def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 @rule("aten::tril", "aten::triu")
 def tril(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
-    """A new tensor; so is its gradient."""
-    out = e.empty_like(self, kernel="aten.tril.default")
+    """A new contiguous tensor; so is its gradient."""
+    out = e.empty(self.shape, self.dtype, kernel="aten.tril.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty_like(grad_of(grads), kernel="aten.tril.default")
+        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.tril.default")
 
     e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
     return out

@@ -49,14 +49,6 @@ def grad_of(grads: Grads) -> Tensor:
     return grad
 
 
-def chain(e: Eager, kernels: Sequence[str], *operands: Tensor, free: bool = False) -> Tensor:
-    """Allocates one pointwise result for each kernel name and returns the last."""
-    result = operands[0]
-    for name in kernels:
-        result = e.pointwise(f"aten.{name}", *operands)
-    return result
-
-
 def same(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     """The incoming gradient itself."""
     return grad_of(grads)
@@ -66,14 +58,13 @@ def _binary_inputs(self: Any, other: Any) -> tuple[Tensor | None, Tensor | None]
     return (self if isinstance(self, Tensor) else None, other if isinstance(other, Tensor) else None)
 
 
-@rule("aten::add", "aten::sub")
-def add(
-    e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1, *, kernel: str = "aten.add.Tensor"
-) -> Tensor:
+@rule("aten::add")
+def add(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
     a, b = _binary_inputs(self, other)
     assert a is not None
-    out = e.pointwise(kernel, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(kernel, a, b)
+    name = "aten.add.Tensor"
+    out = e.pointwise(name, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(name, a, b)
     e.record("AddBackward0", out, [a, b], _add_formulas(alpha))
     return out
 
@@ -85,14 +76,14 @@ def _add_formulas(alpha: Scalar) -> list[Formula]:
     return [Formula((1,), same if alpha == 1 else scaled), Formula((0,), same)]
 
 
-@rule("aten::sub.Tensor", "aten::sub.Scalar")
+@rule("aten::sub")
 def sub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; the gradient of `other` is a negated copy."""
     a, b = _binary_inputs(self, other)
     assert a is not None
     name = "aten.sub.Tensor"
     out = e.pointwise(name, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(name, a, b)
-    e.record("SubBackward0", out, [a, b], [Formula((1,), negate), Formula((0,), same)])
+    e.record("SubBackward0", out, [a, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
     return out
 
 
@@ -100,16 +91,37 @@ def negate(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.neg.default", grad_of(grads))
 
 
+def _negated(alpha: Scalar) -> Any:
+    """`maybe_multiply(-grad, alpha)`."""
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        negative = negate(e, grads, need)
+        return negative if alpha == 1 else e.pointwise("aten.mul.Tensor", negative)
+
+    return formula
+
+
 @rule("aten::rsub")
 def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
-    """other - self: saves nothing; the gradient of `self` is a negated copy."""
+    """other - self: saves nothing; the gradient of `self` is a negated copy, that of `other` the incoming tensor."""
     operands = [t for t in (self, other) if isinstance(t, Tensor)]
     out = e.pointwise("aten.rsub.Scalar", *operands)
-    e.record("RsubBackward0", out, [self], [Formula((0,), negate)])
+    e.record(
+        "RsubBackward0", out, operands, [Formula((0,), _negated(alpha)), *([Formula((1,), same)] * (len(operands) - 1))]
+    )
     return out
 
 
-@rule("aten::add_", "aten::sub_")
+@rule("aten::sub_")
+def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
+    """In place: saves nothing; the gradient of `other` is a negated copy."""
+    out = inplace(e, self, "aten.sub_.Tensor")
+    b = other if isinstance(other, Tensor) else None
+    e.record("SubBackward0", out, [self, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
+    return out
+
+
+@rule("aten::add_")
 def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """In place: saves nothing; both gradients are the incoming tensor."""
     out = inplace(e, self, "aten.add_.Tensor")
@@ -118,7 +130,9 @@ def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-def _times(saved: Tensor | None, scale: Tensor) -> Any:
+def times(scale: Tensor) -> Any:
+    """grad times a tensor."""
+
     def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.pointwise("aten.mul.Tensor", grad_of(grads), scale)
 
@@ -146,7 +160,7 @@ def mul(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
 
 def record_mul(e: Eager, out: Tensor, a: Tensor, b: Tensor, saved_a: Tensor | None, saved_b: Tensor | None) -> None:
     saves = [saved_a if e.needs_grad(b) else None, saved_b if e.needs_grad(a) else None]
-    formulas = [Formula((1,), _times(saved_a, a)), Formula((0,), _times(saved_b, b))]
+    formulas = [Formula((1,), times(a)), Formula((0,), times(b))]
     e.record("MulBackward0", out, [a, b], formulas, saves)
 
 
@@ -188,7 +202,10 @@ def _div_scalar(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
 
 @rule("aten::div", "aten::true_divide")
 def div(e: Eager, self: Tensor, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
-    """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once."""
+    """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once.
+
+    With a rounding mode both gradients are zeros.
+    """
     a, b = _binary_inputs(self, other)
     assert a is not None
     dtype = result_type([a] if b is None else [a, b])
@@ -197,7 +214,16 @@ def div(e: Eager, self: Tensor, other: Tensor | Scalar, rounding_mode: str | Non
     out = e.pointwise("aten.div.Tensor", a, *([] if b is None else [b]), dtype=dtype)
     if rounding_mode is None:
         _record_div(e, out, a, b, a)
+    else:
+        inputs = [a] if b is None else [a, b]
+        formulas = [Formula((k,), zeros) for k in range(len(inputs) - 1, -1, -1)]
+        e.record("DivBackward1", out, inputs, formulas, [a if e.needs_grad(b) else None, b])
     return out
+
+
+def zeros(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+    """`zeros_like` of the incoming gradient."""
+    return e.empty_like(grad_of(grads), kernel="aten.zeros_like.default")
 
 
 def _record_div(e: Eager, out: Tensor, a: Tensor, b: Tensor | None, saved_a: Tensor | None) -> None:
@@ -215,116 +241,4 @@ def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     original = clone_for_backward(e, self, b)
     out = inplace(e, self, "aten.div_.Tensor")
     _record_div(e, out, self, b, original)
-    return out
-
-
-@rule("aten::addcmul")
-def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
-    """Saves tensor1 and tensor2 where the other needs a gradient; `self` receives the incoming gradient."""
-    out = e.pointwise("aten.addcmul.default", self, tensor1, tensor2)
-
-    def times(other: Tensor) -> Any:
-        def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-            return e.pointwise("aten.mul.Tensor", grad_of(grads), other)
-
-        return formula
-
-    saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2 if e.needs_grad(tensor1) else None]
-    formulas = [Formula((0,), same), Formula((1,), times(tensor2)), Formula((2,), times(tensor1))]
-    e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
-    return out
-
-
-@rule("aten::pow", autocast="float32")
-def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
-    """Saves the base (and exponent and result where they need gradients); backward holds pow, scaled pow, product."""
-    if not isinstance(self, Tensor):
-        assert isinstance(exponent, Tensor)
-        out = e.pointwise("aten.pow.Scalar", exponent)
-
-        def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-            return chain(e, ["mul.Tensor", "mul.Tensor"], grad_of(grads), out)
-
-        e.record("PowBackward2", out, [exponent], [Formula((0,), by_exponent)], [out])
-        return out
-    if isinstance(exponent, Tensor):
-        return _pow_tensor(e, self, exponent)
-    out = e.pointwise("aten.pow.Tensor_Scalar", self, dtype=scalar_dtype(self, exponent))
-
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        if exponent == 0:
-            return e.empty_like(self, kernel="aten.zeros_like.default")
-        e.pointwise("aten.pow.Tensor_Scalar", self)
-        e.pointwise("aten.mul.Scalar", self)
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), self)
-
-    e.record("PowBackward0", out, [self], [Formula((0,), by_self)], [self])
-    return out
-
-
-def _pow_tensor(e: Eager, self: Tensor, exponent: Tensor) -> Tensor:
-    out = e.pointwise("aten.pow.Tensor_Tensor", self, exponent)
-
-    def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        return chain(e, ["log.default", "mul.Tensor", "where.self", "mul.Tensor"], grad, self, exponent)
-
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        return chain(e, ["sub.Tensor", "pow.Tensor_Tensor", "mul.Tensor", "where.self"], grad, self, exponent)
-
-    saves = [self, exponent, out if e.needs_grad(exponent) else None]
-    e.record("PowBackward1", out, [self, exponent], [Formula((1,), by_exponent), Formula((0,), by_self)], saves)
-    return out
-
-
-@rule(
-    "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::logical_and", "aten::logical_or",
-    "aten::logical_xor", "aten::isclose",
-)  # fmt: skip
-def compare(e: Eager, self: Tensor, other: Tensor | Scalar, **_: Any) -> Tensor:
-    """A bool result without gradient."""
-    operands = [self, other] if isinstance(other, Tensor) else [self]
-    return e.pointwise("aten.eq.Tensor", *operands, dtype=dtypes.bool_)
-
-
-@rule("aten::logical_not", "aten::isnan", "aten::isinf", "aten::isfinite", "aten::isposinf", "aten::isneginf")
-def predicate(e: Eager, self: Tensor) -> Tensor:
-    """A bool result without gradient."""
-    return e.pointwise("aten.logical_not.default", self, dtype=dtypes.bool_)
-
-
-@rule(
-    "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::__and__", "aten::__or__", "aten::__xor__",
-    "aten::floor_divide", "aten::remainder", "aten::fmod", "aten::__lshift__", "aten::__rshift__",
-)  # fmt: skip
-def integer_binary(e: Eager, self: Tensor, other: Tensor | Scalar, **_: Any) -> Tensor:
-    """One new result; the gradient of `self` (where one exists: remainder, fmod) is the incoming tensor."""
-    operands = [self, other] if isinstance(other, Tensor) else [self]
-    out = e.pointwise("aten.bitwise_and.Tensor", *operands)
-    if out.dtype.is_differentiable:
-        e.record("RemainderBackward0", out, [self], [Formula((0,), same)])
-    return out
-
-
-@rule("aten::bitwise_not")
-def bitwise_not(e: Eager, self: Tensor) -> Tensor:
-    """One new result without gradient."""
-    return e.pointwise("aten.bitwise_not.default", self)
-
-
-@rule("aten::maximum", "aten::minimum", "aten::fmax", "aten::fmin", "aten::min.other", "aten::max.other")
-def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
-    """Saves both operands; each gradient takes a mask, a halved gradient, a choice and a fill mask."""
-    out = e.pointwise("aten.maximum.default", self, other)
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        e.pointwise("aten.eq.Tensor", self, other, dtype=dtypes.bool_)
-        e.pointwise("aten.div.Tensor", grad)
-        result = e.pointwise("aten.where.self", grad)
-        e.pointwise("aten.lt.Tensor", self, other, dtype=dtypes.bool_)
-        return result
-
-    e.record("MaximumBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
     return out

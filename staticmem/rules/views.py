@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem import dtypes
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
@@ -59,7 +60,7 @@ def _reshape_back(self: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias")
+@rule("aten::view", "aten::_unsafe_view", "aten::reshape")
 def reshape(e: Eager, self: Tensor, size: Any = None, *, shape: Any = None) -> Tensor:
     """A view where the strides allow it, else a contiguous clone; backward reshapes the gradient."""
     target = infer_size(size if size is not None else shape, self.numel)
@@ -105,7 +106,7 @@ def clone(e: Eager, self: Tensor, contiguous: bool = False, strides: layout.Stri
 _CHANNELS_LAST = ("channels_last", "channels_last_3d")
 
 
-@rule("aten::clone")
+@rule("aten::clone", "aten::lift_fresh_copy", "aten::alias_copy")
 def aten_clone(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """A copy; the gradient passes through."""
     if memory_format == "contiguous_format":
@@ -150,10 +151,16 @@ def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::t", "aten::numpy_T", "aten::mT")
+@rule("aten::t", "aten::mT")
 def t(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient is transposed back."""
     return self if self.ndim < 2 else transpose(e, self, -2, -1)
+
+
+@rule("aten::numpy_T")
+def numpy_t(e: Eager, self: Tensor) -> Tensor:
+    """A view with all dimensions reversed; the gradient is permuted back."""
+    return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
 
 
 @rule("aten::movedim")
@@ -257,11 +264,39 @@ def select(e: Eager, self: Tensor, dim: int, index: int) -> Tensor:
     return make_view(e, self, shape, strides, "SelectBackward0", full_size_zeros(self, "aten.select_backward.default"))
 
 
+def _overlaps(shape: layout.Shape, strides: layout.Strides) -> bool:
+    """`_maybe_overlapping_memory` of FunctionsManual.cpp."""
+    reach = 1
+    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach = stride * (size - 1) + reach
+    return False
+
+
+@rule("aten::_reshape_alias")
+def reshape_alias(e: Eager, self: Tensor, size: Any, stride: Any) -> Tensor:
+    """A view; backward reshapes the gradient."""
+    return make_view(e, self, tuple(size), tuple(stride), "ReshapeAliasBackward0", _reshape_back(self))
+
+
 @rule("aten::as_strided")
 def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    """A view; backward makes a buffer of the input's storage size."""
-    formula = full_size_zeros(self, "aten.as_strided_backward")
-    return make_view(e, self, tuple(size), tuple(stride), "AsStridedBackward0", formula)
+    """A view; backward makes a buffer of the storage's size, and int64 indices where the view overlaps itself."""
+    shape, strides = tuple(size), tuple(stride)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        extents = [(self.shape, self.strides, 0), (shape, strides, storage_offset or 0)]
+        count = max(1 + o + sum((n - 1) * st for n, st in zip(s, t, strict=True)) for s, t, o in extents)
+        storage = e.empty((count,), grad.dtype, kernel="aten.zeros.default")
+        if _overlaps(shape, strides):
+            e.empty((count,), dtypes.int64, kernel="aten.arange.default")
+            e.empty((layout.numel(shape),), dtypes.int64, kernel="aten.clone.default")
+            reshape_raw(e, grad, (grad.numel,))
+        return e.alias(storage, self.shape, self.strides)
+
+    return make_view(e, self, shape, strides, "AsStridedBackward0", gradient)
 
 
 @rule("aten::diagonal")
@@ -287,7 +322,13 @@ def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tens
     return make_view(e, self, shape, strides, "UnfoldBackward0", full_size_zeros(self, "aten.unfold_backward.default"))
 
 
-@rule("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::detach_", "aten::lift_fresh")
+@rule("aten::alias")
+def alias(e: Eager, self: Tensor) -> Tensor:
+    """A view; the gradient passes through."""
+    return make_view(e, self, self.shape, self.strides, "AliasBackward0", same)
+
+
+@rule("aten::detach", "aten::detach_", "aten::lift_fresh")
 def detach(e: Eager, self: Tensor) -> Tensor:
     """A view without gradient."""
     return e.alias(self, self.shape, self.strides)
