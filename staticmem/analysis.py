@@ -59,8 +59,8 @@ def analyze(
     """
     path = os.fspath(path)
     scenario, notes = _scenario(mode, optimizer, optimizer_impl, momentum, loss, dtype, amp)
-    _known("method", method, METHODS)
-    _known("inplace-activations", inplace_activations, inplace.POLICIES)
+    method = _known("method", method, METHODS)
+    inplace_activations = _known("inplace-activations", inplace_activations, inplace.POLICIES)
     model = open_model(path)
     given = dict(dims or {})
     if batch is None:
@@ -74,8 +74,10 @@ def analyze(
     graph = _in_place(graph, inplace_activations, notes)
     result = run_step(graph, scenario)
     graph = result.graph  # without what only the export has
-    if result.unknown:
-        notes.append(_unknown(result.unknown))
+    said = " ".join(note.text for note in graph.notes)
+    unknown = {target: count for target, count in result.unknown.items() if target not in said}
+    if unknown:
+        notes.append(_unknown(unknown))
     if scenario.training and not result.trained:
         notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
     size = os.stat(path).st_size
@@ -137,9 +139,8 @@ def _scenario(
     """The scenario of validated words, and what has to be said about it."""
     notes: list[Note] = []
     if optimizer is not None:
-        optimizer = _known("optimizer", optimizer.lower(), OPTIMIZERS)
-    _known("optimizer-impl", impl, IMPLEMENTATIONS)
-    _known("loss", loss, LOSSES)
+        optimizer = _known("optimizer", optimizer, OPTIMIZERS)
+    impl, loss = _known("optimizer-impl", impl, IMPLEMENTATIONS), _known("loss", loss, LOSSES)
     mode = _known("mode", mode, MODES) if mode is not None else "train" if optimizer is not None else "infer"
     if momentum and optimizer != "sgd":
         raise UsageError(
@@ -172,10 +173,13 @@ def _scenario(
 
 
 def _known(flag: str, word: str, known: tuple[str, ...]) -> str:
-    if word in known:
-        return word
+    if word.lower() in known:
+        return word.lower()
     raise UsageError(
-        f"unknown {flag} '{word}'", f"--{flag} is one of {', '.join(known)}.", did_you_mean(word, known), code="SM134"
+        f"unknown {flag} '{word}'",
+        f"--{flag} is one of {', '.join(known)}.",
+        did_you_mean(word.lower(), known),
+        code="SM134",
     )
 
 

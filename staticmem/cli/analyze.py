@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, emit
     from staticmem.cli.source import model_path
 
-    kind = _format(args)
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
+    kind = _format(args)
     with model_path(args.model) as path:
         report = analyze(
             path,
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = report.coverage.unknown
     if args.strict and unknown:
         names = ", ".join(row.op for row in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        sys.stderr.write(f"strict: {len(unknown)} unknown ops: {names}\n")
+        sys.stderr.write(f"strict: unknown ops: {names}\n")
         return 1
     return 0
 

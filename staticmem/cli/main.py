@@ -25,6 +25,9 @@ examples:
 """
 
 
+_HELP = "See 'staticmem analyze --help'."
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with errors as `UsageError`, so that all errors look alike."""
 
@@ -100,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def print_error(error: StaticmemError) -> None:
     """Three lines to stderr: what, why, what to do."""
     lines = [f"error: {_line(error.what)} [{error.code}]"]
-    lines += [f"  {_line(text)}" for text in (error.why, error.hint) if text]
+    lines.append(f"  {_line(error.why) or 'It cannot be analysed so.'}")
+    lines.append(f"  {_line(error.hint) or _HELP}")
     text = "\n".join(lines) + "\n"
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(text.encode(encoding, "replace").decode(encoding))

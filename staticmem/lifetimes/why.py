@@ -42,11 +42,15 @@ def module_of(graph: Graph, trace: Trace, buffer: Buffer) -> str:
 
 
 def reasons(graph: Graph, trace: Trace, buffer: Buffer, holds: Sequence[Hold]) -> tuple[str, ...]:
-    """One sentence for each owner, the same sentence once. `holds` are those that are active at the moment."""
+    """One sentence for each owner, the same sentence once. `holds` are those that are active at the moment.
+
+    Where something keeps the buffer for the whole step (the model, the optimizer), who else holds it explains nothing.
+    """
     if not holds:
         kernel = trace.kernels[buffer.kernel]
         return (f"in use by {short(kernel.name)}",)
-    return tuple(dict.fromkeys(_reason(graph, buffer, hold) for hold in holds))
+    lasting = [hold for hold in holds if hold.kind in ("model", "optimizer", "grad")]
+    return tuple(dict.fromkeys(_reason(graph, buffer, hold) for hold in lasting or holds))
 
 
 def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:

@@ -80,10 +80,10 @@ def _model(s: Sources) -> ModelInfo:
     inputs = tuple(
         TensorInfo(spec.name, spec.dtype.name, binding.shapes[spec.name], spec.shape) for spec in s.model.inputs
     )
-    outputs = []
-    for name, shape in zip(graph.outputs, s.result.output_shapes, strict=False):
-        value = graph.values.get(name)
-        outputs.append(TensorInfo(name, value.dtype.name if value is not None else "unknown", shape))
+    outputs = [
+        TensorInfo(name, dtype.name, shape)
+        for name, shape, dtype in zip(graph.outputs, s.result.output_shapes, s.result.output_dtypes, strict=False)
+    ]
     return ModelInfo(s.model.path, graph.format, graph.producer, s.file_bytes, inputs, tuple(outputs), len(graph.ops))
 
 

@@ -38,6 +38,7 @@ class StepResult:
     loss: str | None = None
     output_shapes: tuple[tuple[int, ...], ...] = ()
     trained: int = 0  # parameters that received a gradient
+    output_dtypes: tuple[DType, ...] = ()
 
 
 def run_step(graph: Graph, scenario: Scenario) -> StepResult:
@@ -64,6 +65,7 @@ class _Step:
         self.persistent = Owner("model", "")
         self.grads: dict[int, Tensor] = {}
         self.loss_name: str | None = None
+        self.output_dtypes: tuple[DType, ...] = ()
         self.untrained: frozenset[str] = frozenset()  # names of parameters known to get no gradient
         self.without_gradient: frozenset[str] = frozenset()
 
@@ -138,6 +140,7 @@ class _Step:
         e = self.e
         e.autocast = self.scenario.amp
         outputs = self.interpreter.forward()
+        self.output_dtypes = tuple(t.dtype for t in outputs)
         e.trace.marks["forward_end"] = e.trace.ticks
         self.interpreter.forget_outputs()
         e.release(e.autocast_owner)
@@ -154,6 +157,7 @@ class _Step:
         e.autocast = self.scenario.amp
         outputs = self.interpreter.forward()
         shapes = tuple(t.shape for t in outputs)
+        self.output_dtypes = tuple(t.dtype for t in outputs)
         assert self.loss_name is not None
         e.open_scope()
         if not outputs:
@@ -214,5 +218,6 @@ class _Step:
     def _result(self, shapes: tuple[tuple[int, ...], ...], trained: int) -> StepResult:
         i = self.interpreter
         return StepResult(
-            self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes, trained
-        )
+            self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
+            trained, self.output_dtypes,
+        )  # fmt: skip
