@@ -7,7 +7,9 @@ end of the full expression.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -15,6 +17,9 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Meta, Node, gradient_edge
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import Buffer, Hold, Trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary", "optimizer": "temporary"}
 
@@ -235,6 +240,20 @@ class Eager:
         if tensor.dtype is dtype:
             return tensor
         return self.empty_like(tensor, dtype, "aten._to_copy.default")
+
+
+def scoped(function: Callable[Concatenate[Eager, P], R]) -> Callable[Concatenate[Eager, P], R]:
+    """A composite op whose C++ locals end at its return: what it made and nobody owns is freed there, but its result."""
+
+    @functools.wraps(function)
+    def run(e: Eager, *args: P.args, **kwargs: P.kwargs) -> R:
+        e.open_scope()
+        result = function(e, *args, **kwargs)
+        kept = [result] if isinstance(result, Tensor) else [t for t in cast("Iterable[Tensor]", result)]
+        e.close_scope(keep=kept)
+        return result
+
+    return run
 
 
 def result_type(operands: Sequence[Tensor]) -> DType:

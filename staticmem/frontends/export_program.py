@@ -17,6 +17,7 @@ from staticmem.dtypes import DType
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.graph import expressions
 from staticmem.graph.ir import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.graph.source import source_lines
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
 
 SUPPORTED_MAJOR = 8
@@ -266,6 +267,7 @@ class _Binder:
                     outputs=outputs,
                     modules=self.modules(node.get("metadata", {}).get("nn_module_stack", "")),
                     source=(node.get("name") or target,),
+                    stack=source_lines(node.get("metadata", {}).get("stack_trace", "")),
                     grad=grad,
                 )
             )

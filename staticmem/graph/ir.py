@@ -43,6 +43,16 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A Python frame of an exporter's stack trace: where the model's code was when it called the op."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One ATen call. `target` is `aten::add.Tensor`; args are positional and kwargs by name, as in the ATen schema."""
 
@@ -53,6 +63,7 @@ class Op:
     outputs: tuple[str, ...]  # names of results; a list result (split, chunk) has one name for each element
     modules: tuple[Frame, ...] = ()  # outermost first
     source: tuple[str, ...] = ()  # the file's own nodes that this op stands for, e.g. "Conv node_conv2d_3"
+    stack: tuple[SourceLine, ...] = ()  # the model's Python frames, outermost first, where the export kept them
     grad: bool = True  # False inside torch.no_grad / set_grad_enabled(False)
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from staticmem import dtypes
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.casts import to_copy
 from staticmem.rules.factory import dropout
@@ -49,8 +49,6 @@ def choose_kernel(
             return Choice("flash", "half precision, no mask")
     if q.dtype is dtypes.float64 or q.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32):
         return Choice("math", f"{q.dtype.name} has no fused kernel")
-    if q.shape[1] != k.shape[1]:
-        return Choice("math", "grouped queries: the memory-efficient kernel has none")
     if head % (8 if half else 4) or v.shape[-1] % (8 if half else 4):  # minimum_gemm_alignment
         return Choice("math", f"head size {head} is not a multiple of {8 if half else 4}")
     return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
@@ -172,9 +170,7 @@ def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     return expand(e, mask, (b, h, length, source)) if mask.shape != (b, h, length, source) else mask
 
 
-def _math(
-    e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool
-) -> Tensor:
+def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool) -> Tensor:
     """`_scaled_dot_product_attention_math` of attention.cpp: matmul, mask, softmax, dropout, matmul, all recorded."""
     if q.dtype in (dtypes.float16, dtypes.bfloat16):
         q, k, v = (to_copy(e, t, dtypes.float32) for t in (q, k, v))
@@ -187,11 +183,17 @@ def _math(
     if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
         k = repeat_interleave(e, k, q.shape[-3] // k.shape[-3], -3)
         v = repeat_interleave(e, v, q.shape[-3] // v.shape[-3], -3)
-    scaled_q, scaled_k = mul(e, q, 1.0), mul(e, transpose(e, k, -2, -1), 1.0)
-    scores = matmul(e, scaled_q, scaled_k)
+    q = mul(e, q, 1.0)  # a C++ local: it lives until the end
+    scores = _scores(e, q, k)
     if mask is not None:
         scores = add_(e, scores, mask)
-    weights = softmax(e, scores, -1)
+    weights = softmax(e, scores, -1, kernel="aten._safe_softmax")
     if dropout_p > 0:
         weights = dropout(e, weights, dropout_p, True)
+    e.collect(keep=(weights, v, q))
     return matmul(e, weights, v)
+
+
+@scoped
+def _scores(e: Eager, q: Tensor, k: Tensor) -> Tensor:
+    return matmul(e, q, mul(e, transpose(e, k, -2, -1), 1.0))

@@ -11,7 +11,7 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.pointwise import add_, grad_of, same
 from staticmem.rules.registry import rule
@@ -113,6 +113,7 @@ def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 
 @rule("aten::matmul", autocast="half")
+@scoped
 def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """mm where a factor is 1-D or 2-D and folding pays, else expand, reshape (a clone where needed) and bmm."""
     a, b = self.ndim, other.ndim

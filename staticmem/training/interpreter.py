@@ -22,6 +22,7 @@ from staticmem.rules.casts import to_copy
 from staticmem.rules.dispatch import call, fallback
 from staticmem.training.locals import common_depth, held_by_frames
 from staticmem.training.precision import WholeModelCast, inside
+from staticmem.training.source_locals import held_until
 from staticmem.training.symbolic import SCALAR_OPS
 
 Stack = tuple[Frame, ...]
@@ -47,7 +48,10 @@ class Interpreter:
         self.unknown_bytes: Counter[str] = Counter()
         self.covered: Counter[str] = Counter()
         self.last_use = self._last_uses()
-        self.locals = held_by_frames(graph, locals_policy)
+        named = held_until(graph) if locals_policy == "expected" else {}
+        self.locals = {} if named else held_by_frames(graph, locals_policy)
+        for name, index in named.items():
+            self.last_use[name] = max(self.last_use.get(name, index), index)
 
     def _last_uses(self) -> dict[str, int]:
         last: dict[str, int] = {}

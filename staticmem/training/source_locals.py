@@ -1,0 +1,144 @@
+"""Local variables as the export's stack traces show them.
+
+torch.export (and the ONNX exporter built on it) keep the Python frames of every op, with the source line of each. A line
+`x = self.conv(x)` says which name holds the result: until the name is assigned again in that frame, or the frame returns.
+Where a file has no traces (they can be stripped), `training.locals` states a policy instead.
+
+A frame is told from the next call of the same function by its caller's frame and line, and by its module call. A
+statement ends when its frame moves to another line, or calls another module on a line that has one call (a loop).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from staticmem.graph.ir import Graph, Op, SourceLine
+
+_ASSIGN = re.compile(r"^\(?\s*([A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*)\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
+_APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
+_CALL = re.compile(r"[\w\])]\(")
+
+
+@dataclass
+class _Frame:
+    """A running Python function: where it is, what its names hold."""
+
+    line: SourceLine
+    modules: int  # how many module calls enclose it (itself included)
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+
+def held_until(graph: Graph) -> Mapping[str, int]:
+    """For every op result that a Python name holds: the index of the last op during which it holds it.
+
+    Empty where the graph has no stack traces.
+    """
+    if not any(op.stack for op in graph.ops[:64]):
+        return {}
+    return _Walk(graph).run()
+
+
+class _Walk:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.frames: list[_Frame] = []
+        self.modules: tuple[object, ...] = ()
+        self.holders: dict[str, int] = {}
+        self.released: dict[str, int] = {}
+        self.latest: tuple[str, ...] = ()
+
+    def run(self) -> dict[str, int]:
+        for index, op in enumerate(self.graph.ops):
+            if op.stack:
+                self._advance(op, index - 1)
+                if op.outputs:
+                    self.latest = op.outputs
+        last = len(self.graph.ops) - 1
+        while self.frames:
+            self._finish(self.frames[-1], last)
+            self._return(last)
+        return self.released
+
+    def _advance(self, op: Op, now: int) -> None:
+        """Moves from the frames of the op before to those of `op`; what ends, ends after op `now`."""
+        depth = self._common(op)
+        while len(self.frames) > depth:
+            self._finish(self.frames[-1], now)
+            self._return(now)
+        modules = 0
+        for level, line in enumerate(op.stack):
+            modules += line.function == "forward"
+            if level < len(self.frames):
+                frame = self.frames[level]
+                if frame.line.line != line.line or (level == depth - 1 and self._again(frame, op, level)):
+                    self._finish(frame, now)
+                frame.line = line
+            else:
+                self.frames.append(_Frame(line, modules))
+        self.modules = op.modules
+
+    def _common(self, op: Op) -> int:
+        """How many of the running frames still run: same functions, and same lines in all callers."""
+        calls = 0
+        for x, y in zip(self.modules, op.modules, strict=False):
+            if x != y:
+                break
+            calls += 1
+        depth = 0
+        for frame, line in zip(self.frames, op.stack, strict=False):
+            if frame.line.file != line.file or frame.line.function != line.function or frame.modules > calls:
+                break
+            depth += 1
+            if frame.line.line != line.line:
+                break
+        return depth
+
+    def _again(self, frame: _Frame, op: Op, level: int) -> bool:
+        """The same line calls once more, and it has one call only: the next turn of a loop."""
+        return level + 1 < len(op.stack) and len(_CALL.findall(frame.line.text)) <= 1
+
+    def _finish(self, frame: _Frame, now: int) -> None:
+        """The frame's statement is done: its names take the last op's results."""
+        text = frame.line.text
+        append = _APPEND.match(text)
+        if append is not None:
+            frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])
+            self._hold(self.latest[-1:])
+            return
+        assign = _ASSIGN.match(text)
+        if assign is None:
+            return
+        names = [n.strip(" *") for n in assign[1].split(",")]
+        values = self.latest
+        for position, name in enumerate(names):
+            if name == "_" or "." in name:
+                continue
+            if len(names) == 1:
+                taken = values[:1]
+            elif len(values) == len(names):
+                taken = values[position : position + 1]
+            else:
+                taken = values if position == 0 else ()
+            self._hold(taken)
+            self._drop(frame.names.pop(name, []), now)
+            frame.names[name] = list(taken)
+
+    def _hold(self, values: tuple[str, ...]) -> None:
+        for value in values:
+            self.holders[value] = self.holders.get(value, 0) + 1
+
+    def _drop(self, values: list[str], now: int) -> None:
+        for value in values:
+            self.holders[value] -= 1
+            if self.holders[value] == 0:
+                self.released[value] = now
+
+    def _return(self, now: int) -> None:
+        frame = self.frames.pop()
+        for values in frame.names.values():
+            self._drop(values, now)
+
+
+__all__ = ["held_until"]
