@@ -140,8 +140,9 @@ class _Table:
         cells = []
         for e in entries:
             name = f"{e.module}: {e.name}" if module and e.module and not e.name.startswith(e.module) else e.name
+            category, why = category_name(e.category), "; ".join(e.why)
             shape = _tensor(e.dtype, e.shape)
-            cells.append((self.size(e.bytes), category_name(e.category), name, shape, "; ".join(e.why)))
+            cells.append((self.size(e.bytes), category, name, shape, "" if why == category else why))
         cells = [tuple(self.style.plain(c) for c in row) for row in cells]  # type: ignore[misc]
         wide = [max(len(row[i]) for row in cells) for i in range(4)]
         wide[2], wide[3] = min(wide[2], 44), min(wide[3], 36)
@@ -151,7 +152,9 @@ class _Table:
             width = self.style.width
             if width is not None and width - len(left) < 24:  # a narrow terminal: the reason has its own line
                 self.lines.append(self.style.cut(left.rstrip(), width))
-                self.lines.append(self.style.paint(self.style.cut(f"{indent}{'':>{wide[0]}}  {why}", width), "dim"))
+                if why:
+                    why = self.style.cut(f"{indent}{'':>{wide[0]}}  {why}", width)
+                    self.lines.append(self.style.paint(why, "dim"))
             else:
                 room = None if width is None else width - len(left)
                 self.lines.append((left + self.style.paint(self.style.cut(why, room), "dim")).rstrip())

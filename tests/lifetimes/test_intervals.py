@@ -144,16 +144,14 @@ def traces(draw: st.DrawFn) -> Trace:
                     open_.remove(number)
             elif r.owners.get(number):
                 r.hold(number)
-    for number in list(open_):
+    for number in open_:
         if number not in r.owners:  # a scope closes sooner or later
             r.let_go(number)
     return r.trace
 
 
 def brute_force(trace: Trace, tick: int) -> int:
-    return sum(
-        round_up(b.nbytes) for b in trace.buffers if b.born <= tick and (b.died is None or tick < b.died)
-    )
+    return sum(round_up(b.nbytes) for b in trace.buffers if b.born <= tick and (b.died is None or tick < b.died))
 
 
 @given(traces())
