@@ -48,7 +48,7 @@ def recover(net: Net) -> Recovered:
         notes.append(
             Note(
                 "regrouped",
-                "SM220",
+                "SM251",
                 "nodes that the exporter changed after tracing were translated from their ONNX operators",
                 builder.fallbacks,
             )
@@ -118,6 +118,8 @@ class _Builder:
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
         outputs = self._results(nodes)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(nodes[-1]), tuple(n.source for n in nodes[-1:]))
+        if self.net.rebound:
+            op = _resized(op, self.net)
         if op.base in _LISTS:
             self.lists[fx.name] = len(self.ops)
             op = replace(op, outputs=self._list_names(op))
@@ -184,3 +186,25 @@ class _Builder:
                 number = self.net.ints(name)
                 if number is not None and len(number) == 1 and not self.net.consts[name].shape:
                     self.env[name] = number[0]
+
+
+# calls with sizes as an argument, and its position
+_SIZES = {
+    "aten::view": 1, "aten::_unsafe_view": 1, "aten::reshape": 1, "aten::expand": 1, "aten::new_zeros": 1,
+    "aten::new_ones": 1, "aten::new_full": 1, "aten::new_empty": 1, "aten::zeros": 0, "aten::ones": 0, "aten::full": 0,
+    "aten::empty": 0, "aten::rand": 0, "aten::randn": 0,
+}  # fmt: skip
+
+
+def _resized(op: Op, net: Net) -> Op:
+    """An op whose text has the sizes of the export, at the sizes that inference found now."""
+    shape = net.shape(op.outputs[0]) if op.outputs else None
+    position = _SIZES.get(op.base)
+    if shape is None:
+        return op
+    args = list(op.args)
+    if position is not None and position < len(args) and isinstance(args[position], tuple):
+        args[position] = shape
+    elif op.base.startswith("aten::upsample") and len(args) > 1 and isinstance(args[1], tuple):
+        args[1] = shape[2:]
+    return replace(op, args=tuple(args))

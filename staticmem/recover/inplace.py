@@ -68,7 +68,7 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
     if not count:
         return graph
     guess = Note(
-        "assumption", "SM240", "activations and residual adds are taken to run in place, the export does not say", count
+        "assumption", "SM254", "activations and residual adds are taken to run in place, the export does not say", count
     )
     return replace(graph, ops=tuple(ops), notes=(*graph.notes, guess))
 

@@ -59,6 +59,7 @@ class Net:
     aliases: Mapping[str, str] = field(default_factory=dict)  # names in exporter metadata -> names in the file
     opset: int = 0
     producer: str = ""
+    rebound: bool = False  # sizes differ from the file's: those in exporter texts are old
     fold: Callable[[], None] | None = None  # fills gaps in values and consts; called at the first gap that is met
 
     def shape(self, name: str) -> tuple[int, ...] | None:

@@ -91,13 +91,13 @@ def _renamed(op: Op, renamed: dict[str, str]) -> Op:
 def notes_of(translator: Translator, regrouped: Counter[str], dropped: int) -> list[Note]:
     """What a reader should know of a translation."""
     notes = [
-        Note("regrouped", "SM221", f"nodes were regrouped as {name}", count)
+        Note("regrouped", "SM252", f"nodes were regrouped as {name}", count)
         for name, count in sorted(regrouped.items())
     ]
     if dropped:
-        notes.append(Note("dropped", "SM230", "operators whose results are not used were left out", dropped))
+        notes.append(Note("dropped", "SM253", "operators whose results are not used were left out", dropped))
     notes += [
-        Note("warning", "SM303", f"{name} has no counterpart in ATen: its memory is a conservative guess", count)
+        Note("warning", "SM257", f"{name} has no counterpart in ATen: its memory is a conservative guess", count)
         for name, count in sorted(translator.unknown.items())
     ]
     return notes

@@ -26,7 +26,7 @@ def restore(ops: list[Op]) -> tuple[list[Op], list[Note]]:
     if not editor.count:
         return ops, []
     text = "casts to float32 of norms and rotary embeddings were put back: a float32 export leaves them out"
-    return editor.ops, [Note("assumption", "SM241", text, editor.count)]
+    return editor.ops, [Note("assumption", "SM255", text, editor.count)]
 
 
 def _reads_float(op: Op, group: list[Op]) -> bool:

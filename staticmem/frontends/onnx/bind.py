@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from staticmem.errors import DimensionError
 from staticmem.frontends.onnx import branches, shapes, weights
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value
 from staticmem.frontends.onnx.fold import Folder
+from staticmem.frontends.onnx.rebind import Rebinder
 from staticmem.graph.ir import Graph, Note, Parameter, Value
 from staticmem.graph.model import Binding
 from staticmem.recover import recover
@@ -29,13 +32,15 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         converter = Converter()
         net, extra = _net(model, proto, tuple(converter.node(n) for n in proto.graph.node))
     names = net.weights
+    if binding.rebound:
+        extra.notes.append(_rebind(model, binding, net, proto, extra.contents))
     found = recover(net)
     notes = [*extra.notes, *found.notes]
     if guessed:
         notes.append(
             Note(
                 "assumption",
-                "SM242",
+                "SM256",
                 "the larger branch of If was taken, its condition depends on data",
                 guessed,
             )
@@ -46,17 +51,17 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         notes.append(
             Note(
                 "assumption",
-                "SM210",
+                "SM250",
                 "PyTorch's BatchNorm keeps num_batches_tracked (8 bytes) beside its statistics; the file leaves it out",
                 len(assumed),
             )
         )
     used = {name for op in found.ops for name in op.refs()} - {name for op in found.ops for name in op.outputs}
-    constants = {name: array for name, array in net.consts.items() if name in used}
+    constants = {name: contents for name, contents in net.consts.items() if name in used}
     constant_values = {name: value for name, value in extra.constants.items() if name in used}
-    for name, array in constants.items():
+    for name, contents in constants.items():
         if name not in constant_values and name not in names and name in net.values:
-            constant_values[name] = Value(name, net.values[name].dtype, tuple(int(s) for s in array.shape))
+            constant_values[name] = Value(name, net.values[name].dtype, tuple(int(s) for s in contents.shape))
     return Graph(
         name=model.name,
         format="onnx",
@@ -76,6 +81,42 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         inplace_known=False,
         module_tree_known=found.module_tree_known,
     )
+
+
+def _rebind(model: OnnxModel, binding: Binding, net: Net, proto: Any, contents: dict[str, Any]) -> Note:
+    """Sizes at dimensions that the file fixes to other values.
+
+    Raises:
+        DimensionError: constants in the graph contradict them.
+    """
+    own = {
+        spec.name: tuple(binding.symbols.get(d, 1) if isinstance(d, str) else d for d in spec.shape or ())
+        for spec in model.inputs
+    }
+    old_proto = shapes.bound_proto(proto, own)
+    old, _ = _net(model, old_proto, tuple(net.nodes))
+    old.filled()
+    changed = ", ".join(binding.rebound)
+    start = {v.name: v for v in (*(net.values[i] for i in net.inputs), *_tensors(proto))}
+    failed: DimensionError | None = None
+    for keep_ones in (True, False):
+        trial = replace(net, values=dict(start), consts=dict(contents), fold=None)
+        copy = shapes.bound_proto(proto, binding.shapes)
+        rebinder = Rebinder(trial, copy, old, changed, keep_ones)
+        try:
+            rebinder.run()
+        except DimensionError as error:
+            failed = failed or error
+            continue
+        net.values, net.consts, net.nodes = trial.values, trial.consts, trial.nodes
+        net.fold, net.rebound = None, True
+        text = f"sizes that the export fixed were changed ({changed}); constants in the graph that follow"
+        return Note("assumption", "SM258", text, max(rebinder.followed, 1))
+    raise failed if failed is not None else DimensionError(f"{changed} cannot be changed")
+
+
+def _tensors(proto: Any) -> list[Value]:
+    return [tensor_value(t) for t in proto.graph.initializer]
 
 
 def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, weights.Weights]:

@@ -70,7 +70,7 @@ class OnnxModel:
                 f"{len(missing)} tensors of {self.path} have neither a value nor a shape: {listed}",
                 "The graph reads them, but no node, input or initializer defines them.",
                 "Export with keep_initializers_as_inputs=True, or keep initializers as external data.",
-                code="SM124",
+                code="SM154",
             )
 
     def _pair_renamed_inputs(self) -> None:
@@ -95,7 +95,7 @@ def _inlined(proto: Any) -> Any:
             "the functions of the ONNX file cannot be inlined",
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}.",
             "Check the file with onnx.checker.check_model.",
-            code="SM125",
+            code="SM155",
         ) from error
 
 

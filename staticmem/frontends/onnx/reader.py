@@ -22,7 +22,7 @@ def read(path: str) -> ModelProto:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
-                raise ModelFileError(f"{path} is empty", "It has no bytes.", "Export the model again.", code="SM120")
+                raise ModelFileError(f"{path} is empty", "It has no bytes.", "Export the model again.", code="SM150")
             # not closed by hand: slices of it live in exceptions' frames; it goes when they go
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             data = wire.strip(memoryview(mapped))
@@ -48,6 +48,6 @@ def parse(data: bytes, path: str = "the file") -> ModelProto:
             f"{path} is not an ONNX model",
             "Its protobuf message has no graph.",
             "Give a .onnx file that torch.onnx.export or another exporter wrote.",
-            code="SM123",
+            code="SM153",
         )
     return model

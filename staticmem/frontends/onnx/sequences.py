@@ -14,7 +14,7 @@ def slice_splits(graph: Any, nodes: tuple[Node, ...], contents: dict[str, Any]) 
     """
     import onnx
 
-    splits = {n.outputs[0]: n for n in nodes if n.op == "SplitToSequence" and len(n.inputs) > 1 and n.inputs[1]}
+    splits = {n.outputs[0]: n for n in nodes if n.op == "SplitToSequence"}
     if not splits:
         return
     known = dict(contents)
@@ -27,9 +27,13 @@ def slice_splits(graph: Any, nodes: tuple[Node, ...], contents: dict[str, Any]) 
         if node.op != "SequenceAt" or node.inputs[0] not in splits:
             continue
         split = splits[node.inputs[0]]
-        sizes, index = _ints(known.get(split.inputs[1])), _ints(known.get(node.inputs[1]))
-        keep = split.attrs.get("keepdims", 1)
-        if sizes is None or index is None or len(index) != 1 or index[0] < 0 or not keep:
+        given = len(split.inputs) > 1 and bool(split.inputs[1])
+        sizes = _ints(known.get(split.inputs[1])) if given else (1,)
+        index = _ints(known.get(node.inputs[1]))
+        if sizes is None or index is None or len(index) != 1 or index[0] < 0:
+            continue
+        if not given and not split.attrs.get("keepdims", 1):
+            _select(graph, proto, split, index[0])
             continue
         scalar = len(sizes) == 1
         position = index[0]
@@ -46,6 +50,20 @@ def slice_splits(graph: Any, nodes: tuple[Node, ...], contents: dict[str, Any]) 
         del proto.input[:]
         proto.input.extend([split.inputs[0], *names])
         del proto.attribute[:]
+
+
+def _select(graph: Any, proto: Any, split: Node, index: int) -> None:
+    """An element of a split into single entries without their axis: `unbind`."""
+    import onnx
+
+    name = f"{proto.output[0]}::index"
+    graph.initializer.append(onnx.helper.make_tensor(name, 7, [], [index]))
+    proto.op_type = "Gather"
+    del proto.input[:]
+    proto.input.extend([split.inputs[0], name])
+    del proto.attribute[:]
+    axis = split.attrs.get("axis", 0)
+    proto.attribute.append(onnx.helper.make_attribute("axis", axis if isinstance(axis, int) else 0))
 
 
 def _ints(value: Any) -> tuple[int, ...] | None:

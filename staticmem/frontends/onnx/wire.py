@@ -53,7 +53,7 @@ def _too_large(kept: int) -> ModelFileError:
         f"the graph without its weights has {kept >> 20} MiB",
         f"At most {MAX_KEPT >> 20} MiB are read, because no real model has more.",
         "Store large tensors as initializers or as external data.",
-        code="SM122",
+        code="SM152",
     )
 
 
@@ -63,7 +63,7 @@ def damaged(why: str) -> ModelFileError:
         "the ONNX file is damaged or incomplete",
         why,
         "Copy or export the file again and check that its size is the same.",
-        code="SM121",
+        code="SM151",
     )
 
 
