@@ -6,6 +6,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     casts,
     comparison,
     convolution,
+    einsum,
     factory,
     indexing,
     joining,

@@ -134,11 +134,11 @@ def _bounded() -> list[Case]:
     cases += [call("aten::clamp", h(4, 3).transposed, 0.0, 1.0), call("aten::clamp", i(4), 0, 5)]
     cases += [
         call("aten::clip", f(4, 3), 0.0, 1.0),
-        call("aten::clamp.Tensor", f(4, 3), f(3).fixed, f(3).fixed, real=True),
+        call("aten::clamp.Tensor", f(4, 3), f(3).fixed, f(3).fixed, real=("backward",)),
     ]
     cases += [
         call("aten::clamp.Tensor", f(4, 3), f(4, 3)),
-        call("aten::clamp.Tensor", f(4, 3), f(3), f(4, 3), real=True),
+        call("aten::clamp.Tensor", f(4, 3), f(3), f(4, 3), real=("backward",)),
     ]
     cases += [call("aten::clamp_min", f(4, 3), 0.0), call("aten::clamp_max", f(4, 3), 1.0)]
     cases += [call("aten::clamp_min.Tensor", f(4, 3), f(3)), call("aten::clamp_max.Tensor", f(4, 3), f(3))]

@@ -119,8 +119,8 @@ def _moves() -> list[Case]:
     for x in (f(4, 6), f(4, 6).transposed, f(2, 3, 4, 6).channels_last, f(4, 6).wide()):
         cases += [call("aten::roll", x, (1,), (0,)), call("aten::flip", x, (1,)), call("aten::rot90", x, 1, (0, 1))]
         twice = ("outputs", "forward", "grads")
-        cases += [call("aten::roll", x, (1, 2), (0, 1), skip=twice, why=ROLL, real=True)]
-        cases += [call("aten::roll", x, (1,), skip=twice, why=ROLL, real=True)]
+        cases += [call("aten::roll", x, (1, 2), (0, 1), skip=twice, why=ROLL, real=("backward",))]
+        cases += [call("aten::roll", x, (1,), skip=twice, why=ROLL, real=("backward",))]
         cases += [call("aten::tril", x), call("aten::triu", x, 1)]
     for x in (f(2, 4, 6, 6), f(2, 4, 6, 6).channels_last):
         cases += [call("aten::pixel_shuffle", x, 2)]

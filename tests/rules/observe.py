@@ -117,9 +117,9 @@ PARTS = ("outputs", "forward", "saved", "backward", "grads")
 class Case:
     """A program and its inputs. `roots`: which outputs receive a gradient (all by default). `root`: how that gradient
     lies: like the output ("like"), "contiguous" or "expanded" (as from a sum). `skip`: parts of the observation that
-    differ for a reason that `why` gives. `device`: fake CUDA, or fake CPU for ops whose CUDA kernel a CPU build lacks and
-    which it would compose. `real`: backward's steps come from the CPU allocator, because some formulas take another,
-    out-of-place branch while a dispatch mode watches (`areAnyTensorSubclassLike`)."""
+    differ for a reason that `why` gives. `device`: fake CUDA, or fake CPU where a CPU build lacks the CUDA kernel of an op
+    and would compose it. `real`: the parts ("forward", "backward") whose steps come from the CPU allocator, because
+    PyTorch takes another, out-of-place branch while a dispatch mode watches (`areAnyTensorSubclassLike`)."""
 
     name: str
     program: Program
@@ -131,7 +131,7 @@ class Case:
     why: str = ""
     autocast: bool = False
     device: str = "cuda"
-    real: bool = False
+    real: tuple[str, ...] = ()
 
     @property
     def flat(self) -> tuple[Spec, ...]:
@@ -149,7 +149,8 @@ class Case:
 
 
 def call(target: str, *args: Any, roots: tuple[int, ...] | None = None, root: str = "like", name: str = "",
-         skip: tuple[str, ...] = (), why: str = "", autocast: bool = False, device: str = "cuda", real: bool = False,
+         skip: tuple[str, ...] = (), why: str = "", autocast: bool = False, device: str = "cuda",
+         real: tuple[str, ...] = (),
          **kwargs: Any) -> Case:  # fmt: skip
     """The case of one call: Specs among the arguments are its inputs."""
     places: list[int] = [k for k, a in enumerate(args) if _is_input(a)]

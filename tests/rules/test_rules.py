@@ -32,9 +32,9 @@ def test_rule_does_what_pytorch_does(case: Case) -> None:
             if part in case.skip:
                 continue
             expected, found = getattr(theirs, part), getattr(ours, part)
-            if case.real and part == "backward":
-                expected = torch_side.real_backward(case, pattern)
-                found = our_side.run(case, pattern, torch_side.SCALAR).backward
+            if part in case.real:
+                expected = torch_side.real(case, pattern)[part]
+                found = getattr(our_side.run(case, pattern, torch_side.SCALAR), part)
             elif case.real and part == "grads":
                 expected, found = _unnumbered(expected), _unnumbered(found)
             assert found == expected, f"{part} with gradients for {pattern}"

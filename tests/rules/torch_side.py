@@ -319,8 +319,8 @@ class _Kept(torch.autograd.Function):  # type: ignore[misc]
 SCALAR = 8  # bytes: on a CPU, Python numbers become tensors of the same device; on CUDA they stay on the CPU
 
 
-def real_backward(case: Case, pattern: Sequence[bool]) -> list[tuple[int, int]]:
-    """The steps of backward as the CPU allocator and the real engine have them, without a dispatch mode.
+def real(case: Case, pattern: Sequence[bool]) -> dict[str, list[tuple[int, int]]]:
+    """The steps of forward and backward as the CPU allocator and the real engine have them, without a dispatch mode.
 
     Blocks of up to 8 bytes are left out.
     """
@@ -357,16 +357,16 @@ def _real_root(root: str, out: Any) -> Any:
     return torch.ones(out.shape, dtype=out.dtype) if root == "contiguous" else torch.ones_like(out)
 
 
-def _steps(profile: Any) -> list[tuple[int, int]]:
+def _steps(profile: Any) -> dict[str, list[tuple[int, int]]]:
     events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     spans = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name() in ("roots", "backward")}
     live = 0
-    steps = []
+    steps: dict[str, list[tuple[int, int]]] = {"forward": [], "backward": []}
     for event in events:
         nbytes, at = event.nbytes() if event.name() == "[memory]" else 0, event.start_ns()
         if abs(nbytes) <= SCALAR or spans["roots"][0] <= at <= spans["roots"][1]:
             continue
         live += nbytes
-        if nbytes > 0 and spans["backward"][0] <= at:
-            steps.append((nbytes, live))
+        if nbytes > 0:
+            steps["forward" if at < spans["backward"][0] else "backward"].append((nbytes, live))
     return steps

@@ -1,0 +1,68 @@
+"""Reductions, softmax, scans and order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from observe import Case, call, f, h, i
+
+from staticmem import dtypes
+
+INPUTS = (f(4, 3, 5), f(4, 3, 5).transposed, h(4, 3, 5), f(2, 3, 4, 5).channels_last, f(4, 1, 5).expand(4, 3, 5))
+
+
+def _sums() -> list[Case]:
+    cases: list[Case] = []
+    for x in INPUTS:
+        for name in ("sum", "mean"):
+            cases += [call(f"aten::{name}", x), call(f"aten::{name}.dim", x, (1,)), call(f"aten::{name}.dim", x, (0, -1), True)] \
+                if name == "mean" else [call("aten::sum", x), call("aten::sum.dim_IntList", x, (1,)), call("aten::sum.dim_IntList", x, (0, -1), True)]  # fmt: skip
+        cases += [call("aten::mean.dim", x, (-1,), True, root="expanded"), call("aten::sum", x, dtype=dtypes.float32)]
+        cases += [call("aten::mean.dim", x, (1,), dtype=dtypes.float32)]
+        for name in ("var", "std"):
+            cases += [call(f"aten::{name}.correction", x, (1,), correction=1, keepdim=True)]
+            cases += [call(f"aten::{name}.correction", x, (0, 2), correction=0), call(f"aten::{name}", x)]
+            cases += [call(f"aten::{name}.dim", x, (-1,), False, True), call(f"aten::{name}.dim", x, (-1,), True, False)]
+        cases += [call("aten::linalg_vector_norm", x, n, (1,), True) for n in (2, 1, 3)]
+        cases += [call("aten::linalg_vector_norm", x, 2, (-1,)), call("aten::linalg_vector_norm", x)]
+        cases += [call("aten::norm.ScalarOpt_dim", x, 2, (1,), True)]
+        cases += [call("aten::logsumexp", x, (1,)), call("aten::logsumexp", x, (-1,), True)]
+        for dim in (1, -1):
+            cases += [call("aten::cumsum", x, dim), call("aten::softmax.int", x, dim), call("aten::log_softmax.int", x, dim)]
+        cases += [call("aten::_softmax", x, 1, False), call("aten::_log_softmax", x, 1, False)]
+    cases += [call("aten::softmax.int", h(4, 5), -1, dtypes.float32), call("aten::log_softmax.int", h(4, 5), 1, dtypes.float32)]
+    cases += [call("aten::softmax.int", f(4, 5), -1, root="expanded"), call("aten::sum", i(4)), call("aten::cumsum", i(4, 3), 0)]
+    cases += [call("aten::softmax.int", f(4, 5).transposed, -1, root="contiguous")]
+    cases += [call("aten::cumprod", f(4, 3), 0)] if False else []
+    return cases
+
+
+def _pairs() -> list[Case]:
+    cases = []
+    for name in ("var_mean", "std_mean"):
+        for roots in (None, (0,), (1,)):
+            cases += [call(f"aten::{name}.correction", f(4, 3, 5), (1,), correction=0, keepdim=True, roots=roots)]
+            cases += [call(f"aten::{name}.correction", f(4, 3, 5), (0, 2), correction=1, roots=roots)]
+            cases += [call(f"aten::{name}", f(4, 3, 5), roots=roots)]
+            cases += [call(f"aten::{name}.dim", f(4, 3, 5), (2,), False, True, roots=roots)]
+    return cases
+
+
+def _extremes() -> list[Case]:
+    cases: list[Case] = []
+    for x in (f(4, 3), f(4, 3).transposed, h(4, 3)):
+        cases += [call("aten::max", x), call("aten::min", x)]
+        cases += [call("aten::amax", x, (1,)), call("aten::amin", x, (0,), True), call("aten::amax", x)]
+        for name in ("max", "min", "median"):
+            cases += [call(f"aten::{name}.dim", x, 1), call(f"aten::{name}.dim", x, 0, True)]
+        cases += [call("aten::topk", x, 2), call("aten::topk", x, 2, 0), call("aten::sort", x), call("aten::sort", x, 0, True)]
+        cases += [call("aten::sort.stable", x, stable=True, dim=1), call("aten::argsort", x), call("aten::argsort", x, 0)]
+        cases += [call("aten::argmax", x), call("aten::argmax", x, 1), call("aten::argmin", x, 0, True)]
+        cases += [call("aten::kthvalue", x, 1), call("aten::mode", x), call("aten::cummax", x, 0), call("aten::cummin", x, 1)]
+    logical: tuple[Any, ...] = ((), (0,), (1, True))
+    cases += [call(f"aten::{n}{'.dim' if a else ''}", f(4, 3).fixed, *a) for n in ("any", "all") for a in logical]
+    cases += [call("aten::prod", f(4, 3)), call("aten::prod.dim_int", f(4, 3), 1), call("aten::prod.dim_int", f(4, 3), 0, True)]
+    return cases
+
+
+CASES = [*_sums(), *_pairs(), *_extremes()]
