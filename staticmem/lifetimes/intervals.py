@@ -2,7 +2,7 @@
 
 The edges are those of the step graph (`lifetimes.graph`): kernel -> buffer that it allocates, buffer -> owner that
 holds it over [start, end). The end of an interval is the largest `end` among a buffer's edges, so one pass over the
-edges gives all of them. The NetworkX graph itself is built for queries only (`Lifetimes.graph`): docs/adr/0010.
+edges gives all of them. The NetworkX graph itself is built for queries only (`Lifetimes.graph`): docs/adr/0004.
 
 Time is the trace's tick: one allocation or one release each. `live[t]` is what is alive after the event of tick t, so a
 buffer is alive at t where born <= t < died.

@@ -140,7 +140,7 @@ class _Table:
         cells = []
         for e in entries:
             name = f"{e.module}: {e.name}" if module and e.module and not e.name.startswith(e.module) else e.name
-            category, why = category_name(e.category), "; ".join(e.why)
+            category, why = category_name(e.category), joined(e.why)
             shape = _tensor(e.dtype, e.shape)
             cells.append((self.size(e.bytes), category, name, shape, "" if why == category else why))
         cells = [tuple(self.style.plain(c) for c in row) for row in cells]  # type: ignore[misc]
@@ -227,6 +227,14 @@ class _Table:
 
 def _tensor(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{', '.join(str(n) for n in shape)}]"
+
+
+def joined(why: Sequence[str]) -> str:
+    """Reasons on one line; "saved for the backward of" once."""
+    prefix = "saved for the backward of "
+    saved = [reason.removeprefix(prefix) for reason in why if reason.startswith(prefix)]
+    parts = [prefix + ", ".join(saved)] if saved else []
+    return "; ".join([*parts, *(reason for reason in why if not reason.startswith(prefix))])
 
 
 def len_text(n: int, word: str) -> str:

@@ -39,11 +39,12 @@ def place(at: Peak | PhasePeak) -> str:
 
 
 def step_name(report: Report) -> str:
-    """`training resnet50.pt2, batch 32, Adam`."""
+    """`training resnet50.pt2, batch 32, Adam`; a batch that nobody gave is marked."""
     scenario = report.scenario
     parts = [f"{'training' if scenario.mode == 'train' else 'inference of'} {os.path.basename(report.model.path)}"]
     if scenario.batch is not None:
-        parts.append(f"batch {scenario.batch}")
+        assumed = any(note.code == "SM301" for note in report.assumptions)
+        parts.append(f"batch {scenario.batch}{' (assumed)' if assumed else ''}")
     if scenario.mode == "train":
         parts.append(optimizer_name(scenario) or "no optimizer")
     if scenario.dtype is not None:

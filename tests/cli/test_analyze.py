@@ -146,7 +146,7 @@ def test_explain_peak_lists_everything_alive(capsys: pytest.CaptureFixture[str])
     _, out, _ = run(capsys, SEED, "--optimizer", "adam", "--loss", "mean", "--explain-peak")
     assert "Alive at the peak, by module" in out
     assert "5.weight.exp_avg_sq" in out
-    assert "saved for the backward of relu_ in 1" in out
+    assert "saved for the backward of relu_ in 1, conv2d in 2" in out
 
 
 def test_textbook_beside_liveness(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_process_stdin_and_streams() -> None:
     with open(SEED, "rb") as source:
         done = console("analyze", "-", "-q", stdin=source)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("inference of stdin, batch 1.\n")
+    assert done.stdout.endswith("inference of stdin, batch 1 (assumed).\n")
 
 
 def test_process_ascii_terminal() -> None:
