@@ -18,6 +18,7 @@ from staticmem.recover.nodewise import Translator
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
 _LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
 
+_RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
 _FACTORIES = (
     "aten::scalar_tensor",
     "aten::full",
@@ -54,7 +55,8 @@ def recover(net: Net) -> Recovered:
             )
         )
     outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
-    return Recovered(ops, notes, outputs, any(op.modules for op in ops))
+    transposed = builder.translator.ctx.transposed
+    return Recovered(ops, notes, outputs, any(op.modules for op in ops), transposed, builder.restored)
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
@@ -77,6 +79,8 @@ class _Builder:
         self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
             name for node in net.nodes for name in node.outputs
         }
+        self.tensors = self.known - set(net.inputs)
+        self.restored: dict[str, str] = {}
         self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
         self.fallbacks = 0
         self.users: dict[str, set[str]] = {}
@@ -104,6 +108,7 @@ class _Builder:
         if fx.target == "operator::getitem":
             self._getitem(fx, nodes)
             return
+        self._restore(fx, nodes)
         args = tuple(self._resolve(a) for a in fx.args)
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()}
         if symints.is_symbolic(fx.target):
@@ -116,28 +121,60 @@ class _Builder:
             return
         if nodes[-1].op == "Constant" and fx.target not in _FACTORIES:
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
-        outputs = self._results(nodes)
+        outputs = self._results(nodes, fx.target.split(".", 1)[0])
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(nodes[-1]), tuple(n.source for n in nodes[-1:]))
         if self.net.rebound:
             op = _resized(op, self.net)
         if op.base in _LISTS:
             self.lists[fx.name] = len(self.ops)
-            op = replace(op, outputs=self._list_names(op))
+            op = replace(op, outputs=self._list_names(op, nodes))
             self.env[fx.name] = tuple(Ref(n) for n in op.outputs)
         elif len(outputs) == 1:
             self.env[fx.name] = Ref(outputs[0])
         self.known.update(op.outputs)
         self.ops.append(op)
 
-    def _results(self, nodes: list[Node]) -> tuple[str, ...]:
+    def _positions(self, base: str, nodes: list[Node]) -> tuple[str, ...]:
+        """Results of a call that gives several tensors, with names in the place of those that nobody reads."""
+        last, text = nodes[-1], nodes[-1].fx
+        if base not in _RECURRENT:
+            used = [any(u != text for u in self.users.get(n, ())) for n in last.outputs]
+            count = max((i + 1 for i, u in enumerate(used) if u), default=0)
+            return tuple(n or f"{last.name}::{i}" for i, n in enumerate(last.outputs[:count]))
+        names = sorted(self._group_results(nodes), key=_number)
+        names = [n for n in names if n.startswith("getitem")]
+        single = f"{last.name or last.outputs[0]}::output"
+        if len(names) < _RECURRENT[base] and names:  # of the output and the states, some are not read
+            output, state = len(self.net.shape(names[0]) or ()), self.net.shape(names[0])
+            hidden = last.attrs.get("hidden_size")
+            layers = state is not None and output == 3 and last.op in ("LSTM", "GRU", "RNN") and last.outputs[0] == ""
+            if layers and hidden:
+                return (single, *names)
+        return tuple(names)
+
+    def _results(self, nodes: list[Node], base: str) -> tuple[str, ...]:
         """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
         last = nodes[-1]
+        if base in _RECURRENT or len([n for n in last.outputs if n]) > 1:
+            found = self._positions(base, nodes)
+            if found:
+                return found
         used = tuple(n for n in last.outputs if n and any(u != last.fx for u in self.users.get(n, ())))
         return used or tuple(n for n in last.outputs if n)
 
-    def _list_names(self, op: Op) -> tuple[str, ...]:
+    def _list_names(self, op: Op, nodes: list[Node]) -> tuple[str, ...]:
+        """Names of the tensors of a list: those that the nodes of the group give it, else new ones."""
         count = functional.list_length(op, self.net)
-        return tuple(f"{op.name}.{i}" for i in range(count))
+        names = [f"{op.name}.{i}" for i in range(count)]
+        if len(nodes[-1].outputs) == count and count > 1:
+            return tuple(given or name for given, name in zip(nodes[-1].outputs, names, strict=True))
+        given = [n for n in self._group_results(nodes) if n.startswith("getitem")]
+        return (*given, *names[len(given) :]) if len(given) <= count else tuple(names)
+
+    def _group_results(self, nodes: list[Node]) -> list[str]:
+        """Results of all nodes of a group that other groups read, in order."""
+        text = nodes[-1].fx
+        return [n for node in nodes for n in node.outputs if n and any(u != text for u in self.users.get(n, ()))]
 
     def _getitem(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         source, index = fx.args[0], fx.args[1]
@@ -167,11 +204,38 @@ class _Builder:
         if found is not None:
             return found
         name = self.net.aliases.get(arg.name)
-        if name is not None:
+        if name is not None and name in self.known:
             return Ref(name)
         if arg.name in self.known:
             return arg
         raise _UnresolvedError
+
+    def _restore(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """Parameters that an optimiser replaced (a transposed or reshaped copy under a new name) are told by their place:
+        the group reads as many other tensors of the file as its text has names that are gone."""
+        lost: list[str] = []
+        for arg in (*fx.args, *fx.kwargs.values()):
+            name = self.net.aliases.get(arg.name) if isinstance(arg, Ref) and arg.name not in self.env else None
+            if isinstance(arg, Ref) and name is not None and name not in self.known:
+                lost.append(arg.name)
+        if not lost:
+            return
+        named = {self.net.aliases.get(a.name) for a in fx.args if isinstance(a, Ref)}
+        tensors = [n for node in nodes for n in node.inputs if n in self.tensors and n not in named]
+        tensors = [n for n in dict.fromkeys(tensors) if self._may_be_weight(n)]
+        if len(tensors) != len(lost):
+            raise _UnresolvedError
+        for placeholder, tensor in zip(lost, tensors, strict=True):
+            self.env[placeholder] = Ref(tensor)
+            self.restored[tensor] = self.net.aliases[placeholder]
+            reader = next(node for node in nodes if tensor in node.inputs)
+            plain = reader.op == "MatMul" or (reader.op == "Gemm" and not reader.attrs.get("transB", 0))
+            if fx.target == "aten::linear" and plain and len(self.net.shape(tensor) or ()) == 2:
+                self.translator.ctx.transposed.add(tensor)
+
+    def _may_be_weight(self, name: str) -> bool:
+        value = self.net.values.get(name)
+        return value is not None and value.dtype.is_floating_point and value.numel > 1
 
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()
@@ -186,6 +250,11 @@ class _Builder:
                 number = self.net.ints(name)
                 if number is not None and len(number) == 1 and not self.net.consts[name].shape:
                     self.env[name] = number[0]
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else -1
 
 
 # calls with sizes as an argument, and its position

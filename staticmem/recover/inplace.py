@@ -117,13 +117,12 @@ def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
     if not any(frame.cls for frame in op.modules):
         return _guess(op, graph, facts)
     leaf = op.modules[-1].cls
-    if op.base == "aten::add":
-        module, _, cls = leaf.rpartition(".")
+    module, _, cls = leaf.rpartition(".")
+    if op.base == "aten::add" and module.startswith(("torchvision.", "timm.", "transformers.")):
         return cls in _ADD_IN_PLACE.get(module, ())
     classes = [frame.cls for frame in op.modules]
     if not any(c.startswith(("torchvision.", "timm.")) for c in classes):
-        known = all(c.startswith("torch.nn.") for c in classes)
-        return known and _guess(op, graph, facts)
+        return not any(c.startswith("transformers.") for c in classes) and _guess(op, graph, facts)
     if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
         return False
     return not _excluded(op, classes)

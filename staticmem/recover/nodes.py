@@ -100,6 +100,7 @@ class Recovered:
     outputs: tuple[str, ...]
     module_tree_known: bool
     transposed: set[str] = field(default_factory=set)  # 2-D weights that the file stores as [in, out]
+    restored: dict[str, str] = field(default_factory=dict)  # tensors that an optimiser made of a parameter, and which
 
 
 def frames(node: Node) -> tuple[Frame, ...]:

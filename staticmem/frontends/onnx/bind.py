@@ -13,7 +13,7 @@ from staticmem.frontends.onnx.rebind import Rebinder
 from staticmem.graph.ir import Graph, Note, Parameter, Value
 from staticmem.graph.model import Binding
 from staticmem.recover import recover
-from staticmem.recover.nodes import Net, Node
+from staticmem.recover.nodes import Net, Node, Recovered
 
 if TYPE_CHECKING:
     from staticmem.frontends.onnx.model import OnnxModel
@@ -45,6 +45,10 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
                 guessed,
             )
         )
+    for name in found.restored:
+        value = extra.constants.pop(name, None)
+        if value is not None:
+            extra.parameters[name] = value
     counters = weights.lost_buffers(net.nodes, extra, model.signature)
     assumed = [c for c in counters if c.fqn not in model.signature.kinds]
     if assumed:
@@ -67,7 +71,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         format="onnx",
         producer=model.producer,
         inputs=tuple(Value(s.name, s.dtype, binding.shapes[s.name]) for s in model.inputs),
-        parameters=tuple(_parameter(v, found.transposed) for v in extra.parameters.values()),
+        parameters=_parameters(extra, found),
         buffers=(
             *(Parameter(v, v.name, trainable=False) for v in extra.buffers.values()),
             *counters,
@@ -134,6 +138,7 @@ def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, we
             if contents is not None:
                 extra.contents[tensor.name] = contents
     weights.of_nodes(nodes, values, extra)
+    nodes = weights.merge_copies(nodes, extra)
     net = Net(
         nodes=nodes,
         inputs=tuple(spec.name for spec in model.inputs),
@@ -149,8 +154,19 @@ def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, we
     return net, extra
 
 
-def _parameter(value: Value, transposed: set[str]) -> Parameter:
-    """A parameter with the sizes that PyTorch stores: linear weights are [out, in]."""
-    if value.name in transposed and value.shape is not None:
-        value = Value(value.name, value.dtype, tuple(reversed(value.shape)))
-    return Parameter(value, value.name)
+def _parameters(owned: weights.Weights, found: Recovered) -> tuple[Parameter, ...]:
+    """Parameters with the sizes that PyTorch stores (linear weights are [out, in]) and the names of the module."""
+    result: list[Parameter] = []
+    first: dict[str, str] = {}
+    for value in owned.parameters.values():
+        shape = value.shape
+        fqn = found.restored.get(value.name, value.name)
+        if value.name in found.transposed and shape is not None:
+            shape = tuple(reversed(shape))
+        elif value.name in found.restored and shape is not None and len(shape) > 1:
+            squeezed = tuple(s for s in shape if s != 1)
+            shape = squeezed if len(squeezed) == 1 else shape  # a norm's weight, shaped for broadcasting
+        alias = first.setdefault(fqn, value.name)
+        same = alias if alias != value.name else None
+        result.append(Parameter(Value(value.name, value.dtype, shape), fqn, alias_of=same))
+    return tuple(result)

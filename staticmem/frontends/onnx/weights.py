@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from staticmem import dtypes
@@ -182,3 +182,22 @@ def lost_buffers(nodes: Sequence[Node], found: Weights, signature: Signature) ->
         if name not in found.all and name not in added:
             added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
     return list(added.values())
+
+
+def merge_copies(nodes: tuple[Node, ...], found: Weights) -> tuple[Node, ...]:
+    """Readers of `Identity(weight)` read the weight: that is how exporters write that two weights are one tensor."""
+    owned = found.all
+    copies: dict[str, str] = {}
+    for node in nodes:
+        if node.op == "Identity" and not node.domain and node.inputs:
+            source = copies.get(node.inputs[0], node.inputs[0])
+            if source in owned:
+                copies[node.outputs[0]] = source
+    if not copies:
+        return nodes
+    return tuple(
+        replace(node, inputs=tuple(copies.get(n, n) for n in node.inputs))
+        if any(n in copies for n in node.inputs)
+        else node
+        for node in nodes
+    )

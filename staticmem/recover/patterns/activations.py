@@ -32,11 +32,12 @@ def gelu_erf(m: Matcher, node: Node) -> bool:
 
 
 def gelu_tanh(m: Matcher, node: Node) -> bool:
-    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) as PyTorch's exporter writes `gelu(tanh)`.
+    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
 
-    Only where it is in one module of its own: models that spell it out (GPT-2's NewGELUActivation) run its parts.
+    PyTorch's exporter writes the cube as products. A power is a model that spells GELU out (transformers'
+    NewGELUActivation) and runs its parts.
     """
-    if node.op != "Tanh" or m.net.producer.startswith("pytorch"):
+    if node.op != "Tanh":
         return False
     outer = m.inner(node.inputs[0], "Mul")
     parts = m.split(outer) if outer is not None else None
@@ -53,9 +54,17 @@ def gelu_tanh(m: Matcher, node: Node) -> bool:
         power = m.inner(pieces[0], "Pow", "Mul")
         if power is None or x not in power.inputs:
             continue
+        nodes = [outer, total, scaled, power, node]
+        if power.op == "Pow" and m.net.producer.startswith("pytorch"):
+            continue
+        if power.op == "Mul":
+            square = m.inner(power.inputs[1] if power.inputs[0] == x else power.inputs[0], "Mul")
+            if square is None or tuple(square.inputs) != (x, x):
+                continue
+            nodes.append(square)
         plus = m.reader(node.outputs[0], "Add")
         if plus is not None:
-            return _half_products(m, x, plus, [outer, total, scaled, power, node], "tanh")
+            return _half_products(m, x, plus, nodes, "tanh")
     return False
 
 
