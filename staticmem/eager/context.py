@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -18,8 +18,7 @@ from staticmem.eager.autograd import Formula, Meta, Node, gradient_edge
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import Buffer, Hold, Trace
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Tensor])
 
 _CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary", "optimizer": "temporary"}
 
@@ -242,18 +241,17 @@ class Eager:
         return self.empty_like(tensor, dtype, "aten._to_copy.default")
 
 
-def scoped(function: Callable[Concatenate[Eager, P], R]) -> Callable[Concatenate[Eager, P], R]:
+def scoped(function: F) -> F:
     """A composite op whose C++ locals end at its return: what it made and nobody owns is freed there, but its result."""
 
     @functools.wraps(function)
-    def run(e: Eager, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(e: Eager, *args: Any, **kwargs: Any) -> Tensor:
         e.open_scope()
-        result = function(e, *args, **kwargs)
-        kept = [result] if isinstance(result, Tensor) else [t for t in cast("Iterable[Tensor]", result)]
-        e.close_scope(keep=kept)
+        result: Tensor = function(e, *args, **kwargs)
+        e.close_scope(keep=[result])
         return result
 
-    return run
+    return cast(F, run)
 
 
 def result_type(operands: Sequence[Tensor]) -> DType:

@@ -82,9 +82,10 @@ class Interpreter:
             self._run(op)
             for name in expiring.get(index, ()):
                 depth = self.locals.get(name)
-                tensor = self.env.get(name)
-                if depth is not None and depth < len(self.frames) and isinstance(tensor, Tensor):
-                    e.hold(tensor, self.frames[depth][1])
+                owner = self.owners.get(name)
+                if depth is not None and depth < len(self.frames) and owner is not None:
+                    for tensor, _ in owner.held:
+                        e.hold(tensor, self.frames[depth][1])
                 self._forget(name)
             for owner in self.copies.pop(index, ()):
                 e.release(owner)
@@ -255,6 +256,7 @@ def _default_dtype(value: Value | None) -> DType:
 def _whole(args: Sequence[Any]) -> bool:
     """A slice that takes everything: `x[:]`."""
     tensor = args[0]
-    dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    dim, start, end, step = (*args[1:], *defaults[len(args) - 1 :])
     size = tensor.shape[tensor.dim(dim)]
     return step == 1 and start in (None, 0) and (end is None or end >= size)

@@ -1,19 +1,21 @@
 """Local variables of `forward` functions: an export does not have them, so this is a stated policy, not a fact.
 
 Python keeps a value until its variable is assigned again or the function returns. An export shows only uses. The
-expected policy frees a value at its last use, except where code almost always gives it a name of its own; then the frame
-that owns it (the common part of the producer's and the last reader's module stacks) holds it until it returns:
+`expected` policy frees a value at its last use, except where code almost always gives it a name of its own; then the
+frame that owns it (the common part of the producer's and the last reader's module stacks) holds it until it returns:
 
 1. the operands of a matrix product or of attention (query, key, value, weights);
 2. the result of a matrix product, made in the frame itself, that a child module reads, and that of a `cat` that a batch
    norm reads (pre-activation blocks name it; others write `x = conv(cat(...))` or assign the name again);
 3. the parts of a `cat` of three or more (a list that the frame keeps);
-4. two results of child modules that are added or multiplied, each used once;
+4. two results of child modules that are added or multiplied, each used once; a branch that 0 is added to; the operand
+   of a product that is read before too;
 5. a value that enters a child module as a later argument than the first;
 6. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
 
-`docs/meters.md` says how far inference peaks are off under this policy. `last-use` and `frame` are its bounds: every value
-freed as early, or held as long, as any code could.
+`last-use` frees everything as early as any code could. `named` holds, besides the above, every value that is read more
+than once or beside another one: it must have had a name. The two are the band of an inference peak; docs/accuracy.md
+says how far `expected` is off.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections.abc import Mapping
 
 from staticmem.graph.ir import Frame, Graph, Op, Ref
 
-POLICIES = ("expected", "last-use", "frame")
+POLICIES = ("expected", "last-use", "named")
 _PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
 _JOINS = ("aten::cat", "aten::concat", "aten::matmul")
 _LISTS = ("aten::cat", "aten::concat", "aten::stack")
@@ -50,6 +52,11 @@ def held_by_frames(graph: Graph, policy: str = "expected") -> Mapping[str, int]:
     return _Locals(graph).decide(policy)
 
 
+def _starts_sum(op: Op) -> bool:
+    """`branch + 0`: a sum over branches whose first ones are absent (RepVGG, MobileOne), so branches have names."""
+    return op.base == "aten::add" and len(op.args) > 1 and op.args[1] == 0 and type(op.args[1]) is int
+
+
 class _Locals:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -63,7 +70,7 @@ class _Locals:
 
     def decide(self, policy: str) -> dict[str, int]:
         held: dict[str, int] = {}
-        later_arguments = self._later_arguments() if policy == "expected" else set()
+        later_arguments = self._later_arguments()
         for name, maker in self.made.items():
             readers = self.readers.get(name)
             if not readers:
@@ -72,7 +79,8 @@ class _Locals:
             depth = common_depth(maker.modules, last.modules) - 1
             if depth < 0:
                 continue
-            if policy == "frame" or name in later_arguments or self._named(name, maker, readers, last, depth):
+            read_as_name = policy == "named" and (len(readers) > 1 or self._beside(last))
+            if read_as_name or name in later_arguments or self._named(name, maker, readers, last, depth):
                 held[name] = depth
             elif last.base in _LISTS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
@@ -84,9 +92,15 @@ class _Locals:
         made_here = len(maker.modules) == depth + 1
         if maker.base in _JOINS and made_here and len(last.modules) > depth + 1:
             return maker.base == "aten::matmul" or last.base == "aten::batch_norm"
-        if last.base in _PAIRS and self._pair(name, last):
+        if last.base in _PAIRS and (self._pair(name, last) or _starts_sum(last)):
+            return True
+        if last.base == "aten::mul" and len(readers) > 1 and len(last.modules) == depth + 1:
             return True
         return len(maker.modules) > depth + 1 and bool(_MODEL.search(maker.modules[depth + 1].cls))
+
+    def _beside(self, op: Op) -> bool:
+        """The op reads several computed values."""
+        return len({name for name in op.refs() if name in self.made}) > 1
 
     def _pair(self, name: str, op: Op) -> bool:
         """Both operands are results of child modules, used once; or this is the second one and the first is local."""

@@ -62,8 +62,8 @@ def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
 def cross_entropy(e: Eager, logits: Tensor, target: Tensor) -> Tensor:
     """log_softmax in the input's dtype, then nll_loss; autocast casts the log-probabilities to float32 for nll_loss.
 
-    Source: aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss` passes the input's dtype to log_softmax, so autocast's
-    float32 default does not apply to it. nll_loss saves its input, the target and the total weight.
+    Source: aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss` passes the input's dtype to log_softmax, so
+    autocast's float32 default does not apply to it. nll_loss saves its input, the target and the total weight.
     """
     log_probs = softmax(e, logits, 1, kernel="aten._log_softmax")
     if e.autocast is not None and log_probs.dtype in _HALVES:

@@ -1,7 +1,7 @@
 """A whole-model cast (`--dtype bf16`) of a float32 export: what the explicit dtypes in its graph mean then.
 
-An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype, so an explicit float32
-is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the patterns):
+An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype, so an explicit
+float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the patterns):
 
 - `to(float32)` of a low-precision tensor is a real up-cast. In the export it returned its input, so later uses outside
   the module of the cast mean the input (`hidden = hidden.to(float32)` inside, the caller keeps its own variable).
@@ -41,8 +41,10 @@ class WholeModelCast:
             source = args[0]
             if not isinstance(source, Tensor) or source.dtype is not dtypes.float32:
                 return list(args), kwargs
-        swap = lambda a: self.low if a is dtypes.float32 else a  # noqa: E731
-        return [swap(a) for a in args], {k: swap(v) for k, v in kwargs.items()}
+        return [self._swap(a) for a in args], {k: self._swap(v) for k, v in kwargs.items()}
+
+    def _swap(self, value: Any) -> Any:
+        return self.low if value is dtypes.float32 else value
 
     def is_upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """A cast that was a no-op in the float32 export and is a real one here."""

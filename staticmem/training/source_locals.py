@@ -1,8 +1,8 @@
 """Local variables as the export's stack traces show them.
 
-torch.export (and the ONNX exporter built on it) keep the Python frames of every op, with the source line of each. A line
-`x = self.conv(x)` says which name holds the result: until the name is assigned again in that frame, or the frame returns.
-Where a file has no traces (they can be stripped), `training.locals` states a policy instead.
+torch.export (and the ONNX exporter built on it) keep the Python frames of every op, with the source line of each. A
+line `x = self.conv(x)` says which name holds the result: until the name is assigned again in that frame, or the frame
+returns. Where a file has no traces (they can be stripped), `training.locals` states a policy instead.
 
 A frame is told from the next call of the same function by its caller's frame and line, and by its module call. A
 statement ends when its frame moves to another line, or calls another module on a line that has one call (a loop).
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from staticmem.graph.ir import Graph, Op, SourceLine
 
-_ASSIGN = re.compile(r"^\(?\s*([A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*)\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
+_NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
+_ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _CALL = re.compile(r"[\w\])]\(")
 

@@ -41,26 +41,26 @@ class StepResult:
     output_dtypes: tuple[DType, ...] = ()
 
 
-def run_step(graph: Graph, scenario: Scenario) -> StepResult:
-    """Runs the scenario's step over a bound graph."""
+def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") -> StepResult:
+    """Runs the scenario's step over a bound graph. `locals_policy` is one of `training.locals.POLICIES`."""
     cleaned = clean(graph, scenario.training)
     notes = cleaned.notes[len(graph.notes) :]
-    step = _Step(cleaned, scenario, notes)
+    step = _Step(cleaned, scenario, notes, locals_policy)
     result = step.run()
     if scenario.optimizer is not None and step.without_gradient:
         # optimizer state exists only for parameters that get a gradient, which backward alone can tell
-        again = _Step(cleaned, scenario, notes)
+        again = _Step(cleaned, scenario, notes, locals_policy)
         again.untrained = step.without_gradient
         result = again.run()
     return result
 
 
 class _Step:
-    def __init__(self, graph: Graph, scenario: Scenario, notes: Sequence[Note] = ()) -> None:
+    def __init__(self, graph: Graph, scenario: Scenario, notes: Sequence[Note], locals_policy: str) -> None:
         self.graph, self.scenario = graph, scenario
         self.e = Eager(training=scenario.training)
         low = scenario.dtype if scenario.dtype in (dtypes.float16, dtypes.bfloat16) else None
-        self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low is not None else None)
+        self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low else None, locals_policy)
         self.notes: list[Note] = list(notes)
         self.persistent = Owner("model", "")
         self.grads: dict[int, Tensor] = {}
