@@ -12,10 +12,12 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     joining,
     linear,
     normalization,
+    order,
     pointwise,
     pooling,
     reduction,
     resample,
+    statistics,
     ternary,
     views,
 )

@@ -27,13 +27,23 @@ def reduced_shape(self: Tensor, axes: Sequence[int], keepdim: bool) -> layout.Sh
     return tuple(s for i, s in enumerate(self.shape) if i not in axes)
 
 
-def _expanded(e: Eager, grad: Tensor, self: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+def expanded(e: Eager, grad: Tensor, self: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
     """The gradient as an expanded view over the reduced dimensions (`sum_backward`)."""
     strides = list(grad.strides)
     if not keepdim:
         for axis in sorted(axes):
             strides.insert(axis, 0)
     return e.alias(grad, self.shape, tuple(0 if i in axes else s for i, s in enumerate(strides)))
+
+
+def kept(e: Eager, grad: Tensor, self: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+    """The gradient with the reduced dimensions at size 1 (`unsqueeze_multiple`)."""
+    if keepdim:
+        return grad
+    strides = list(grad.strides)
+    for axis in sorted(axes):
+        strides.insert(axis, 1)
+    return e.alias(grad, reduced_shape(self, axes, True), tuple(strides))
 
 
 @rule("aten::mean")
@@ -46,7 +56,7 @@ def mean(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     out = e.empty(reduced_shape(self, axes, keepdim), dtype or self.dtype, kernel=name)
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.pointwise("aten.div.Scalar", _expanded(e, grad_of(grads), self, axes, keepdim))
+        return e.pointwise("aten.div.Scalar", expanded(e, grad_of(grads), self, axes, keepdim))
 
     e.record("MeanBackward1", out, [self], [Formula((0,), gradient)])
     return out
@@ -62,119 +72,10 @@ def sum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: D
     out = e.empty(reduced_shape(self, axes, keepdim), result, kernel="aten.sum.dim_IntList")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return _expanded(e, grad_of(grads), self, axes, keepdim)
+        return expanded(e, grad_of(grads), self, axes, keepdim)
 
     e.record("SumBackward1", out, [self], [Formula((0,), gradient)])
     return out
-
-
-@rule("aten::var", "aten::std", "aten::var.correction", "aten::std.correction")
-def var(e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any) -> Tensor:
-    """Saves its input (std: its result too); backward holds the mean, the centred input and the product."""
-    if args and isinstance(args[-1], bool):
-        keepdim = args[-1]
-    axes = axes_of(self, None if isinstance(dim, bool) else dim)
-    out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.var.correction")
-    e.record("VarBackward0", out, [self], [Formula((0,), _var_gradient(self, axes))], [self])
-    return out
-
-
-def _var_gradient(self: Tensor, axes: Sequence[int]) -> Any:
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        small = e.pointwise("aten.mul.Tensor", grad_of(grads))
-        e.empty(reduced_shape(self, axes, True), self.dtype, kernel="aten.mean.dim")
-        e.pointwise("aten.sub.Tensor", self)
-        del small
-        return e.pointwise("aten.mul.Tensor", self)
-
-    return gradient
-
-
-@rule("aten::var_mean", "aten::std_mean")
-def var_mean(
-    e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any
-) -> tuple[Tensor, Tensor]:
-    """Saves its input; backward as `var`, plus an expanded, divided gradient of the mean."""
-    if args and isinstance(args[-1], bool):
-        keepdim = args[-1]
-    axes = axes_of(self, None if isinstance(dim, bool) else dim)
-    shape = reduced_shape(self, axes, keepdim)
-    outs = e.empty(shape, self.dtype, kernel="aten.var_mean.correction"), e.empty(shape, self.dtype)
-    by_var = _var_gradient(self, axes)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        result = None
-        if grads[0] is not None:
-            result = by_var(e, grads, need)
-        if grads[1] is not None:
-            other = e.pointwise("aten.div.Scalar", self)
-            result = other if result is None else e.pointwise("aten.add.Tensor", result, other)
-        assert result is not None
-        return result
-
-    e.record("VarMeanBackward0", outs, [self], [Formula((0,), gradient)], [self])
-    return outs
-
-
-@rule("aten::max", "aten::min", "aten::amax", "aten::amin")
-def full_or_amax(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Saves its input and result; backward compares, counts and scales."""
-    axes = axes_of(self, dim)
-    out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.amax.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        e.pointwise("aten.eq.Tensor", self, dtype=dtypes.bool_)
-        e.empty(reduced_shape(self, axes, True), dtypes.int64, kernel="aten.sum.dim_IntList")
-        e.pointwise("aten.div.Tensor", grad_of(grads))
-        return e.pointwise("aten.mul.Tensor", self)
-
-    e.record("AmaxBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
-
-
-@rule("aten::max.dim", "aten::min.dim", "aten::median.dim", "aten::mode", "aten::kthvalue", "aten::cummax",
-      "aten::cummin")  # fmt: skip
-def max_dim(e: Eager, self: Tensor, dim: int = -1, keepdim: bool = False, *_: Any) -> tuple[Tensor, Tensor]:
-    """Saves int64 indices; backward scatters into zeros of the input's size."""
-    shape = reduced_shape(self, axes_of(self, dim), keepdim)
-    return _select_values(e, self, shape, "aten.max.dim")
-
-
-def _select_values(e: Eager, self: Tensor, shape: layout.Shape, kernel: str) -> tuple[Tensor, Tensor]:
-    out = e.empty(shape, self.dtype, kernel=kernel)
-    indices = e.empty(shape, dtypes.int64)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, self.dtype, kernel="aten.zeros.default")
-
-    e.record("MaxBackward0", [out, indices], [self], [Formula((0,), gradient)], [indices])
-    indices.grad_fn, indices.requires_grad = None, False
-    return out, indices
-
-
-@rule("aten::topk")
-def topk(e: Eager, self: Tensor, k: int, dim: int = -1, *_: Any) -> tuple[Tensor, Tensor]:
-    """Saves int64 indices; backward scatters into zeros of the input's size."""
-    axis = self.dim(dim)
-    return _select_values(e, self, tuple(k if i == axis else s for i, s in enumerate(self.shape)), "aten.topk.default")
-
-
-@rule("aten::sort", "aten::sort.stable")
-def sort(e: Eager, self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """Saves int64 indices; backward scatters into zeros of the input's size."""
-    return _select_values(e, self, self.shape, "aten.sort.default")
-
-
-@rule("aten::argsort")
-def argsort(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """int64 indices without gradient."""
-    return _select_values(e, self, self.shape, "aten.sort.default")[1]
-
-
-@rule("aten::argmax", "aten::argmin")
-def argmax(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """int64 indices without gradient."""
-    return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.int64, kernel="aten.argmax.default")
 
 
 @rule("aten::any", "aten::all")
@@ -185,12 +86,18 @@ def any(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tenso
 
 @rule("aten::prod", autocast="float32_dtype")
 def prod(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """Saves its input and result; backward of the common case multiplies and divides."""
+    """Saves its input and result; backward, without zeros in the input: a mask of zeros, a quotient and a product."""
     out = e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtype or self.dtype, kernel="aten.prod.dim_int")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        e.pointwise("aten.mul.Tensor", grad_of(grads))
-        return e.pointwise("aten.div.Tensor", self)
+        mask = e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
+        if dim is None:
+            e.free(mask)
+        else:
+            e.empty(reduced_shape(self, axes_of(self, dim), True), dtypes.int64, kernel="aten.sum.dim_IntList")
+            e.free(e.empty((), dtypes.int64, kernel="aten.sum.default"))
+        ratio = e.pointwise("aten.div.Tensor", self)
+        return e.pointwise("aten.mul.Tensor", ratio)
 
     e.record("ProdBackward1", out, [self], [Formula((0,), gradient)], [self, out])
     return out
@@ -228,46 +135,95 @@ def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor
     out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.logsumexp.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        e.pointwise("aten.sub.Tensor", self)
-        e.pointwise("aten.exp.default", self)
-        return e.pointwise("aten.mul.Tensor", self)
+        difference = e.pointwise("aten.sub.Tensor", self)
+        exponential = e.pointwise("aten.exp.default", difference)
+        return e.pointwise("aten.mul.Tensor", kept(e, grad_of(grads), self, axes, keepdim), exponential)
 
     e.record("LogsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
     return out
 
 
-@rule("aten::cumsum", "aten::cumprod", autocast="float32_dtype")
+@rule("aten::cumsum", autocast="float32_dtype")
 def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
-    """cumsum saves nothing; backward flips, sums and flips back."""
+    """Contiguous, saves nothing; backward flips, sums and flips back."""
     result = dtype or (self.dtype if self.dtype.is_differentiable else dtypes.int64)
-    out = e.pointwise("aten.cumsum.default", self, dtype=result)
+    out = e.empty(self.shape, result, kernel="aten.cumsum.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         grad = grad_of(grads)
         if grad.numel <= 1 or grad.shape[self.dim(dim)] == 1:
             return grad
-        for kernel in ("aten.flip.default", "aten.cumsum.default"):
-            e.pointwise(kernel, grad)
-        return e.pointwise("aten.flip.default", grad)
+        e.empty_like(grad, kernel="aten.flip.default")
+        for kernel in ("aten.cumsum.default", "aten.flip.default"):
+            grad = e.empty(grad.shape, grad.dtype, kernel=kernel)
+        return grad
 
     e.record("CumsumBackward0", out, [self], [Formula((0,), gradient)])
     return out
 
 
-@rule("aten::linalg_vector_norm", "aten::norm", autocast="float32_dtype")
+@rule("aten::cumprod", autocast="float32_dtype")
+def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
+    """Saves its input and result; backward without zeros in the input: a product, its reversed sum and a quotient."""
+    out = e.empty(self.shape, dtype or self.dtype, kernel="aten.cumprod.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        if self.numel <= 1 or self.shape[self.dim(dim)] == 1:
+            return grad_of(grads)
+        product = e.pointwise("aten.mul.Tensor", out, grad_of(grads))
+        e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
+        made = [
+            e.empty_like(product, kernel=kernel)
+            for kernel in ("aten.flip.default", "aten.cumsum.default", "aten.flip.default")
+        ]
+        for temporary in made[:2]:
+            e.free(temporary)
+        return e.pointwise("aten.div.Tensor", made[2], self)
+
+    e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
+    return out
+
+
+@rule("aten::linalg_vector_norm", autocast="float32_dtype")
 def vector_norm(
     e: Eager, self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
 ) -> Tensor:
     """Saves its input and result; backward of the 2-norm divides, masks and multiplies."""
-    out = e.empty(
-        reduced_shape(self, axes_of(self, dim), keepdim), dtype or self.dtype, kernel="aten.linalg_vector_norm"
-    )
+    axes = axes_of(self, dim)
+    out = e.empty(reduced_shape(self, axes, keepdim), dtype or self.dtype, kernel="aten.linalg_vector_norm.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        wide = dtypes.promote(self.dtype, out.dtype)
-        e.pointwise("aten.div.Tensor", self, dtype=wide)
-        e.pointwise("aten.eq.Scalar", out, dtype=dtypes.bool_)
-        return e.pointwise("aten.mul.Tensor", self, dtype=wide)
+        return norm_gradient(e, grad_of(grads), self, out, ord, axes, keepdim)
 
     e.record("LinalgVectorNormBackward0", out, [self], [Formula((0,), gradient)], [self, out])
     return out
+
+
+def norm_gradient(
+    e: Eager, grad: Tensor, self: Tensor, out: Tensor, ord: Any, axes: Sequence[int], keepdim: bool
+) -> Tensor:
+    """`norm_backward` of FunctionsManual.cpp."""
+    grad, norm = kept(e, grad, self, axes, keepdim), kept(e, out, self, axes, keepdim)
+    if ord == 1:
+        sign = e.pointwise("aten.sgn.default", self)
+        return e.pointwise("aten.mul.Tensor", sign, grad)
+    if ord == 2:
+        ratio = e.pointwise("aten.div.Tensor", self, norm)
+        e.pointwise("aten.eq.Scalar", norm, dtype=dtypes.bool_)
+        return e.pointwise("aten.mul.Tensor", grad, ratio)
+    scaled = e.pointwise("aten.abs.default", self)  # the power is taken in place
+    product = e.pointwise("aten.mul.Tensor", self, scaled)
+    e.free(scaled)
+    power = e.pointwise("aten.pow.Tensor_Scalar", norm)
+    factor = e.pointwise("aten.mul.Tensor", grad, power)
+    e.free(power)
+    e.free(e.pointwise("aten.eq.Scalar", norm, dtype=dtypes.bool_))
+    return e.pointwise("aten.mul.Tensor", product, factor)
+
+
+@rule("aten::norm", autocast="float32")
+def norm(
+    e: Eager, self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
+) -> Tensor:
+    """As `linalg_vector_norm`; the first argument after the input is the order."""
+    return vector_norm(e, self, 2 if p is None else p, dim, keepdim, dtype)

@@ -16,19 +16,28 @@ def _gathers() -> list[Case]:
         cases += [call("aten::gather", x, 1, i(4, 2)), call("aten::gather", x, 0, i(2, 6))]
         cases += [call("aten::take_along_dim", x, i(4, 2), 1)]
         cases += [call("aten::masked_fill.Scalar", x, b(4, 6), 0.0), call("aten::masked_fill.Scalar", x, b(6), 0.0)]
-        cases += [call("aten::masked_fill.Scalar", x, b(2, 4, 6), -1.0), call("aten::masked_fill_.Scalar", x, b(4, 6), 0.0)]
+        cases += [
+            call("aten::masked_fill.Scalar", x, b(2, 4, 6), -1.0),
+            call("aten::masked_fill_.Scalar", x, b(4, 6), 0.0),
+        ]
         cases += [call("aten::masked_fill.Tensor", x, b(4, 6), type(x)((), x.dtype, grad=False))]
         cases += [call("aten::where.self", b(4, 6), x, x), call("aten::where.self", b(4, 1), x, type(x)((), x.dtype))]
         cases += [call("aten::where.self", b(2, 4, 6), x, x)]
         cases += [call("aten::diff", x), call("aten::diff", x, 1, 0)]
-    cases += [call("aten::where.ScalarOther", b(4, 6), f(4, 6), 0.0), call("aten::where.ScalarSelf", b(4, 6), 1.0, f(4, 6))]
+    cases += [
+        call("aten::where.ScalarOther", b(4, 6), f(4, 6), 0.0),
+        call("aten::where.ScalarSelf", b(4, 6), 1.0, f(4, 6)),
+    ]
     cases += [call("aten::where.Scalar", b(4, 6), 1.0, 0.0), call("aten::where.self", b(4, 6), h(4, 6), f(4, 6))]
     for indices in (i(7), i(2, 7), i(2, 7).transposed):
         cases += [call("aten::embedding", f(10, 3), indices), call("aten::embedding", h(10, 3), indices, 1)]
     cases += [call("aten::embedding", f(10, 3), i(2, 7), root="expanded"), call("aten::diff", f(6), prepend=f(1))]
     cases += [call("aten::meshgrid.indexing", (f(3), f(4)), indexing="ij"), call("aten::meshgrid", (f(3), f(4)))]
     cases += [call("aten::one_hot", i(4), 7, skip=("forward", "outputs"), why="composed of zeros and scatter_")]
-    cases += [call("aten::bucketize.Tensor", f(4).fixed, f(3).fixed), call("aten::searchsorted.Tensor", f(5).fixed, f(3).fixed)]
+    cases += [
+        call("aten::bucketize.Tensor", f(4).fixed, f(3).fixed),
+        call("aten::searchsorted.Tensor", f(5).fixed, f(3).fixed),
+    ]
     cases += [call("aten::meshgrid.indexing", (i(3), i(4)), indexing="xy")]
     return cases
 
@@ -38,9 +47,15 @@ def _scatters() -> list[Case]:
     for x in (f(4, 6), h(4, 6)):
         src = type(x)((4, 2), x.dtype)
         for suffix in ("", "_"):
-            cases += [call(f"aten::scatter{suffix}.src", x, 1, i(4, 2), src), call(f"aten::scatter{suffix}.value", x, 1, i(4, 2), 1.0)]
+            cases += [
+                call(f"aten::scatter{suffix}.src", x, 1, i(4, 2), src),
+                call(f"aten::scatter{suffix}.value", x, 1, i(4, 2), 1.0),
+            ]
             cases += [call(f"aten::scatter_add{suffix}", x, 1, i(4, 2), src)]
-            cases += [call(f"aten::index_add{suffix}", x, 1, i(2), src), call(f"aten::index_copy{suffix}", x, 1, i(2), src)]
+            cases += [
+                call(f"aten::index_add{suffix}", x, 1, i(2), src),
+                call(f"aten::index_copy{suffix}", x, 1, i(2), src),
+            ]
             cases += [call(f"aten::index_fill{suffix}.int_Scalar", x, 1, i(2), 0.0)]
             cases += [call(f"aten::index_put{suffix}", x, (i(3),), type(x)((3, 6), x.dtype))]
             cases += [call(f"aten::index_put{suffix}", x, (i(3),), type(x)((3, 6), x.dtype), True)]
@@ -59,7 +74,10 @@ def _pads() -> list[Case]:
         for mode in ("reflect", "replicate", "circular"):
             cases += [call("aten::pad", x, (1, 1, 2, 2), mode)]
         cases += [call("aten::reflection_pad2d", x, (1, 1, 1, 1)), call("aten::replication_pad2d", x, (1, 1, 1, 1))]
-    cases += [call("aten::pad", f(2, 3, 4), (1, 1), "reflect"), call("aten::constant_pad_nd", f(4, 6).transposed, (1, 0), 0.0)]
+    cases += [
+        call("aten::pad", f(2, 3, 4), (1, 1), "reflect"),
+        call("aten::constant_pad_nd", f(4, 6).transposed, (1, 0), 0.0),
+    ]
     cases += [call("aten::reflection_pad1d", f(2, 3, 4), (1, 1)), call("aten::replication_pad1d", f(2, 3, 4), (1, 1))]
     return cases
 

@@ -51,7 +51,11 @@ def _products() -> list[Case]:
         cases += [call("aten::baddbmm", Spec((1, 1, 3), x.dtype), x, y, beta=1, alpha=0.5)]
         cases += [call("aten::baddbmm", Spec((2, 4, 3), x.dtype), x, y, beta=0, alpha=0.5)]
     cases += [call("aten::mv", f(4, 5), f(5)), call("aten::dot", f(5), f(5)), call("aten::addmv", f(4), f(4, 5), f(5))]
-    cases += [call("aten::outer", f(4), f(5)), call("aten::ger", f(4), f(5)), call("aten::vdot", f(5), f(5), skip=("grads",), why="the other order of two equal sizes")]
+    cases += [
+        call("aten::outer", f(4), f(5)),
+        call("aten::ger", f(4), f(5)),
+        call("aten::vdot", f(5), f(5), skip=("grads",), why="the other order of two equal sizes"),
+    ]
     return cases
 
 
@@ -66,7 +70,10 @@ def _linears() -> list[Case]:
         for x in inputs
     ]
     cases += [call("aten::linear", x, weight) for x in inputs]
-    cases += [call("aten::linear", h(2, 4, 5), h(3, 5), h(3)), call("aten::linear", f(2, 4, 5), weight, bias, root="expanded")]
+    cases += [
+        call("aten::linear", h(2, 4, 5), h(3, 5), h(3)),
+        call("aten::linear", f(2, 4, 5), weight, bias, root="expanded"),
+    ]
     cases += [call("aten::linear", f(2, 4, 5), weight, bias, root="contiguous")]
     cases += [call("aten::bilinear", f(4, 5), f(4, 6), f(3, 5, 6), f(3))]
     return cases

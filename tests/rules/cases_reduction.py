@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from observe import Case, call, f, h, i
+from observe import Case, Spec, call, f, h, i
 
 from staticmem import dtypes
 
@@ -22,18 +22,32 @@ def _sums() -> list[Case]:
         for name in ("var", "std"):
             cases += [call(f"aten::{name}.correction", x, (1,), correction=1, keepdim=True)]
             cases += [call(f"aten::{name}.correction", x, (0, 2), correction=0), call(f"aten::{name}", x)]
-            cases += [call(f"aten::{name}.dim", x, (-1,), False, True), call(f"aten::{name}.dim", x, (-1,), True, False)]
+            cases += [
+                call(f"aten::{name}.dim", x, (-1,), False, True),
+                call(f"aten::{name}.dim", x, (-1,), True, False),
+            ]
         cases += [call("aten::linalg_vector_norm", x, n, (1,), True) for n in (2, 1, 3)]
         cases += [call("aten::linalg_vector_norm", x, 2, (-1,)), call("aten::linalg_vector_norm", x)]
         cases += [call("aten::norm.ScalarOpt_dim", x, 2, (1,), True)]
         cases += [call("aten::logsumexp", x, (1,)), call("aten::logsumexp", x, (-1,), True)]
         for dim in (1, -1):
-            cases += [call("aten::cumsum", x, dim), call("aten::softmax.int", x, dim), call("aten::log_softmax.int", x, dim)]
+            cases += [
+                call("aten::cumsum", x, dim),
+                call("aten::softmax.int", x, dim),
+                call("aten::log_softmax.int", x, dim),
+            ]
         cases += [call("aten::_softmax", x, 1, False), call("aten::_log_softmax", x, 1, False)]
-    cases += [call("aten::softmax.int", h(4, 5), -1, dtypes.float32), call("aten::log_softmax.int", h(4, 5), 1, dtypes.float32)]
-    cases += [call("aten::softmax.int", f(4, 5), -1, root="expanded"), call("aten::sum", i(4)), call("aten::cumsum", i(4, 3), 0)]
+    cases += [
+        call("aten::softmax.int", h(4, 5), -1, dtypes.float32),
+        call("aten::log_softmax.int", h(4, 5), 1, dtypes.float32),
+    ]
+    cases += [
+        call("aten::softmax.int", f(4, 5), -1, root="expanded"),
+        call("aten::sum", i(4)),
+        call("aten::cumsum", i(4, 3), 0),
+    ]
     cases += [call("aten::softmax.int", f(4, 5).transposed, -1, root="contiguous")]
-    cases += [call("aten::cumprod", f(4, 3), 0)] if False else []
+    cases += [call("aten::cumprod", f(4, 3), 0, real=("backward",), why=SAFE)]
     return cases
 
 
@@ -48,20 +62,41 @@ def _pairs() -> list[Case]:
     return cases
 
 
+SCATTER = "PyTorch scatters out of place while a dispatch mode watches (value_selecting_reduction_backward)"
+SAFE = "PyTorch takes the path that is safe for zeros while a dispatch mode watches (prod_backward)"
+PROD = f"{SAFE}; and the CPU, not CUDA, copies bools to int64 before it sums them"
+FULL = "a dispatch mode adds a mask, the CPU counts non-zeros; evenly_distribute_backward of FunctionsManual.cpp"
+
+
 def _extremes() -> list[Case]:
     cases: list[Case] = []
+
+    def picked(target: str, x: Spec, *args: Any, **kwargs: Any) -> None:
+        if x.dtype is dtypes.bfloat16:  # the CPU's scatter_ widens half precision
+            x = x.fixed
+        args = (x, *args)
+        cases.append(call(f"aten::{target}", *args, **kwargs, real=("backward",), why=SCATTER))
+
     for x in (f(4, 3), f(4, 3).transposed, h(4, 3)):
-        cases += [call("aten::max", x), call("aten::min", x)]
+        cases += [call(f"aten::{name}", x, skip=("backward", "grads"), why=FULL) for name in ("max", "min")]
         cases += [call("aten::amax", x, (1,)), call("aten::amin", x, (0,), True), call("aten::amax", x)]
-        for name in ("max", "min", "median"):
-            cases += [call(f"aten::{name}.dim", x, 1), call(f"aten::{name}.dim", x, 0, True)]
-        cases += [call("aten::topk", x, 2), call("aten::topk", x, 2, 0), call("aten::sort", x), call("aten::sort", x, 0, True)]
-        cases += [call("aten::sort.stable", x, stable=True, dim=1), call("aten::argsort", x), call("aten::argsort", x, 0)]
-        cases += [call("aten::argmax", x), call("aten::argmax", x, 1), call("aten::argmin", x, 0, True)]
-        cases += [call("aten::kthvalue", x, 1), call("aten::mode", x), call("aten::cummax", x, 0), call("aten::cummin", x, 1)]
+        for name in ("max.dim", "min.dim", "median.dim"):
+            picked(name, x, 1)
+            picked(name, x, 0, True)
+        for name, args in (("topk", (2,)), ("topk", (2, 0)), ("sort", ()), ("sort", (0, True)), ("kthvalue", (1,))):
+            picked(name, x, *args)
+        picked("sort.stable", x, stable=True, dim=1)
+        picked("mode", x)
+        picked("cummax", x, 0)
+        picked("cummin", x, 1)
+        cases += [call("aten::argsort", x), call("aten::argsort", x, 0), call("aten::argmax", x)]
+        cases += [call("aten::argmax", x, 1), call("aten::argmin", x, 0, True)]
     logical: tuple[Any, ...] = ((), (0,), (1, True))
     cases += [call(f"aten::{n}{'.dim' if a else ''}", f(4, 3).fixed, *a) for n in ("any", "all") for a in logical]
-    cases += [call("aten::prod", f(4, 3)), call("aten::prod.dim_int", f(4, 3), 1), call("aten::prod.dim_int", f(4, 3), 0, True)]
+    cases += [call("aten::prod", f(4, 3), real=("backward",), why=SAFE)]
+    cases += [
+        call("aten::prod.dim_int", f(4, 3), *args, skip=("backward", "grads"), why=PROD) for args in ((1,), (0, True))
+    ]
     return cases
 
 

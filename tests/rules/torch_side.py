@@ -137,6 +137,8 @@ def run(case: Case, pattern: Sequence[bool]) -> Observation:
         for k, tensor in enumerate(flat):
             log.name(tensor, f"in{k}")
         inputs = _group(case.inputs, flat)
+        storages = [t.untyped_storage() for t in flat]  # the caller keeps the inputs' memory, not their history
+        flat.clear()
         with log:
             if case.autocast:
                 with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -146,17 +148,17 @@ def run(case: Case, pattern: Sequence[bool]) -> Observation:
             torch.clear_autocast_cache()
             outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
             del result
+            inputs.clear()
             seen.outputs = [_view(log, t) for t in outputs]
             seen.forward = list(log.steps)
             seen.saved = sorted(_saved(log, outputs, sources, case.device))
             starts = _roots(case, log, outputs)
-            for needs, k in zip(pattern, range(len(flat)), strict=True):
-                if needs:
-                    seen.grads[f"in{k}"] = None
+            seen.grads = {f"in{k}": None for k, needs in enumerate(pattern) if needs}
             outputs.clear()
             log.prefix, log.steps = "back", []
             _engine(log, starts, sources, seen)
     seen.backward = log.steps
+    del storages
     return seen
 
 
@@ -326,11 +328,12 @@ def real(case: Case, pattern: Sequence[bool]) -> dict[str, list[tuple[int, int]]
     """
     kept: list[Any] = []
     anchor = torch.empty((), requires_grad=True)
-    flat = []
+    flat, storages = [], []  # the caller keeps the inputs' memory, but not their autograd history
     for spec, needs in zip(case.flat, pattern, strict=True):
         value = _make(spec, "cpu")
         value.storage_offset()
         torch.as_strided(value, (value.untyped_storage().nbytes() // value.element_size(),), (1,)).fill_(1)
+        storages.append(value.untyped_storage())
         flat.append(_Kept.apply(anchor, value, kept) if needs else value)
     del value
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
