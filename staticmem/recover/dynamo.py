@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from staticmem.graph.ir import Arg, Note, Op, Ref
+from staticmem.graph.ir import Arg, Note, Op, Ref, Value
 from staticmem.recover import calls, functional, fx_text, symints, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
+from staticmem.recover.patterns import find
 
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
 _LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
@@ -40,9 +41,17 @@ def has_metadata(net: Net) -> bool:
 
 def recover(net: Net) -> Recovered:
     """The ATen ops of a graph with FX texts."""
+    groups = _groups(net.nodes)
     builder = _Builder(net)
-    for nodes in _groups(net.nodes):
+    for nodes in groups:
         builder.add(nodes)
+    if builder.failed:  # once more, with the failed groups' nodes regrouped by patterns
+        net.filled()
+        failed = builder.failed
+        builder = _Builder(net)
+        builder.matches = find(builder.translator.ctx, net.nodes, frames, failed)[0]
+        for nodes in groups:
+            builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
     ops, notes = upcasts.restore(calls.numbered(ops))
     if builder.fallbacks:
@@ -56,7 +65,7 @@ def recover(net: Net) -> Recovered:
         )
     outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
     transposed = builder.translator.ctx.transposed
-    return Recovered(ops, notes, outputs, any(op.modules for op in ops), transposed, builder.restored)
+    return Recovered(ops, notes, outputs, any(op.modules for op in ops), transposed, builder.restored, builder.added)
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
@@ -79,10 +88,15 @@ class _Builder:
         self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
             name for node in net.nodes for name in node.outputs
         }
+        self.modules = {name for name in net.aliases.values() if name in self.known}
         self.tensors = self.known - set(net.inputs)
         self.restored: dict[str, str] = {}
         self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
         self.fallbacks = 0
+        self.failed: set[int] = set()
+        self.matches: dict[int, list[Op]] = {}
+        self.index = {id(node): i for i, node in enumerate(net.nodes)}
+        self.added: dict[str, Value] = {}  # parameters that an optimiser merged with equal ones
         self.users: dict[str, set[str]] = {}
         for node in net.nodes:
             for name in node.inputs:
@@ -210,6 +224,21 @@ class _Builder:
             return arg
         raise _UnresolvedError
 
+    def _attention(self, op: Op, text: str) -> Op:
+        """Attention that was found by its pattern, with the mask, dropout and causality that its text says."""
+        if op.target != _ATTENTION or not text:
+            return op
+        try:
+            fx = fx_text.parse(text)
+        except fx_text.FxTextError:
+            return op
+        if fx.target != _ATTENTION:
+            return op
+        mask, p, causal = (*fx.args[3:6], *(None, 0.0, False)[len(fx.args[3:6]) :])
+        if isinstance(mask, Ref):
+            mask = op.args[3]
+        return replace(op, args=(*op.args[:3], mask, p, causal), kwargs=fx.kwargs)
+
     def _restore(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """Parameters that an optimiser replaced (a transposed or reshaped copy under a new name) are told by their place:
         the group reads as many other tensors of the file as its text has names that are gone."""
@@ -223,15 +252,35 @@ class _Builder:
         named = {self.net.aliases.get(a.name) for a in fx.args if isinstance(a, Ref)}
         tensors = [n for node in nodes for n in node.inputs if n in self.tensors and n not in named]
         tensors = [n for n in dict.fromkeys(tensors) if self._may_be_weight(n)]
-        if len(tensors) != len(lost):
+        if len(tensors) < len(lost) and not self._bias(fx, nodes, lost[len(tensors) :]):
             raise _UnresolvedError
-        for placeholder, tensor in zip(lost, tensors, strict=True):
+        for placeholder, tensor in zip(lost, tensors, strict=False):
+            name = self.net.aliases[placeholder]
+            if tensor in self.modules or self.restored.get(tensor, name) != name:
+                value = self.net.values[tensor]  # merged with an equal one: eager has both
+                self.added[name] = Value(name, value.dtype, value.shape)
+                self.env[placeholder] = Ref(name)
+                continue
             self.env[placeholder] = Ref(tensor)
-            self.restored[tensor] = self.net.aliases[placeholder]
+            self.restored[tensor] = name
             reader = next(node for node in nodes if tensor in node.inputs)
             plain = reader.op == "MatMul" or (reader.op == "Gemm" and not reader.attrs.get("transB", 0))
             if fx.target == "aten::linear" and plain and len(self.net.shape(tensor) or ()) == 2:
                 self.translator.ctx.transposed.add(tensor)
+
+    def _bias(self, fx: fx_text.FxNode, nodes: list[Node], lost: list[str]) -> bool:
+        """A bias of zeros was dropped; its size is the last one of a linear layer's result, or a convolution's channels."""
+        if len(lost) != 1 or not self.net.aliases[lost[0]].endswith("bias"):
+            return False
+        shape = self.net.shape(nodes[-1].outputs[0])
+        value = self.net.values.get(nodes[-1].outputs[0])
+        if shape is None or value is None or len(shape) < 2:
+            return False
+        name = self.net.aliases[lost[0]]
+        size = shape[1] if fx.target.startswith("aten::conv") else shape[-1]
+        self.added[name] = Value(name, value.dtype, (size,))
+        self.env[lost[0]] = Ref(name)
+        return True
 
     def _may_be_weight(self, name: str) -> bool:
         value = self.net.values.get(name)
@@ -240,7 +289,11 @@ class _Builder:
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()
         for node in nodes:
-            ops = self.translator.node(node, frames(node))
+            index = self.index[id(node)]
+            self.failed.add(index)
+            matched = self.matches.get(index)
+            ops = matched if matched is not None else self.translator.node(node, frames(node))
+            ops = [self._attention(op, node.fx) for op in ops]
             self.fallbacks += bool(ops)
             self.ops.extend(ops)
             for op in ops:
@@ -250,6 +303,9 @@ class _Builder:
                 number = self.net.ints(name)
                 if number is not None and len(number) == 1 and not self.net.consts[name].shape:
                     self.env[name] = number[0]
+
+
+_ATTENTION = "aten::scaled_dot_product_attention"
 
 
 def _number(name: str) -> int:

@@ -22,6 +22,7 @@ class Ops:
                 self.producer[name] = index
         self.outputs = frozenset(outputs)
         self.renamed: dict[str, str] = {}
+        self.inserted: dict[int, list[Op]] = {}
 
     def made_by(self, arg: Arg) -> Op | None:
         """The op that made a value, unless it is gone."""
@@ -42,6 +43,10 @@ class Ops:
         """Replaces an op by one with the same outputs."""
         self.ops[self.producer[old.outputs[0]]] = new
 
+    def insert(self, index: int, op: Op) -> None:
+        """Adds an op before the one that has this index now; it appears with `done`."""
+        self.inserted.setdefault(index, []).append(op)
+
     def alias(self, op: Op, name: str) -> None:
         """Drops an op: its result is the same tensor as `name`."""
         self.drop(op)
@@ -57,7 +62,12 @@ class Ops:
 
     def done(self) -> list[Op]:
         """The ops that are left, with arguments renamed."""
-        kept = [op for op in self.ops if op is not None]
+        kept: list[Op] = []
+        for index, op in enumerate(self.ops):
+            kept.extend(self.inserted.get(index, ()))
+            if op is not None:
+                kept.append(op)
+        kept.extend(self.inserted.get(len(self.ops), ()))
         if not self.renamed:
             return kept
         return [self._renamed(op) for op in kept]

@@ -31,6 +31,7 @@ def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
         pools.rewrite,
         scatter.rewrite,
         _reshapes,
+        _packed_projection,
         _differences,
     ):
         edited = Ops(ops, [renamed.get(n, n) for n in net.outputs])
@@ -247,6 +248,23 @@ def _reshapes(ops: Ops, net: Net) -> None:
             ops.put(op, replace(op, target="aten::view"))
         elif op is not None and op.target == "aten::view" and _flattens(op, net):
             ops.put(op, replace(op, target="aten::flatten.using_ints", args=(op.args[0], 1)))
+
+
+def _packed_projection(ops: Ops, net: Net) -> None:
+    """`nn.MultiheadAttention` makes its packed projection contiguous; optimised exports drop that as an identity
+    (torch/nn/functional.py, `_in_projection_packed`)."""
+    for index, op in enumerate(list(ops.ops)):
+        if op is None or op.target != "aten::squeeze.dim" or not op.modules:
+            continue
+        turned = ops.made_by(op.args[0])
+        added = ops.made_by(turned.args[0]) if turned is not None and turned.base == "aten::transpose" else None
+        readers = [ops.ops[i] for i in ops.readers.get(op.outputs[0], ())]
+        if added is None or added.base != "aten::unsqueeze" or not op.modules[-1].cls.endswith(".MultiheadAttention"):
+            continue
+        if len(readers) == 3 and all(r is not None and r.base == "aten::select" for r in readers):
+            strided = f"{op.outputs[0]}::strided"
+            ops.ops[index] = replace(op, outputs=(strided,))
+            ops.insert(index + 1, replace(op, target="aten::contiguous", args=(Ref(strided),)))
 
 
 def _flattens(op: Op, net: Net) -> bool:

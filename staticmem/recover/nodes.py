@@ -101,6 +101,7 @@ class Recovered:
     module_tree_known: bool
     transposed: set[str] = field(default_factory=set)  # 2-D weights that the file stores as [in, out]
     restored: dict[str, str] = field(default_factory=dict)  # tensors that an optimiser made of a parameter, and which
+    added: dict[str, Value] = field(default_factory=dict)  # parameters that the file has merged with others
 
 
 def frames(node: Node) -> tuple[Frame, ...]:

@@ -169,4 +169,5 @@ def _parameters(owned: weights.Weights, found: Recovered) -> tuple[Parameter, ..
         alias = first.setdefault(fqn, value.name)
         same = alias if alias != value.name else None
         result.append(Parameter(Value(value.name, value.dtype, shape), fqn, alias_of=same))
+    result.extend(Parameter(value, value.name) for value in found.added.values())
     return tuple(result)

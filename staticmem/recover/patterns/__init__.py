@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from staticmem.graph.ir import Frame, Op
 from staticmem.recover.nodes import Node
@@ -33,10 +33,16 @@ PATTERNS: Sequence[tuple[str, Pattern]] = (
 
 
 def find(
-    ctx: Context, nodes: Sequence[Node], frames: Callable[[Node], tuple[Frame, ...]]
+    ctx: Context,
+    nodes: Sequence[Node],
+    frames: Callable[[Node], tuple[Frame, ...]],
+    only: Collection[int] | None = None,
 ) -> tuple[dict[int, list[Op]], Counter[str]]:
-    """Ops by the index of the node that they replace (empty for the others of a group), and counts by pattern."""
-    matcher = Matcher(ctx, nodes, frames)
+    """Ops by the index of the node that they replace (empty for the others of a group), and counts by pattern.
+
+    With `only`, groups are made of these nodes (their indices) alone.
+    """
+    matcher = Matcher(ctx, nodes, frames, only)
     counts: Counter[str] = Counter()
     for name, pattern in PATTERNS:
         for node in nodes:

@@ -24,6 +24,7 @@ class _Parts:
     scale: float = 0.0
     nodes: list[Node] = field(default_factory=list)
     turned: Node | None = None
+    key_sizes: tuple[int, ...] = ()
 
 
 def match(m: Matcher, node: Node) -> bool:
@@ -79,10 +80,28 @@ def _scaled(m: Matcher, parts: _Parts, product: Node) -> bool:
         return False
     turned = m.inner(k[0], "Transpose")
     if turned is None:
-        return False
+        return _reshaped_key(m, parts, q, k, left, right)
     parts.query, parts.key, parts.scale = q[0], turned.inputs[0], q[1] * k[1]
     parts.turned = turned
     parts.nodes += [left, right, turned]
+    return True
+
+
+def _reshaped_key(
+    m: Matcher, parts: _Parts, q: tuple[str, float], k: tuple[str, float], left: Node, right: Node
+) -> bool:
+    """An optimiser moves the transpose of the key before the reshape that divides its heads."""
+    shaped = m.inner(k[0], "Reshape")
+    turned = m.inner(shaped.inputs[0], "Transpose") if shaped is not None else None
+    after = m.net.shape(k[0])
+    if shaped is None or turned is None or after is None or turned.attrs.get("perm") != (0, 2, 1):
+        return False
+    if (m.net.shape(turned.outputs[0]) or ())[1:] != after[-2:]:
+        return False
+    parts.query, parts.key, parts.scale = q[0], turned.inputs[0], q[1] * k[1]
+    parts.turned = turned
+    parts.key_sizes = (*after[:-2], after[-1], after[-2])
+    parts.nodes += [left, right, turned, shaped]
     return True
 
 
@@ -113,7 +132,12 @@ def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
     ops: list[Op] = []
     key: Arg = m.ctx.ref(parts.key)
     before = (*perm[:-2], perm[-1], perm[-2])
-    if before != tuple(range(len(perm))):  # a transpose before it was merged into the one of the decomposition
+    if parts.key_sizes:
+        name = m.ctx.fresh(node)
+        m.ctx.define(name, parts.key, parts.key_sizes)
+        ops.append(m.op(node, "aten::reshape", key, parts.key_sizes, outputs=(name,)))
+        key = Ref(name)
+    elif before != tuple(range(len(perm))):  # a transpose before it was merged into the one of the decomposition
         name = m.ctx.fresh(node)
         shape = m.net.shape(parts.key)
         m.ctx.define(name, parts.key, tuple(shape[i] for i in before) if shape is not None else None)

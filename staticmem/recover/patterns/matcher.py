@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from staticmem.graph.ir import Arg, Frame, Op
 from staticmem.recover.nodes import Node
@@ -14,9 +14,16 @@ Pattern = Callable[["Matcher", Node], bool]
 class Matcher:
     """Def-use of nodes, and the groups that were found."""
 
-    def __init__(self, ctx: Context, nodes: Sequence[Node], frames: Callable[[Node], tuple[Frame, ...]]) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        nodes: Sequence[Node],
+        frames: Callable[[Node], tuple[Frame, ...]],
+        only: Collection[int] | None = None,
+    ) -> None:
         self.ctx, self.net, self.frames = ctx, ctx.net, frames
         self.found: dict[int, list[Op]] = {}
+        self.only = only
         self.index: dict[int, int] = {id(node): i for i, node in enumerate(nodes)}
         self.producer: dict[str, Node] = {}
         self.readers: dict[str, list[Node]] = {}
@@ -33,7 +40,8 @@ class Matcher:
 
     def free(self, node: Node) -> bool:
         """Whether no group has the node yet."""
-        return self.index[id(node)] not in self.found
+        index = self.index[id(node)]
+        return index not in self.found and (self.only is None or index in self.only)
 
     def made(self, name: str, *ops: str) -> Node | None:
         """The node that makes a value, if it is one of these operators and belongs to no group."""
