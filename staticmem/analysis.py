@@ -21,6 +21,7 @@ from staticmem.training.step import run_step
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 METHODS = ("liveness", "textbook")
+HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
 
 def analyze(
@@ -80,8 +81,8 @@ def analyze(
         notes.append(_unknown(unknown))
     if scenario.training and not result.trained:
         notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
-    size = os.stat(path).st_size
-    report = build(Sources(model, size, binding, graph, scenario, result, liveness(result.trace), notes), top)
+    size, digest = _fingerprint(path)
+    report = build(Sources(model, size, digest, binding, graph, scenario, result, liveness(result.trace), notes), top)
     return report if method == "liveness" else _with_textbook(report, graph)
 
 
@@ -105,6 +106,17 @@ def _with_textbook(report: Report, graph: Graph) -> Report:
         text = "results without a shape in the file, which the textbook estimate leaves out"
         warnings = (*warnings, NoteInfo("SM203", text, len(book.unsized)))
     return replace(report, textbook=shown, warnings=warnings)
+
+
+def _fingerprint(path: str) -> tuple[int, str | None]:
+    """Size in bytes and SHA-256 of a file; None for a large one."""
+    size = os.stat(path).st_size
+    if size > HASH_LIMIT:
+        return size, None
+    import hashlib
+
+    with open(path, "rb") as file:
+        return size, hashlib.sha256(file.read()).hexdigest()
 
 
 def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             amp=args.amp,
             inplace_activations=args.inplace_activations,
             method=args.method,
-            top=args.top,
+            top=sys.maxsize if args.explain_peak and kind == "json" else args.top,
         )
     emit(report, kind, args)
     unknown = report.coverage.unknown

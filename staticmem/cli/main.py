@@ -88,7 +88,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     except MemoryError:
-        sys.stderr.write("error: not enough memory for the analysis [SM190]\n")
+        print_error(
+            StaticmemError(
+                "not enough memory for the analysis",
+                "The graph is larger than this machine can hold.",
+                "Run it on a machine with more main memory.",
+                code="SM191",
+            )
+        )
         return 2
     except Exception as error:
         if debug:

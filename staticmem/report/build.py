@@ -42,6 +42,7 @@ class Sources:
 
     model: ModelFile
     file_bytes: int
+    sha256: str | None
     binding: Binding
     graph: Graph
     scenario: Scenario
@@ -84,7 +85,9 @@ def _model(s: Sources) -> ModelInfo:
         TensorInfo(name, dtype.name, shape)
         for name, shape, dtype in zip(graph.outputs, s.result.output_shapes, s.result.output_dtypes, strict=False)
     ]
-    return ModelInfo(s.model.path, graph.format, graph.producer, s.file_bytes, inputs, tuple(outputs), len(graph.ops))
+    return ModelInfo(
+        s.model.path, graph.format, graph.producer, s.file_bytes, s.sha256, inputs, tuple(outputs), len(graph.ops)
+    )
 
 
 def _scenario(s: Sources) -> ScenarioInfo:

@@ -22,8 +22,8 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def dumps(report: Report) -> str:
-    """The report as JSON text with a final newline; the same report always gives the same text."""
-    text = json.dumps(to_json(report), indent=2, ensure_ascii=False, allow_nan=False)
+    """The report as JSON text (ASCII) with a final newline; the same report always gives the same text."""
+    text = json.dumps(to_json(report), indent=2, allow_nan=False)
     return _LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 

@@ -26,12 +26,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The file: `path` as given, `ops` in the graph that PyTorch runs, `file_bytes` on disk."""
+    """The file: `path` as given, `ops` in the graph that PyTorch runs, `file_bytes` on disk.
+
+    `sha256` is of the file, None for one of more than 8 MiB.
+    """
 
     path: str
     format: str
     producer: str
     file_bytes: int
+    sha256: str | None
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     ops: int

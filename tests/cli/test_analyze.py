@@ -149,6 +149,31 @@ def test_explain_peak_lists_everything_alive(capsys: pytest.CaptureFixture[str])
     assert "saved for the backward of relu_ in 1, conv2d in 2" in out
 
 
+def test_explain_peak_in_json_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    report = analyzed(capsys, SEED, "--optimizer", "adam", "--loss", "mean", "--explain-peak")
+    assert len(report["top_tensors"]) == report["peak"]["tensors"] > 10
+    assert sum(t["bytes"] for t in report["top_tensors"]) == report["peak"]["live_bytes"]
+
+
+def test_fingerprint(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = json.loads((ROOT / "models" / "manifest.json").read_text())
+    entry = next(e for e in manifest["files"] if e["file"] == "seed.pt2")
+    model = analyzed(capsys, SEED)["model"]
+    assert (model["sha256"], model["file_bytes"]) == (entry["sha256"], entry["bytes"])
+    monkeypatch.setattr("staticmem.analysis.HASH_LIMIT", 10)
+    assert analyzed(capsys, SEED)["model"]["sha256"] is None
+
+
+def test_names_that_are_not_ascii(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """They reach JSON escaped, so that no stream can fail on them."""
+    path = tmp_path / "modèle.pt2"
+    path.write_bytes(files.SEED.read_bytes())
+    code, out, _ = run(capsys, str(path), "-f", "json")
+    assert code == 0
+    assert out.isascii()
+    assert json.loads(out)["model"]["path"] == str(path)
+
+
 def test_textbook_beside_liveness(capsys: pytest.CaptureFixture[str]) -> None:
     """The figures of the worked example in docs/textbook.md."""
     report = analyzed(capsys, SEED, "--method", "textbook", "--optimizer", "sgd", "--loss", "mean")
