@@ -242,7 +242,7 @@ class Eager:
 
 
 def scoped(function: F) -> F:
-    """A composite op whose C++ locals end at its return: what it made and nobody owns is freed there, but its result."""
+    """A composite op whose C++ locals end at its return: what it made and nobody owns is freed, but its result."""
 
     @functools.wraps(function)
     def run(e: Eager, *args: Any, **kwargs: Any) -> Tensor:

@@ -17,8 +17,8 @@ from staticmem.dtypes import DType
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.graph import expressions
 from staticmem.graph.ir import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
-from staticmem.graph.source import source_lines
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
+from staticmem.graph.source import source_lines
 
 SUPPORTED_MAJOR = 8
 MAX_JSON_BYTES = 1 << 30  # the JSON of a 100,000-op graph is about 100 MB

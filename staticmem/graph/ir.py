@@ -27,7 +27,7 @@ class Ref:
 
 
 # An argument of an op: what ATen schemas know. Lists are tuples; a tensor is a Ref.
-Arg: TypeAlias = "Ref | int | float | bool | str | None | DType | tuple[Arg, ...]"
+Arg: TypeAlias = "Ref | int | float | bool | str | DType | tuple[Arg, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)

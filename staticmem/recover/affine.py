@@ -1,7 +1,8 @@
 """What is known of small integer and bool tensors without running anything: index arithmetic and masks.
 
-An `Affine` is a tensor whose element at index (i0, i1, ...) is `const + sum(coef[k] * ik)`: arange, positions, constants.
-A `Mask` is a conjunction of `Affine >= 0`: all-true and causal masks, as exporters build them from arange.
+An `Affine` is a tensor whose element at index (i0, i1, ...) is `const + sum(coef[k] * ik)`: arange, positions,
+constants. A `Mask` is a conjunction of `Affine >= 0`: all-true and causal masks, as exporters build
+them from arange.
 """
 
 from __future__ import annotations
@@ -247,7 +248,8 @@ def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     value = k.of(args[0])
     if value is None:
         return None
-    dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    dim, start, end, step = (*args[1:], *defaults[len(args) - 1 :])
     axis = _axis(value, dim)
     size = value.shape[axis]
     begin = min(max(start + size if (start or 0) < 0 else start or 0, 0), size)

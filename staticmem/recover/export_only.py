@@ -3,7 +3,6 @@
 - Attention masks that are true everywhere, or plainly causal: transformers builds them while exporting, and passes no
   mask (or `is_causal`) when it runs without padding (transformers/masking_utils.py, `_ignore_causal_mask_sdpa`).
 - The batch dimension of a mask that does not depend on the batch.
-- Slices over the whole range: Python indexing returns the tensor itself (torch/csrc/autograd/python_variable_indexing.cpp).
 - Parameters under two names: tied weights.
 """
 
@@ -247,13 +246,13 @@ def _without_dead(ops: list[Op], outputs: tuple[str, ...], touched: set[str]) ->
     dead: set[int] = set()
     stack = list(touched)
     while stack:
-        op = maker.get(stack.pop())
-        if op is None or id(op) in dead or any(readers.get(o, 0) or o in outputs for o in op.outputs):
+        made_by = maker.get(stack.pop())
+        if made_by is None or id(made_by) in dead or any(readers.get(o, 0) or o in outputs for o in made_by.outputs):
             continue
-        if op.base.endswith("_") and not op.base.endswith("__"):
+        if made_by.base.endswith("_") and not made_by.base.endswith("__"):
             continue  # in place: its effect is seen through another name
-        dead.add(id(op))
-        for name in op.refs():
+        dead.add(id(made_by))
+        for name in made_by.refs():
             readers[name] -= 1
             stack.append(name)
     # checks on removed tensors go with them

@@ -18,10 +18,9 @@ def follow_operand(graph: Graph) -> Graph:
     readers: dict[str, list[Op]] = {}
     made_at: dict[str, int] = {}
     for index, op in enumerate(graph.ops):
-        for name in op.refs():
-            readers.setdefault(name, []).append(op)
-        for name in op.outputs:
-            made_at[name] = index
+        for read in op.refs():
+            readers.setdefault(read, []).append(op)
+        made_at.update(dict.fromkeys(op.outputs, index))
     ops = list(graph.ops)
     changed = False
     for index, op in enumerate(graph.ops):
