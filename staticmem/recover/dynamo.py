@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from staticmem.graph.ir import Arg, Note, Op, Ref, Value
-from staticmem.recover import calls, functional, fx_text, symints, upcasts
+from staticmem.recover import calls, functional, fx_text, symints, unfold, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
 from staticmem.recover.patterns import find
@@ -54,6 +54,9 @@ def recover(net: Net) -> Recovered:
             builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
     ops, notes = upcasts.restore(calls.numbered(ops))
+    if builder.unfolded:
+        text = "BatchNorms that the export folded into convolutions were put back from its metadata"
+        notes.append(Note("assumption", "SM260", text, builder.unfolded))
     if builder.fallbacks:
         notes.append(
             Note(
@@ -93,6 +96,7 @@ class _Builder:
         self.restored: dict[str, str] = {}
         self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
         self.fallbacks = 0
+        self.unfolded = 0
         self.failed: set[int] = set()
         self.matches: dict[int, list[Op]] = {}
         self.index = {id(node): i for i, node in enumerate(net.nodes)}
@@ -121,6 +125,9 @@ class _Builder:
     def _add(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         if fx.target == "operator::getitem":
             self._getitem(fx, nodes)
+            return
+        if unfold.is_folded(fx, nodes[-1]):
+            self._unfold(fx, nodes[-1])
             return
         self._restore(fx, nodes)
         args = tuple(self._resolve(a) for a in fx.args)
@@ -224,6 +231,19 @@ class _Builder:
             return arg
         raise _UnresolvedError
 
+    def _unfold(self, fx: fx_text.FxNode, node: Node) -> None:
+        found = unfold.unfold(self.net, self.translator.ctx, fx, node)
+        if found is None:
+            raise _UnresolvedError
+        ops, added = found
+        for name, value in added.items():
+            if name not in self.known:
+                self.added[name] = value
+        self.ops.extend(ops)
+        self.unfolded += 1
+        self.env[fx.name] = Ref(node.outputs[0])
+        self.known.update(node.outputs)
+
     def _attention(self, op: Op, text: str) -> Op:
         """Attention that was found by its pattern, with the mask, dropout and causality that its text says."""
         if op.target != _ATTENTION or not text:
@@ -234,14 +254,16 @@ class _Builder:
             return op
         if fx.target != _ATTENTION:
             return op
-        mask, p, causal = (*fx.args[3:6], *(None, 0.0, False)[len(fx.args[3:6]) :])
-        if isinstance(mask, Ref):
-            mask = op.args[3]
-        return replace(op, args=(*op.args[:3], mask, p, causal), kwargs=fx.kwargs)
+        given = fx.args[3:6]
+        defaults: tuple[Arg, ...] = (None, 0.0, False)
+        mask = op.args[3] if given and isinstance(given[0], Ref) else None
+        return replace(op, args=(*op.args[:3], mask, *given[1:], *defaults[max(len(given), 1) :]), kwargs=fx.kwargs)
 
     def _restore(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
-        """Parameters that an optimiser replaced (a transposed or reshaped copy under a new name) are told by their place:
-        the group reads as many other tensors of the file as its text has names that are gone."""
+        """Parameters that an optimiser replaced by a transposed or reshaped copy under a new name.
+
+        Their place tells: the group reads as many other tensors of the file as its text has names that are gone.
+        """
         lost: list[str] = []
         for arg in (*fx.args, *fx.kwargs.values()):
             name = self.net.aliases.get(arg.name) if isinstance(arg, Ref) and arg.name not in self.env else None
@@ -269,7 +291,7 @@ class _Builder:
                 self.translator.ctx.transposed.add(tensor)
 
     def _bias(self, fx: fx_text.FxNode, nodes: list[Node], lost: list[str]) -> bool:
-        """A bias of zeros was dropped; its size is the last one of a linear layer's result, or a convolution's channels."""
+        """A bias of zeros was dropped. Its size is that of the channels, or of a linear layer's features."""
         if len(lost) != 1 or not self.net.aliases[lost[0]].endswith("bias"):
             return False
         shape = self.net.shape(nodes[-1].outputs[0])

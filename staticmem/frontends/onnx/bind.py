@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
                 len(assumed),
             )
         )
+    kinds = model.signature.kinds
     used = {name for op in found.ops for name in op.refs()} - {name for op in found.ops for name in op.outputs}
     constants = {name: contents for name, contents in net.consts.items() if name in used}
     constant_values = {name: value for name, value in extra.constants.items() if name in used}
@@ -71,9 +73,10 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         format="onnx",
         producer=model.producer,
         inputs=tuple(Value(s.name, s.dtype, binding.shapes[s.name]) for s in model.inputs),
-        parameters=_parameters(extra, found),
+        parameters=_parameters(extra, found, kinds),
         buffers=(
             *(Parameter(v, v.name, trainable=False) for v in extra.buffers.values()),
+            *(Parameter(v, n, trainable=False) for n, v in found.added.items() if kinds.get(n) == "BUFFER"),
             *counters,
         ),
         ops=tuple(found.ops),
@@ -154,11 +157,14 @@ def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, we
     return net, extra
 
 
-def _parameters(owned: weights.Weights, found: Recovered) -> tuple[Parameter, ...]:
+def _parameters(owned: weights.Weights, found: Recovered, kinds: Mapping[str, str]) -> tuple[Parameter, ...]:
     """Parameters with the sizes that PyTorch stores (linear weights are [out, in]) and the names of the module."""
     result: list[Parameter] = []
     first: dict[str, str] = {}
+    used = {name for op in found.ops for name in op.refs()} if kinds else set()
     for value in owned.parameters.values():
+        if kinds and value.name not in kinds and value.name not in used:
+            continue  # made by an optimiser, and its place was taken by what it was made of
         shape = value.shape
         fqn = found.restored.get(value.name, value.name)
         if value.name in found.transposed and shape is not None:
@@ -169,5 +175,5 @@ def _parameters(owned: weights.Weights, found: Recovered) -> tuple[Parameter, ..
         alias = first.setdefault(fqn, value.name)
         same = alias if alias != value.name else None
         result.append(Parameter(Value(value.name, value.dtype, shape), fqn, alias_of=same))
-    result.extend(Parameter(value, value.name) for value in found.added.values())
+    result.extend(Parameter(v, n) for n, v in found.added.items() if kinds.get(n) != "BUFFER")
     return tuple(result)

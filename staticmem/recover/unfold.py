@@ -1,0 +1,61 @@
+"""BatchNorms that the exporter folded into convolutions: their FX text stays on the Conv node, so they can be put back.
+
+onnxscript's optimizer (rewriter rule FuseBatchNormIntoConv) folds them in training exports as well. The text has the
+normalisation's arguments, the graph signature its parameters, and the Conv node the convolution's attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from staticmem.graph.ir import Frame, Op, Ref, Value
+from staticmem.recover import fx_text
+from staticmem.recover.nodes import Net, Node, frames
+from staticmem.recover.onnx_ops import table
+from staticmem.recover.onnx_ops.context import Context
+
+_NORMS = (
+    "aten::_native_batch_norm_legit_functional",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::native_batch_norm",
+    "aten::batch_norm",
+)
+_CONVOLUTIONS = {"Conv": "conv.Conv", "ConvTranspose": "conv.ConvTranspose"}
+
+
+def is_folded(fx: fx_text.FxNode, node: Node) -> bool:
+    """Whether a convolution stands for itself and a batch norm."""
+    return fx.target.split(".", 1)[0] in _NORMS and node.op in _CONVOLUTIONS and len(node.inputs) > 1
+
+
+def unfold(net: Net, ctx: Context, fx: fx_text.FxNode, node: Node) -> tuple[list[Op], dict[str, Value]] | None:
+    """The convolution and the norm, and the tensors that the fold used up. None where the text does not say enough."""
+    weight, output = node.inputs[1], node.outputs[0]
+    value, out = net.values.get(weight), net.shape(output)
+    if value is None or value.shape is None or out is None or len(out) < 3:
+        return None
+    names = [net.aliases.get(a.name) if isinstance(a, Ref) else None for a in fx.args[1:5]]
+    if any(name is None for name in names):
+        return None
+    path = weight.rpartition(".")[0]
+    bias = f"{path}.bias"
+    known = bias in net.aliases.values()
+    plain = replace(node, inputs=(*node.inputs[:2], *((bias,) if known else ())))
+    name = f"{output}::convolution"
+    ctx.frames = _frames(node, path, len(value.shape) - 2)
+    ops, meaning = table.translate(ctx, plain)
+    if not meaning or not ops or ops[-1].outputs != (output,):
+        return None
+    ops[-1] = replace(ops[-1], outputs=(name,))
+    net.values[name] = Value(name, value.dtype, out)
+    norm_args = (Ref(name), *(Ref(n) for n in names if n is not None), *fx.args[5:])
+    ops.append(Op(fx.name, fx.target, norm_args, dict(fx.kwargs), (output,), frames(node), (node.source,)))
+    added = {n: Value(n, value.dtype, (out[1],)) for n in (*names, bias if known else None) if n is not None}
+    return ops, added
+
+
+def _frames(node: Node, path: str, dims: int) -> tuple[Frame, ...]:
+    """Module calls of the convolution: those of the norm as far as they contain it."""
+    around = [f for f in frames(node)[:-1] if not f.path or path.startswith(f"{f.path}.")]
+    return (*around, Frame(path, f"torch.nn.modules.{_CONVOLUTIONS[node.op]}{dims}d"))
