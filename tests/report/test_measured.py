@@ -33,8 +33,10 @@ MEASURED: list[tuple[str, int, dict[str, Any], int]] = [
     ("resnet50_hw", 8, {**MOMENTUM, "resolution": 512}, 3_836_999_680),
     ("vgg16", 32, ADAM, 4_540_251_648),
     ("vgg16", 64, MIXED, 5_164_332_032),
+    ("vgg16", 32, {}, 1_394_782_208),
     ("vgg16_hw", 8, {**MOMENTUM, "resolution": 128}, 1_835_279_872),
     ("mobilenet_v2", 32, ADAM, 2_566_055_936),
+    ("mobilenet_v2", 32, {}, 367_476_224),
     ("mobilenet_v2", 16, {"optimizer": "rmsprop"}, 1_292_790_272),
 ]
 
