@@ -17,7 +17,7 @@ from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.casts import to_copy
 from staticmem.rules.factory import dropout
-from staticmem.rules.indexing import pad
+from staticmem.rules.padding import pad
 from staticmem.rules.joining import repeat_interleave
 from staticmem.rules.linear import matmul
 from staticmem.rules.pointwise import add_, grad_of, mul

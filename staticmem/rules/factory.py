@@ -11,7 +11,7 @@ from staticmem.dtypes import DType
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.rules.pointwise import grad_of, inplace, record_mul
+from staticmem.rules.pointwise import add_, grad_of, inplace, mul, mul_, zeros
 from staticmem.rules.registry import rule
 
 
@@ -20,7 +20,8 @@ def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any)
     """A new tensor without gradient."""
     fill = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
     if dtype is None:
-        dtype = dtypes.int64 if isinstance(fill, int) else dtypes.float32
+        truth = any(isinstance(a, bool) for a in args)
+        dtype = dtypes.bool_ if truth else dtypes.int64 if isinstance(fill, int) else dtypes.float32
     return e.empty((size,) if isinstance(size, int) else tuple(size), dtype, kernel="aten.empty.memory_format")
 
 
@@ -90,35 +91,45 @@ def fill_(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     """In place; no gradient reaches the old value."""
     out = inplace(e, self, "aten.fill_.Scalar")
     if out.requires_grad:
-
-        def zeros(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-            return e.empty_like(grad_of(grads), kernel="aten.zeros_like.default")
-
         e.record("FillBackward0", out, [self], [Formula((0,), zeros)])
     return out
 
 
-@rule("aten::bernoulli", "aten::multinomial", "aten::fill", "aten::normal")
+@rule("aten::bernoulli", "aten::fill", "aten::normal")
 def bernoulli(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
-    """A new tensor; its gradient is zeros, which the engine drops where nothing needs it."""
-    return e.empty_like(self, kernel="aten.bernoulli.p")
+    """A new tensor; its gradient is zeros."""
+    out = e.empty_like(self, kernel="aten.bernoulli.default")
+    e.record("BernoulliBackward0", out, [self], [Formula((0,), zeros)])
+    return out
 
 
-@rule("aten::dropout", "aten::native_dropout", "aten::feature_dropout_impl")
+@rule("aten::multinomial")
+def multinomial(e: Eager, self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
+    """int64 samples without gradient."""
+    return e.empty((*self.shape[:-1], num_samples), dtypes.int64, kernel="aten.multinomial.default")
+
+
+@rule("aten::native_dropout")
+def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Saves a bool mask, one byte an element, which it also returns."""
+    out = e.empty_like(input, kernel="aten.native_dropout.default")
+    mask = e.empty_like(input, dtypes.bool_)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.pointwise("aten.native_dropout_backward.default", grad_of(grads), mask, dtype=grad_of(grads).dtype)
+
+    e.record("NativeDropoutBackward0", out, [input], [Formula((0,), gradient)], [mask])
+    return out, mask
+
+
+@rule("aten::dropout")
 def dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Fused on CUDA: saves a bool mask, one byte an element; p = 0 or eval is the tensor itself."""
     if not train or not e.training or p == 0:
         return input
     if p == 1:
-        return e.pointwise("aten.mul.Tensor", input)
-    out = e.empty_like(input, kernel="aten.native_dropout.default")
-    mask = e.empty_like(input, dtypes.bool_)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.pointwise("aten.native_dropout_backward.default", grad_of(grads), mask)
-
-    e.record("NativeDropoutBackward0", out, [input], [Formula((0,), gradient)], [mask])
-    return out
+        return mul(e, input, e.empty((), input.dtype, kernel="aten.zeros.default"))
+    return native_dropout(e, input, p, train)[0]
 
 
 @rule("aten::dropout_")
@@ -126,18 +137,35 @@ def dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Not fused: saves a noise tensor of the input's dtype and size (Dropout.cpp, `_dropout_impl`)."""
     if not train or not e.training or p == 0:
         return input
-    noise = e.empty_like(input, kernel="aten.empty_like.default")
-    out = inplace(e, input, "aten.mul_.Tensor")
-    record_mul(e, out, input, noise, None, noise)
-    return out
+    return mul_(e, input, e.empty_like(input, kernel="aten.empty_like.default"))
 
 
-@rule("aten::feature_dropout", "aten::feature_dropout_", "aten::alpha_dropout")
+def _feature_noise(e: Eager, input: Tensor) -> Tensor:
+    shape = (*input.shape[:2], *(1,) * (input.ndim - 2))
+    return e.empty(shape, input.dtype, kernel="aten.empty.memory_format")
+
+
+@rule("aten::feature_dropout")
 def feature_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Saves a noise tensor of shape (N, C, 1...): `_dropout_impl` with feature noise."""
     if not train or not e.training or p == 0:
         return input
-    noise = e.empty((*input.shape[:2], *(1,) * (input.ndim - 2)), input.dtype, kernel="aten.empty.memory_format")
-    out = e.pointwise("aten.mul.Tensor", input, noise)
-    record_mul(e, out, input, noise, input, noise)
-    return out
+    return mul(e, input, _feature_noise(e, input))
+
+
+@rule("aten::feature_dropout_")
+def feature_dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """In place, else as `feature_dropout`."""
+    if not train or not e.training or p == 0:
+        return input
+    return mul_(e, input, _feature_noise(e, input))
+
+
+@rule("aten::alpha_dropout")
+def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """Saves a noise tensor of the input's size; its offset is a temporary of that size, added in place."""
+    if not train or not e.training or p == 0:
+        return input
+    noise = e.empty_like(input, kernel="aten.empty_like.default")
+    offset = e.empty_like(noise, kernel="aten.add.Scalar")
+    return add_(e, mul(e, input, noise), offset)

@@ -1,4 +1,4 @@
-"""Indexing, gathering, masks and padding."""
+"""Indexing, gathering and masks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 from staticmem import dtypes
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, result_type
 from staticmem.eager.tensor import Tensor
-from staticmem.rules.pointwise import grad_of, inplace
+from staticmem.rules.joining import cat
+from staticmem.rules.pointwise import grad_of, inplace, sub
 from staticmem.rules.registry import rule
+from staticmem.rules.views import expand, narrow, reshape
 
 
 def _zeros_like(self: Tensor, kernel: str = "aten.zeros.default") -> Any:
@@ -68,51 +70,43 @@ def index_select(e: Eager, self: Tensor, dim: int, index: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::gather", "aten::take_along_dim")
+@rule("aten::gather")
 def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    """Saves the index; backward scatters into zeros of the input's size."""
+    """Saves its input and the index; backward scatters into zeros of the input's size."""
     out = e.empty(index.shape, self.dtype, kernel="aten.gather.default")
-    e.record("GatherBackward0", out, [self], [Formula((0,), _zeros_like(self, "aten.new_zeros.default"))], [index])
+    formula = Formula((0,), _zeros_like(self, "aten.new_zeros.default"))
+    e.record("GatherBackward0", out, [self], [formula], [self, index])
     return out
 
 
-@rule("aten::scatter", "aten::scatter_add", "aten::index_add", "aten::index_copy", "aten::index_fill",
-      "aten::scatter_reduce", "aten::index_put", "aten::slice_scatter", "aten::select_scatter",
-      "aten::masked_scatter")  # fmt: skip
-def scatter(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A copy with replaced elements; saves its index; backward makes a copy for `self` and a gather for `src`."""
-    flat: list[Any] = []
-    for a in (*args, *kwargs.values()):
-        flat.extend(a if isinstance(a, (tuple, list)) else [a])
-    tensors = [t for t in flat if isinstance(t, Tensor)]
-    sources = [t for t in tensors if t.dtype.is_differentiable]
-    out = e.empty_like(self, kernel="aten.scatter.src")
+@rule("aten::take_along_dim")
+def take_along_dim(e: Eager, self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """As `gather`, after both are broadcast over the other dimensions and indices are wrapped, which is a copy."""
+    if dim is None:
+        return gather(e, reshape(e, self, (self.numel,)), 0, reshape(e, indices, (indices.numel,)))
+    axis = self.dim(dim)
 
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty_like(grad_of(grads), kernel="aten.scatter.value")
+    def target(tensor: Tensor) -> layout.Shape:
+        other = layout.broadcast_shapes(*((*t.shape[:axis], 1, *t.shape[axis + 1 :]) for t in (self, indices)))
+        return (*other[:axis], tensor.shape[axis], *other[axis + 1 :])
 
-    def by_source(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(sources[0].shape, grad_of(grads).dtype, kernel="aten.gather.default")
-
-    formulas = [Formula((0,), by_self), *([Formula((1,), by_source)] if sources else [])]
-    saves = [t for t in tensors if not t.dtype.is_differentiable]
-    e.record("ScatterBackward0", out, [self, *sources[:1]], formulas, saves)
-    return out
+    wide, index = expand(e, self, target(self)), expand(e, indices, target(indices))
+    return gather(e, wide, axis, e.pointwise("aten.remainder.Scalar", index))
 
 
-@rule("aten::index_put_", "aten::scatter_", "aten::scatter_add_", "aten::index_add_", "aten::index_fill_",
-      "aten::index_copy_")  # fmt: skip
-def scatter_(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """In place; saves its index; backward makes a copy for `self`."""
-    out = inplace(e, self, "aten.index_put_.default")
-    flat = [t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, (tuple, list)) else [a])]
-    saves = [t for t in flat if isinstance(t, Tensor) and not t.dtype.is_differentiable]
+@rule("aten::bucketize")
+def bucketize(e: Eager, self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """Integer positions without gradient."""
+    return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.bucketize.Tensor")
 
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty_like(grad_of(grads), kernel="aten.scatter.value")
 
-    e.record("IndexPutBackward0", out, [self], [Formula((0,), by_self)], saves)
-    return out
+@rule("aten::searchsorted")
+def searchsorted(
+    e: Eager, sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Integer positions without gradient."""
+    return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.searchsorted.Tensor")
 
 
 @rule("aten::where")
@@ -127,8 +121,6 @@ def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> T
             dtype = like.dtype if like is not None else dtypes.float32
             operands.append(e.empty((), dtype, kernel="aten.scalar_tensor.default"))
     a, b = operands
-    from staticmem.eager.context import result_type
-
     out = e.pointwise("aten.where.self", condition, a, b, dtype=result_type([a, b]))
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
@@ -159,7 +151,7 @@ def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     out = inplace(e, self, "aten.masked_fill_.Scalar")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty_like(grad_of(grads), kernel="aten.masked_fill.Scalar")
+        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
     e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
     return out
@@ -177,45 +169,18 @@ def tril(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
     return out
 
 
-@rule("aten::pad", "aten::constant_pad_nd")
-def pad(e: Eager, self: Tensor, pad: Any, mode: Any = "constant", value: Any = None) -> Tensor:
-    """A new tensor, saves nothing; backward copies the inner part (clone of a narrowed view). No padding: a clone."""
-    sizes = list(self.shape)
-    for i in range(len(pad) // 2):
-        sizes[self.ndim - 1 - i] += pad[2 * i] + pad[2 * i + 1]
-    reflect = isinstance(mode, str) and mode != "constant"
-    if all(p == 0 for p in pad) and not reflect:
-        from staticmem.rules.views import clone
-
-        return clone(e, self)
-    strides = layout.channels_last_strides(sizes) if self.prefers_channels_last else None
-    out = e.empty(sizes, self.dtype, strides, "aten.constant_pad_nd.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        name = "aten.reflection_pad2d_backward.default" if reflect else "aten.constant_pad_nd.default"
-        inner = e.alias(grad, self.shape, grad.strides)
-        return e.empty_like(inner, kernel=name)
-
-    e.record("ConstantPadNdBackward0", out, [self], [Formula((0,), gradient)], [self] if reflect else [])
-    return out
-
-
 @rule("aten::diff")
 def diff(
     e: Eager, self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:
     """A difference of two narrowed views, after a cat with what is prepended or appended."""
-    from staticmem.rules.joining import cat
-    from staticmem.rules.pointwise import sub
-    from staticmem.rules.views import narrow
-
     parts = [t for t in (prepend, self, append) if t is not None]
     source = cat(e, parts, dim) if len(parts) > 1 else self
     axis = source.dim(dim)
     for _ in range(n):
         length = source.shape[axis] - 1
-        source = sub(e, narrow(e, source, axis, 1, length), narrow(e, source, axis, 0, length))
+        before = narrow(e, source, axis, 0, length)  # C++ evaluates the second operand first
+        source = sub(e, narrow(e, source, axis, 1, length), before)
     return source
 
 
@@ -227,9 +192,10 @@ def one_hot(e: Eager, self: Tensor, num_classes: int = -1) -> Tensor:
 
 @rule("aten::meshgrid")
 def meshgrid(e: Eager, tensors: Sequence[Tensor], indexing: Any = "ij") -> list[Tensor]:
-    """Expanded views."""
-    from staticmem.rules.views import expand, reshape
-
+    """Expanded views; `xy` indexing swaps the first two tensors and transposes the results."""
+    if indexing == "xy" and len(tensors) > 1:
+        first, second, *rest = meshgrid(e, (tensors[1], tensors[0], *tensors[2:]))
+        return [second, first, *rest]
     shape = tuple(t.numel for t in tensors)
     views = []
     for i, tensor in enumerate(tensors):

@@ -120,8 +120,8 @@ def adaptive_max_pool(e: Eager, self: Tensor, output_size: Any) -> tuple[Tensor,
     """Saves its input and int64 indices of the output's shape."""
     given = (output_size,) if isinstance(output_size, int) else tuple(output_size)
     shape = (*self.shape[: self.ndim - len(given)], *given)
-    out = e.empty(shape, self.dtype, kernel="aten.adaptive_max_pool2d.default")
-    indices = e.empty(shape, dtypes.int64)
+    out = _formatted(e, shape, self, self.dtype, "aten.adaptive_max_pool2d.default")
+    indices = _formatted(e, shape, self, dtypes.int64)
     formula = _full_gradient(self, "aten.adaptive_max_pool2d_backward.default")
     e.record("AdaptiveMaxPool2DBackward0", [out, indices], [self], [formula], [self, indices])
     return out, indices

@@ -39,12 +39,13 @@ def upsample(
 
 @rule("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d", autocast="promote")
 def grid_sampler(e: Eager, input: Tensor, grid: Tensor, *_: Any) -> Tensor:
-    """Saves input and grid; backward makes both gradients."""
+    """Saves input and grid; backward makes the grid's gradient always, the input's where it is needed."""
     out = e.empty((*input.shape[:2], *grid.shape[1:-1]), input.dtype, kernel="aten.grid_sampler_2d.default")
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.grid_sampler_2d_backward.default")
-        return [e.empty(t.shape, t.dtype) if wanted else None for t, wanted in zip((input, grid), need, strict=True)]
+        by_input = e.empty(input.shape, input.dtype) if need[0] else None
+        return by_input, e.empty(grid.shape, grid.dtype)
 
     e.record("GridSampler2DBackward0", out, [input, grid], [Formula((0, 1), gradients)], [input, grid])
     return out
