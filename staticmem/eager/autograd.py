@@ -69,6 +69,39 @@ def gradient_edge(e: Eager, tensor: Tensor | None) -> tuple[Node, int] | None:
     return tensor.accumulate, 0
 
 
+def view_chain(view: Tensor, base: Tensor) -> list[Node]:
+    """Backward nodes of the views between `view` and its base, the view's own first; () where it needs no gradient."""
+    chain: list[Node] = []
+    node = view.grad_fn
+    while node is not None and node is not base.grad_fn and len(node.edges) == 1:
+        chain.append(node)
+        edge = node.edges[0]
+        node = edge[0] if edge is not None and edge[0].leaf is None else None
+    return chain
+
+
+def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int) -> Formula:
+    """CopySlices (functions/tensor.cpp): the base's gradient is copied, the slice of it cloned for the op's formulas."""
+
+    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Result:
+        grad = grads[0]
+        assert grad is not None
+        whole = e.empty(base.shape, grad.dtype, layout.dense_like(base.shape, base.strides), "aten.new_empty_strided")
+        part = e.empty_like(Tensor(whole.storage, view.shape, view.strides, grad.dtype), kernel="aten.clone.default")
+        results: list[Tensor | None] = [None] * edges
+        for indices, formula in inner:
+            needed = [i == 0 or need[i] for i in indices]
+            if any(needed):
+                made = formula(e, [part], needed)
+                made = [made] if isinstance(made, Tensor) or made is None else made
+                for index, tensor in zip(indices, made, strict=True):
+                    results[index] = tensor
+        results[0] = whole
+        return results
+
+    return Formula(tuple(range(edges)), compute)
+
+
 class InputBuffer:
     """Gradients that wait for a node: one slot for each of its forward outputs."""
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
-from staticmem.eager.autograd import Formula, Meta, Node, gradient_edge
+from staticmem.eager.autograd import Formula, Meta, Node, copy_slices, gradient_edge, view_chain
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import Buffer, Hold, Trace
 
@@ -35,6 +35,7 @@ class Eager:
         self.autocast_owner = Owner("autocast", "weight cache")
         self.sequence = 0
         self.pending: Owner | None = None
+        self._mutated: Tensor | None = None
         self.grad_owners: dict[int, Owner] = {}
         self._kernel = -1
         self._scopes: list[list[Storage]] = [[]]
@@ -181,7 +182,12 @@ class Eager:
         formulas: Sequence[Formula],
         saves: Iterable[Tensor | None] = (),
     ) -> None:
-        """Adds a backward node to `outputs` if any of `inputs` needs a gradient. `saves` are held until it has run."""
+        """Adds a backward node to `outputs` if any of `inputs` needs a gradient. `saves` are held until it has run.
+
+        An output that has a history already was changed in place: its history moves on (`rebase_history`), and where
+        it is a view, that of its base does.
+        """
+        mutated, self._mutated = self._mutated, None
         if not self.needs_grad(*inputs):
             return
         results = [outputs] if isinstance(outputs, Tensor) else outputs
@@ -189,17 +195,49 @@ class Eager:
         self.sequence += 1
         node.formulas = formulas
         for tensor in inputs:
-            edge = gradient_edge(self, tensor)
-            node.edges.append(edge)
-            if edge is not None and edge[0].leaf is None:
-                edge[0].refs += 1
+            self._add_edge(node, gradient_edge(self, tensor))
         for tensor in saves:
-            if tensor is not None:
-                self.hold(tensor, node.saved)
+            if tensor is not None:  # a SavedVariable holds the storage, never the history of its own node
+                self.hold(Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype), node.saved)
         for number, tensor in enumerate(results):
             node.metadata.append(Meta(tensor.shape, tensor.dtype))
-            if tensor.dtype.is_differentiable:
+            if tensor is mutated and tensor.base is not None:
+                self._rebase(tensor, node)
+            elif tensor.dtype.is_differentiable:
                 self._set_grad_fn(tensor, node, number)
+
+    def _add_edge(self, node: Node, edge: tuple[Node, int] | None) -> None:
+        node.edges.append(edge)
+        if edge is not None and edge[0].leaf is None:
+            edge[0].refs += 1
+
+    def mutate(self, tensor: Tensor) -> Tensor:
+        """Marks the tensor that the op now being recorded writes to."""
+        self._mutated = tensor
+        return tensor
+
+    def _rebase(self, view: Tensor, node: Node) -> None:
+        """An in-place op on a view: the base's history becomes CopySlices, the view's is made anew from it."""
+        base = view.base
+        assert base is not None
+        chain = view_chain(view, base)
+        outer = Node("CopySlices", self.sequence, self.trace.op)
+        self.sequence += 1
+        self._add_edge(outer, gradient_edge(self, base))
+        for edge in node.edges[1:]:
+            self._add_edge(outer, edge)
+        outer.saved = node.saved
+        outer.formulas = [copy_slices(base, view, node.formulas, len(outer.edges))]
+        outer.metadata = [Meta(base.shape, base.dtype)]
+        self._set_grad_fn(base, outer, 0)
+        parent, number = outer, 0
+        for old in reversed(chain):
+            fresh = Node(old.name, self.sequence, self.trace.op)
+            self.sequence += 1
+            fresh.formulas, fresh.metadata = old.formulas, old.metadata
+            self._add_edge(fresh, (parent, number))
+            parent, number = fresh, 0
+        self._set_grad_fn(view, parent, number)
 
     def _set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
         if tensor.refs:

@@ -29,13 +29,14 @@ class Tensor:
     """A view of a storage: `shape` and `strides` in elements."""
 
     __slots__ = (
-        "accumulate", "dtype", "grad_fn", "name", "output_nr", "refs", "requires_grad", "shape", "storage", "strides",
+        "accumulate", "base", "dtype", "grad_fn", "name", "output_nr", "refs", "requires_grad", "shape", "storage", "strides",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
         self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
         self.grad_fn: Node | None = None
         self.accumulate: Node | None = None  # AccumulateGrad of a leaf
+        self.base: Tensor | None = None  # of a view that autograd knows: the tensor that is no view
         self.output_nr = 0
         self.requires_grad = False
         self.refs = 0

@@ -15,7 +15,7 @@ from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.pointwise import add, add_, grad_of, mul, same, times
 from staticmem.rules.registry import rule
-from staticmem.rules.views import expand, reshape, squeeze, t, transpose, unsqueeze
+from staticmem.rules.views import expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
 
 
 def _check(a: Tensor, b: Tensor) -> None:
@@ -207,7 +207,7 @@ def _fold(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     flat = reshape(e, large, (-1, large.shape[-1]))
     if small.ndim == 1:
         return reshape(e, mv(e, flat, small), large.shape[:-1])
-    out = reshape(e, mm(e, flat, small), (*large.shape[:-1], small.shape[1]))
+    out = unsafe_view(e, mm(e, flat, small), (*large.shape[:-1], small.shape[1]))
     if first_larger:
         return out
     from staticmem.rules.views import contiguous
@@ -225,7 +225,7 @@ def _batched(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     left = reshape(e, expand(e, left, (*batch, n, m)), (count, n, m))
     right = reshape(e, expand(e, right, (*batch, right.shape[-2], p)), (count, right.shape[-2], p))
     shape = batch + ((n,) if self.ndim > 1 else ()) + ((p,) if other.ndim > 1 else ())
-    return reshape(e, bmm(e, left, right), shape)
+    return unsafe_view(e, bmm(e, left, right), shape)
 
 
 @rule("aten::bilinear", autocast="promote")

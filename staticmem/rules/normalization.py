@@ -10,8 +10,10 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.rules.joining import repeat
 from staticmem.rules.pointwise import grad_of
 from staticmem.rules.registry import rule
+from staticmem.rules.views import contiguous, reshape
 
 
 def _stat_dtype(input: Tensor) -> dtypes.DType:
@@ -37,21 +39,15 @@ def contiguous_as(e: Eager, tensor: Tensor, like: Tensor) -> Tensor:
     return e.empty(tensor.shape, tensor.dtype, strides, "aten.clone.default")
 
 
-@rule("aten::batch_norm")
-def batch_norm(
-    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-    running_var: Tensor | None, training: bool, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
-) -> Tensor:  # fmt: skip
-    """Saves input, weight, running statistics, and the batch's mean and inverse std (float32, C each)."""
-    if not e.training and running_mean is not None:
-        training = False  # model.eval(); without running statistics batch norm stays in training form
+def _batch_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running: Sequence[Tensor | None],
+    training: bool, cudnn: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     channels = (input.shape[1],)
-    # Normalization.cpp, _batch_norm_impl_index: cuDNN for 3-D and more with weight and bias; native otherwise
-    cudnn = input.ndim >= 3 and weight is not None and bias is not None and cudnn_enabled
-    cudnn = cudnn and input.dtype is not dtypes.float64 and input.shape[0] <= (880801 if training else 65535)
     kernel = "aten.cudnn_batch_norm.default" if cudnn else "aten.native_batch_norm.default"
     out = suggest_like(e, input, input.dtype, kernel)
-    stats = [e.empty(channels if training else (0,), _stat_dtype(input)) for _ in range(2)]
+    # In inference cuDNN's wrapper returns empty statistics, batch_norm_cuda ones of full size
+    stats = [e.empty(channels if training or not cudnn else (0,), _stat_dtype(input)) for _ in range(2)]
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         grad = grad_of(grads)
@@ -63,9 +59,36 @@ def batch_norm(
         by_bias = e.empty(channels, bias.dtype) if bias is not None and need[2] else None
         return by_input, by_weight, by_bias
 
-    saves = [input, weight, running_mean, running_var, *stats]
-    e.record("CudnnBatchNormBackward0", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
-    return out
+    name = "CudnnBatchNormBackward0" if cudnn else "NativeBatchNormBackward0"
+    saves = [input, weight, *running, *stats]
+    e.record(name, [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
+    return out, stats[0], stats[1]
+
+
+@rule("aten::batch_norm")
+def batch_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
+    """Saves input, weight, running statistics, and the batch's mean and inverse std (float32, C each)."""
+    if not e.training and running_mean is not None:
+        training = False  # model.eval(); without running statistics batch norm stays in training form
+    # `cudnn_enabled` in an export is that of the exporting machine (False without CUDA), not of the GPU.
+    # Normalization.cpp, _batch_norm_impl_index: cuDNN for 3-D and more with weight and bias; native otherwise
+    cudnn = input.ndim >= 3 and weight is not None and bias is not None
+    cudnn = cudnn and input.dtype is not dtypes.float64 and input.shape[0] <= (880801 if training else 65535)
+    return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, cudnn)[0]
+
+
+@rule("aten::native_batch_norm")
+def native_batch_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `batch_norm` without cuDNN; also returns the mean and the inverse std."""
+    if not e.training and running_mean is not None:
+        training = False
+    return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, False)
 
 
 @rule("aten::instance_norm")
@@ -74,30 +97,18 @@ def instance_norm(
     running_var: Tensor | None, use_input_stats: bool, momentum: float = 0.1, eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Batch norm over a (1, N*C, ...) view, weight and bias repeated N times (Normalization.cpp, instance_norm)."""
+    """Batch norm over a (1, N*C, ...) view; parameters and running statistics are repeated N times first."""
     n, c = input.shape[:2]
-    source = input
-    if not input.is_contiguous:
-        source = e.empty(input.shape, input.dtype, kernel="aten.clone.default")
-    repeated = [e.empty((n * c,), t.dtype, kernel="aten.repeat.default") for t in (weight, bias) if t is not None]
-    out = e.empty(input.shape, input.dtype, kernel="aten.cudnn_batch_norm.default")
-    stats = [e.empty((n * c,), _stat_dtype(input)) for _ in range(2)]
-
-    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
-        e.kernel("aten.cudnn_batch_norm_backward.default")
-        by_input = e.empty(input.shape, input.dtype)
-        results: list[Tensor | None] = [by_input]
-        for parameter, wanted in ((weight, need[1]), (bias, need[2])):
-            if parameter is None or not wanted:
-                results.append(None)
-            else:
-                e.empty((n * c,), parameter.dtype)
-                results.append(e.empty(parameter.shape, parameter.dtype, kernel="aten.sum.dim_IntList"))
-        return results
-
-    saves = [source, *repeated, *stats]
-    e.record("InstanceNormBackward", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
-    return out
+    given = (weight, bias, running_mean, running_var)
+    weights, biases, means, variances = (None if t is None else repeat(e, t, (n,)) for t in given)
+    flat = reshape(e, contiguous(e, input), (1, n * c, *input.shape[2:]))
+    e.open_scope()
+    out = batch_norm(e, flat, weights, biases, means, variances, use_input_stats, momentum, eps, cudnn_enabled)
+    e.close_scope(keep=[out])
+    for statistic in (running_mean, running_var) if use_input_stats else ():
+        if statistic is not None:  # averaged over the samples, then copied into the buffer
+            e.free(e.empty((c,), statistic.dtype, kernel="aten.mean.dim"))
+    return reshape(e, out, input.shape)
 
 
 @rule("aten::layer_norm", autocast="float32")
@@ -106,6 +117,14 @@ def layer_norm(
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:  # fmt: skip
     """Saves input, weight, bias, mean and reciprocal std (float32, one each a row)."""
+    return native_layer_norm(e, input, normalized_shape, weight, bias, eps)[0]
+
+
+@rule("aten::native_layer_norm", autocast="float32")
+def native_layer_norm(
+    e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `layer_norm`; also returns the mean and the reciprocal std."""
     rows = input.ndim - (1 if isinstance(normalized_shape, int) else len(tuple(normalized_shape)))
     out = e.empty(input.shape, input.dtype, kernel="aten.native_layer_norm.default")
     stat_shape = input.shape[:rows] + (1,) * (input.ndim - rows)
@@ -119,8 +138,8 @@ def layer_norm(
         return results
 
     saves = [input, weight, bias, *stats]
-    e.record("NativeLayerNormBackward0", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
-    return out
+    e.record("NativeLayerNormBackward0", [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
+    return out, stats[0], stats[1]
 
 
 @rule("aten::group_norm", autocast="float32")
@@ -128,22 +147,33 @@ def group_norm(
     e: Eager, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, cudnn_enabled: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Saves input, weight, mean and reciprocal std (N x groups, the input's dtype)."""
+    """Saves input, weight, mean and reciprocal std (N x groups, in the parameters' dtype)."""
+    n, c, *rest = input.shape
     source = contiguous_as(e, input, input)
-    out = suggest_like(e, source, input.dtype, "aten.native_group_norm.default")
-    stats = [e.empty((input.shape[0], num_groups), input.dtype) for _ in range(2)]
+    return native_group_norm(e, source, weight, bias, n, c, layout.numel(rest), num_groups, eps)[0]
+
+
+@rule("aten::native_group_norm", autocast="float32")
+def native_group_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int,  # noqa: N803
+    group: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `group_norm`; also returns the mean and the reciprocal std."""
+    out = suggest_like(e, input, input.dtype, "aten.native_group_norm.default")
+    dtype = weight.dtype if weight is not None else input.dtype  # float32 parameters with half inputs: mixed
+    stats = [e.empty((N, group), dtype) for _ in range(2)]
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         grad = contiguous_as(e, grad_of(grads), input)
         e.kernel("aten.native_group_norm_backward.default")
-        results: list[Tensor | None] = [e.empty_like(source, grad.dtype) if need[0] else None]
+        results: list[Tensor | None] = [e.empty_like(input, grad.dtype) if need[0] else None]
         for parameter, wanted in ((weight, need[1]), (bias, need[2])):
             results.append(e.empty(parameter.shape, parameter.dtype) if parameter is not None and wanted else None)
         return results
 
-    saves = [source, weight, *stats]
-    e.record("NativeGroupNormBackward0", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
-    return out
+    saves = [input, weight, *stats]
+    e.record("NativeGroupNormBackward0", [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
+    return out, stats[0], stats[1]
 
 
 @rule("aten::rms_norm", autocast="float32")

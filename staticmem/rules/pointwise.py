@@ -20,11 +20,9 @@ Scalar = int | float | bool
 
 
 def inplace(e: Eager, self: Tensor, kernel: str) -> Tensor:
-    """The result of an in-place op: the same storage under a new autograd history."""
+    """The result of an in-place op: the tensor itself, whose history `Eager.record` moves on."""
     e.kernel(kernel)
-    result = e.alias(self, self.shape, self.strides)
-    result.requires_grad, result.grad_fn, result.output_nr = self.requires_grad, self.grad_fn, self.output_nr
-    return result
+    return e.mutate(self)
 
 
 def clone_for_backward(e: Eager, self: Tensor, *inputs: Tensor | None) -> Tensor | None:

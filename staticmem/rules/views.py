@@ -37,6 +37,7 @@ def infer_size(size: Any, numel: int) -> layout.Shape:
 def make_view(e: Eager, self: Tensor, shape: layout.Shape, strides: layout.Strides, node: str, formula: Any) -> Tensor:
     """A view that autograd knows."""
     out = e.alias(self, shape, strides)
+    out.base = self.base if self.base is not None else self
     e.record(node, out, [self], [Formula((0,), formula)])
     return out
 
@@ -68,7 +69,15 @@ def reshape(e: Eager, self: Tensor, size: Any = None, *, shape: Any = None) -> T
     if strides is not None:
         return make_view(e, self, target, strides, "ViewBackward0", _reshape_back(self))
     copy = clone(e, self, contiguous=True)
-    return make_view(e, copy, target, layout.contiguous_strides(target), "UnsafeViewBackward0", _reshape_back(copy))
+    return unsafe_view(e, copy, target)
+
+
+def unsafe_view(e: Eager, self: Tensor, size: Any) -> Tensor:
+    """`_unsafe_view` of a temporary: shares its storage, but autograd does not take it for a view."""
+    target = infer_size(size, self.numel)
+    out = e.alias(self, target, layout.contiguous_strides(target))
+    e.record("UnsafeViewBackward0", out, [self], [Formula((0,), _reshape_back(self))])
+    return out
 
 
 @rule("aten::flatten")
