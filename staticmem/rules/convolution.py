@@ -11,6 +11,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.pointwise import grad_of
 from staticmem.rules.registry import rule
+from staticmem.rules.views import squeeze, unsqueeze
 
 
 def pair(value: Any, rank: int) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ def convolution(
     rank = weight.ndim - 2
     unbatched = input.ndim == rank + 1
     if unbatched:
-        input = e.alias(input, (1, *input.shape), (input.numel, *input.strides))
+        input = unsqueeze(e, input, 0)
     spatial = []
     stride, dilation = pair(stride, rank), pair(dilation, rank)
     kernel = weight.shape[2:]
@@ -81,9 +82,7 @@ def convolution(
         return by_input, by_weight, by_bias
 
     e.record("ConvolutionBackward0", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], [input, weight])
-    if unbatched:
-        return e.alias(out, out.shape[1:], out.strides[1:])
-    return out
+    return squeeze(e, out, 0) if unbatched else out
 
 
 @rule("aten::conv1d", "aten::conv2d", "aten::conv3d", autocast="half")

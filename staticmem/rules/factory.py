@@ -8,6 +8,7 @@ from typing import Any
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
+from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
@@ -116,7 +117,9 @@ def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None)
     mask = e.empty_like(input, dtypes.bool_)
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.pointwise("aten.native_dropout_backward.default", grad_of(grads), mask, dtype=grad_of(grads).dtype)
+        grad = grad_of(grads)
+        strides = layout.channels_last_strides(grad.shape) if grad.prefers_channels_last else None
+        return e.empty(grad.shape, grad.dtype, strides, "aten.native_dropout_backward.default")
 
     e.record("NativeDropoutBackward0", out, [input], [Formula((0,), gradient)], [mask])
     return out, mask
