@@ -65,18 +65,22 @@ class Op:
     source: tuple[str, ...] = ()  # the file's own nodes that this op stands for, e.g. "Conv node_conv2d_3"
     stack: tuple[SourceLine, ...] = ()  # the model's Python frames, outermost first, where the export kept them
     grad: bool = True  # False inside torch.no_grad / set_grad_enabled(False)
+    _refs: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def base(self) -> str:
         """The target without its overload: `aten::add`."""
         return self.target.split(".", 1)[0]
 
-    def refs(self) -> list[str]:
-        """Names of the values that this op reads, in order, with repetitions."""
-        found: list[str] = []
-        _collect(self.args, found)
-        _collect(tuple(self.kwargs.values()), found)
-        return found
+    def refs(self) -> tuple[str, ...]:
+        """Names of the values that this op reads, in order, with repetitions. Found once: every pass over a graph asks."""
+        if self._refs is None:
+            found: list[str] = []
+            _collect(self.args, found)
+            if self.kwargs:
+                _collect(tuple(self.kwargs.values()), found)
+            object.__setattr__(self, "_refs", tuple(found))
+        return self._refs or ()
 
 
 def _collect(arg: Arg, found: list[str]) -> None:

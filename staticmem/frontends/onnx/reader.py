@@ -26,6 +26,8 @@ def read(path: str) -> ModelProto:
             # not closed by hand: slices of it live in exceptions' frames; it goes when they go
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             data = wire.strip(memoryview(mapped))
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)  # the kernel maps pages around those that are read: weights
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be read", f"{error.strerror or error}.", "Check the path.", code="SM101"
