@@ -9,8 +9,8 @@ __all__ = ["recover"]
 
 def recover(net: Net) -> Recovered:
     """The ATen ops of a graph."""
-    from staticmem.recover import dynamo, nodewise
+    from staticmem.recover import dynamo, evidence, nodewise
 
-    if dynamo.has_metadata(net):
-        return dynamo.recover(net)
-    return nodewise.recover(net)
+    found = dynamo.recover(net) if dynamo.has_metadata(net) else nodewise.recover(net)
+    found.notes.extend(evidence.folded_norms(net, found.ops))
+    return found

@@ -30,7 +30,7 @@ class Translator:
         """The ops of one node; none where its contents are known, unless those are wanted as well."""
         if not known and node.outputs and all(name in self.net.consts for name in node.outputs if name):
             return []
-        if node.op == "Constant" and not node.domain:
+        if (node.op == "Constant" and not node.domain) or (node.outputs and node.outputs[0] in self.net.weights):
             return []
         self.ctx.frames = self.frames(node) if modules is None else modules
         ops, meaning = table.translate(self.ctx, node)

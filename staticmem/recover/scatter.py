@@ -49,9 +49,9 @@ def _write(ops: Ops, net: Net, scatter: Op) -> None:
         return
     for op in chain[:-1]:  # the views that scatters were written into are taken again for that only
         again = ops.made_by(op.args[0])
-        ops.drop(op)
         if again is not None and ops.only_reader(again.outputs[0]) is op:
             ops.drop(again)
+        ops.drop(op)
     ops.alias(last, base.name)
     ops.put(source, _in_place(ops, net, source))
 

@@ -1,0 +1,231 @@
+"""Dynamo exports: the ATen calls that their metadata holds, with functionalisation and decomposition undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx_models import bound, fx, ints, model, node, scalar, targets, value, weight
+
+from staticmem import dtypes
+from staticmem.graph.ir import Frame, Graph, Ref
+from staticmem.recover import inplace
+
+RELU = ("torchvision.models.resnet.ResNet", "torch.nn.modules.activation.ReLU", "aten.relu.default")
+
+
+def call(name: str, target: str, args: str, kwargs: str = "{}") -> str:
+    return f"%{name} : [num_users=1] = call_function[target=torch.ops.{target}](args = {args}, kwargs = {kwargs})"
+
+
+def signature(proto: Any, *lines: str) -> Any:
+    """The graph signature that the exporter stores."""
+    entry = proto.graph.metadata_props.add()
+    entry.key = "pkg.torch.export.ExportedProgram.graph_signature"
+    entry.value = "\n# inputs\n" + "\n".join(lines) + "\nx: USER_INPUT\n\n# outputs\n"
+    return proto
+
+
+CONV = call("conv2d", "aten.conv2d.default", "(%x, %p_c_weight, None, [1, 1], [1, 1])")
+NORM = call(
+    "_native_batch_norm_legit_functional",
+    "aten._native_batch_norm_legit_functional.default",
+    "(%conv2d, %p_b_weight, %p_b_bias, %b_b_running_mean, %b_b_running_var, True, 0.1, 1e-05)",
+)
+SIGNATURE = (
+    "p_c_weight: PARAMETER target='c.weight'",
+    "p_b_weight: PARAMETER target='b.weight'",
+    "p_b_bias: PARAMETER target='b.bias'",
+    "b_b_running_mean: BUFFER target='b.running_mean' persistent=True",
+    "b_b_running_var: BUFFER target='b.running_var' persistent=True",
+    "b_b_num_batches_tracked: BUFFER target='b.num_batches_tracked' persistent=True",
+)
+
+
+def scopes(path: str, cls: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return ("", path, "op"), ("torchvision.models.resnet.ResNet", f"torch.nn.modules.{cls}", "op")
+
+
+def conv_norm_relu() -> Any:
+    stats = ["b.weight", "b.bias", "b.running_mean", "b.running_var"]
+    nodes = [
+        fx(node("Conv", ["x", "c.weight"], ["conv2d"], pads=[1] * 4), CONV, *scopes("c", "conv.Conv2d")),
+        fx(node("BatchNormalization", ["conv2d", *stats], ["getitem"]), NORM, *scopes("b", "batchnorm.BatchNorm2d")),
+        fx(node("Relu", ["getitem"], ["relu"]), call("relu", "aten.relu.default", "(%getitem,)"),
+           *scopes("r", "activation.ReLU")),
+    ]  # fmt: skip
+    tensors = [weight("c.weight", 4, 3, 3, 3), *(weight(s, 4) for s in stats)]
+    return signature(model(nodes, [value("x", ["s77", 3, 8, 8])], ["relu"], tensors), *SIGNATURE)
+
+
+def folded() -> Any:
+    """What onnxscript's optimizer makes of it."""
+    nodes = [
+        fx(node("Conv", ["x", "c.weight", "c.weight_bias"], ["getitem"], pads=[1] * 4, kernel_shape=[3, 3]), NORM,
+           *scopes("b", "batchnorm.BatchNorm2d")),
+        fx(node("Relu", ["getitem"], ["relu"]), call("relu", "aten.relu.default", "(%getitem,)"),
+           *scopes("r", "activation.ReLU")),
+    ]  # fmt: skip
+    tensors = [weight("c.weight", 4, 3, 3, 3), weight("c.weight_bias", 4)]
+    return signature(model(nodes, [value("x", ["s77", 3, 8, 8])], ["relu"], tensors), *SIGNATURE)
+
+
+@pytest.mark.parametrize("make", [conv_norm_relu, folded])
+def test_convolution_norm_relu(tmp_path: Path, make: Any) -> None:
+    graph = bound(make(), tmp_path, batch=2)
+    assert targets(graph) == ["aten::conv2d", "aten::batch_norm", "aten::relu"]
+    conv, norm, relu = graph.ops
+    assert conv.args[:5] == (Ref("x"), Ref("c.weight"), None, (1, 1), (1, 1))
+    assert norm.args == (
+        Ref(conv.outputs[0]), Ref("b.weight"), Ref("b.bias"), Ref("b.running_mean"), Ref("b.running_var"),
+        True, 0.1, 1e-05, True,
+    )  # fmt: skip
+    assert relu.args == (Ref("getitem"),)
+    assert [op.modules[-1].path for op in graph.ops] == ["c", "b", "r"]
+    assert conv.modules[-1] == Frame("c", "torch.nn.modules.conv.Conv2d")
+    assert sorted(p.fqn for p in graph.parameters) == ["b.bias", "b.weight", "c.weight"]
+    assert sorted(p.fqn for p in graph.buffers) == ["b.num_batches_tracked", "b.running_mean", "b.running_var"]
+    assert ("SM260" in [n.code for n in graph.notes]) == (make is folded)
+
+
+@pytest.mark.parametrize(
+    ("policy", "target"), [("auto", "aten::relu_"), ("none", "aten::relu"), ("all", "aten::relu_")]
+)
+def test_in_place_policies(tmp_path: Path, policy: str, target: str) -> None:
+    graph = inplace.apply(bound(conv_norm_relu(), tmp_path, batch=2), policy)
+    assert graph.ops[-1].target == target
+    assert ("SM254" in [n.code for n in graph.notes]) == (policy != "none")
+
+
+def test_in_place_never_writes_what_others_read(tmp_path: Path) -> None:
+    nodes = [
+        fx(node("Relu", ["x"], ["relu"]), call("relu", "aten.relu.default", "(%x,)"), ("", "r", "o"), RELU),
+        fx(node("Relu", ["relu"], ["relu_1"]), call("relu_1", "aten.relu.default", "(%relu,)"), ("", "r", "o"), RELU),
+        fx(node("Add", ["relu", "relu_1"], ["add"]), call("add", "aten.add.Tensor", "(%relu, %relu_1)")),
+    ]
+    graph = inplace.apply(bound(model(nodes, [value("x", [2, 3])], ["add"]), tmp_path), "all")
+    assert targets(graph) == ["aten::relu", "aten::relu", "aten::add.Tensor"]
+
+
+def graph_of(tmp_path: Path, nodes: list[Any], tensors: list[Any] | None = None, **kwargs: Any) -> Graph:
+    proto = model(nodes, [value("x", ["s77", 4, 6])], [nodes[-1].output[0]], tensors or [])
+    return bound(proto, tmp_path, batch=2, **kwargs)
+
+
+def test_symbolic_integers_are_evaluated(tmp_path: Path) -> None:
+    nodes = [
+        fx(node("Shape", ["x"], ["v0"], start=0, end=1), call("sym", "aten.sym_size.int", "(%x, 0)")),
+        fx(node("Squeeze", ["v0"], ["sym"]), call("sym", "aten.sym_size.int", "(%x, 0)")),
+        fx(
+            node("Mul", ["sym", "four"], ["mul"]),
+            call("mul", "x", "").replace("torch.ops.x](args = ", "operator.mul](args = (%sym, 4)"),
+        ),
+        fx(node("Reshape", ["x", "shape"], ["view"]), call("view", "aten.view.default", "(%x, [%mul, 6])")),
+    ]
+    graph = graph_of(tmp_path, nodes, [scalar("four", 4), ints("shape", -1, 6)])
+    assert [(op.target, op.args) for op in graph.ops] == [("aten::view", (Ref("x"), (8, 6)))]
+
+
+def test_split_results_and_what_reads_them(tmp_path: Path) -> None:
+    def item(i: int) -> Any:
+        text = call(f"getitem_{i}", "x", "").replace("torch.ops.x](args = ", f"operator.getitem](args = (%split, {i})")
+        return fx(node("SequenceAt", ["split", f"i{i}"], [f"getitem_{i}"]), text)
+
+    nodes = [
+        fx(node("SplitToSequence", ["x", "two"], ["split"], axis=1), call("split", "aten.split.Tensor", "(%x, 2, 1)")),
+        item(0),
+        item(1),
+        fx(
+            node("Mul", ["getitem_0", "getitem_1"], ["mul"]), call("mul", "aten.mul.Tensor", "(%getitem_0, %getitem_1)")
+        ),
+    ]
+    graph = graph_of(tmp_path, nodes, [scalar("two", 2), scalar("i0", 0), scalar("i1", 1)])
+    assert targets(graph) == ["aten::split.Tensor", "aten::mul.Tensor"]
+    assert graph.ops[0].outputs == ("getitem_0", "getitem_1")
+    assert graph.values["mul"].shape == (2, 2, 6)
+
+
+def test_contiguous_reshape_dropout_and_casts(tmp_path: Path) -> None:
+    clone = "{memory_format: torch.contiguous_format}"
+    nodes = [
+        fx(node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), call("t", "aten.transpose.int", "(%x, 1, 2)")),
+        fx(node("Identity", ["t"], ["c"]), call("c", "aten.clone.default", "(%t,)", clone)),
+        fx(node("Reshape", ["c", "flat"], ["u"]), call("u", "aten._unsafe_view.default", "(%c, [2, 24])")),
+        fx(node("Identity", ["t"], ["c2"]), call("c2", "aten.clone.default", "(%t,)", clone)),
+        fx(node("Identity", ["c2"], ["d0"]), call("d0", "aten.clone.default", "(%c2,)")),
+        fx(
+            node("Dropout", ["d0", "p", "yes"], ["getitem", "mask"]),
+            call("nd", "aten.native_dropout.default", "(%d0, 0.1, True)"),
+        ),
+        fx(
+            node("Cast", ["getitem"], ["h"], to=10),
+            call("h", "aten._to_copy.default", "(%getitem,)", "{dtype: torch.float16}"),
+        ),
+        fx(node("Reshape", ["h", "flat"], ["v"]), call("v", "aten.view.default", "(%h, [2, 24])")),
+        fx(node("CastLike", ["u", "v"], ["w"]), call("w", "prims.convert_element_type.default", "(%u, torch.float16)")),
+        fx(node("Add", ["w", "v"], ["y"]), call("y", "aten.add.Tensor", "(%w, %v)")),
+    ]
+    graph = graph_of(tmp_path, nodes, [ints("flat", 2, 24), scalar("p", 0.1), scalar("yes", True)])
+    assert targets(graph) == [
+        "aten::transpose.int", "aten::reshape", "aten::contiguous", "aten::dropout", "aten::dropout", "aten::to.dtype",
+        "aten::view", "aten::to.dtype", "aten::add.Tensor",
+    ]  # fmt: skip
+    assert graph.ops[1].args == (Ref("t"), (2, 24))
+    assert [op.args[1] for op in graph.ops if op.target == "aten::dropout"] == [0.0, 0.1]
+    assert graph.ops[5].args[1] is dtypes.float16
+
+
+def test_writes_into_views(tmp_path: Path) -> None:
+    """x = new_zeros; x[0:1, 2:] = 3."""
+    nodes = [
+        fx(node("ConstantOfShape", ["size"], ["z"]), call("z", "aten.new_zeros.default", "(%x, [4, 6])")),
+        fx(node("Slice", ["z", "n0", "n1", "n0"], ["s0"]), call("s0", "aten.slice.Tensor", "(%z, 0, 0, 1)")),
+        fx(
+            node("Slice", ["s0", "n2", "n9", "n1"], ["s1"]),
+            call("s1", "aten.slice.Tensor", "(%s0, 1, 2, 9223372036854775807)"),
+        ),
+        fx(node("Expand", ["three", "sub"], ["f"]), call("f", "aten.fill.Scalar", "(%s1, 3.0)")),
+        fx(node("Slice", ["z", "n0", "n1", "n0"], ["s2"]), call("s2", "aten.slice.Tensor", "(%z, 0, 0, 1)")),
+        fx(
+            node("ScatterND", ["s2", "i", "f"], ["w0"]),
+            call("w0", "aten.slice_scatter.default", "(%s2, %f, 1, 2, 9223372036854775807)"),
+        ),
+        fx(node("ScatterND", ["z", "j", "w0"], ["w1"]), call("w1", "aten.slice_scatter.default", "(%z, %w0, 0, 0, 1)")),
+        fx(node("Add", ["x", "w1"], ["y"]), call("y", "aten.add.Tensor", "(%x, %w1)")),
+    ]
+    tensors = [ints("size", 4, 6), *(ints(f"n{i}", i) for i in (0, 1, 2)), ints("n9", 2**62), scalar("three", 3.0),
+               ints("sub", 1, 4), weight("i", 1, 4, 2, dtype=7), weight("j", 1, 6, 1, dtype=7)]  # fmt: skip
+    graph = graph_of(tmp_path, nodes, tensors)
+    assert targets(graph) == [
+        "aten::new_zeros",
+        "aten::slice.Tensor",
+        "aten::slice.Tensor",
+        "aten::fill_.Scalar",
+        "aten::add.Tensor",
+    ]
+    assert graph.ops[-1].args == (Ref("x"), Ref("z"))
+
+
+def test_a_group_with_a_broken_text_is_translated(tmp_path: Path) -> None:
+    nodes = [
+        fx(node("Relu", ["x"], ["a"]), "%a : = nonsense"),
+        fx(node("Tanh", ["a"], ["b"]), call("b", "aten.tanh.default", "(%gone,)")),
+        fx(node("Exp", ["b"], ["y"]), call("y", "aten.exp.default", "(%b,)")),
+    ]
+    graph = graph_of(tmp_path, nodes)
+    assert targets(graph) == ["aten::relu", "aten::tanh", "aten::exp"]
+    assert [(n.code, n.count) for n in graph.notes] == [("SM251", 2)]
+
+
+def test_repeated_calls_of_a_module_are_numbered(tmp_path: Path) -> None:
+    def relu(source: str, out: str) -> Any:
+        return fx(node("Relu", [source], [out]), call(out, "aten.relu.default", f"(%{source},)"), ("", "r", "o"), RELU)
+
+    root = (("", "o"), ("torchvision.models.resnet.ResNet", "o"))
+    nodes = [
+        relu("x", "a"),
+        fx(node("Tanh", ["a"], ["b"]), call("b", "aten.tanh.default", "(%a,)"), *root),
+        relu("b", "c"),
+    ]
+    assert [op.modules[-1].call for op in graph_of(tmp_path, nodes).ops] == [0, 0, 1]

@@ -1,0 +1,231 @@
+"""Groups of ONNX nodes as the TorchScript exporter writes them, recovered as the ATen calls that they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx_models import bound, ints, model, node, scalar, targets, value, weight
+
+from staticmem.graph.ir import Frame, Graph, Ref
+
+
+def run(tmp_path: Path, nodes: list[object], tensors: list[object], shape: tuple[int, ...] = (2, 6, 8)) -> Graph:
+    last = nodes[-1].output[0]  # type: ignore[attr-defined]
+    return bound(model(nodes, [value("x", list(shape))], [last], tensors), tmp_path)
+
+
+def test_linear_with_transposed_weight_and_bias(tmp_path: Path) -> None:
+    nodes = [
+        node("Transpose", ["fc.weight"], ["t"], perm=[1, 0], name="/fc/Transpose"),
+        node("MatMul", ["x", "t"], ["m"], name="/fc/MatMul"),
+        node("Add", ["fc.bias", "m"], ["y"], name="/fc/Add"),
+    ]
+    graph = run(tmp_path, nodes, [weight("fc.weight", 4, 8), weight("fc.bias", 4)])
+    assert [(op.target, op.args) for op in graph.ops] == [
+        ("aten::linear", (Ref("x"), Ref("fc.weight"), Ref("fc.bias")))
+    ]
+    assert graph.ops[0].modules == (Frame(""), Frame("fc"))
+    assert graph.module_tree_known
+
+
+def test_linear_with_a_folded_weight_has_the_sizes_of_pytorch(tmp_path: Path) -> None:
+    nodes = [node("MatMul", ["x", "onnx::MatMul_12"], ["m"]), node("Add", ["fc.bias", "m"], ["y"])]
+    graph = run(tmp_path, nodes, [weight("onnx::MatMul_12", 8, 4), weight("fc.bias", 4)])
+    assert targets(graph) == ["aten::linear"]
+    assert {p.fqn: p.value.shape for p in graph.parameters}["onnx::MatMul_12"] == (4, 8)
+
+
+def test_addmm_of_conv1d(tmp_path: Path) -> None:
+    nodes = [
+        node("Reshape", ["x", "flat"], ["f"]),
+        node("Gemm", ["f", "h.c_attn.weight", "h.c_attn.bias"], ["g"]),
+        node("Reshape", ["g", "back"], ["y"]),
+    ]
+    tensors = [
+        ints("flat", -1, 8),
+        ints("back", 2, 6, 24),
+        weight("h.c_attn.weight", 8, 24),
+        weight("h.c_attn.bias", 24),
+    ]
+    graph = run(tmp_path, nodes, tensors)
+    assert targets(graph) == ["aten::reshape", "aten::addmm", "aten::reshape"]
+
+
+def attention(
+    *, mask: bool = False, causal: bool = False, scale: float = 8**-0.25
+) -> tuple[list[object], list[object]]:
+    nodes: list[object] = [
+        node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        node("Mul", ["q", "s"], ["qs"]),
+        node("Mul", ["kt", "s"], ["ks"]),
+        node("MatMul", ["qs", "ks"], ["scores"]),
+    ]
+    tensors = [scalar("s", scale), scalar("p", 0.1)]
+    scores = "scores"
+    if causal:
+        nodes += [
+            node("Trilu", ["ones"], ["tril"], upper=0),
+            node("Equal", ["tril", "zero"], ["hidden"]),
+            node("Where", ["hidden", "inf", "zero"], ["bias"]),
+            node("Add", ["scores", "bias"], ["masked"]),
+        ]
+        tensors += [weight("ones", 100, 100), scalar("zero", 0.0), scalar("inf", float("-inf"))]
+        scores = "masked"
+    if mask:
+        nodes += [node("Where", ["allowed", "zero", "inf"], ["bias"]), node("Add", ["scores", "bias"], ["masked"])]
+        tensors += [scalar("zero", 0.0), scalar("inf", float("-inf"))]
+        scores = "masked"
+    nodes += [
+        node("Softmax", [scores], ["w"], axis=-1),
+        node("Dropout", ["w", "p"], ["d"]),
+        node("MatMul", ["d", "v"], ["y"]),
+    ]
+    return nodes, tensors
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "causal"])
+def test_scaled_dot_product_attention(tmp_path: Path, kind: str) -> None:
+    nodes, tensors = attention(mask=kind == "mask", causal=kind == "causal")
+    size = 100 if kind == "causal" else 6
+    inputs = [value(n, [2, 4, size, 8]) for n in ("q", "k", "v")]
+    if kind == "mask":
+        inputs.append(value("allowed", [2, 1, 6, 6], 9))
+    graph = bound(model(nodes, inputs, ["y"], tensors), tmp_path)
+    assert targets(graph) == ["aten::scaled_dot_product_attention"]
+    mask = Ref("allowed") if kind == "mask" else None
+    assert graph.ops[0].args == (Ref("q"), Ref("k"), Ref("v"), mask, 0.1, kind == "causal")
+    assert not graph.ops[0].kwargs
+
+
+def test_attention_that_scales_once_stays_as_written(tmp_path: Path) -> None:
+    nodes = [
+        node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["q", "kt"], ["scores"]),
+        node("Div", ["scores", "root"], ["scaled"]),
+        node("Softmax", ["scaled"], ["w"], axis=-1),
+        node("MatMul", ["w", "v"], ["y"]),
+    ]
+    inputs = [value(n, [2, 4, 6, 8]) for n in ("q", "k", "v")]
+    graph = bound(model(nodes, inputs, ["y"], [scalar("root", 2.828)]), tmp_path)
+    assert targets(graph) == [
+        "aten::transpose.int", "aten::matmul", "aten::div.Tensor", "aten::softmax.int", "aten::matmul",
+    ]  # fmt: skip
+
+
+def test_gelu_silu_hardswish_mish(tmp_path: Path) -> None:
+    nodes = [
+        node("Div", ["x", "root"], ["g1"]), node("Erf", ["g1"], ["g2"]), node("Add", ["g2", "one"], ["g3"]),
+        node("Mul", ["x", "g3"], ["g4"]), node("Mul", ["g4", "half"], ["g"]),
+        node("Sigmoid", ["g"], ["s1"]), node("Mul", ["g", "s1"], ["s"]),
+        node("HardSigmoid", ["s"], ["h1"], alpha=1 / 6), node("Mul", ["s", "h1"], ["h"]),
+        node("Softplus", ["h"], ["m1"]), node("Tanh", ["m1"], ["m2"]), node("Mul", ["h", "m2"], ["m"]),
+        node("Add", ["m", "three"], ["r1"]), node("Clip", ["r1", "zero", "six"], ["r2"]),
+        node("Div", ["r2", "six"], ["y"]),
+    ]  # fmt: skip
+    tensors = [
+        scalar(n, v)
+        for n, v in {"root": 2**0.5, "one": 1.0, "half": 0.5, "three": 3.0, "zero": 0.0, "six": 6.0}.items()
+    ]
+    assert targets(run(tmp_path, nodes, tensors)) == [
+        "aten::gelu", "aten::silu", "aten::hardswish", "aten::mish", "aten::hardsigmoid",
+    ]  # fmt: skip
+
+
+def test_layer_norm_chain_and_rsqrt(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceMean", ["x"], ["mean"], axes=[-1]),
+        node("Sub", ["x", "mean"], ["c"]),
+        node("Pow", ["c", "two"], ["sq"]),
+        node("ReduceMean", ["sq"], ["var"], axes=[-1]),
+        node("Add", ["var", "eps"], ["ve"]),
+        node("Sqrt", ["ve"], ["std"]),
+        node("Div", ["c", "std"], ["n"]),
+        node("Mul", ["n", "ln.weight"], ["nw"]),
+        node("Add", ["nw", "ln.bias"], ["z"]),
+        node("Sqrt", ["z"], ["r"]),
+        node("Div", ["one", "r"], ["y"]),
+    ]
+    tensors = [
+        scalar("two", 2.0),
+        scalar("eps", 1e-5),
+        scalar("one", 1.0),
+        weight("ln.weight", 8),
+        weight("ln.bias", 8),
+    ]
+    graph = run(tmp_path, nodes, tensors)
+    assert targets(graph) == ["aten::layer_norm", "aten::rsqrt"]
+    assert graph.ops[0].args[:4] == (Ref("x"), (8,), Ref("ln.weight"), Ref("ln.bias"))
+
+
+def test_chunk_and_roll(tmp_path: Path) -> None:
+    def slice_(source: str, out: str, start: str, end: str, axis: str) -> object:
+        return node("Slice", [source, start, end, axis], [out], name=f"/b/{out}")
+
+    nodes = [
+        slice_("x", "a", "n0", "n4", "n2"), slice_("x", "b", "n4", "n8", "n2"), node("Add", ["a", "b"], ["s"]),
+        slice_("s", "r1", "n3", "n9", "n1"), slice_("s", "r0", "n0", "n3", "n1"),
+        node("Concat", ["r1", "r0"], ["t"], axis=1),
+        slice_("t", "u1", "n1", "n9", "n2"), slice_("t", "u0", "n0", "n1", "n2"),
+        node("Concat", ["u1", "u0"], ["y"], axis=2),
+    ]  # fmt: skip
+    tensors = [ints(f"n{i}", i) for i in (0, 1, 2, 3, 4, 8)] + [ints("n9", 2**62)]
+    graph = run(tmp_path, nodes, tensors)
+    assert targets(graph) == ["aten::chunk", "aten::add.Tensor", "aten::roll"]
+    assert graph.ops[0].outputs == ("a", "b")
+    assert graph.ops[2].args[1:] == ((-3, -1), (1, 2))
+
+
+def test_stochastic_depth(tmp_path: Path) -> None:
+    nodes = [
+        node("ConstantOfShape", ["size"], ["like"]),
+        node("RandomUniformLike", ["like"], ["r"], dtype=1),
+        node("Less", ["r", "p"], ["l"]),
+        node("Cast", ["l"], ["c"], to=1),
+        node("Div", ["c", "p"], ["noise"]),
+        node("Mul", ["x", "noise"], ["y"]),
+    ]
+    graph = run(tmp_path, nodes, [ints("size", 2, 1, 1), scalar("p", 0.9)])
+    assert targets(graph) == [
+        "aten::empty.memory_format",
+        "aten::bernoulli_.float",
+        "aten::div_.Tensor",
+        "aten::mul.Tensor",
+    ]
+
+
+def test_module_paths_from_node_names(tmp_path: Path) -> None:
+    nodes = [
+        node("Relu", ["x"], ["a"], name="/layer1/layer1.0/relu/Relu"),
+        node("Tanh", ["a"], ["b"], name="/layer1/layer1.0/Tanh"),
+        node("Relu", ["b"], ["c"], name="/layer1/layer1.0/relu_1/Relu"),
+        node("Exp", ["c"], ["y"], name="/encoder/block.3/Exp"),
+    ]
+    graph = run(tmp_path, nodes, [])
+    assert [op.modules[-1] for op in graph.ops] == [
+        Frame("layer1.0.relu"), Frame("layer1.0"), Frame("layer1.0.relu", "", 1), Frame("encoder.block.3"),
+    ]  # fmt: skip
+
+
+def test_unknown_operators_keep_their_names_and_sizes(tmp_path: Path) -> None:
+    graph = run(tmp_path, [node("Hardmax", ["x"], ["y"])], [])
+    assert targets(graph) == ["onnx::Hardmax"]
+    assert graph.values["y"].shape == (2, 6, 8)
+    assert [n.code for n in graph.notes] == ["SM257"]
+
+
+def test_folded_batch_norm_is_suspected_only_without_module_names_that_say_otherwise(tmp_path: Path) -> None:
+    def convs(names: list[str]) -> Graph:
+        nodes: list[object] = []
+        source = "x"
+        for i, name in enumerate(names):
+            nodes.append(node("Conv", [source, f"c{i}.weight", f"c{i}.bias"], [f"h{i}"], name=f"/{name}/Conv"))
+            after = f"m.{i * 2 + 1}" if name.startswith("m.") else "act"
+            nodes.append(node("Relu", [f"h{i}"], [f"r{i}"], name=f"/{after}/Relu"))
+            source = f"r{i}"
+        tensors = [t for i in range(len(names)) for t in (weight(f"c{i}.weight", 8, 8, 1, 1), weight(f"c{i}.bias", 8))]
+        return run(tmp_path, nodes, tensors, (1, 8, 4, 4))
+
+    assert [n.code for n in convs(["conv1", "conv2", "conv3"]).notes] == ["SM261"]
+    assert not convs(["m.0", "m.2", "m.4"]).notes
+    assert not convs(["conv1", "conv2"]).notes
