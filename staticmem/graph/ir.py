@@ -73,7 +73,7 @@ class Op:
         return self.target.split(".", 1)[0]
 
     def refs(self) -> tuple[str, ...]:
-        """Names of the values that this op reads, in order, with repetitions. Found once: every pass over a graph asks."""
+        """Names of the values that this op reads, in order, with repetitions. Kept: every pass asks."""
         if self._refs is None:
             found: list[str] = []
             _collect(self.args, found)
