@@ -139,7 +139,8 @@ def _leaf_of_weight(name: str) -> bool:
 
 def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights) -> None:
     """Weights that are made by Constant and ConstantOfShape nodes, added to `found`."""
-    roles, stats = _roles(nodes)
+    # ones and zeros of an InstanceNormalization are how a group norm is written
+    roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
     for node in nodes:
         if node.op not in ("Constant", "ConstantOfShape") or not node.outputs:
             continue

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_REARRANGING = ("Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Identity", "Split")
+
+
 class Context:
     """Translates nodes of one graph. `renamed` has results that are the same tensor as another value."""
 
@@ -21,6 +24,7 @@ class Context:
         self.transposed: set[str] = set()  # 2-D weights that the file stores as [in, out]
         self.frames: tuple[Frame, ...] = ()
         self._fresh = 0
+        self._producer: dict[str, Node] | None = None
 
     def arg(self, name: str) -> Arg:
         """A value as an argument: a number where it is a scalar constant, None where it is absent."""
@@ -35,6 +39,24 @@ class Context:
     def ref(self, name: str) -> Ref:
         """A tensor, under the name that it has now."""
         return Ref(self.renamed.get(name, name))
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The weights that a tensor is made of, if slicing, joining and reshaping are all that happened to them."""
+        if self._producer is None:
+            self._producer = {out: node for node in self.net.nodes for out in node.outputs}
+        found: dict[str, None] = {}
+        pending, seen = [name], 0
+        while pending:
+            current = pending.pop()
+            seen += 1
+            if current in self.net.weights:
+                found[current] = None
+                continue
+            node = self._producer.get(current)
+            if node is None or node.op not in _REARRANGING or seen > 1000:
+                return ()
+            pending.extend(reversed(node.inputs if node.op == "Concat" else node.inputs[:1]))
+        return tuple(found)
 
     def optional(self, node: Node, position: int) -> Arg:
         """A tensor input that may be absent."""

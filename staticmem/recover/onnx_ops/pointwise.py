@@ -166,7 +166,8 @@ def celu(ctx: Context, node: Node) -> list[Op]:
 
 
 def prelu(ctx: Context, node: Node) -> list[Op]:
-    return [ctx.op(node, "aten::prelu", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]))]
+    slope = ctx.sources(node.inputs[1])  # exporters give it the axes of the input
+    return [ctx.op(node, "aten::prelu", ctx.ref(node.inputs[0]), ctx.ref(slope[0] if slope else node.inputs[1]))]
 
 
 def cast(ctx: Context, node: Node) -> list[Op] | None:

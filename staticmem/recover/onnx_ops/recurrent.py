@@ -20,7 +20,7 @@ def recurrent(ctx: Context, node: Node) -> list[Op] | None:
     target = _TARGETS[node.op]
     if node.op == "RNN" and "Relu" in str(node.attrs.get("activations", "")):
         target = "aten::rnn_relu.input"
-    params = tuple(ctx.ref(n) for n in node.inputs[1:4] if n)
+    params = _params(ctx, node, directions)
     states: list[Arg] = []
     ops: list[Op] = []
     for position in (5, 6) if node.op == "LSTM" else (5,):
@@ -47,6 +47,23 @@ def recurrent(ctx: Context, node: Node) -> list[Op] | None:
     if node.outputs and node.outputs[0]:
         ops.extend(_layout(ctx, node, out, (shape[0], shape[1], directions, hidden)))
     return ops
+
+
+def _params(ctx: Context, node: Node, directions: int) -> tuple[Arg, ...]:
+    """Weights in PyTorch's order: input, hidden and the two biases of each direction.
+
+    An export without constant folding reorders the gates with slices, so the weights themselves are found behind them.
+    """
+    found = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
+    sizes = [directions, directions, 2 * directions]
+    if any(len(f) != size for f, size in zip(found, sizes, strict=False) if f) or not found or not all(found[:2]):
+        return tuple(ctx.ref(n) for n in node.inputs[1:4] if n)
+    order: list[Arg] = []
+    for d in range(directions):
+        order += [ctx.ref(found[0][d]), ctx.ref(found[1][d])]
+        if len(found) > 2 and found[2]:
+            order += [ctx.ref(n) for n in found[2][2 * d : 2 * d + 2]]
+    return tuple(order)
 
 
 def _layout(ctx: Context, node: Node, out: str, sizes: tuple[int, int, int, int]) -> list[Op]:
