@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from staticmem.graph.ir import Arg, Note, Op, Ref, Value
+from staticmem.graph.source import source_lines
 from staticmem.recover import calls, functional, fx_text, symints, unfold, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
@@ -143,7 +144,9 @@ class _Builder:
         if nodes[-1].op == "Constant" and fx.target not in _FACTORIES:
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
         outputs = self._results(nodes, fx.target.split(".", 1)[0])
-        op = Op(fx.name, fx.target, args, kwargs, outputs, frames(nodes[-1]), tuple(n.source for n in nodes[-1:]))
+        last = nodes[-1]
+        stack = source_lines(last.stack)
+        op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), (last.source,), stack)
         if self.net.rebound:
             op = _resized(op, self.net)
         if op.base in _LISTS:

@@ -40,6 +40,7 @@ class Node:
     fx: str = ""
     scopes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    stack: str = ""  # the exporter's stack trace of the model's code
 
     @property
     def source(self) -> str:

@@ -15,6 +15,7 @@ SMALL = 4096  # bytes of a tensor whose contents are kept
 _FX = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
+_STACK = "pkg.torch.onnx.stack_trace"
 _ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
@@ -28,6 +29,7 @@ class Converter:
         fx = ""
         scopes: tuple[str, ...] = ()
         classes: tuple[str, ...] = ()
+        stack = ""
         for entry in proto.metadata_props:
             key = entry.key
             if key == _FX:
@@ -36,6 +38,8 @@ class Converter:
                 scopes = self._list(entry.value)
             elif key == _CLASSES:
                 classes = self._list(entry.value)
+            elif key == _STACK:
+                stack = entry.value
         return Node(
             proto.op_type,
             "" if proto.domain == "ai.onnx" else proto.domain,
@@ -46,6 +50,7 @@ class Converter:
             fx,
             scopes,
             classes,
+            stack,
         )
 
     def subgraph(self, graph: Any) -> Subgraph:
