@@ -81,7 +81,7 @@ def view_chain(view: Tensor, base: Tensor) -> list[Node]:
 
 
 def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int) -> Formula:
-    """CopySlices (functions/tensor.cpp): the base's gradient is copied, the slice of it cloned for the op's formulas."""
+    """CopySlices (functions/tensor.cpp): the base gradient is copied, its slice cloned for the op's formulas."""
 
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Result:
         grad = grads[0]
@@ -90,7 +90,7 @@ def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int
         part = e.empty_like(Tensor(whole.storage, view.shape, view.strides, grad.dtype), kernel="aten.clone.default")
         results: list[Tensor | None] = [None] * edges
         for indices, formula in inner:
-            needed = [i == 0 or need[i] for i in indices]
+            needed = [need[i] for i in indices]
             if any(needed):
                 made = formula(e, [part], needed)
                 made = [made] if isinstance(made, Tensor) or made is None else made
@@ -100,6 +100,17 @@ def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int
         return results
 
     return Formula(tuple(range(edges)), compute)
+
+
+def zeros_of(base: Tensor) -> Formula:
+    """Backward of a view made directly from its base: zeros of the base's size, written to where the view is."""
+
+    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Result:
+        grad = grads[0]
+        assert grad is not None
+        return e.empty(base.shape, grad.dtype, kernel="aten.new_zeros.default")
+
+    return Formula((0,), compute)
 
 
 class InputBuffer:

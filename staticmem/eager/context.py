@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
-from staticmem.eager.autograd import Formula, Meta, Node, copy_slices, gradient_edge, view_chain
+from staticmem.eager.autograd import Formula, Meta, Node, copy_slices, gradient_edge, view_chain, zeros_of
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import Buffer, Hold, Trace
 
@@ -231,10 +231,13 @@ class Eager:
         outer.metadata = [Meta(base.shape, base.dtype)]
         self._set_grad_fn(base, outer, 0)
         parent, number = outer, 0
-        for old in reversed(chain):
-            fresh = Node(old.name, self.sequence, self.trace.op)
+        steps = [(n.name, n.formulas, n.metadata) for n in reversed(chain)]
+        if not steps:  # the base had no history: the view's is an as_strided of it
+            steps = [("AsStridedBackward0", [zeros_of(base)], [Meta(view.shape, view.dtype)])]
+        for name, formulas, metadata in steps:
+            fresh = Node(name, self.sequence, self.trace.op)
             self.sequence += 1
-            fresh.formulas, fresh.metadata = old.formulas, old.metadata
+            fresh.formulas, fresh.metadata = formulas, metadata
             self._add_edge(fresh, (parent, number))
             parent, number = fresh, 0
         self._set_grad_fn(view, parent, number)

@@ -175,7 +175,7 @@ def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return _batched(e, self, other)
 
 
-@rule("aten::dot", "aten::vdot", autocast="half")
+@rule("aten::dot", "aten::vdot")
 def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     out = e.empty((), self.dtype, kernel="aten.dot.default")

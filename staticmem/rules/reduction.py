@@ -150,7 +150,7 @@ def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tens
     out = e.empty(self.shape, result, kernel="aten.cumsum.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
+        grad = e.to_dtype(grad_of(grads), self.dtype)
         if grad.numel <= 1 or grad.shape[self.dim(dim)] == 1:
             return grad
         e.empty_like(grad, kernel="aten.flip.default")

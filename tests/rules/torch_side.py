@@ -7,11 +7,12 @@ engine's order, with its accumulation and validation restated here (tests/eager 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import heapq
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -123,6 +124,20 @@ def op(target: str, *args: Any, **kwargs: Any) -> Any:
     return function(*converted, **named)
 
 
+@contextlib.contextmanager
+def _autocast(enabled: bool) -> Iterator[None]:
+    """`torch.autocast("cuda", torch.bfloat16)` below its check that there is a GPU."""
+    torch.set_autocast_enabled("cuda", enabled)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled("cuda", False)
+
+
 def run(case: Case, pattern: Sequence[bool]) -> Observation:
     """The observation of a case in which the inputs of `pattern` need gradients."""
     seen = Observation()
@@ -140,12 +155,8 @@ def run(case: Case, pattern: Sequence[bool]) -> Observation:
         storages = [t.untyped_storage() for t in flat]  # the caller keeps the inputs' memory, not their history
         flat.clear()
         with log:
-            if case.autocast:
-                with torch.autocast("cuda", dtype=torch.bfloat16):
-                    result = case.program(op, *inputs)
-            else:
+            with _autocast(case.autocast):
                 result = case.program(op, *inputs)
-            torch.clear_autocast_cache()
             outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
             del result
             inputs.clear()
