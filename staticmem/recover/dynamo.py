@@ -141,7 +141,7 @@ class _Builder:
             for name in nodes[-1].outputs:
                 self.env[name] = number
             return
-        if nodes[-1].op == "Constant" and fx.target not in _FACTORIES:
+        if all(n.op == "Constant" for n in nodes) and fx.target not in _FACTORIES:
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
         outputs = self._results(nodes, fx.target.split(".", 1)[0])
         last = nodes[-1]
@@ -184,6 +184,8 @@ class _Builder:
             if found:
                 return found
         used = tuple(n for n in last.outputs if n and any(u != last.fx for u in self.users.get(n, ())))
+        if not used and len(nodes) > 1:  # a decomposed op whose result is not made last (batch norm without statistics)
+            used = tuple(self._group_results(nodes)[:1])
         return used or tuple(n for n in last.outputs if n)
 
     def _list_names(self, op: Op, nodes: list[Node]) -> tuple[str, ...]:

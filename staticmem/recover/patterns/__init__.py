@@ -11,24 +11,24 @@ from staticmem.recover.onnx_ops.context import Context
 from staticmem.recover.patterns import activations, attention, indexing, linear, noise, norms, packed
 from staticmem.recover.patterns.matcher import Matcher, Pattern
 
-# in order: an earlier pattern takes nodes that a later one would also match
-PATTERNS: Sequence[tuple[str, Pattern]] = (
-    ("scaled_dot_product_attention", attention.match),
-    ("linear", linear.match),
-    ("gelu", activations.gelu_erf),
-    ("gelu", activations.gelu_tanh),
-    ("silu", activations.silu),
-    ("hardswish", activations.hard_swish),
-    ("hardsigmoid", activations.hard_sigmoid),
-    ("mish", activations.mish),
-    ("rsqrt", norms.rsqrt),
-    ("layer_norm", norms.layer_norm),
-    ("group_norm", norms.group_norm),
-    ("noise of stochastic depth", noise.match),
-    ("roll", indexing.roll),
-    ("chunk", indexing.chunk),
-    ("index_put_", indexing.write),
-    ("packed projection", packed.match),
+# name, operators that a group is found by, and its function; an earlier pattern takes nodes that a later one would match
+PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern]] = (
+    ("scaled_dot_product_attention", ("MatMul",), attention.match),
+    ("linear", ("Add", "MatMul"), linear.match),
+    ("gelu", ("Erf",), activations.gelu_erf),
+    ("gelu", ("Tanh",), activations.gelu_tanh),
+    ("silu", ("Mul",), activations.silu),
+    ("hardswish", ("Mul", "Div"), activations.hard_swish),
+    ("hardsigmoid", ("Mul", "Div"), activations.hard_sigmoid),
+    ("mish", ("Mul",), activations.mish),
+    ("rsqrt", ("Div", "Reciprocal"), norms.rsqrt),
+    ("layer_norm", ("Div",), norms.layer_norm),
+    ("group_norm", ("InstanceNormalization",), norms.group_norm),
+    ("noise of stochastic depth", ("RandomUniformLike", "RandomUniform"), noise.match),
+    ("roll", ("Concat",), indexing.roll),
+    ("chunk", ("Slice",), indexing.chunk),
+    ("index_put_", ("ScatterND",), indexing.write),
+    ("packed projection", ("Squeeze",), packed.match),
 )
 
 
@@ -44,8 +44,13 @@ def find(
     """
     matcher = Matcher(ctx, nodes, frames, only)
     counts: Counter[str] = Counter()
-    for name, pattern in PATTERNS:
-        for node in nodes:
+    by_operator: dict[str, list[Node]] = {}
+    for node in nodes:  # what is known needs no group, but a tensor that is written into is made all the same
+        known = node.op != "ScatterND" and all(name in ctx.net.consts for name in node.outputs)
+        if not node.domain and not known:
+            by_operator.setdefault(node.op, []).append(node)
+    for name, operators, pattern in PATTERNS:
+        for node in (n for operator in operators for n in by_operator.get(operator, ())):
             if matcher.free(node) and pattern(matcher, node):
                 counts[name] += 1
     return matcher.found, counts
