@@ -29,7 +29,8 @@ class Tensor:
     """A view of a storage: `shape` and `strides` in elements."""
 
     __slots__ = (
-        "accumulate", "base", "dtype", "grad_fn", "name", "output_nr", "refs", "requires_grad", "shape", "storage", "strides",
+        "accumulate", "base", "dtype", "grad_fn", "name", "output_nr", "refs", "requires_grad", "shape", "storage",
+        "strides",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:

@@ -178,14 +178,12 @@ class _Builder:
 
     def _results(self, nodes: list[Node], base: str) -> tuple[str, ...]:
         """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
-        last = nodes[-1]
+        last = next((n for n in reversed(nodes) if n.op != "Constant"), nodes[-1])  # constants are shared by groups
         if base in _RECURRENT or len([n for n in last.outputs if n]) > 1:
             found = self._positions(base, nodes)
             if found:
                 return found
         used = tuple(n for n in last.outputs if n and any(u != last.fx for u in self.users.get(n, ())))
-        if not used and len(nodes) > 1:  # a decomposed op whose result is not made last (batch norm without statistics)
-            used = tuple(self._group_results(nodes)[:1])
         return used or tuple(n for n in last.outputs if n)
 
     def _list_names(self, op: Op, nodes: list[Node]) -> tuple[str, ...]:

@@ -176,8 +176,8 @@ def lost_buffers(nodes: Sequence[Node], found: Weights, signature: Signature) ->
         elif like is not None:
             added[name] = Parameter(Value(name, like.dtype, like.shape), name, trainable=False)
     for node in nodes:
-        if node.op != "BatchNormalization" or len(node.inputs) < 5:
-            continue
+        if node.op != "BatchNormalization" or len(node.inputs) < 5 or node.inputs[3] not in known:
+            continue  # statistics that the graph computes: a norm without running ones
         prefix = node.inputs[3].rpartition(".")[0] or node.name or node.outputs[0]
         name = f"{prefix}.num_batches_tracked"
         if name not in found.all and name not in added:
