@@ -20,6 +20,8 @@ from staticmem.eager.trace import Buffer, Hold, Trace
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
+MAX_TENSOR = 2**44  # bytes (16 TiB): no GPU holds a tensor near it; such a size is a mistake in the file or in a rule
+
 _CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary", "optimizer": "temporary"}
 
 
@@ -62,7 +64,10 @@ class Eager:
                 extent = 0
                 break
             extent += (size - 1) * stride
-        storage = Storage(len(trace.buffers), dtype.nbytes(extent))
+        nbytes = dtype.nbytes(extent)
+        if nbytes > MAX_TENSOR:
+            raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
+        storage = Storage(len(trace.buffers), nbytes)
         trace.buffers.append(
             Buffer(storage.id, storage.nbytes, shape, dtype, _CATEGORY[trace.phase], "", self._kernel, trace.ticks)
         )
