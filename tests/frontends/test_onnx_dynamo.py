@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx_models import bound, fx, ints, model, node, scalar, targets, value, weight
 
 from staticmem import dtypes
+from staticmem.errors import StaticmemError
+from staticmem.frontends.onnx import open_onnx
 from staticmem.graph.ir import Frame, Graph, Ref
+from staticmem.graph.model import resolve
 from staticmem.recover import inplace
 
 RELU = ("torchvision.models.resnet.ResNet", "torch.nn.modules.activation.ReLU", "aten.relu.default")
@@ -229,3 +235,16 @@ def test_repeated_calls_of_a_module_are_numbered(tmp_path: Path) -> None:
         relu("b", "c"),
     ]
     assert [op.modules[-1].call for op in graph_of(tmp_path, nodes).ops] == [0, 0, 1]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
+def test_damaged_models_end_in_a_message(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
+    data = bytearray(conv_norm_relu().SerializeToString())
+    for position, byte in changes:
+        data[position % len(data)] = byte
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(data)
+    with contextlib.suppress(StaticmemError):
+        opened = open_onnx(str(path))
+        opened.bind(resolve(opened, batch=2, dims={s: 4 for s in opened.symbols if s != "s77"}))

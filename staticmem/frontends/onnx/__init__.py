@@ -18,7 +18,10 @@ def open_onnx(path: str) -> OnnxModel:
     Raises:
         ModelFileError: the file cannot be read or is not an ONNX model.
     """
+    from staticmem.frontends.onnx.guard import guarded
     from staticmem.frontends.onnx.model import OnnxModel
     from staticmem.frontends.onnx.reader import read
 
-    return OnnxModel(path, read(path))
+    proto = read(path)
+    with guarded(path):
+        return OnnxModel(path, proto)

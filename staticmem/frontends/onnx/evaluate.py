@@ -272,6 +272,8 @@ def constant(node: Node) -> Array | None:
     for name, value in node.attrs.items():
         if name == "value":
             return value if isinstance(value, np.ndarray) else None
+        if not isinstance(value, (int, float, tuple)):
+            return None
         if name in ("value_int", "value_ints"):
             return np.asarray(value, dtype=np.int64)
         if name in ("value_float", "value_floats"):

@@ -136,7 +136,7 @@ class Folder:
             found = infer_node_outputs(
                 schema, proto, types, data, opset_imports=list(self.model.opset_import), ir_version=10
             )
-        except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError):
+        except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError, KeyError):
             return
         for name, kind in found.items():
             value = type_value(name, kind)

@@ -10,6 +10,7 @@ from staticmem import dtypes
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, sequences, weights
 from staticmem.frontends.onnx.convert import Converter
+from staticmem.frontends.onnx.guard import guarded
 from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
 from staticmem.recover.nodes import Attr, Node, Subgraph
@@ -58,7 +59,8 @@ class OnnxModel:
         """
         from staticmem.frontends.onnx.bind import bind
 
-        return bind(self, binding)
+        with guarded(self.path):
+            return bind(self, binding)
 
     def _check_defined(self) -> None:
         """An export without initializers that does not keep them as inputs has lost the weights' shapes."""

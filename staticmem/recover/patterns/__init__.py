@@ -11,7 +11,7 @@ from staticmem.recover.onnx_ops.context import Context
 from staticmem.recover.patterns import activations, attention, indexing, linear, noise, norms, packed
 from staticmem.recover.patterns.matcher import Matcher, Pattern
 
-# name, operators that a group is found by, and its function; an earlier pattern takes nodes that a later one would match
+# name, operators that a group is found by, and its function; earlier patterns take nodes that later ones would match
 PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern]] = (
     ("scaled_dot_product_attention", ("MatMul",), attention.match),
     ("linear", ("Add", "MatMul"), linear.match),
