@@ -76,6 +76,13 @@ TABLE = (
     Unary("atanh", "AtanhBackward0", "self", ("pow.Tensor_Scalar", "rsub.Scalar", "reciprocal.default", "mul.Tensor")),
     Unary("erf", "ErfBackward0", "self",
           ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor")),
+    Unary("erfc", "ErfcBackward0", "self",
+          ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor")),
+    Unary("erfinv", "ErfinvBackward0", "self",
+          ("erfinv.default", "pow.Tensor_Scalar", "exp.default", "mul.Tensor", "mul.Tensor"), "float32"),
+    Unary("lgamma", "LgammaBackward0", "self", ("digamma.default", "mul.Tensor")),
+    Unary("deg2rad", "Deg2RadBackward0", "", ("mul.Tensor",)),
+    Unary("rad2deg", "Rad2DegBackward0", "", ("mul.Tensor",)),
     Unary("floor", "FloorBackward0", "", ("zeros_like.default",)),
     Unary("ceil", "CeilBackward0", "", ("zeros_like.default",)),
     Unary("round", "RoundBackward0", "", ("zeros_like.default",)),
@@ -124,9 +131,11 @@ def _define(row: Unary) -> None:
     if saved_in_place == "self":
         in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
     rule(f"aten::{row.name}", autocast=row.autocast)(out_of_place)
-    rule(f"aten::{row.name}_")(in_place)
+    if row.name not in _ONLY_OUT_OF_PLACE:
+        rule(f"aten::{row.name}_")(in_place)
 
 
+_ONLY_OUT_OF_PLACE = {"hardshrink", "softshrink", "softplus", "log_sigmoid"}
 _INTEGER = {"abs", "neg", "sign", "floor", "ceil", "round", "trunc", "square", "relu"}
 for _row in TABLE:
     _define(_row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from staticmem import dtypes
 from staticmem.eager.autograd import Formula, Grads
@@ -37,6 +38,21 @@ def isfinite(e: Eager, self: Tensor) -> Tensor:
     e.pointwise("aten.ne.Scalar", absolute, dtype=dtypes.bool_)
     e.pointwise("aten.eq.Tensor", self, self, dtype=dtypes.bool_)
     return e.pointwise("aten.mul.Tensor", self, dtype=dtypes.bool_)
+
+
+@rule("aten::nan_to_num")
+def nan_to_num(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Saves its input; backward multiplies by a mask of the finite elements."""
+    out = e.pointwise("aten.nan_to_num.default", self)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        e.open_scope()
+        mask = isfinite(e, self)
+        e.close_scope(keep=[mask])
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), mask, dtype=self.dtype)
+
+    e.record("NanToNumBackward0", out, [self], [Formula((0,), gradient)], [self])
+    return out
 
 
 @rule(
@@ -103,4 +119,19 @@ def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         return e.empty(mask.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
     e.record("FmaxBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    return out
+
+
+@rule("aten::logaddexp")
+def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both operands; each gradient takes a difference, its exponential, one more and a quotient."""
+    out = e.pointwise("aten.logaddexp.default", self, other)
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        difference = e.pointwise("aten.sub.Tensor", other, self)
+        exponential = e.pointwise("aten.exp.default", difference)
+        one_more = e.pointwise("aten.add.Tensor", exponential)
+        return e.pointwise("aten.div.Tensor", grad_of(grads), one_more)
+
+    e.record("LogaddexpBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
     return out

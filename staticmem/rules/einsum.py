@@ -46,7 +46,7 @@ def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[s
 
 @rule("aten::einsum", autocast="half")
 def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
-    """Views of both factors, clones where their layout needs one, and bmm, which saves them; else a product or a sum."""
+    """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
     tensors = list(tensors)
     terms, output = _parse(equation, [t.ndim for t in tensors])
     summed = sorted({label for term in terms for label in term} - set(output))

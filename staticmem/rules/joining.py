@@ -17,7 +17,7 @@ from staticmem.rules.views import make_view, reshape, reshape_raw, slice_, unsqu
 
 @rule("aten::cat", "aten::concat", "aten::concatenate")
 def cat(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Saves sizes; the gradient of each input is a narrow view of the one incoming buffer (cast where dtypes differ)."""
+    """Saves sizes; the gradient of each input is a narrow view of the incoming one (cast where dtypes differ)."""
     given = list(tensors)
     tensors = [t for t in given if t.shape != (0,)] or given
     first = tensors[0]

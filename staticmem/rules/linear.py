@@ -230,7 +230,10 @@ def _batched(e: Eager, self: Tensor, other: Tensor) -> Tensor:
 
 @rule("aten::bilinear", autocast="promote")
 def bilinear(e: Eager, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A trilinear product, each factor saved if another needs a gradient; then the bias is added. What _trilinear makes inside is not seen."""
+    """A trilinear product, each factor saved if another needs a gradient; then the bias is added.
+
+    What `_trilinear` makes inside is not seen.
+    """
     out = e.empty((*input1.shape[:-1], weight.shape[0]), input1.dtype, kernel="aten._trilinear.default")
     factors = [input1, weight, input2]
 

@@ -1,7 +1,8 @@
 """The table of rules: ATen target -> function with the schema's signature, run over tensors without data.
 
 A rule makes its outputs through `Eager`, records the backward node with what it saves, and states its backward
-formulas. It does not read the scenario and does not sum bytes. Precision under autocast is a fact of the op too: `autocast` says
+formulas. It does not read the scenario and does not sum bytes.
+Precision under autocast is a fact of the op too: `autocast` says
 what `torch.autocast("cuda")` does with its floating-point inputs (lists of aten/src/ATen/autocast_mode.h).
 """
 

@@ -74,7 +74,8 @@ def _define(row: Row) -> None:
 
     old = "the incoming tensor" if row.self == "same" else "a copy of it with the written elements zeroed"
     kept = ", and the source where it needs a gradient" if row.saves_source else ""
-    facts = f"Saves the index{' where the source needs a gradient' if row.self == 'same' else ''}{kept}; the gradient of the old value is {old}, that of the source its elements."
+    guard = " where the source needs a gradient" if row.self == "same" else ""
+    facts = f"Saves the index{guard}{kept}; the gradient of the old value is {old}, that of the source its elements."
     out_of_place.__doc__, in_place.__doc__ = facts, f"In place. {facts}"
     rule(f"aten::{row.name}")(out_of_place)
     rule(f"aten::{row.name}_")(in_place)
@@ -186,7 +187,7 @@ def select_scatter(e: Eager, self: Tensor, src: Tensor, dim: int, index: int) ->
 def scatter_reduce(
     e: Eager, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Saves input, index, source and result; for a sum the old value gets the incoming gradient, the source its elements.
+    """Saves input, index, source and result; of a sum the old value gets the whole gradient, the source its elements.
 
     Other reductions are stated as a sum: their masks and counts are left out.
     """

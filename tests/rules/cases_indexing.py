@@ -14,8 +14,9 @@ LAYOUTS = (f(4, 6), f(4, 6).transposed, h(4, 6))
 def _gathers() -> list[Case]:
     cases: list[Case] = []
     for x in LAYOUTS:
-        for target, args in (("index.Tensor", ((i(3),),)), ("index.Tensor", ((i(2, 3),),)), ("index.Tensor", ((i(3), i(3)),)),
-                             ("index.Tensor", ((i(3, 1), i(5)),)), ("index_select", (0, i(3))), ("index_select", (1, i(5))),
+        for target, args in (("index.Tensor", ((i(3),),)), ("index.Tensor", ((i(2, 3),),)),
+                             ("index.Tensor", ((i(3), i(3)),)), ("index.Tensor", ((i(3, 1), i(5)),)),
+                             ("index_select", (0, i(3))), ("index_select", (1, i(5))),
                              ("gather", (1, i(4, 2))), ("gather", (0, i(2, 6))), ("take_along_dim", (i(4, 2), 1)),
                              ("take_along_dim", (i(1, 2), 1))):  # fmt: skip
             if x.dtype is dtypes.float32:

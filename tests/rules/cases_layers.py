@@ -7,6 +7,8 @@ from typing import Any
 
 from observe import Case, Spec, b, call, f, h, i
 
+from staticmem.eager.strides import numel
+
 LAST = "a CPU build has no cuDNN, which answers in channels last where input or weight prefer it (ConvUtils.h)"
 CUDNN = "a CPU build has no cuDNN: without statistics in inference, with a contiguous gradient in training"
 THREE = "the fake kernel takes contiguous results for fewer than 4 channels; upsample_bilinear2d_out_cuda does not"
@@ -145,7 +147,7 @@ def _norms() -> list[Case]:
             cases += [call("aten::instance_norm", x, *params, None, None, True, 0.1, 1e-5, True)]
             cases += [call("aten::instance_norm", x, *params, f(4).fixed, f(4).fixed, True, 0.1, 1e-5, False)]
     for x in (f(2, 6, 5), f(2, 6, 5, 4)):
-        cases += [call("aten::native_group_norm", x, f(6), f(6), 2, 6, 5 * (x.shape[3] if len(x.shape) > 3 else 1), 3, 1e-5,
+        cases += [call("aten::native_group_norm", x, f(6), f(6), 2, 6, numel(x.shape[2:]), 3, 1e-5,
                        device="cpu", roots=(0,))]  # fmt: skip
     return cases
 
@@ -229,7 +231,8 @@ def _factories() -> list[Case]:
         call("aten::randint", 5, (4,)),
     ]
     cases += [call("aten::scalar_tensor", 1.0), call("aten::randint.low", 1, 5, (4, 2))]
-    for name, args in (("fill_.Scalar", (1.0,)), ("zero_", ()), ("bernoulli_.float", (0.5,)), ("uniform_", ()), ("normal_", ()),
+    for name, args in (("fill_.Scalar", (1.0,)), ("zero_", ()), ("bernoulli_.float", (0.5,)), ("uniform_", ()),
+                       ("normal_", ()),
                        ("exponential_", ()), ("random_", ())):  # fmt: skip
         cases += [call(f"aten::{name}", f(4, 3), *args), call(f"aten::{name}", h(4, 3).transposed, *args)]
     cases += [

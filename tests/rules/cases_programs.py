@@ -8,8 +8,6 @@ from observe import Case, Program, Spec, call, f, h, i
 
 from staticmem import dtypes
 
-INPLACE = "PyTorch scatters out of place into the zeros while a dispatch mode watches"
-
 
 def program(name: str, run: Program, *inputs: Spec) -> Case:
     """A case in which the first input needs a gradient: without any, Python's variables would decide what is alive."""
@@ -82,25 +80,61 @@ def _chain(op: Any, x: Any, w: Any) -> Any:
 def _casts() -> list[Case]:
     """Autocast: what each list of autocast_mode.h does with its inputs."""
     cases = [call(f"aten::{name}", f(4, 6), f(6, 5), autocast=True) for name in ("mm", "matmul")]
-    cases += [call("aten::linear", f(4, 6), f(5, 6), f(5), autocast=True), call("aten::bmm", f(2, 4, 6), f(2, 6, 5), autocast=True)]
+    cases += [
+        call("aten::linear", f(4, 6), f(5, 6), f(5), autocast=True),
+        call("aten::bmm", f(2, 4, 6), f(2, 6, 5), autocast=True),
+    ]
     cases += [call("aten::conv2d", f(2, 3, 5, 5), f(4, 3, 3, 3), f(4), autocast=True)]
-    for name in ("exp", "log", "rsqrt", "reciprocal", "softplus", "tan", "cosh", "relu", "sigmoid", "tanh", "sqrt", "gelu", "abs",
-                 "erf", "expm1", "log2", "sin", "square", "atan", "leaky_relu", "neg"):  # fmt: skip
+    for name in ("exp", "log", "rsqrt", "reciprocal", "softplus", "tan", "cosh", "relu", "sigmoid", "tanh", "sqrt",
+                 "gelu", "abs", "erf", "expm1", "log2", "sin", "square", "atan", "leaky_relu", "neg"):  # fmt: skip
         cases.append(call(f"aten::{name}", h(4, 6), autocast=True))
-    cases += [call("aten::pow.Tensor_Scalar", h(4, 6), 2, autocast=True), call("aten::sum.dim_IntList", h(4, 6), (1,), autocast=True)]
-    cases += [call("aten::softmax.int", h(4, 6), -1, autocast=True), call("aten::log_softmax.int", h(4, 6), -1, autocast=True)]
-    cases += [call("aten::cumsum", h(4, 6), 1, autocast=True), call("aten::prod.dim_int", h(4, 6).fixed, 1, autocast=True)]
-    cases += [call("aten::mean.dim", h(4, 6), (1,), autocast=True), call("aten::var.correction", h(4, 6), (1,), correction=1, autocast=True)]
-    cases += [call("aten::cat", (h(4, 6), f(4, 6)), 1, autocast=True), call("aten::stack", (h(4, 6), f(4, 6)), 1, autocast=True)]
-    cases += [call("aten::add.Tensor", h(4, 6), f(4, 6), autocast=True), call("aten::mul.Tensor", h(4, 6), f(4, 6), autocast=True)]
-    cases += [call("aten::addcmul", h(4, 6), f(4, 6), h(4, 6), autocast=True), call("aten::prelu", h(2, 3, 4), h(3), autocast=True)]
-    cases += [call("aten::dot", f(5), f(5), autocast=True), call("aten::baddbmm", f(2, 4, 3), f(2, 4, 5), f(2, 5, 3), autocast=True)]
+    cases += [
+        call("aten::pow.Tensor_Scalar", h(4, 6), 2, autocast=True),
+        call("aten::sum.dim_IntList", h(4, 6), (1,), autocast=True),
+    ]
+    cases += [
+        call("aten::softmax.int", h(4, 6), -1, autocast=True),
+        call("aten::log_softmax.int", h(4, 6), -1, autocast=True),
+    ]
+    cases += [
+        call("aten::cumsum", h(4, 6), 1, autocast=True),
+        call("aten::prod.dim_int", h(4, 6).fixed, 1, autocast=True),
+    ]
+    cases += [
+        call("aten::mean.dim", h(4, 6), (1,), autocast=True),
+        call("aten::var.correction", h(4, 6), (1,), correction=1, autocast=True),
+    ]
+    cases += [
+        call("aten::cat", (h(4, 6), f(4, 6)), 1, autocast=True),
+        call("aten::stack", (h(4, 6), f(4, 6)), 1, autocast=True),
+    ]
+    cases += [
+        call("aten::add.Tensor", h(4, 6), f(4, 6), autocast=True),
+        call("aten::mul.Tensor", h(4, 6), f(4, 6), autocast=True),
+    ]
+    cases += [
+        call("aten::addcmul", h(4, 6), f(4, 6), h(4, 6), autocast=True),
+        call("aten::prelu", h(2, 3, 4), h(3), autocast=True),
+    ]
+    cases += [
+        call("aten::dot", f(5), f(5), autocast=True),
+        call("aten::baddbmm", f(2, 4, 3), f(2, 4, 5), f(2, 5, 3), autocast=True),
+    ]
     cases += [call("aten::upsample_bilinear2d.vec", h(2, 16, 4, 5), (7, 9), False, None, autocast=True)]
     cases += [call("aten::upsample_nearest2d.vec", h(2, 16, 4, 5), (7, 9), None, autocast=True)]
-    cases += [call("aten::linalg_vector_norm", h(4, 6), 2, (1,), autocast=True), call("aten::logsumexp", h(4, 6), (1,), autocast=True)]
+    cases += [
+        call("aten::linalg_vector_norm", h(4, 6), 2, (1,), autocast=True),
+        call("aten::logsumexp", h(4, 6), (1,), autocast=True),
+    ]
     cases += [call("aten::grid_sampler", h(2, 3, 4, 5), f(2, 6, 7, 2), 0, 0, False, autocast=True)]
-    cases += [call("aten::mv", f(4, 5), f(5), autocast=True), call("aten::einsum", "ij,jk->ik", (f(4, 5), f(5, 3)), autocast=True)]
-    cases += [call("aten::addmm", f(5), f(4, 6), f(6, 5), autocast=True), call("aten::conv1d", f(2, 3, 5), f(4, 3, 3), f(4), autocast=True)]
+    cases += [
+        call("aten::mv", f(4, 5), f(5), autocast=True),
+        call("aten::einsum", "ij,jk->ik", (f(4, 5), f(5, 3)), autocast=True),
+    ]
+    cases += [
+        call("aten::addmm", f(5), f(4, 6), f(6, 5), autocast=True),
+        call("aten::conv1d", f(2, 3, 5), f(4, 3, 3), f(4), autocast=True),
+    ]
     cases += [call("aten::bilinear", h(4, 5), f(4, 6), f(3, 5, 6), f(3), autocast=True)]
     return cases
 

@@ -108,8 +108,7 @@ def _splits() -> list[Case]:
     cases: list[Case] = []
     for name, args in ways:
         for x in (f(4, 6), f(4, 6).transposed, f(2, 6, 4, 5).channels_last, h(3, 6)):
-            for roots in (None, (0,), (1,)):
-                cases.append(call(f"aten::{name}", x, *args, roots=roots))
+            cases += [call(f"aten::{name}", x, *args, roots=roots) for roots in (None, (0,), (1,))]
         cases.append(call(f"aten::{name}", f(2, 6, 4, 5).channels_last, *args, root="contiguous"))
     return cases
 

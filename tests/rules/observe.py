@@ -117,8 +117,8 @@ PARTS = ("outputs", "forward", "saved", "backward", "grads")
 class Case:
     """A program and its inputs. `roots`: which outputs receive a gradient (all by default). `root`: how that gradient
     lies: like the output ("like"), "contiguous" or "expanded" (as from a sum). `skip`: parts of the observation that
-    differ for a reason that `why` gives. `device`: fake CUDA, or fake CPU where a CPU build lacks the CUDA kernel of an op
-    and would compose it. `real`: the parts ("forward", "backward") whose steps come from the CPU allocator, because
+    differ for a reason that `why` gives. `device`: fake CUDA, or fake CPU where a CPU build has no CUDA kernel and
+    would compose the op. `real`: the parts ("forward", "backward") whose steps come from the CPU allocator, because
     PyTorch takes another, out-of-place branch while a dispatch mode watches (`areAnyTensorSubclassLike`)."""
 
     name: str
@@ -165,8 +165,11 @@ def call(target: str, *args: Any, roots: tuple[int, ...] | None = None, root: st
     inputs = (*(args[k] for k in places), *(kwargs[k] for k in names))
     shown = ", ".join([*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())])
     title = name or f"{target.removeprefix('aten::')}({shown}){'' if root == 'like' else ' root ' + root}"
-    return Case(title if roots is None else f"{title} roots {roots}", program, inputs, (target,), roots, root, skip, why,
-                autocast, device, real)  # fmt: skip
+    if roots is not None:
+        title = f"{title} roots {roots}"
+    if autocast:
+        title = f"{title} autocast"
+    return Case(title, program, inputs, (target,), roots, root, skip, why, autocast, device, real)
 
 
 def _is_input(value: Any) -> bool:

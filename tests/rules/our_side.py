@@ -171,5 +171,5 @@ class _Labels:
 
 
 def run(case: Case, pattern: Sequence[bool], above: int = 0) -> Observation:
-    """The observation of a case in which the inputs of `pattern` need gradients; of buffers larger than `above` bytes."""
+    """The observation of a case in which the inputs of `pattern` need gradients, of buffers above so many bytes."""
     return _Run(case, pattern, above).run()

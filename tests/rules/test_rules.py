@@ -12,16 +12,17 @@ from suite import CASES, UNCOVERED
 
 from staticmem.rules import RULES
 
-pytestmark = pytest.mark.torch
+marks: list[pytest.MarkDecorator] = [pytest.mark.torch]
 if importlib.util.find_spec("torch") is not None:
     import our_side
+    import real_side
     import torch_side
 
-    pytestmark = [
-        pytest.mark.torch,
+    marks += [
         pytest.mark.skipif(not torch_side.enable_cuda(), reason="this PyTorch has no device guards to lend"),
         pytest.mark.filterwarnings("ignore::UserWarning"),
     ]
+pytestmark = marks
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -33,8 +34,8 @@ def test_rule_does_what_pytorch_does(case: Case) -> None:
                 continue
             expected, found = getattr(theirs, part), getattr(ours, part)
             if part in case.real:
-                expected = torch_side.real(case, pattern)[part]
-                found = getattr(our_side.run(case, pattern, torch_side.SCALAR), part)
+                expected = real_side.real(case, pattern)[part]
+                found = getattr(our_side.run(case, pattern, real_side.SCALAR), part)
             elif case.real and part == "grads":
                 expected, found = _unnumbered(expected), _unnumbered(found)
             assert found == expected, f"{part} with gradients for {pattern}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import heapq
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from observe import Case, Observation, Spec, View
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch_engine import run_nodes
 
 from staticmem.dtypes import DType
 
@@ -87,7 +87,7 @@ class Source(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, anchor: Any, spec: Spec, device: str) -> Any:
-        return _make(spec, device)
+        return make(spec, device)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -98,7 +98,7 @@ def torch_dtype(dtype: DType) -> Any:
     return getattr(torch, dtype.name)
 
 
-def _make(spec: Spec, device: str) -> Any:
+def make(spec: Spec, device: str) -> Any:
     return torch.empty_strided(spec.shape, spec.layout, dtype=torch_dtype(spec.dtype), device=device)
 
 
@@ -145,13 +145,13 @@ def run(case: Case, pattern: Sequence[bool]) -> Observation:
     with FakeTensorMode():
         anchor = torch.empty((), device=case.device, requires_grad=True)
         flat = [
-            Source.apply(anchor, spec, case.device) if needs else _make(spec, case.device)
+            Source.apply(anchor, spec, case.device) if needs else make(spec, case.device)
             for spec, needs in zip(case.flat, pattern, strict=True)
         ]
         sources = {id(t.grad_fn): (f"in{k}", t.grad_fn) for k, t in enumerate(flat) if t.grad_fn is not None}
         for k, tensor in enumerate(flat):
             log.name(tensor, f"in{k}")
-        inputs = _group(case.inputs, flat)
+        inputs = group(case.inputs, flat)
         storages = [t.untyped_storage() for t in flat]  # the caller keeps the inputs' memory, not their history
         flat.clear()
         with log:
@@ -167,13 +167,13 @@ def run(case: Case, pattern: Sequence[bool]) -> Observation:
             seen.grads = {f"in{k}": None for k, needs in enumerate(pattern) if needs}
             outputs.clear()
             log.prefix, log.steps = "back", []
-            _engine(log, starts, sources, seen)
+            run_nodes(starts, sources, lambda label, grad: seen.grads.update({label: _view(log, grad)}))
     seen.backward = log.steps
     del storages
     return seen
 
 
-def _group(inputs: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+def group(inputs: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
     given = iter(flat)
     return [[next(given) for _ in spec] if isinstance(spec, tuple) else next(given) for spec in inputs]
 
@@ -221,166 +221,3 @@ def _roots(case: Case, log: Live, outputs: Sequence[Any]) -> list[tuple[Any, int
         log.name(grad, f"root{k}")
         starts.append((out.grad_fn, out.output_nr, grad))
     return starts
-
-
-def _engine(log: Live, starts: list[Any], sources: dict[int, Any], seen: Observation) -> None:
-    """torch/csrc/autograd/engine.cpp over Python handles: highest sequence number first; `validate_outputs`; adding."""
-    nodes: dict[int, Any] = {}
-    waiting: dict[int, int] = {}
-    stack = [fn for fn, _, _ in starts]
-    for fn in stack:
-        nodes.setdefault(id(fn), fn)
-        waiting.setdefault(id(fn), 0)
-    stack = list(nodes.values())
-    while stack:
-        fn = stack.pop()
-        if id(fn) in sources:
-            continue
-        for child, _ in fn.next_functions:
-            if child is not None:
-                waiting[id(child)] = waiting.get(id(child), 0) + 1
-                if id(child) not in nodes:
-                    nodes[id(child)] = child
-                    stack.append(child)
-    buffers: dict[int, list[Any]] = {}
-    roots = [grad for _, _, grad in starts]
-    ready: list[tuple[int, int]] = []
-    for fn, slot, grad in starts:
-        _put(buffers, fn, slot, grad, roots)
-    for fn in list(nodes.values()):
-        if waiting[id(fn)] == 0:
-            heapq.heappush(ready, (-_priority(fn), id(fn)))
-    starts.clear()
-    fn = child = grad = None
-    while ready:
-        _, key = heapq.heappop(ready)
-        if key in sources:
-            continue
-        fn = nodes.pop(key)
-        grads = buffers.pop(key, [])
-        outs: list[Any] = [None] * len(fn.next_functions)
-        if any(g is not None for g in grads):
-            with torch.no_grad():
-                made = fn(*grads)
-            outs = list(made) if isinstance(made, tuple) else [made]
-            del made
-        edges = fn.next_functions
-        _validate(outs, edges)
-        del grads
-        fn = None
-        for k, (child, slot) in enumerate(edges):
-            out, outs[k] = outs[k], None
-            if child is None:
-                continue
-            if out is not None:
-                _put(buffers, child, slot, out, [*roots, *outs])
-            out = None
-            waiting[id(child)] -= 1
-            if waiting[id(child)] == 0:
-                heapq.heappush(ready, (-_priority(child), id(child)))
-        del edges
-        child = None
-    for key, (label, _) in sources.items():
-        for grad in buffers.get(key, []):
-            seen.grads[label] = _view(log, grad)
-
-
-def _priority(fn: Any) -> int:
-    return int(fn._sequence_nr())
-
-
-def _validate(outs: list[Any], edges: Any) -> None:
-    for k, (child, slot) in enumerate(edges):
-        if child is None:
-            outs[k] = None
-        elif outs[k] is not None:
-            meta = child._input_metadata[slot]
-            with torch.no_grad():
-                if tuple(outs[k].shape) != tuple(meta.shape):
-                    outs[k] = outs[k].sum_to_size(tuple(meta.shape))
-                if outs[k].dtype != meta.dtype:
-                    outs[k] = outs[k].to(meta.dtype)
-
-
-def _put(buffers: dict[int, list[Any]], fn: Any, slot: int, grad: Any, others: Sequence[Any]) -> None:
-    buffer = buffers.setdefault(id(fn), [None] * len(fn._input_metadata))
-    old = buffer[slot]
-    if old is None:
-        buffer[slot] = grad
-        return
-    shared = [t for b in buffers.values() for t in b if t is not None] + [t for t in others if t is not None]
-    users = sum(t.untyped_storage()._cdata == old.untyped_storage()._cdata for t in shared)
-    if users > 1 or not torch._prims_common.is_non_overlapping_and_dense_or_false(old):
-        with torch.no_grad():
-            buffer[slot] = old + grad
-
-
-class _Kept(torch.autograd.Function):  # type: ignore[misc]
-    """An input for the real engine: it keeps the gradient until the end."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, value: Any, kept: list[Any]) -> Any:
-        ctx.kept = kept
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.kept.extend(grads)
-        return None, None, None
-
-
-SCALAR = 8  # bytes: on a CPU, Python numbers become tensors of the same device; on CUDA they stay on the CPU
-
-
-def real(case: Case, pattern: Sequence[bool]) -> dict[str, list[tuple[int, int]]]:
-    """The steps of forward and backward as the CPU allocator and the real engine have them, without a dispatch mode.
-
-    Blocks of up to 8 bytes are left out.
-    """
-    kept: list[Any] = []
-    anchor = torch.empty((), requires_grad=True)
-    flat, storages = [], []  # the caller keeps the inputs' memory, but not their autograd history
-    for spec, needs in zip(case.flat, pattern, strict=True):
-        value = _make(spec, "cpu")
-        value.storage_offset()
-        torch.as_strided(value, (value.untyped_storage().nbytes() // value.element_size(),), (1,)).fill_(1)
-        storages.append(value.untyped_storage())
-        flat.append(_Kept.apply(anchor, value, kept) if needs else value)
-    del value
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        result = case.program(op, *_group(case.inputs, flat))
-        outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
-        edges, roots = [], []
-        with torch.profiler.record_function("roots"):
-            for k, out in enumerate(outputs):
-                if out.grad_fn is not None and (case.roots is None or k in case.roots):
-                    edges.append(torch.autograd.graph.get_gradient_edge(out))
-                    roots.append(_real_root(case.root, out.detach()))
-        flat.clear()
-        outputs.clear()
-        del result, out
-        with torch.profiler.record_function("backward"):
-            if edges:
-                torch.autograd.backward(edges, roots)
-    return _steps(profile)
-
-
-def _real_root(root: str, out: Any) -> Any:
-    if root == "expanded":
-        return torch.ones((), dtype=out.dtype).expand(out.shape)
-    return torch.ones(out.shape, dtype=out.dtype) if root == "contiguous" else torch.ones_like(out)
-
-
-def _steps(profile: Any) -> dict[str, list[tuple[int, int]]]:
-    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    spans = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name() in ("roots", "backward")}
-    live = 0
-    steps: dict[str, list[tuple[int, int]]] = {"forward": [], "backward": []}
-    for event in events:
-        nbytes, at = event.nbytes() if event.name() == "[memory]" else 0, event.start_ns()
-        if abs(nbytes) <= SCALAR or spans["roots"][0] <= at <= spans["roots"][1]:
-            continue
-        live += nbytes
-        if nbytes > 0:
-            steps["forward" if at < spans["backward"][0] else "backward"].append((nbytes, live))
-    return steps

@@ -1,0 +1,85 @@
+"""Recurrent layers as cuDNN runs them, and the fused inference ops of transformer layers.
+
+`_cudnn_rnn` (aten/src/ATen/native/cudnn/RNN.cpp) is one node over the whole sequence. It saves input, weights, hidden
+states, output and cuDNN's reserve, whose size only cuDNN knows: we state the gates of every layer, direction and step
+(4 for LSTM, 3 for GRU, 1 for RNN) plus a cell state for LSTM, which is what the gradient needs at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.rules.registry import rule
+
+_GATES = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _recurrent(
+    e: Eager, kind: str, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], layers: int, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    directions = 2 if bidirectional else 1
+    hidden = hx[0].shape[-1]
+    shape = (*input.shape[:-1], directions * hidden)
+    out = e.empty(shape, input.dtype, kernel="aten._cudnn_rnn.default")
+    states = [e.empty(h.shape, h.dtype) for h in hx]
+    steps = input.numel // input.shape[-1]
+    reserve = e.empty((_GATES[kind] * layers * directions * steps * hidden if train else 0,), input.dtype)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("aten._cudnn_rnn_backward.default")
+        return [e.empty(t.shape, t.dtype) if wanted else None for t, wanted in zip(inputs, need, strict=True)]
+
+    inputs = [input, *hx, *params]
+    formula = Formula(tuple(range(len(inputs))), gradients)
+    e.record("CudnnRnnBackward0", [out, *states], inputs, [formula], [*inputs, out, reserve])
+    return out, *states
+
+
+@rule("aten::lstm.input", autocast="half")
+def lstm(
+    e: Eager, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """cuDNN: one node; saves input, weights, states, output and a reserve (assumed: gates and cells of every step)."""
+    return _recurrent(e, "lstm", input, hx, params, num_layers, train and e.training, bidirectional, batch_first)
+
+
+def _single(kind: str) -> Any:
+    def run(
+        e: Eager, input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int,
+        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        return _recurrent(e, kind, input, [hx], params, num_layers, train and e.training, bidirectional, batch_first)
+
+    run.__doc__ = (
+        "cuDNN: one node; saves input, weights, state, output and a reserve (assumed: the gates of every step)."
+    )
+    return run
+
+
+for _kind in ("gru", "rnn_tanh", "rnn_relu"):
+    rule(f"aten::{_kind}.input", autocast="half")(_single(_kind))
+
+
+@rule("aten::_native_multi_head_attention")
+def native_multi_head_attention(
+    e: Eager, query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, *args: Any,
+    need_weights: bool = True, average_attn_weights: bool = True, **_: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """nn.MultiheadAttention's fused inference path: one result and the weights; what it makes inside is not seen."""
+    flags = [a for a in args if isinstance(a, bool)]
+    need_weights = flags[0] if flags else need_weights
+    out = e.empty((*query.shape[:2], embed_dim), query.dtype, kernel="aten._native_multi_head_attention.default")
+    weights = (query.shape[0], query.shape[1], key.shape[1]) if need_weights else (0,)
+    return out, e.empty(weights, query.dtype)
+
+
+@rule("aten::_transformer_encoder_layer_fwd")
+def transformer_encoder_layer(e: Eager, src: Tensor, *_: Any, **__: Any) -> Tensor:
+    """nn.TransformerEncoderLayer's fused inference path: one result; what it makes inside is not seen."""
+    return e.empty(src.shape, src.dtype, kernel="aten._transformer_encoder_layer_fwd.default")

@@ -1,0 +1,44 @@
+"""Losses, embedding bags, recurrent layers and the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from observe import Case, call, f, h, i
+
+from staticmem import dtypes
+
+
+def _losses() -> list[Case]:
+    cases: list[Case] = []
+    for reduction in (0, 1, 2):
+        for name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
+            cases += [call(f"aten::{name}", f(4, 3), f(4, 3), reduction)]
+        cases += [call("aten::binary_cross_entropy", f(4, 3), f(4, 3).fixed, None, reduction)]
+        for x, y in ((f(4, 7), i(4)), (f(2, 7, 4, 5), i(2, 4, 5))):
+            cases += [
+                call("aten::cross_entropy_loss", x, y, None, reduction),
+                call("aten::nll_loss_nd", x, y, None, reduction),
+            ]
+    cases += [call("aten::nll_loss", f(4, 7), i(4)), call("aten::nll_loss2d", f(2, 7, 4, 5), i(2, 4, 5))]
+    cases += [call("aten::cross_entropy_loss", h(4, 7), i(4), autocast=True)]
+    return cases
+
+
+def _rest() -> list[Case]:
+    bags: tuple[Any, ...] = (i(9), i(4))
+    cases = [call("aten::_embedding_bag", f(10, 3), *bags, False, mode, roots=(0,)) for mode in (0, 1)]
+    cases += [call("aten::embedding_bag", f(10, 3), *bags, False, 0, roots=(0,))]
+    cases += [
+        call("aten::logaddexp", f(4, 3), f(4, 3)),
+        call("aten::hardshrink", f(4, 3), 0.5),
+        call("aten::nan_to_num", f(4, 3)),
+    ]
+    cases += [call("aten::_upsample_nearest_exact1d.vec", f(2, 3, 4), None, (2.0,))]
+    cases += [call("aten::_upsample_nearest_exact3d.vec", f(2, 3, 4, 5, 6), None, (2.0, 2.0, 2.0))]
+    cases += [call(f"aten::{n}_pad3d", f(2, 3, 4, 5, 6), (1, 1, 1, 1, 1, 1)) for n in ("reflection", "replication")]
+    cases += [call("aten::detach_", f(4).fixed), call("aten::to.dtype", i(4), dtypes.float32)]
+    return cases
+
+
+CASES = [*_losses(), *_rest()]
