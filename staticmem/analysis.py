@@ -23,6 +23,7 @@ from staticmem.training.step import run_step
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 METHODS = ("liveness", "textbook")
+BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
 
@@ -89,7 +90,8 @@ def analyze(
     binding = resolve(model, batch=batch, resolution=resolution, dims=given)
     graph = model.bind(binding)
     graph = _in_place(graph, inplace_activations, notes)
-    result = run_step(graph, scenario)
+    bound = graph
+    result = run_step(bound, scenario)
     graph = result.graph  # without what only the export has
     said = " ".join(note.text for note in graph.notes)
     unknown = {target: count for target, count in result.unknown.items() if target not in said}
@@ -98,7 +100,9 @@ def analyze(
     if scenario.training and not result.trained:
         notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
     size, digest = _fingerprint(path)
-    report = build(Sources(model, size, digest, binding, graph, scenario, result, liveness(result.trace), notes), top)
+    lifetimes = liveness(result.trace)
+    band = _live_band(bound, scenario, notes)
+    report = build(Sources(model, size, digest, binding, graph, scenario, result, lifetimes, notes, band), top)
     return report if method == "liveness" else _with_textbook(report, graph)
 
 
@@ -122,6 +126,24 @@ def _with_textbook(report: Report, graph: Graph) -> Report:
         text = "results without a shape in the file, which the textbook estimate leaves out"
         warnings = (*warnings, NoteInfo("SM203", text, len(book.unsized)))
     return replace(report, textbook=shown, warnings=warnings)
+
+
+def _live_band(graph: Graph, scenario: Scenario, notes: list[Note]) -> tuple[int, int] | None:
+    """Bounds of an inference peak where no stack trace tells which values the model's code keeps in variables.
+
+    In training autograd holds what matters, and the peak is in backward: no reference case moved.
+    """
+    if scenario.training or any(op.stack for op in graph.ops) or len(graph.ops) > BAND_LIMIT:
+        return None
+    notes.append(
+        Note(
+            "assumption",
+            "SM306",
+            "the file has no stack traces, so which values Python variables keep alive is assumed",
+        )
+    )
+    low, high = (liveness(run_step(graph, scenario, policy).trace).peak_bytes for policy in ("last-use", "named"))
+    return low, high
 
 
 def _fingerprint(path: str) -> tuple[int, str | None]:

@@ -14,6 +14,7 @@ from staticmem.lifetimes.why import module_of, module_of_op, reasons, short
 from staticmem.report.model import (
     CATEGORIES,
     SCHEMA,
+    Band,
     Coverage,
     DTypeBytes,
     ModelInfo,
@@ -49,6 +50,7 @@ class Sources:
     result: StepResult
     lifetimes: Lifetimes
     notes: Sequence[Note] = ()
+    live_band: tuple[int, int] | None = None  # bounds of the peak in bytes, where the file leaves it open
 
 
 def build(sources: Sources, top: int) -> Report:
@@ -153,7 +155,10 @@ def _peak(s: Sources, alive: Sequence[TensorEntry]) -> Peak:
         kernel = lifetimes.trace.kernels[lifetimes.trace.buffers[at].kernel]
         phase, op = kernel.phase, kernel.name
         node, module = _place(s.graph, kernel.op)
-    return Peak(lifetimes.peak_bytes, phase, op, node, module, len(alive), categories, tuple(rows))
+    live = lifetimes.peak_bytes
+    low, high = s.live_band or (live, live)
+    bands = {"live": Band(min(low, live), max(high, live))}
+    return Peak(live, phase, op, node, module, len(alive), categories, tuple(rows), bands)
 
 
 def _place(graph: Graph, op: int) -> tuple[str | None, str | None]:

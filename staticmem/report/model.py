@@ -81,8 +81,20 @@ class ModuleBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """Bounds in bytes of a number that the file does not settle; equal where it does."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment at which most is alive. `at_op` is the kernel that allocates then; `node` the graph's op."""
+    """The moment at which most is alive. `at_op` is the kernel that allocates then; `node` the graph's op.
+
+    `bands` has the bounds of each meter; that of `live` is open in inference where the file has no stack traces,
+    because the names that the model's code keeps are not known then.
+    """
 
     live_bytes: int
     phase: str
@@ -92,6 +104,7 @@ class Peak:
     tensors: int
     by_category: Mapping[str, int] = field(metadata={"keys": CATEGORIES})
     by_module: tuple[ModuleBytes, ...]
+    bands: Mapping[str, Band]
 
 
 @dataclass(frozen=True, slots=True)

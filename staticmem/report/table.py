@@ -108,6 +108,10 @@ class _Table:
             bar = self.style.paint(self.style.bar(share, _BAR), _COLOURS.get(category, "dim"))
             self.lines.append(f"  {category_name(category):<15}  {size:>{wide}}  {share:6.1%}  {bar}".rstrip())
         self.lines.append(f"  {'total':<15}  {sizes[-1]:>{wide}}  {len_text(peak.tensors, 'tensor')}")
+        band = peak.bands["live"]
+        if band.low < band.high:
+            text = f"between {self.size(band.low)} and {self.size(band.high)}, by what the code keeps in variables"
+            self.lines.append(f"  {'band':<15}  {text}")
 
     def phases(self) -> None:
         phases = self.report.phases
