@@ -86,7 +86,9 @@ def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Result:
         grad = grads[0]
         assert grad is not None
-        whole = e.empty(base.shape, grad.dtype, layout.dense_like(base.shape, base.strides), "aten.new_empty_strided")
+        whole = e.empty(
+            base.shape, grad.dtype, layout.dense_like(base.shape, base.strides), "aten.new_empty_strided.default"
+        )
         part = e.empty_like(Tensor(whole.storage, view.shape, view.strides, grad.dtype), kernel="aten.clone.default")
         results: list[Tensor | None] = [None] * edges
         for indices, formula in inner:

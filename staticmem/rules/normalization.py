@@ -74,9 +74,13 @@ def batch_norm(
     if not e.training and running_mean is not None:
         training = False  # model.eval(); without running statistics batch norm stays in training form
     # `cudnn_enabled` in an export is that of the exporting machine (False without CUDA), not of the GPU.
-    # Normalization.cpp, _batch_norm_impl_index: cuDNN for 3-D and more with weight and bias; native otherwise
-    cudnn = input.ndim >= 3 and weight is not None and bias is not None
-    cudnn = cudnn and input.dtype is not dtypes.float64 and input.shape[0] <= (880801 if training else 65535)
+    # Normalization.cpp, _batch_norm_impl_index: cuDNN for 3-D and more with weight and bias, but not for bfloat16, and
+    # for float16 with float32 weights only; native otherwise
+    cudnn = input.ndim >= 3 and bias is not None and input.shape[0] <= (880801 if training else 65535)
+    if weight is None or dtypes.bfloat16 in (input.dtype, weight.dtype) or input.dtype is dtypes.float64:
+        cudnn = False
+    elif input.dtype is dtypes.float16:
+        cudnn = cudnn and weight.dtype is dtypes.float32
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, cudnn)[0]
 
 
