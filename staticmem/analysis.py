@@ -16,9 +16,10 @@ from staticmem.graph.ir import Graph, Note
 from staticmem.graph.model import ModelFile, SymbolRange, resolve
 from staticmem.lifetimes import liveness
 from staticmem.recover import inplace
+from staticmem.recover.add_norms import unfold_batch_norms
 from staticmem.report.build import Sources, build
 from staticmem.report.model import NoteInfo, Report, Textbook
-from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, Scenario
+from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, SDPA_KERNELS, Scenario
 from staticmem.training.step import run_step
 
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -54,6 +55,8 @@ def analyze(
     loss: str = "auto",
     dtype: str | None = None,
     amp: str | None = None,
+    sdpa: str = "auto",
+    unfold_batchnorm: bool = False,
     inplace_activations: str = "auto",
     method: str = "liveness",
     top: int = 10,
@@ -68,6 +71,8 @@ def analyze(
         mode: "train" or "infer"; by default training where an optimizer is given. Training without an optimizer is
             forward and backward.
         dtype: casts the whole model ("float16", "bf16", ...); amp: runs the forward under torch.autocast.
+        sdpa: the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 GPU.
+        unfold_batchnorm: puts a batch norm behind every convolution with a bias, for files whose norms were folded.
         inplace_activations: "auto", "none" or "all": what ran in place, where the file does not say (ONNX).
         method: "textbook" adds the textbook estimate to the report.
         top: how many of the largest tensors `top_tensors` has.
@@ -77,6 +82,7 @@ def analyze(
     """
     path = os.fspath(path)
     scenario, notes = _scenario(mode, optimizer, optimizer_impl, momentum, loss, dtype, amp)
+    scenario = replace(scenario, sdpa=_known("sdpa", sdpa, SDPA_KERNELS))
     method = _known("method", method, METHODS)
     inplace_activations = _known("inplace-activations", inplace_activations, inplace.POLICIES)
     model = open_model(path)
@@ -90,6 +96,8 @@ def analyze(
     binding = resolve(model, batch=batch, resolution=resolution, dims=given)
     graph = model.bind(binding)
     graph = _in_place(graph, inplace_activations, notes)
+    if unfold_batchnorm:
+        graph = unfold_batch_norms(graph)
     bound = graph
     result = run_step(bound, scenario)
     graph = result.graph  # without what only the export has

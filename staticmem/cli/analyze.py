@@ -62,6 +62,14 @@ def add_parser(verbs: Any) -> None:
     step.add_argument("--dtype", metavar="TYPE", help="cast the whole model: fp32, fp16, bf16")
     step.add_argument("--amp", metavar="TYPE", help="mixed precision as torch.autocast: fp16, bf16, none")
     step.add_argument(
+        "--sdpa", default="auto", metavar="KERNEL",
+        help="attention kernel: auto (default, as PyTorch chooses on an sm_90 GPU), cudnn, flash, efficient, math",
+    )  # fmt: skip
+    step.add_argument(
+        "--unfold-batchnorm", action="store_true",
+        help="put a batch norm behind every convolution with a bias, for files whose norms were folded",
+    )  # fmt: skip
+    step.add_argument(
         "--inplace-activations", default="auto", metavar="POLICY",
         help="what ran in place, where the file does not say (ONNX): auto (default), none, all",
     )  # fmt: skip
@@ -113,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
             loss=args.loss,
             dtype=args.dtype,
             amp=args.amp,
+            sdpa=args.sdpa,
+            unfold_batchnorm=args.unfold_batchnorm,
             inplace_activations=args.inplace_activations,
             method=args.method,
             top=sys.maxsize if args.explain_peak and kind == "json" else args.top,

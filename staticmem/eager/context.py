@@ -8,6 +8,7 @@ end of the full expression.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -35,6 +36,8 @@ class Eager:
         self.autocast: DType | None = None
         self.autocast_cache: dict[int, Tensor] = {}
         self.autocast_owner = Owner("autocast", "weight cache")
+        self.sdpa = "auto"  # the attention kernel that a user asks for
+        self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.sequence = 0
         self.pending: Owner | None = None
         self._mutated: Tensor | None = None

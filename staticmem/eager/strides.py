@@ -144,6 +144,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
 
 def expand_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides:
     """Strides of `expand(target)`: 0 on broadcast dimensions (`inferExpandGeometry`)."""
+    if not shape:
+        return (0,) * len(target)
     offset = len(target) - len(shape)
     result = [0] * len(target)
     for dim in range(len(target) - 1, -1, -1):

@@ -17,9 +17,9 @@ from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.casts import to_copy
 from staticmem.rules.factory import dropout
-from staticmem.rules.padding import pad
 from staticmem.rules.joining import repeat_interleave
 from staticmem.rules.linear import matmul
+from staticmem.rules.padding import pad
 from staticmem.rules.pointwise import add_, grad_of, mul
 from staticmem.rules.reduction import softmax
 from staticmem.rules.registry import rule
@@ -34,9 +34,7 @@ class Choice:
     reason: str
 
 
-def choose_kernel(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool = False
-) -> Choice:
+def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Choice:
     """The kernel that `torch.nn.functional.scaled_dot_product_attention` picks on an sm_90 device."""
     half = q.dtype in (dtypes.float16, dtypes.bfloat16)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
@@ -65,6 +63,9 @@ def scaled_dot_product_attention(
     if attn_mask is not None and attn_mask.dtype is dtypes.bool_:
         attn_mask = _float_mask(e, attn_mask, query)
     choice = choose_kernel(query, key, value, attn_mask, dropout_p)
+    if e.sdpa != "auto":
+        choice = Choice(e.sdpa, "asked for")
+    e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason] += 1
     if choice.kernel == "math":
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
     if choice.kernel == "efficient":

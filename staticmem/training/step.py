@@ -59,6 +59,7 @@ class _Step:
     def __init__(self, graph: Graph, scenario: Scenario, notes: Sequence[Note], locals_policy: str) -> None:
         self.graph, self.scenario = graph, scenario
         self.e = Eager(training=scenario.training)
+        self.e.sdpa = scenario.sdpa
         low = scenario.dtype if scenario.dtype in (dtypes.float16, dtypes.bfloat16) else None
         self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low else None, locals_policy)
         self.notes: list[Note] = list(notes)
@@ -217,6 +218,9 @@ class _Step:
 
     def _result(self, shapes: tuple[tuple[int, ...], ...], trained: int) -> StepResult:
         i = self.interpreter
+        for (what, why), count in sorted(self.e.choices.items()):
+            text = f"{what}: {why} (as on an sm_90 GPU; --sdpa changes it)"
+            self.notes.append(Note("assumption", "SM340", text, count))
         return StepResult(
             self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
             trained, self.output_dtypes,
