@@ -57,7 +57,7 @@ def real(case: Case, pattern: Sequence[bool]) -> dict[str, list[tuple[int, int]]
         with torch.profiler.record_function("backward"):
             if edges:
                 torch.autograd.backward(edges, roots)
-    return _steps(profile)
+    return steps_of(profile)
 
 
 def _real_root(root: str, out: Any) -> Any:
@@ -66,7 +66,7 @@ def _real_root(root: str, out: Any) -> Any:
     return torch.ones(out.shape, dtype=out.dtype) if root == "contiguous" else torch.ones_like(out)
 
 
-def _steps(profile: Any) -> dict[str, list[tuple[int, int]]]:
+def steps_of(profile: Any) -> dict[str, list[tuple[int, int]]]:
     events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     spans = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name() in ("roots", "backward")}
     live = 0

@@ -1,0 +1,166 @@
+"""The backward engine against PyTorch's: order, accumulation and `.grad`, by the sequence of what is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from observe import Spec, f
+
+from staticmem import dtypes
+from staticmem.eager.autograd import run_backward
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.rules import lookup
+from staticmem.rules.dispatch import call
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+Net = Callable[..., Any]
+
+
+def mlp(op: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    hidden = op("aten::relu", op("aten::linear", x, w1, b1))
+    return op("aten::log_softmax.int", op("aten::linear", hidden, w2, b2), -1)
+
+
+def residual(op: Any, x: Any, w1: Any, w2: Any) -> Any:
+    """Both branches of an addition receive one and the same gradient."""
+    start = op("aten::mm", x, w1)
+    return op("aten::add.Tensor", start, op("aten::mm", op("aten::tanh", start), w2))
+
+
+def two_residuals(op: Any, x: Any, w1: Any, w2: Any) -> Any:
+    return residual(op, residual(op, x, w1, w2), w1, w2)
+
+
+def joined(op: Any, x: Any, w: Any) -> Any:
+    a = op("aten::mm", x, w)
+    return op("aten::cat", (op("aten::sigmoid", a), a, op("aten::exp", a)), 1)
+
+
+def parted(op: Any, x: Any, w: Any) -> Any:
+    a, b, _ = op("aten::chunk", op("aten::mm", x, w), 3, 1)
+    return op("aten::mul.Tensor", op("aten::sigmoid", a), b)
+
+
+def summed(op: Any, x: Any, w: Any) -> Any:
+    """The gradient of `w` arrives expanded: it is not dense, so `.grad` is a clone."""
+    return op("aten::sum", op("aten::add.Tensor", w, x))
+
+
+def shared_by_leaves(op: Any, v: Any, w: Any) -> Any:
+    return op("aten::add.Tensor", op("aten::mul.Tensor", v, 2.0), op("aten::add.Tensor", v, w))
+
+
+def used_twice(op: Any, x: Any, w: Any) -> Any:
+    return op("aten::mm", op("aten::mm", x, w), w)
+
+
+def used_three_times(op: Any, x: Any, w: Any) -> Any:
+    return op("aten::mm", op("aten::tanh", op("aten::mm", op("aten::tanh", op("aten::mm", x, w)), w)), w)
+
+
+def transposed_leaf(op: Any, x: Any, w: Any) -> Any:
+    """The gradient has the strides of `w`, transposed: another layout than the parameter's, so it is cloned."""
+    return op("aten::mul.Tensor", op("aten::t", w), x)
+
+
+def sliced(op: Any, x: Any, w: Any) -> Any:
+    h = op("aten::mm", x, w)
+    parts = [op("aten::slice.Tensor", h, 1, k, k + 2) for k in (0, 2, 4)]
+    return op("aten::mul.Tensor", op("aten::mul.Tensor", parts[0], parts[1]), parts[2])
+
+
+def attention(op: Any, x: Any, w: Any) -> Any:
+    h = op("aten::linear", x, w)
+    q, k, v = op("aten::unbind.int", op("aten::reshape", h, (2, 5, 3, 4)), 2)
+    scores = op("aten::softmax.int", op("aten::matmul", q, op("aten::transpose.int", k, -2, -1)), -1)
+    return op("aten::matmul", scores, v)
+
+
+def broadcast(op: Any, x: Any, scale: Any, shift: Any) -> Any:
+    return op("aten::gelu", op("aten::add.Tensor", op("aten::mul.Tensor", x, scale), shift))
+
+
+NETS: tuple[tuple[Net, tuple[Spec, ...]], ...] = (
+    (mlp, (f(8, 6).fixed, f(10, 6), f(10), f(7, 10), f(7))),
+    (residual, (f(8, 6).fixed, f(6, 6), f(6, 6))),
+    (two_residuals, (f(8, 6).fixed, f(6, 6), f(6, 6))),
+    (joined, (f(8, 6).fixed, f(6, 5))),
+    (parted, (f(8, 5).fixed, f(5, 9))),
+    (summed, (f(8, 6).fixed, f(8, 6))),
+    (shared_by_leaves, (f(8, 6), f(8, 6))),
+    (used_twice, (f(8, 6).fixed, f(6, 6))),
+    (used_three_times, (f(8, 6).fixed, f(6, 6))),
+    (transposed_leaf, (f(8, 6).fixed, f(6, 8))),
+    (sliced, (f(8, 5).fixed, f(5, 6))),
+    (attention, (f(2, 5, 8).fixed, f(12, 8))),
+    (broadcast, (f(4, 5, 6).fixed, f(6), f(5, 1))),
+)
+SCALAR = 8  # bytes: Python numbers become tensors of a CPU, never of a GPU
+
+
+def theirs(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
+    """(bytes, alive) of each allocation in backward; gradients stay in `.grad`."""
+    from real_side import steps_of
+    from torch_side import op
+
+    leaves = [torch.ones(s.shape, requires_grad=s.grad is not False) for s in specs]
+    profiler = torch.profiler
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        out = net(op, *leaves)
+        with profiler.record_function("roots"):
+            root = torch.ones_like(out)
+        edge = torch.autograd.graph.get_gradient_edge(out)
+        del out
+        with profiler.record_function("backward"):
+            torch.autograd.backward([edge], [root])
+    return list(steps_of(profile)["backward"])
+
+
+def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
+    e = Eager(training=True)
+    e.trace.begin("forward")
+
+    def op(target: str, *args: Any) -> Any:
+        rule = lookup(target)
+        assert rule is not None
+        return call(e, rule, args, {})
+
+    leaves = []
+    for spec in specs:
+        leaf = e.empty(spec.shape, dtypes.float32)
+        leaf.requires_grad = spec.grad is not False
+        e.hold(leaf, Owner("parameter", ""))
+        leaves.append(leaf)
+    start = len(e.trace.buffers)
+    e.open_scope()
+    out: Tensor = net(op, *leaves)
+    result = Owner("value", "out")
+    e.hold(out, result)
+    e.close_scope()
+    root = e.empty_like(out)
+    held = Owner("gradient", "root")
+    e.hold(root, held)
+    e.trace.begin("backward")
+    e.grad_enabled = False
+    first = len(e.trace.buffers)
+    keep = Tensor(out.storage, out.shape, out.strides, out.dtype)  # a gradient edge, without the result
+    keep.grad_fn, keep.output_nr = out.grad_fn, out.output_nr
+    assert out.grad_fn is not None
+    out.grad_fn.refs += 1
+    e.release(result)
+    run_backward(e, keep, root, {})
+    counted = [b for b in e.trace.buffers[start:] if b.id != root.storage.id and b.nbytes > SCALAR]
+    return [
+        (b.nbytes, sum(o.nbytes for o in counted if o.born <= b.born and (o.died is None or o.died > b.born)))
+        for b in counted
+        if b.id >= first
+    ]
+
+
+@pytest.mark.parametrize(("net", "specs"), NETS, ids=[net.__name__ for net, _ in NETS])
+def test_backward_allocates_what_pytorch_allocates(net: Net, specs: Sequence[Spec]) -> None:
+    assert ours(net, specs) == theirs(net, specs)
