@@ -115,6 +115,19 @@ def write(m: Matcher, node: Node) -> bool:
     update: Arg = m.ctx.arg(node.inputs[2])
     if node.inputs[2] in m.net.consts:
         ops.append(m.op(node, "aten::fill_.Scalar", base, 0.0))
+    elif m.net.shape(node.inputs[2]) == shape:  # every element is written: `x[:, :] = y`
+        ops.append(m.op(node, "aten::copy_", base, update))
     else:
-        ops.append(m.op(node, "aten::index_put_", base, (m.ctx.ref(node.inputs[1]),), update))
+        ops.extend(_index_put(m, node, base, update))
     return m.take(node, ops)
+
+
+def _index_put(m: Matcher, node: Node, base: Arg, update: Arg) -> list[Op]:
+    """The last dimension of ScatterND's indices is a tuple of positions: one index tensor for each, as views."""
+    indices = m.net.shape(node.inputs[1])
+    index = m.ctx.ref(node.inputs[1])
+    if indices is None or indices[-1] == 1:
+        return [m.op(node, "aten::index_put_", base, (index,), update)]
+    names = [m.ctx.fresh(node) for _ in range(indices[-1])]
+    ops = [m.op(node, "aten::select.int", index, -1, i, outputs=(name,)) for i, name in enumerate(names)]
+    return [*ops, m.op(node, "aten::index_put_", base, tuple(Ref(name) for name in names), update)]
