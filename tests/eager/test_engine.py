@@ -63,8 +63,8 @@ def used_three_times(op: Any, x: Any, w: Any) -> Any:
 
 
 def transposed_leaf(op: Any, x: Any, w: Any) -> Any:
-    """The gradient has the strides of `w`, transposed: another layout than the parameter's, so it is cloned."""
-    return op("aten::mul.Tensor", op("aten::t", w), x)
+    """The gradient arrives transposed: another layout than the parameter's, so `.grad` is a clone."""
+    return op("aten::mul.Tensor", x, op("aten::t", w))
 
 
 def sliced(op: Any, x: Any, w: Any) -> Any:

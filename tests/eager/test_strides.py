@@ -67,7 +67,8 @@ def test_empty_like_preserves_the_format(tensor: Any) -> None:
 @given(laid_out(), st.data())
 @settings(deadline=None, max_examples=400)
 def test_a_view_is_possible_exactly_where_pytorch_makes_one(tensor: Any, data: st.DataObject) -> None:
-    rest, target = tensor.numel(), []
+    rest = tensor.numel()
+    target: list[int] = []
     while rest > 1 or not target:
         size = data.draw(st.sampled_from([d for d in range(1, rest + 1) if rest % d == 0]))
         target.append(size)
