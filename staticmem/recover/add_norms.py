@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staticmem import dtypes
-from staticmem.graph.ir import Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.graph.ir import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 
 _CONVOLUTIONS = ("aten::conv1d", "aten::conv2d", "aten::conv3d")
 
@@ -45,7 +45,7 @@ def unfold_batch_norms(graph: Graph) -> Graph:
         ops.append(replace(op, args=args, kwargs=kwargs, outputs=(plain,)))
         refs = tuple(Ref(n) for n in names)
         modules = (*op.modules, Frame(path, "torch.nn.modules.batchnorm.BatchNorm2d")) if op.modules else ()
-        norm_args = (Ref(plain), *refs, True, 0.1, 1e-5, True)
+        norm_args: tuple[Arg, ...] = (Ref(plain), *refs, True, 0.1, 1e-5, True)
         ops.append(Op(f"{op.name}.unfolded_norm", "aten::batch_norm", norm_args, {}, op.outputs, modules, op.source))
     if not added:
         return graph

@@ -25,6 +25,7 @@ class _Parts:
     nodes: list[Node] = field(default_factory=list)
     turned: Node | None = None
     key_sizes: tuple[int, ...] = ()
+    flipped: bool = False  # the key has its last two dimensions the other way round
 
 
 def match(m: Matcher, node: Node) -> bool:
@@ -80,7 +81,7 @@ def _scaled(m: Matcher, parts: _Parts, product: Node) -> bool:
         return False
     turned = m.inner(k[0], "Transpose")
     if turned is None:
-        return _reshaped_key(m, parts, q, k, left, right)
+        return _reshaped_key(m, parts, q, k, left, right) or _flipped_key(m, parts, q, k, left, right)
     parts.query, parts.key, parts.scale = q[0], turned.inputs[0], q[1] * k[1]
     parts.turned = turned
     parts.nodes += [left, right, turned]
@@ -105,6 +106,19 @@ def _reshaped_key(
     return True
 
 
+def _flipped_key(
+    m: Matcher, parts: _Parts, q: tuple[str, float], k: tuple[str, float], left: Node, right: Node
+) -> bool:
+    """The model's own transpose of the key and the decomposition's cancelled: the key arrives as (..., E, S)."""
+    shape = m.net.shape(k[0])
+    if shape is None or len(shape) < 3:
+        return False
+    parts.query, parts.key, parts.scale = q[0], k[0], q[1] * k[1]
+    parts.flipped = True
+    parts.nodes += [left, right]
+    return True
+
+
 def _mask(m: Matcher, parts: _Parts, name: str) -> None:
     """A boolean mask was turned into 0 and -inf; a causal one was made of a triangle of ones."""
     parts.mask = name
@@ -124,9 +138,13 @@ def _mask(m: Matcher, parts: _Parts, name: str) -> None:
 
 def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
     turned = parts.turned
-    if turned is None:
+    rank = len(m.net.shape(parts.key) or ())
+    if parts.flipped:
+        perm: object = tuple(range(rank))
+    elif turned is None:
         return False
-    perm = turned.attrs.get("perm")
+    else:
+        perm = turned.attrs.get("perm")
     if not isinstance(perm, tuple) or len(perm) < 2:
         return False
     ops: list[Op] = []
