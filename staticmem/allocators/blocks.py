@@ -1,0 +1,102 @@
+"""The allocator's blocks and its two pools of free ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+
+class Block:
+    """A piece of a segment. `prev` and `next` are its neighbours there, None at the segment's ends.
+
+    `reservation` is the address range of an expandable segment that it belongs to, else None. `mapped` is False for
+    the part of such a range that has no memory behind it. `placement` is the index of the allocation that it serves.
+    """
+
+    __slots__ = (
+        "address", "age", "allocated", "mapped", "next", "placement", "pool", "prev", "reservation", "size", "stream",
+    )  # fmt: skip
+
+    def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
+        self.address, self.size, self.stream, self.pool = address, size, stream, pool
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.allocated = False
+        self.mapped = True
+        self.reservation: Reservation | None = None
+        self.placement = -1
+        self.age = 0  # searches of the pool when it was freed: gc_count_base
+
+    @property
+    def is_split(self) -> bool:
+        return self.prev is not None or self.next is not None
+
+    def splice(self, before: Block | None, after: Block | None) -> None:
+        """Puts the block between two neighbours."""
+        self.prev, self.next = before, after
+        if before is not None:
+            before.next = self
+        if after is not None:
+            after.prev = self
+
+
+class Reservation:
+    """The address space of an expandable segment: `size` bytes in pages of `page` bytes."""
+
+    __slots__ = ("address", "page", "size")
+
+    def __init__(self, address: int, size: int, page: int) -> None:
+        self.address, self.size, self.page = address, size, page
+
+
+Free = list[tuple[int, int, Block]]
+
+
+class Pool:
+    """Free blocks of the small or of the large pool, for each stream in the order of (size, address).
+
+    `std::set<Block*, BlockComparatorSize>` of c10/cuda/CUDACachingAllocator.cpp, which orders by stream first.
+    """
+
+    __slots__ = ("free", "searches", "small", "unmapped")
+
+    def __init__(self, small: bool) -> None:
+        self.small = small
+        self.free: dict[int, Free] = {}
+        self.unmapped: dict[int, list[tuple[int, Block]]] = {}  # by address; expandable segments only
+        self.searches = 0  # get_free_blocks_call_count
+
+    def of(self, stream: int) -> Free:
+        found = self.free.get(stream)
+        if found is None:
+            found = self.free[stream] = []
+        return found
+
+    def insert(self, block: Block) -> None:
+        block.age = self.searches
+        insort(self.of(block.stream), (block.size, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        free = self.free[block.stream]
+        del free[bisect_left(free, (block.size, block.address))]
+
+    def insert_unmapped(self, block: Block) -> None:
+        insort(self.unmapped.setdefault(block.stream, []), (block.address, block))
+
+    def remove_unmapped(self, block: Block) -> None:
+        unmapped = self.unmapped[block.stream]
+        del unmapped[bisect_left(unmapped, (block.address,))]
+
+    def merge(self, block: Block, neighbour: Block | None) -> None:
+        """`try_merge_blocks`: a free neighbour that is mapped as the block is becomes part of it."""
+        if neighbour is None or neighbour.allocated or neighbour.mapped is not block.mapped:
+            return
+        if neighbour.mapped:
+            self.remove(neighbour)
+        else:
+            self.remove_unmapped(neighbour)
+        if block.prev is neighbour:
+            block.address = neighbour.address
+            block.splice(neighbour.prev, block.next)
+        else:
+            block.splice(block.prev, neighbour.next)
+        block.size += neighbour.size

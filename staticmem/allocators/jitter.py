@@ -1,0 +1,92 @@
+"""A band for reserved memory: the replay again, with what nobody knows changed a little.
+
+One buffer more or less than a free block's size opens a segment or not, so reserved swings by whole activations between
+runs that differ in nothing that a graph can tell. Each jitter changes, deterministically:
+
+- the order of segments in address space, which is the driver's choice and decides between free blocks of equal size;
+- all sizes that grow with the batch, by up to 4 %, because a real process has workspaces, metrics and batches that are
+  a little different from the ones predicted. The result is scaled back by what was allocated.
+
+The first replay is the one that is predicted, without change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from staticmem.allocators.cuda_caching import DEFAULTS, simulate
+from staticmem.allocators.driver import Layout, ascending, descending, shuffled
+from staticmem.allocators.events import Event
+from staticmem.allocators.replay import Process
+from staticmem.allocators.result import Replay
+from staticmem.allocators.settings import ROUND_LARGE, Settings
+
+REPLAYS = 11
+WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """One change: the factor of sizes that grow with the batch, and where the driver puts segments."""
+
+    scale: float
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Bytes: the least, the median and the most of the replays, and all of them, the unchanged one first.
+
+    `tight` says that some replay ran out of memory at the given capacity; those are not in the band.
+    """
+
+    low: int
+    expected: int
+    high: int
+    values: tuple[int, ...]
+    tight: bool = False
+
+
+def jitters(count: int) -> Iterator[Jitter]:
+    """The first `count` jitters; the first changes nothing. The rest are pairs of a larger and a smaller batch."""
+    yield Jitter(1.0, ascending)
+    layouts = (descending, *(shuffled(seed) for seed in range(1, count)))
+    pairs = max((count - 1) // 2, 1)
+    for index in range(1, count):
+        step = (index + 1) // 2
+        scale = WIDTH * step / pairs
+        yield Jitter(1 + scale if index % 2 else 1 - scale, layouts[(index - 1) % len(layouts)])
+
+
+def scaled(process: Process, scale: float) -> list[Event]:
+    """The events of a batch that is `scale` times as large. What is smaller than a block stays as it is."""
+    scales = process.scales
+    return [
+        Event(id, round(nbytes * scale), stream) if nbytes > 512 and scales[id] else Event(id, nbytes, stream)
+        for id, nbytes, stream in process.events
+    ]
+
+
+def reserved_band(
+    process: Process,
+    settings: Settings = DEFAULTS,
+    capacity: int | None = None,
+    *,
+    replays: int = REPLAYS,
+    nominal: Replay | None = None,
+) -> Band:
+    """Median and range of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
+    nominal = nominal or simulate(process.events, settings, capacity, fallbacks=process.fallbacks)
+    values = [nominal.peak_reserved]
+    tight = nominal.oom is not None
+    for jitter in list(jitters(replays))[1:]:
+        events = scaled(process, jitter.scale)
+        replay = simulate(events, settings, capacity, fallbacks=process.fallbacks, layout=jitter.layout)
+        if replay.oom is not None:
+            tight = True
+            continue
+        ratio = nominal.peak_allocated / replay.peak_allocated if replay.peak_allocated else 1.0
+        values.append(round(replay.peak_reserved * ratio / ROUND_LARGE) * ROUND_LARGE)
+    return Band(min(values), round(median(values)), max(values), tuple(values), tight)

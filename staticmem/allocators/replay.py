@@ -1,0 +1,293 @@
+"""The allocations of a process, from its start to the end of its third step, out of the trace of one step.
+
+The trace is of a steady step. The steps before it differ in what exists: the first has no optimizer state until its
+`optimizer.step()` makes it, in memory that the backward has just freed, and no loss or gradients of a step before.
+Where a state comes to lie in step 1 decides what fits in steps 2 and 3: reserved memory may peak in any of them.
+
+Sources: torch/optim/{adam,adamw,sgd,rmsprop,adagrad}.py (`_init_group`, `_multi_tensor_*`: when state is made),
+torch/optim/optimizer.py (`zero_grad(set_to_none=True)`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from staticmem.allocators.events import RELEASE, Event
+from staticmem.allocators.placement import model_to_order
+from staticmem.allocators.workspace import FIRST, LAST, Workspace, WorkspaceModel
+from staticmem.eager.trace import Buffer, Trace
+
+STEPS = 3
+Data: TypeAlias = Literal["resident", "each-step", "handed-over"]
+_FIXED = ("parameter", "buffer", "gradient", "optimizer_state")
+STATE_IN_CONSTRUCTOR = ("sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
+
+
+class Origin(NamedTuple):
+    """What an allocation is: a buffer of the trace (-1: a workspace, named by `what`), in a step (0: before them)."""
+
+    buffer: int
+    step: int
+    kernel: int
+    what: str = ""
+
+
+class Mark(NamedTuple):
+    """Events from index `event` on belong to this phase of this step; step 0 is what comes before the first."""
+
+    step: int
+    phase: str
+    event: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """Events of a process, with `origins[id]` for each allocation and `marks` where phases begin.
+
+    `scales[id]` is True for what grows with the batch: all but the model, what has the shape of a parameter (copies,
+    gradients, optimizer state) and workspaces that are kept. `fallbacks` are for `simulate`.
+    """
+
+    events: tuple[Event, ...]
+    origins: tuple[Origin, ...]
+    marks: tuple[Mark, ...]
+    scales: tuple[bool, ...]
+    fallbacks: Mapping[int, tuple[int, ...]]
+
+    def mark_at(self, event: int) -> Mark:
+        """The phase that an event belongs to."""
+        at = bisect_left(self.marks, event + 1, key=lambda mark: mark.event)
+        return self.marks[max(at - 1, 0)]
+
+    def spans(self) -> Iterator[tuple[Mark, int]]:
+        """Each phase with the index of the event behind its last one."""
+        ends = [*(mark.event for mark in self.marks[1:]), len(self.events)]
+        return zip(self.marks, ends, strict=True)
+
+
+def process(
+    trace: Trace,
+    workspace: WorkspaceModel | None = None,
+    *,
+    steps: int = STEPS,
+    data: Data = "resident",
+) -> Process:
+    """The events of `steps` steps from the start of the process.
+
+    Args:
+        trace: a step of training or an inference; its setup phase says what exists before.
+        workspace: what kernels take for themselves; None: nothing.
+        data: where inputs and target come from. "resident": they are made once. "each-step": each step brings new
+            ones, the old ones have gone before (`for x, y in loader: x = x.to(device)`). "handed-over": the old ones
+            go when the new ones are there (`batch = next(loader).to(device)` into the same variable).
+    """
+    return _Builder(trace, workspace, data).run(steps)
+
+
+class _Builder:
+    def __init__(self, trace: Trace, workspace: WorkspaceModel | None, data: Data) -> None:
+        self.trace, self.data = trace, data
+        self.events: list[Event] = []
+        self.origins: list[Origin] = []
+        self.scales: list[bool] = []
+        self.marks: list[Mark] = []
+        self.fallbacks: dict[int, tuple[int, ...]] = {}
+        self.kept: set[str] = set()
+        self.now: dict[int, int] = {}  # buffer -> id of its present allocation
+        starts = dict(trace.phases)
+        self.first = starts.get("forward", 0)
+        self.optimizer = starts.get("optimizer", trace.ticks)
+        setup = [b for b in trace.buffers if b.born < self.first]
+        self.model = model_to_order(b for b in setup if b.category in ("parameter", "buffer"))
+        self.inputs = [b for b in setup if b.category == "input"]
+        self.state = _as_created(b for b in setup if b.category == "optimizer_state")
+        known = {b.id for b in (*self.model, *self.inputs, *self.state)}
+        self.persistent = known
+        self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before
+        self.fixed_shapes = {b.shape for b in self.model}
+        self.script = self._script(workspace)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _script(self, workspace: WorkspaceModel | None) -> list[tuple[int, int, Workspace | None]]:
+        """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
+        of kernel `index`."""
+        script: list[tuple[int, int, Workspace | None]] = []
+        at: dict[int, list[tuple[int, Workspace]]] = self._workspaces(workspace) if workspace is not None else {}
+        changes: list[tuple[int, int]] = []
+        for buffer in self.trace.buffers:
+            if buffer.born >= self.first:
+                changes.append((buffer.born, buffer.id))
+            if buffer.died is not None and buffer.died >= self.first:
+                changes.append((buffer.died, ~buffer.id))
+        changes.sort()
+        for tick, buffer_id in changes:
+            script.append((tick, buffer_id, None))
+            script += [(tick, kernel, space) for kernel, space in at.get(tick, ())]
+        before = [(self.first, kernel, space) for kernel, space in at.get(-1, ())]
+        return before + script
+
+    def _workspaces(self, model: WorkspaceModel) -> dict[int, list[tuple[int, Workspace]]]:
+        """Tick -> workspaces that follow the event of that tick; -1: before the first."""
+        born: dict[int, list[int]] = {}
+        for buffer in self.trace.buffers:
+            if buffer.born >= self.first:
+                born.setdefault(buffer.kernel, []).append(buffer.born)
+        at: dict[int, list[tuple[int, Workspace]]] = {}
+        upcoming: list[tuple[int, Workspace]] = []  # of kernels that allocate nothing: before the next that does
+        for kernel in range(len(self.trace.kernels)):
+            ticks = born.get(kernel)
+            spaces = model.workspaces(kernel)
+            if ticks is None:
+                upcoming += [(kernel, space) for space in spaces]
+                continue
+            if upcoming:
+                at.setdefault(ticks[0] - 1 if ticks[0] > self.first else -1, []).extend(upcoming)
+                upcoming = []
+            for space in spaces:
+                if space.after == FIRST:
+                    tick = ticks[0] - 1 if ticks[0] > self.first else -1
+                elif space.after == LAST:
+                    tick = ticks[-1]
+                else:
+                    tick = ticks[min(space.after, len(ticks) - 1)]
+                at.setdefault(tick, []).append((kernel, space))
+        if upcoming:
+            at.setdefault(self.trace.ticks - 1, []).extend(upcoming)
+        return at
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> Process:
+        self._mark(0, "setup")
+        for buffer in self.model:
+            self._alloc(buffer, 0)
+        if self.data == "resident":
+            self._bring_data(0)
+        early = [b for b in self.state if b.name.rpartition(".")[2] in STATE_IN_CONSTRUCTOR]
+        for buffer in early:
+            self._alloc(buffer, 0)
+        late = [b for b in self.state if b not in early]
+        old: list[int] = []  # ids of what the step before left, besides gradients
+        gradients: list[int] = []
+        for step in range(1, steps + 1):
+            self._mark(step, "forward")
+            if self.data != "resident":
+                self._bring_data(step)
+            for id in gradients:  # zero_grad()
+                self._free(id)
+            if not self.previous:  # an inference: nothing of the pass before is held into this one
+                for id in old:
+                    self._free(id)
+            self._step(step, late if step == 1 else (), old)
+            old, gradients = self._left_over()
+        return Process(
+            tuple(self.events), tuple(self.origins), tuple(self.marks), tuple(self.scales), self.fallbacks
+        )  # fmt: skip
+
+    def _bring_data(self, step: int) -> None:
+        if self.data == "each-step":
+            for buffer in self.inputs:
+                if buffer.id in self.now:
+                    self._free(self.now.pop(buffer.id))
+        for buffer in self.inputs:
+            gone = self.now.get(buffer.id)
+            self._alloc(buffer, step)
+            if gone is not None:
+                self._free(gone)
+
+    def _step(self, step: int, late: Sequence[Buffer], old: Sequence[int]) -> None:
+        phases = [(name, tick) for name, tick in self.trace.phases if tick >= self.first][1:]
+        held: list[int] = []
+        kernel = -1
+        for tick, index, space in self.script:
+            while phases and tick >= phases[0][1]:
+                name, _ = phases.pop(0)
+                self._release(held)
+                self._mark(step, name)
+                if name == "optimizer":
+                    self._make_state(late)
+                    late = ()
+            if space is not None:
+                if space.held and index != kernel:
+                    self._release(held)
+                kernel = index
+                self._workspace(step, index, space, held)
+                continue
+            if index < 0 or self.trace.buffers[index].kernel != kernel:
+                self._release(held)
+            if index >= 0:
+                self._alloc(self.trace.buffers[index], step)
+                kernel = self.trace.buffers[index].kernel
+            elif ~index in self.now:
+                self._free(self.now.pop(~index))
+            elif ~index in self.previous:  # the loss of the step before
+                for id in old:
+                    self._free(id)
+        self._release(held)
+        for name, _ in phases:  # phases without an allocation in the trace
+            self._mark(step, name)
+            if name == "optimizer":
+                self._make_state(late)
+                late = ()
+
+    def _make_state(self, state: Sequence[Buffer]) -> None:
+        for buffer in state:
+            self._alloc(buffer, 1)
+
+    def _left_over(self) -> tuple[list[int], list[int]]:
+        """Ids of what a step leaves to the next: what lives until its loss is there, and gradients."""
+        old: list[int] = []
+        gradients: list[int] = []
+        for buffer in [b for b in self.now if b not in self.persistent]:
+            gradient = self.trace.buffers[buffer].category == "gradient"
+            (gradients if gradient else old).append(self.now.pop(buffer))
+        return old, gradients
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _mark(self, step: int, phase: str) -> None:
+        self.marks.append(Mark(step, phase, len(self.events)))
+
+    def _alloc(self, buffer: Buffer, step: int) -> None:
+        self.now[buffer.id] = len(self.origins)
+        self.events.append(Event(len(self.origins), buffer.nbytes))
+        self.origins.append(Origin(buffer.id, step, buffer.kernel))
+        fixed = buffer.category in _FIXED or buffer.shape in self.fixed_shapes
+        self.scales.append(not fixed and buffer.nbytes > 0)
+
+    def _free(self, id: int) -> None:
+        self.events.append(Event(id, RELEASE))
+
+    def _workspace(self, step: int, kernel: int, space: Workspace, held: list[int]) -> None:
+        if space.keep is not None:
+            if space.keep in self.kept:
+                return
+            self.kept.add(space.keep)
+        id = len(self.origins)
+        self.events.append(Event(id, space.nbytes))
+        self.origins.append(Origin(-1, step, kernel, space.what))
+        self.scales.append(space.keep is None)
+        if space.fallbacks:
+            self.fallbacks[id] = space.fallbacks
+        if space.keep is None:
+            if space.held:
+                held.append(id)
+            else:
+                self._free(id)
+
+    def _release(self, held: list[int]) -> None:
+        for id in held:
+            self._free(id)
+        held.clear()
+
+
+def _as_created(state: Iterator[Buffer]) -> list[Buffer]:
+    """State in the order in which an optimizer makes it: for each parameter its `step` before the others."""
+    groups: dict[str, list[Buffer]] = {}
+    for buffer in state:
+        groups.setdefault(buffer.name.rpartition(".")[0], []).append(buffer)
+    return [b for group in groups.values() for b in sorted(group, key=lambda b: not b.name.endswith(".step"))]

@@ -1,0 +1,38 @@
+"""What kernels allocate for themselves while they run: the contract with whoever knows the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+FIRST, LAST = -2, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes that a kernel takes from the caching allocator beside its results.
+
+    `after` says when: behind the kernel's own allocation of this number (0 for its first result), LAST for behind all
+    of them, FIRST for before any. It is released before the kernel's next allocation, so that two workspaces never
+    coexist; with `held` it is released at the end of the kernel.
+
+    `keep` names one that stays: it is allocated when the name first occurs in the process and never released (the
+    workspace of a cuBLAS handle). `fallbacks` are smaller sizes to try where it does not fit, 0 for none at all
+    (the next plans of a convolution). `what` is for people.
+    """
+
+    nbytes: int
+    after: int = LAST
+    held: bool = False
+    keep: str | None = None
+    fallbacks: tuple[int, ...] = ()
+    what: str = "workspace"
+
+
+class WorkspaceModel(Protocol):
+    """Knows the workspaces of the kernels of one trace."""
+
+    def workspaces(self, kernel: int) -> Sequence[Workspace]:
+        """Workspaces of `trace.kernels[kernel]` in the order in which it takes them; () for most kernels."""
+        ...
