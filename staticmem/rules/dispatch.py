@@ -55,7 +55,8 @@ def _cast(e: Eager, value: Any, dtype: DType) -> Any:
         return value
     if value.dtype is dtype:
         return value
-    cacheable = dtype is e.autocast and value.dtype is dtypes.float32 and value.requires_grad and value.grad_fn is None
+    cacheable = dtype is e.autocast and value.dtype is dtypes.float32
+    cacheable = cacheable and value.requires_grad and value.grad_fn is None and value.base is None
     if not cacheable:
         return to_copy(e, value, dtype)
     cached = e.autocast_cache.get(id(value))

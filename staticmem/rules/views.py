@@ -38,6 +38,8 @@ def make_view(e: Eager, self: Tensor, shape: layout.Shape, strides: layout.Strid
     """A view that autograd knows."""
     out = e.alias(self, shape, strides)
     out.base = self.base if self.base is not None else self
+    if not e.training:  # under no_grad, too, a view of a parameter says that it requires a gradient: matmul asks
+        out.requires_grad = self.requires_grad
     e.record(node, out, [self], [Formula((0,), formula)])
     return out
 
