@@ -1,0 +1,97 @@
+"""What a CPU build of PyTorch cannot show: kernels that only CUDA has. Figures are derived from the sources named."""
+
+from __future__ import annotations
+
+import our_side
+from observe import Case, Observation, Spec, b, call, f, h, i
+
+CUDNN = f(2, 4, 5, 6), f(4), f(4), f(4).fixed, f(4).fixed
+
+
+def observed(case: Case, *pattern: bool) -> Observation:
+    return our_side.run(case, pattern or case.patterns()[0])
+
+
+def test_cudnn_batch_norm_has_no_statistics_in_inference() -> None:
+    """aten/src/ATen/native/cudnn/BatchNorm.cpp: `save_mean = at::empty({0})`."""
+    seen = observed(call("aten::batch_norm", *CUDNN, False, 0.1, 1e-5, True))
+    assert seen.forward == [(960, 960)]
+    assert seen.saved == ["in0", "in1", "in3", "in4"]
+
+
+def test_cudnn_batch_norm_copies_a_gradient_of_another_layout() -> None:
+    """cudnn_batch_norm_backward: `grad_output_t.contiguous(input->suggest_memory_format())`."""
+    x = f(2, 4, 5, 6).channels_last
+    case = call("aten::batch_norm", x, *CUDNN[1:], True, 0.1, 1e-5, True, root="contiguous")
+    assert [nbytes for nbytes, _ in observed(case).backward] == [960, 960, 16, 16]
+    same = call("aten::batch_norm", x, *CUDNN[1:], True, 0.1, 1e-5, True)
+    assert [nbytes for nbytes, _ in observed(same).backward] == [960, 16, 16]
+
+
+def test_batch_norm_statistics_are_float32_in_half_precision() -> None:
+    """cuda/Normalization.cu and cudnn/BatchNorm.cpp: statistics in the accumulation type."""
+    seen = observed(call("aten::batch_norm", h(2, 4, 5, 6), f(4), f(4), f(4).fixed, f(4).fixed, True, 0.1, 1e-5, True))
+    assert [nbytes for nbytes, _ in seen.forward] == [480, 16, 16]
+
+
+def test_convolution_answers_in_channels_last_where_input_or_weight_prefers_it() -> None:
+    """ConvUtils.h, `cudnn_conv_suggest_memory_format`."""
+    weight = f(6, 4, 3, 3)
+    for case in (
+        call("aten::conv2d", f(2, 4, 6, 7).channels_last, weight),
+        call("aten::conv2d", f(2, 4, 6, 7), weight.channels_last),
+    ):
+        seen = observed(case)
+        assert seen.outputs[0] is not None
+        assert seen.outputs[0].strides == (120, 1, 30, 6)
+        by_weight = seen.grads["in1"]
+        assert by_weight is not None
+        assert by_weight.strides == (36, 1, 12, 4)
+
+
+def test_rms_norm_is_one_kernel() -> None:
+    """`_fused_rms_norm`: the reciprocal root mean square is float32, one a row."""
+    seen = observed(call("aten::rms_norm", h(3, 4, 5), (5,), h(5), 1e-6))
+    assert [nbytes for nbytes, _ in seen.forward] == [120, 48]
+    assert seen.saved == ["in0", "in1", "new1"]
+    assert [nbytes for nbytes, _ in seen.backward] == [120, 10]
+
+
+def test_the_maximum_of_everything_spreads_its_gradient_with_masks() -> None:
+    """FunctionsManual.cpp, `evenly_distribute_backward` for CUDA inputs: NaN masks, equality, count, share, product."""
+    seen = observed(call("aten::max", f(4, 3)))
+    assert [nbytes for nbytes, _ in seen.backward] == [12, 1, 12, 8, 4, 48]
+
+
+def test_an_lstm_is_one_node() -> None:
+    """aten/src/ATen/native/cudnn/RNN.cpp: saves input, state, weights, output and the reserve."""
+    state = (f(1, 2, 8), f(1, 2, 8))
+    weights = (f(32, 6), f(32, 8), f(32), f(32))
+    case = call("aten::lstm.input", f(5, 2, 6), state, weights, True, 1, 0.0, True, False, False)
+    seen = observed(case, *(True,) * 7)
+    assert [v.shape for v in seen.outputs if v is not None] == [(5, 2, 8), (1, 2, 8), (1, 2, 8)]
+    reserve = 5 * 8 * 10 * 4  # four gates and a cell for each of 5 x 2 steps, in float32
+    assert [nbytes for nbytes, _ in seen.forward] == [320, 64, 64, reserve]
+    assert seen.saved == ["in0", "in1", "in2", "in3", "in4", "in5", "in6", "new0", "new3"]
+    assert [nbytes for nbytes, _ in seen.backward] == [240, 64, 64, 768, 1024, 128, 128]
+
+
+def test_a_bidirectional_gru_has_both_directions_in_its_result() -> None:
+    case = call("aten::gru.input", f(5, 2, 6), f(2, 2, 8), (f(24, 6), f(24, 8)) * 2, False, 1, 0.0, True, True, False)
+    seen = observed(case)
+    assert seen.outputs[0] is not None
+    assert seen.outputs[0].shape == (5, 2, 16)
+
+
+def test_fused_attention_layers_of_inference_are_one_result() -> None:
+    q: Spec = f(2, 5, 8).fixed
+    weights = (f(24, 8).fixed, f(24).fixed, f(8, 8).fixed, f(8).fixed)
+    case = call("aten::_native_multi_head_attention", q, q, q, 8, 2, *weights, None, False)
+    assert observed(case).forward == [(320, 320)]
+    layer = call("aten::_transformer_encoder_layer_fwd", q, 8, 2, *weights)
+    assert observed(layer).forward == [(320, 320)]
+
+
+def test_checks_of_an_exporter_make_nothing() -> None:
+    for case in (call("aten::_assert_async", b()), call("aten::_assert_tensor_metadata", i(4))):
+        assert observed(case).forward == []
