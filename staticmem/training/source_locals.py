@@ -28,7 +28,8 @@ class _Frame:
 
     line: SourceLine
     modules: int  # how many module calls enclose it (itself included)
-    names: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)  # a list `xs` is kept under `xs[]`
+    reads: set[str] = field(default_factory=set)  # by the ops of the running statement
 
 
 def held_until(graph: Graph) -> Mapping[str, int]:
@@ -56,6 +57,8 @@ class _Walk:
                 self._advance(op, index - 1)
                 if op.outputs:
                     self.latest = op.outputs
+                for frame in self.frames:
+                    frame.reads.update(op.refs())
         last = len(self.graph.ops) - 1
         while self.frames:
             self._finish(self.frames[-1], last)
@@ -103,6 +106,13 @@ class _Walk:
     def _finish(self, frame: _Frame, now: int) -> None:
         """The frame's statement is done: its names take the last op's results."""
         text = frame.line.text
+        reads, frame.reads = frame.reads, set()
+        if ".pop(" in text:  # what the statement read of a list is gone from it
+            for name, kept in frame.names.items():
+                if name.endswith("[]"):
+                    popped = [v for v in kept if v in reads]
+                    frame.names[name] = [v for v in kept if v not in reads]
+                    self._drop(popped, now)
         append = _APPEND.match(text)
         if append is not None:
             frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])
@@ -118,6 +128,8 @@ class _Walk:
                 continue
             if len(names) == 1:
                 taken = values[:1]
+                if text[assign.end() :].lstrip().startswith("["):
+                    name += "[]"
             elif len(values) == len(names):
                 taken = values[position : position + 1]
             else:
