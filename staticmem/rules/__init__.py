@@ -23,6 +23,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     scattering,
     statistics,
     ternary,
+    various,
     views,
 )
 from staticmem.rules.registry import RULES, Rule, lookup

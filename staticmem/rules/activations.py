@@ -80,6 +80,7 @@ TABLE = (
           ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor")),
     Unary("erfinv", "ErfinvBackward0", "self",
           ("erfinv.default", "pow.Tensor_Scalar", "exp.default", "mul.Tensor", "mul.Tensor"), "float32"),
+    Unary("logit", "LogitBackward0", "self", ("logit_backward.default",)),
     Unary("lgamma", "LgammaBackward0", "self", ("digamma.default", "mul.Tensor")),
     Unary("deg2rad", "Deg2RadBackward0", "", ("mul.Tensor",)),
     Unary("rad2deg", "Rad2DegBackward0", "", ("mul.Tensor",)),
@@ -207,7 +208,7 @@ def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
     return compute
 
 
-@rule("aten::clamp_")
+@rule("aten::clamp_", "aten::clip_")
 def clamp_(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """In place: clones its input first and saves the clone; backward as `clamp`."""
     original = clone_for_backward(e, self, *_bounds(self, min, max))

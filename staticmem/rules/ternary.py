@@ -20,7 +20,11 @@ from staticmem.rules.registry import rule
 def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """Saves tensor1 and tensor2 where the other needs a gradient; `self` receives the incoming gradient."""
     out = e.pointwise("aten.addcmul.default", self, tensor1, tensor2)
+    record_addcmul(e, out, self, tensor1, tensor2)
+    return out
 
+
+def record_addcmul(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
     def by(other: Tensor) -> Any:
         def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
             scaled = e.pointwise("aten.mul.Tensor", other)
@@ -31,14 +35,17 @@ def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Sca
     saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2 if e.needs_grad(tensor1) else None]
     formulas = [Formula((0,), same), Formula((1,), by(tensor2)), Formula((2,), by(tensor1))]
     e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
-    return out
 
 
 @rule("aten::addcdiv", autocast="promote")
 def addcdiv(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """Saves tensor2 always, and tensor1 if tensor2 needs a gradient; `self` receives the incoming gradient."""
     out = e.pointwise("aten.addcdiv.default", self, tensor1, tensor2)
+    record_addcdiv(e, out, self, tensor1, tensor2)
+    return out
 
+
+def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
     def by_numerator(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         inverse = e.pointwise("aten.reciprocal.default", tensor2)  # value / tensor2, scaled in place
         return e.pointwise("aten.mul.Tensor", grad_of(grads), inverse)
@@ -51,14 +58,8 @@ def addcdiv(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Sca
         return e.pointwise("aten.mul.Tensor", negative, ratio)
 
     formulas = [Formula((0,), same), Formula((1,), by_numerator), Formula((2,), by_denominator)]
-    e.record(
-        "AddcdivBackward0",
-        out,
-        [self, tensor1, tensor2],
-        formulas,
-        [tensor1 if e.needs_grad(tensor2) else None, tensor2],
-    )
-    return out
+    saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2]
+    e.record("AddcdivBackward0", out, [self, tensor1, tensor2], formulas, saves)
 
 
 @rule("aten::lerp")
@@ -91,19 +92,27 @@ def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
     if not isinstance(self, Tensor):
         assert isinstance(exponent, Tensor)
         return _pow_scalar(e, exponent)
+    operands = [self, exponent] if isinstance(exponent, Tensor) else [self]
+    dtype = None if isinstance(exponent, Tensor) else scalar_dtype(self, exponent)
+    out = e.pointwise("aten.pow.Tensor_Scalar", *operands, dtype=dtype)
+    record_pow(e, out, self, self, exponent)
+    return out
+
+
+def record_pow(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor | Scalar) -> None:
+    """`saved` is the base as it was before an in-place op."""
     if isinstance(exponent, Tensor):
-        return _pow_tensor(e, self, exponent)
-    out = e.pointwise("aten.pow.Tensor_Scalar", self, dtype=scalar_dtype(self, exponent))
+        _record_pow_tensor(e, out, self, saved, exponent)
+        return
 
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         if exponent == 0:
-            return e.empty_like(self, kernel="aten.zeros_like.default")
-        power = e.pointwise("aten.pow.Tensor_Scalar", self)
+            return e.empty_like(saved, kernel="aten.zeros_like.default")
+        power = e.pointwise("aten.pow.Tensor_Scalar", saved)
         scaled = e.pointwise("aten.mul.Scalar", power)
         return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
 
-    e.record("PowBackward0", out, [self], [Formula((0,), by_self)], [self])
-    return out
+    e.record("PowBackward0", out, [self], [Formula((0,), by_self)], [saved])
 
 
 def _pow_scalar(e: Eager, exponent: Tensor) -> Tensor:
@@ -117,18 +126,16 @@ def _pow_scalar(e: Eager, exponent: Tensor) -> Tensor:
     return out
 
 
-def _pow_tensor(e: Eager, self: Tensor, exponent: Tensor) -> Tensor:
-    out = e.pointwise("aten.pow.Tensor_Tensor", self, exponent)
-
+def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor) -> None:
     def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         # grad * where(self == 0 and exponent >= 0, 0, result * log(self))
         grad = grad_of(grads)
         positive = e.pointwise("aten.ge.Scalar", exponent, dtype=dtypes.bool_)
-        zero = e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
+        zero = e.pointwise("aten.eq.Scalar", saved, dtype=dtypes.bool_)
         condition = e.pointwise("aten.logical_and.default", zero, positive, dtype=dtypes.bool_)
         e.free(positive)
         e.free(zero)
-        log = e.pointwise("aten.log.default", self)
+        log = e.pointwise("aten.log.default", saved)
         product = e.pointwise("aten.mul.Tensor", out, log)
         e.empty((), grad.dtype, kernel="aten.zeros.default")
         chosen = e.pointwise("aten.where.self", condition, product, dtype=product.dtype)
@@ -138,7 +145,7 @@ def _pow_tensor(e: Eager, self: Tensor, exponent: Tensor) -> Tensor:
         # where(exponent == 0, 0, grad * (exponent * self.pow(exponent - 1)))
         grad = grad_of(grads)
         less = e.pointwise("aten.sub.Tensor", exponent)
-        power = e.pointwise("aten.pow.Tensor_Tensor", self, less)
+        power = e.pointwise("aten.pow.Tensor_Tensor", saved, less)
         product = e.pointwise("aten.mul.Tensor", exponent, power)
         scaled = e.pointwise("aten.mul.Tensor", grad, product)
         e.empty((), grad.dtype, kernel="aten.zeros.default")
@@ -146,5 +153,4 @@ def _pow_tensor(e: Eager, self: Tensor, exponent: Tensor) -> Tensor:
         return e.pointwise("aten.where.self", condition, scaled, dtype=scaled.dtype)
 
     formulas = [Formula((1,), by_exponent), Formula((0,), by_self)]
-    e.record("PowBackward1", out, [self, exponent], formulas, [self, exponent, out])
-    return out
+    e.record("PowBackward1", out, [self, exponent], formulas, [saved, exponent, out])

@@ -151,7 +151,7 @@ def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     return make_view(e, self, shape, strides, "PermuteBackward0", gradient)
 
 
-@rule("aten::transpose", "aten::swapaxes", "aten::swapdims")
+@rule("aten::transpose", "aten::transpose_", "aten::swapaxes", "aten::swapdims")
 def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     """A view; the gradient is transposed back."""
     if self.ndim == 0:
@@ -162,7 +162,7 @@ def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::t", "aten::mT")
+@rule("aten::t", "aten::t_", "aten::mT")
 def t(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient is transposed back."""
     return self if self.ndim < 2 else transpose(e, self, -2, -1)
@@ -185,7 +185,7 @@ def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::unsqueeze")
+@rule("aten::unsqueeze", "aten::unsqueeze_")
 def unsqueeze(e: Eager, self: Tensor, dim: int) -> Tensor:
     """A view; the gradient is squeezed."""
     axis = dim + self.ndim + 1 if dim < 0 else dim
@@ -203,7 +203,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return values[:axis] + values[axis + 1 :]
 
 
-@rule("aten::squeeze")
+@rule("aten::squeeze", "aten::squeeze_")
 def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     """A view; the gradient is unsqueezed."""
     given = range(self.ndim) if dim is None else [self.dim(d) for d in ((dim,) if isinstance(dim, int) else dim)]

@@ -41,4 +41,18 @@ def _rest() -> list[Case]:
     return cases
 
 
-CASES = [*_losses(), *_rest()]
+def _various() -> list[Case]:
+    window = ((2, 2), (1, 1), (0, 0), (2, 2))
+    cases = [call("aten::im2col", x, *window) for x in (f(2, 3, 6, 7), f(2, 3, 6, 7).channels_last, f(3, 6, 7))]
+    cases += [call("aten::col2im", f(2, 12, 9), (6, 6), *window), call("aten::linalg_cross", f(4, 3), f(4, 3))]
+    cases += [call("aten::cross", f(4, 3), f(4, 3), 1)]
+    cases += [call("aten::cosine_similarity", x, f(4, 6), dim) for x in (f(4, 6), f(1, 6)) for dim in (1, 0)]
+    cases += [call("aten::pow_.Scalar", f(4, 3), 3), call("aten::pow_.Tensor", f(4, 3), f(4, 3))]
+    cases += [call(f"aten::{name}_", f(4, 3), f(4, 3), f(4, 3)) for name in ("addcmul", "addcdiv")]
+    cases += [call("aten::tril_", f(4, 3)), call("aten::triu_", f(4, 3), 1), call("aten::clip_", f(4, 3), 0.0, 1.0)]
+    cases += [call("aten::unsqueeze_", f(4, 3), 1), call("aten::squeeze_.dim", f(4, 1), 1)]
+    cases += [call("aten::transpose_", f(4, 3), 0, 1), call("aten::t_", f(4, 3))]
+    return cases
+
+
+CASES = [*_losses(), *_rest(), *_various()]
