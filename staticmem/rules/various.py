@@ -7,13 +7,14 @@ from typing import Any
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
+from staticmem.eager.strides import broadcast_shapes
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.pointwise import Scalar, clone_for_backward, div, grad_of, inplace, mul
 from staticmem.rules.reduction import sum as sum_
 from staticmem.rules.reduction import vector_norm
 from staticmem.rules.registry import rule
 from staticmem.rules.ternary import record_addcdiv, record_addcmul, record_pow
-from staticmem.rules.views import clone
+from staticmem.rules.views import clone, expand
 
 
 def _windows(size: int, kernel: int, dilation: int, padding: int, stride: int) -> int:
@@ -67,6 +68,8 @@ def cross(e: Eager, self: Tensor, other: Tensor, dim: int = -1) -> Tensor:
 @scoped
 def cosine_similarity(e: Eager, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Two norms, cloned to clamp them without history, two quotients, their product and its sum (Distance.cpp)."""
+    shape = broadcast_shapes(x1.shape, x2.shape)
+    x1, x2 = (x if x.shape == shape else expand(e, x, shape) for x in (x1, x2))
     norms = []
     for x in (x1, x2):
         norm = vector_norm(e, x, 2, dim, True)
