@@ -53,16 +53,15 @@ def simulate(
 class _Allocator:
     def __init__(self, settings: Settings, capacity: int | None, total: int | None, layout: Layout) -> None:
         self.settings = settings
-        self.driver = Driver(capacity, layout)
+        self.driver = Driver(capacity, total, layout)
         self.small = Pool(small=True)
         self.large = Pool(small=False)
         self.retries = 0
         self.history: list[SegmentEvent] = []
         self.time = 0
         self.limit: int | None = None  # allowed_memory_maximum
-        total = capacity if total is None else total
-        if settings.per_process_memory_fraction < 1 and total is not None:
-            self.limit = int(settings.per_process_memory_fraction * total)
+        if settings.per_process_memory_fraction < 1 and self.driver.total is not None:
+            self.limit = int(settings.per_process_memory_fraction * self.driver.total)
         self.collects = self.limit is not None and settings.garbage_collection_threshold > 0
 
     def run(self, events: Iterable[Event], fallbacks: Mapping[int, Sequence[int]]) -> Replay:

@@ -35,12 +35,13 @@ def shuffled(seed: int) -> Layout:
 
 
 class Driver:
-    """Counts what `cudaMalloc` and `cuMemCreate` hand out. `capacity` bytes is all that this process can have."""
+    """Counts what `cudaMalloc` and `cuMemCreate` hand out: `capacity` bytes at most, of a device of `total`."""
 
-    __slots__ = ("capacity", "layout", "number", "offset", "reserved")
+    __slots__ = ("capacity", "layout", "number", "offset", "reserved", "total")
 
-    def __init__(self, capacity: int | None, layout: Layout) -> None:
+    def __init__(self, capacity: int | None, total: int | None, layout: Layout) -> None:
         self.capacity, self.layout = capacity, layout
+        self.total = capacity if total is None else total
         self.reserved = 0
         self.number = 0
         self.offset = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from staticmem.allocators.blocks import Block, Free, Pool, Reservation
-from staticmem.allocators.settings import SMALL_BUFFER
+from staticmem.allocators.settings import ROUND_LARGE, SMALL_BUFFER
 
 if TYPE_CHECKING:
     from staticmem.allocators.cuda_caching import _Allocator
@@ -58,10 +58,10 @@ def _find(allocator: _Allocator, pool: Pool, size: int, stream: int) -> Block:
         if room >= size:
             return start
     page = SMALL_BUFFER if pool.small else allocator.settings.large_segment_size
-    capacity = allocator.driver.capacity
-    wanted = ADDRESS_SPACE if capacity is None else capacity + capacity // 8
+    total = allocator.driver.total
+    wanted = ADDRESS_SPACE if total is None else total + total // 8
     whole = -(-wanted // page) * page
-    address = allocator.driver.address(whole + page)  # a gap behind it: two reservations never touch
+    address = allocator.driver.address(whole + ROUND_LARGE)  # a gap behind it: two reservations never touch
     reservation = Reservation(address, whole, page)
     block = Block(address, whole, stream, pool)
     block.mapped = False

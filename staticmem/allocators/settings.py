@@ -222,12 +222,12 @@ def _roundup(settings: Settings, value: str) -> Settings:
     if not value.startswith("["):
         return replace(settings, roundup_power2_divisions=(_power_of_two(value),) * ROUNDUP_INTERVALS)
     table = list(settings.roundup_power2_divisions)
-    last, first = 0, True
+    last, first = -1, True
     for item in value.strip("[]").split(","):
         bound, _, count = item.partition(":")
         divisions = _power_of_two(count, zero=True)
         if bound == ">":
-            table[last:] = [divisions] * (ROUNDUP_INTERVALS - last)
+            table[last + 1 :] = [divisions] * (ROUNDUP_INTERVALS - last - 1)
             continue
         last = min(_power_of_two(bound).bit_length() - 1, ROUNDUP_INTERVALS - 1)
         if first:

@@ -1,0 +1,114 @@
+"""Runs sequences of allocations through PyTorch's own CUDA caching allocator, on a stub of CUDA, and writes what it did.
+
+No GPU is needed: `stub_cudart.c` gives addresses without memory behind them, and what is recorded is decided by
+libc10_cuda alone. It needs a CUDA build of PyTorch and the headers of the CUDA runtime:
+
+    pip install torch                 # a build for CUDA, not +cpu
+    inc=$(dirname $(find -L $VIRTUAL_ENV -path "*include/crt/host_defines.h" | head -1))/..
+    gcc -w -I$inc -shared -fPIC -o libstub_cudart.so stub_cudart.c -ldl && cp libstub_cudart.so libcuda.so.1
+    cp libstub_cudart.so libnvidia-ml.so.1
+    python record.py                  # from the root of the repository
+
+Every case runs in a process of its own. The results are tests/data/allocator/*.json.gz; `test_real.py` replays them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+OUT = HERE.parents[1] / "data" / "allocator"
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """One case inside a process with the stub: its addresses, and both meters after each event."""
+    import torch
+
+    torch.cuda.init()
+    pointers: dict[int, int] = {}
+    addresses, allocated, reserved = [], [], []
+    oom = None
+    for index, (key, nbytes, stream) in enumerate(case["events"]):
+        if nbytes < 0:
+            torch.cuda.caching_allocator_delete(pointers.pop(key))
+        else:
+            for size in (nbytes, *case["fallbacks"].get(str(key), ())):
+                try:
+                    pointers[key] = torch.cuda.caching_allocator_alloc(size, 0, stream)
+                    break
+                except torch.OutOfMemoryError:
+                    continue
+            else:
+                oom = index
+                break
+            addresses.append(pointers[key])
+        stats = torch._C._cuda_memoryStats(0)
+        allocated.append(stats["allocated_bytes"]["all"]["current"])
+        reserved.append(stats["reserved_bytes"]["all"]["current"])
+    stats = torch._C._cuda_memoryStats(0)
+    return {
+        **case,
+        "torch": torch.__version__,
+        "addresses": addresses,
+        "allocated": allocated,
+        "reserved": reserved,
+        "peak_allocated": stats["allocated_bytes"]["all"]["peak"],
+        "peak_reserved": stats["reserved_bytes"]["all"]["peak"],
+        "retries": stats["num_alloc_retries"],
+        "oom": oom,
+        "segments": [
+            [s["address"], s["total_size"], s["stream"], s["segment_type"], s["is_expandable"],
+             [[b["address"], b["size"], b["requested_size"], b["state"]] for b in s["blocks"]]]
+            for s in torch._C._cuda_memorySnapshot(None)["segments"]
+        ],
+    }  # fmt: skip
+
+
+def record(case: dict[str, Any]) -> dict[str, Any]:
+    """The case, run in a fresh process under the stub."""
+    library = os.environ.get("STUB_DIR", str(Path.cwd()))
+    environment = dict(
+        os.environ,
+        LD_LIBRARY_PATH=library,
+        LD_PRELOAD=f"{library}/libstub_cudart.so",
+        PYTORCH_CUDA_ALLOC_CONF=case["settings"],
+        STUB_TOTAL=str(case["total"]),
+        STUB_CAPACITY=str(case["capacity"]),
+    )
+    command = [sys.executable, str(HERE / "record.py"), "--one"]
+    done = subprocess.run(
+        command, input=json.dumps(case), env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"exit {done.returncode}: {done.stderr[-2000:]}")
+    result = json.loads(done.stdout)
+    assert isinstance(result, dict)
+    return result
+
+
+def main() -> None:
+    if "--one" in sys.argv:
+        print(json.dumps(run(json.load(sys.stdin))))
+        return
+    sys.path.insert(0, str(HERE))
+    from cases import cases
+
+    OUT.mkdir(parents=True, exist_ok=True)
+    only = sys.argv[1:]
+    for case in [case for case in cases() if not only or case["name"] in only]:
+        result = record(case)
+        data = json.dumps(result, separators=(",", ":")).encode()
+        with open(OUT / f"{case['name']}.json.gz", "wb") as file:
+            file.write(gzip.compress(data, mtime=0))
+        events, name = len(result["events"]), case["name"]
+        print(f"{name:28} {events:6} events, reserved {result['peak_reserved'] / 2**20:8.0f} MiB, oom {result['oom']}")
+
+
+if __name__ == "__main__":
+    main()
