@@ -20,7 +20,7 @@ from staticmem.graph.ir import Frame, Graph, Op, Ref, Value
 from staticmem.rules import lookup
 from staticmem.rules.casts import to_copy
 from staticmem.rules.dispatch import call, fallback
-from staticmem.training.locals import common_depth, held_by_frames
+from staticmem.training.locals import Held, common_depth, held_locals
 from staticmem.training.precision import WholeModelCast, inside
 from staticmem.training.source_locals import held_until
 from staticmem.training.symbolic import SCALAR_OPS
@@ -49,8 +49,9 @@ class Interpreter:
         self.covered: Counter[str] = Counter()
         self.last_use = self._last_uses()
         named = held_until(graph) if locals_policy == "expected" else {}
-        self.locals = {} if named else held_by_frames(graph, locals_policy)
-        for name, index in named.items():
+        held = Held(until=named) if named else held_locals(graph, locals_policy)
+        self.locals = held.frames
+        for name, index in held.until.items():
             self.last_use[name] = max(self.last_use.get(name, index), index)
 
     def _last_uses(self) -> dict[str, int]:

@@ -10,8 +10,12 @@ frame that owns it (the common part of the producer's and the last reader's modu
 3. the parts of a `cat` of three or more (a list that the frame keeps);
 4. two results of child modules that are added or multiplied, each used once; a branch that 0 is added to; the operand
    of a product that is read before too;
-5. a value that enters a child module as a later argument than the first;
-6. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
+5. the results of a split, chunk or unbind: they are unpacked into names;
+6. a value that enters a child module as a later argument than the first;
+7. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
+
+What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
+when the line is done).
 
 `last-use` frees everything as early as any code could. `named` holds, besides the above, every value that is read more
 than once or beside another one: it must have had a name. The two are the band of an inference peak; docs/accuracy.md
@@ -22,12 +26,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from staticmem.graph.ir import Frame, Graph, Op, Ref
 
 POLICIES = ("expected", "last-use", "named")
 _PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
 _JOINS = ("aten::cat", "aten::concat", "aten::matmul")
+_UNPACKED = ("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind")
 _LISTS = ("aten::cat", "aten::concat", "aten::stack")
 _PAIRS = ("aten::add", "aten::mul")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
@@ -45,11 +51,21 @@ def common_depth(a: Stack, b: Stack) -> int:
     return n
 
 
-def held_by_frames(graph: Graph, policy: str = "expected") -> Mapping[str, int]:
-    """Values that a frame holds after their last use: name -> depth of that frame (0 is the root module)."""
+@dataclass(frozen=True)
+class Held:
+    """Values that outlive their last use: `frames` has the depth of the frame that holds one until it returns (0 is the
+    root module), `until` the index of the op during which one is still held."""
+
+    frames: Mapping[str, int] = field(default_factory=dict)
+    until: Mapping[str, int] = field(default_factory=dict)
+
+
+def held_locals(graph: Graph, policy: str = "expected") -> Held:
+    """What the policy holds."""
     if policy == "last-use":
-        return {}
-    return _Locals(graph).decide(policy)
+        return Held()
+    found = _Locals(graph)
+    return Held(found.decide(policy), found.statements())
 
 
 def _starts_sum(op: Op) -> bool:
@@ -79,12 +95,43 @@ class _Locals:
             depth = common_depth(maker.modules, last.modules) - 1
             if depth < 0:
                 continue
+            if maker.base in _UNPACKED and len(maker.outputs) > 1:
+                held[name] = len(maker.modules) - 1
+                continue
             read_as_name = policy == "named" and (len(readers) > 1 or self._beside(last))
             if read_as_name or name in later_arguments or self._named(name, maker, readers, last, depth):
                 held[name] = depth
             elif last.base in _LISTS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
         return held
+
+    def statements(self) -> dict[str, int]:
+        """Values that a module call reads last, whose result goes straight into a product of the caller's."""
+        result_of = self._call_results()
+        until: dict[str, int] = {}
+        for name, maker in self.made.items():
+            readers = self.readers.get(name)
+            if not readers:
+                continue
+            last = readers[-1]
+            depth = common_depth(maker.modules, last.modules)
+            product = result_of.get(last.modules[: depth + 1]) if 0 < depth < len(last.modules) else None
+            if product is not None and name not in self.graph.ops[product].refs():
+                until[name] = product
+        return until
+
+    def _call_results(self) -> dict[Stack, int]:
+        """Module calls whose result only a product of the calling module reads: index of that product."""
+        found: dict[Stack, int] = {}
+        index = {id(op): i for i, op in enumerate(self.graph.ops)}
+        for name, maker in self.made.items():
+            readers = self.readers.get(name, ())
+            if len(readers) == 1 and readers[0].base == "aten::mul":
+                reader = readers[0]
+                depth = len(reader.modules)
+                if len(maker.modules) > depth and maker.modules[:depth] == reader.modules:
+                    found[maker.modules[: depth + 1]] = index[id(reader)]
+        return found
 
     def _named(self, name: str, maker: Op, readers: list[Op], last: Op, depth: int) -> bool:
         if any(r.base in _PRODUCTS and r.modules == last.modules for r in readers[-1:]):
