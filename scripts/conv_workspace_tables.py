@@ -1,0 +1,132 @@
+"""Makes staticmem/hardware/conv/*.json: convolution workspaces, derived from an installed cuDNN's answers.
+
+    python scripts/conv_workspace_tables.py ask answers.npz --seed 1 --count 4000   # minutes to an hour
+    python scripts/conv_workspace_tables.py ask fresh.npz --seed 2 --count 300
+    python scripts/conv_workspace_tables.py fit answers.npz
+    python scripts/conv_workspace_tables.py check fresh.npz
+
+Needs a libcudnn of 9.8 or later (STATICMEM_CUDNN names another one than the installed), NumPy, and no GPU. The answers
+are data of the cuDNN that is asked; the tables hold which form of workspace it takes, not the answers themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from conv_sampling import cells, sample
+from conv_trees import Agreement, Answer, agreement, fit
+
+from staticmem.hardware import conv_tables
+from staticmem.hardware.conv_features import FEATURES
+from staticmem.hardware.cudnn import Cudnn
+from staticmem.hardware.cudnn_devices import ARCHITECTURES
+
+PRECISIONS = ("tf32", "float32", "float16")
+LEAVES = 110  # of a tree: 132 trees of this size are 250 KB for each cuDNN
+NONE = -1  # cuDNN has no plan
+
+
+def architectures(precision: str) -> tuple[str, ...]:
+    """Those that know the precision."""
+    return tuple(a for a in ARCHITECTURES if precision != "tf32" or a not in conv_tables.WITHOUT_TF32)
+
+
+def ask(path: Path, seed: int, count: int) -> None:
+    """Asks cuDNN about a random sample; what is stored is the seed and the bytes, in the order of the sample."""
+    cudnn = Cudnn()
+    answers = {"seed": np.array([seed, count, cudnn.version])}
+    for precision, last, direction in cells(PRECISIONS):
+        convolutions = sample(seed, precision, last, direction, count)
+        for architecture in architectures(precision):
+            found = [cudnn.plans(conv, architecture) for conv in convolutions]
+            name = f"{architecture} {conv_tables.table_name(precision, last, direction)}"
+            answers[name] = np.array([plans[0].workspace if plans else NONE for plans in found])
+        print(precision, "nhwc" if last else "nchw", direction, flush=True)
+    np.savez_compressed(path, **answers)
+
+
+def answers_of(path: Path) -> Iterator[tuple[str, str, list[Answer]]]:
+    """(architecture, table, answers) for each cell of a file."""
+    stored = np.load(path)
+    seed, count, _ = (int(n) for n in stored["seed"])
+    for precision, last, direction in cells(PRECISIONS):
+        convolutions = sample(seed, precision, last, direction, count)
+        name = conv_tables.table_name(precision, last, direction)
+        for architecture in architectures(precision):
+            key = f"{architecture} {name}"
+            if key in stored:
+                pairs = zip(convolutions, stored[key].tolist(), strict=True)
+                yield architecture, name, [(conv, nbytes) for conv, nbytes in pairs if nbytes != NONE]
+
+
+def cudnn_of(path: Path) -> str:
+    number = int(np.load(path)["seed"][2])
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def write(path: Path, leaves: int) -> None:
+    """Fits and writes the tables of every architecture."""
+    version = cudnn_of(path)
+    trees: dict[str, dict[str, object]] = {}
+    for architecture, name, answers in answers_of(path):
+        names, nodes = conv_tables.dump(fit(answers, leaves))
+        trees.setdefault(architecture, {})[name] = {"forms": names, "nodes": nodes}
+        print(architecture, name, flush=True)
+    folder = conv_tables.FOLDER / version
+    folder.mkdir(parents=True, exist_ok=True)
+    for architecture, made in trees.items():
+        document = {"version": 1, "cudnn": version, "features": list(FEATURES), "trees": made}
+        text = json.dumps(document, indent=0, ensure_ascii=True)
+        (folder / f"{architecture}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def check(path: Path) -> None:
+    """Prints the agreement of the tables with answers that they have not seen."""
+    version = cudnn_of(path)
+    groups: dict[tuple[str, str], list[Agreement]] = {}
+    for architecture, name, answers in answers_of(path):
+        tree = conv_tables.tree(version, architecture, name)
+        if tree is not None:
+            groups.setdefault((architecture, name), []).append(agreement(tree, answers))
+    print(f"cuDNN {version}: table | exact | in band | median MiB | mean MiB")
+    for name in sorted({name for _, name in groups}):
+        _line(name, [a for (_, n), found in groups.items() if n == name for a in found])
+    for architecture in ARCHITECTURES:
+        _line(architecture, [a for (where, _), found in groups.items() if where == architecture for a in found])
+    _line("all", [a for found in groups.values() for a in found])
+
+
+def _line(what: str, found: list[Agreement]) -> None:
+    if found:
+        exact, band, median, mean = (
+            float(np.mean([getattr(a, key) for a in found])) for key in ("exact", "in_band", "median", "mean")
+        )
+        print(f"{what:32} | {exact:.0%} | {band:.0%} | {median:.2f} | {mean:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("ask", "fit", "check"))
+    parser.add_argument("answers", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=4000)
+    parser.add_argument("--leaves", type=int, default=LEAVES)
+    given = parser.parse_args()
+    if given.what == "ask":
+        ask(given.answers, given.seed, given.count)
+    elif given.what == "fit":
+        write(given.answers, given.leaves)
+    else:
+        check(given.answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Workspace of a convolution in PyTorch: which library runs it, and the bytes that cuDNN's plan takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from staticmem.hardware.band import NOTHING, Band, exactly
+from staticmem.hardware.conv import Convolution
+from staticmem.hardware.conv_features import form_bytes, piece_bytes
+from staticmem.hardware.conv_tables import forms
+
+if TYPE_CHECKING:
+    from staticmem.hardware.cudnn import Cudnn
+
+PLANS = 3  # plans that are asked for: what PyTorch tries next where memory is short, and the band
+
+
+def runs_on_cudnn(conv: Convolution, architecture: str) -> bool | None:
+    """Whether PyTorch gives the convolution to cuDNN; None: only for some sizes.
+
+    aten/src/ATen/native/Convolution.cpp, `use_cudnn` and `use_cudnn_depthwise`: a depthwise convolution in NCHW runs
+    PyTorch's own kernel in float32, bfloat16 and float64; in float16 cuDNN takes sizes of a list; in channels_last
+    cuDNN takes it always. bfloat16 needs sm_80.
+    """
+    if conv.precision == "bfloat16" and architecture in ("sm_70", "sm_75"):
+        return False
+    if conv.depthwise and not conv.channels_last and len(conv.stride) == 2:
+        return None if conv.precision == "float16" else False
+    return True
+
+
+def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | None = None) -> Band:
+    """Bytes of workspace that the convolution's plan takes.
+
+    Args:
+        conv: one pass.
+        architecture: `sm_80`.
+        version: of cuDNN, `9.20.0`: its heuristics change with it.
+        cudnn: an installed libcudnn that is asked; None: the tables of the package.
+    """
+    used = runs_on_cudnn(conv, architecture)
+    if used is False:
+        return NOTHING
+    band = _asked(conv, architecture, cudnn) if cudnn is not None else _from_table(conv, architecture, version)
+    return band if used else Band(0, 0, band.high)
+
+
+def plans(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | None = None) -> tuple[int, ...]:
+    """Workspaces of the plans in the order in which PyTorch tries them; empty: none is needed or known."""
+    if not runs_on_cudnn(conv, architecture):
+        return ()
+    if cudnn is not None:
+        return tuple(plan.workspace for plan in cudnn.plans(conv, architecture, limit=PLANS))
+    return tuple(form_bytes(conv, form) for form in forms(conv, architecture, version))
+
+
+def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:
+    found = cudnn.plans(conv, architecture)
+    return exactly(found[0].workspace) if found else NOTHING
+
+
+def _from_table(conv: Convolution, architecture: str, version: str) -> Band:
+    sizes = [form_bytes(conv, form) for form in forms(conv, architecture, version)]
+    if not sizes:  # no table: nothing, or a copy of all three tensors
+        return Band(0, 0, sum(piece_bytes(conv, 8).values()))
+    return Band(min(sizes), sizes[0], max(sizes))

@@ -1,0 +1,229 @@
+"""The workspaces of a trace's kernels: what the allocator replay asks for (`allocators.WorkspaceModel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from staticmem import dtypes
+from staticmem.allocators.workspace import FIRST, LAST, Workspace
+from staticmem.eager.trace import Buffer, Trace
+from staticmem.graph.ir import Graph
+from staticmem.hardware import conv_ops, temporaries
+from staticmem.hardware.band import NOTHING, Band, exactly
+from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
+from staticmem.hardware.conv_workspace import plans, workspace
+from staticmem.hardware.gpus import DEFAULT_ARCHITECTURE
+from staticmem.hardware.profile import DEFAULT_TORCH, Profile, load
+
+if TYPE_CHECKING:
+    from staticmem.hardware.cudnn import Cudnn
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The device and the settings of PyTorch that decide workspaces."""
+
+    architecture: str = DEFAULT_ARCHITECTURE
+    torch: str = DEFAULT_TORCH
+    allow_tf32: bool = True  # torch.backends.cudnn.allow_tf32
+    channels_last: bool = False  # the model and its inputs were moved to torch.channels_last
+    cudnn: Cudnn | None = None  # asked instead of the tables of the package
+    profile: Profile = field(default_factory=load)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A band for one workspace, and when and how it is taken (`allocators.Workspace`)."""
+
+    band: Band
+    after: int = LAST
+    held: bool = False
+    keep: str | None = None
+    fallbacks: tuple[int, ...] = ()
+    what: str = "workspace"
+
+    def at(self, bound: str) -> Workspace:
+        return Workspace(getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what)
+
+
+# Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
+_GEMMS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_trilinear"))
+
+
+class KernelWorkspaces:
+    """Workspaces of one trace. `bound` picks low, expected or high of every band."""
+
+    def __init__(self, trace: Trace, graph: Graph, setup: Setup | None = None, bound: str = "expected") -> None:
+        if bound not in Band._fields:
+            raise ValueError(f"bound is {bound!r}")
+        self.trace, self.graph, self.setup, self.bound = trace, graph, setup or Setup(), bound
+        self._buffers: dict[int, list[Buffer]] = {}
+        for buffer in trace.buffers:
+            self._buffers.setdefault(buffer.kernel, []).append(buffer)
+        self._shapes = conv_ops.shapes_of(graph)
+        self._last = conv_ops.channels_last_values(graph, self._shapes, self.setup.channels_last)
+        self._forward: dict[int, Convolution | None] = {}
+        self._known: dict[Convolution, tuple[Band, tuple[int, ...]]] = {}
+        self._cublas = self.setup.profile.cublas(self.setup.torch)
+        self._cudnn = self.setup.profile.cudnn(self.setup.torch)
+        self._learn_inputs()
+
+    def workspaces(self, kernel: int) -> Sequence[Workspace]:
+        """The workspaces of a kernel in the order in which it takes them."""
+        return tuple(need.at(self.bound) for need in self.needs(kernel) if getattr(need.band, self.bound))
+
+    def needs(self, kernel: int) -> Sequence[Need]:
+        """The same with bands."""
+        name = self.trace.kernels[kernel].name
+        if name in _GEMMS:
+            return self._gemm(kernel, name)
+        rule = _RULES.get(name)
+        return rule(self, kernel) if rule is not None else ()
+
+    # -- matrix products -----------------------------------------------------------------------------------------
+
+    def _gemm(self, kernel: int, name: str) -> Sequence[Need]:
+        """The handle's workspace; autograd's thread has a handle of its own (CublasHandlePool.cpp: one a thread)."""
+        thread = "backward thread" if self.trace.kernels[kernel].phase == "backward" else "main thread"
+        cublas = self._cublas
+        size = exactly(cublas.workspace(self.setup.architecture))
+        needs = [Need(size, keep=f"cuBLAS, {thread}" if cublas.kept else None, what="cuBLAS workspace")]
+        if name == "aten.addmm.default" and cublas.lt_nbytes:
+            keep = f"cublasLt, {thread}" if cublas.lt_kept else None
+            needs.append(Need(exactly(cublas.lt_nbytes), keep=keep, what="cublasLt workspace"))
+        return needs
+
+    # -- convolutions --------------------------------------------------------------------------------------------
+
+    def _learn_inputs(self) -> None:
+        """Sizes of convolution inputs that the graph does not state, from the gradients that their backward makes."""
+        for kernel, call in enumerate(self.trace.kernels):
+            if call.name != "aten.convolution_backward.default" or not 0 <= call.op < len(self.graph.ops):
+                continue
+            op = self.graph.ops[call.op]
+            names = conv_ops.operands(op) if op.base in conv_ops.CONVOLUTIONS else None
+            buffers = self._buffers.get(kernel, [])
+            if names and names[0] not in self._shapes and buffers:
+                self._shapes[names[0]] = buffers[0].shape
+
+    def _convolution_of(self, kernel: int) -> Convolution | None:
+        """The forward pass that a convolution kernel belongs to."""
+        index = self.trace.kernels[kernel].op
+        if index in self._forward or not 0 <= index < len(self.graph.ops):
+            return self._forward.get(index)
+        op, result = self.graph.ops[index], self._buffers.get(kernel, [])
+        names = conv_ops.operands(op) if op.base in conv_ops.CONVOLUTIONS else None
+        conv = None
+        if names and result and all(name in self._shapes for name in names):
+            x, w = (self._shapes[name] for name in names)
+            last = any(name in self._last for name in (*names, *op.outputs))
+            y, dtype = result[0].shape, result[0].dtype
+            conv = conv_ops.convolution(op, x, w, y, dtype, last, self.setup.allow_tf32)
+        self._forward[index] = conv
+        return conv
+
+    def _ask(self, conv: Convolution) -> tuple[Band, tuple[int, ...]]:
+        """The band, and the smaller plans that are tried where it does not fit."""
+        if conv not in self._known:
+            setup = self.setup
+            band = workspace(conv, setup.architecture, self._cudnn, setup.cudnn)
+            sizes = plans(conv, setup.architecture, self._cudnn, setup.cudnn)
+            smaller = tuple(size for size in sizes[1:] if size < band.expected)
+            self._known[conv] = band, (*smaller, 0) if band.expected else ()
+        return self._known[conv]
+
+    def _conv_need(self, conv: Convolution, after: int, what: str) -> list[Need]:
+        band, fallbacks = self._ask(conv)
+        return [] if band == NOTHING else [Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}")]
+
+    def _conv_forward(self, kernel: int) -> Sequence[Need]:
+        conv = self._convolution_of(kernel)
+        return self._conv_need(conv, 0, "forward") if conv is not None else ()
+
+    def _conv_backward(self, kernel: int) -> Sequence[Need]:
+        """Data gradient and its workspace, given back, then weight gradient and its workspace (ConvShared.cpp)."""
+        forward = self._convolution_of(kernel)
+        names = conv_ops.operands(self.graph.ops[self.trace.kernels[kernel].op]) if forward is not None else None
+        if forward is None or names is None:
+            return ()
+        needs: list[Need] = []
+        x, w = (self._shapes[name] for name in names)
+        waiting = [(x, BACKWARD_DATA, "backward data"), (w, BACKWARD_FILTER, "backward filter")]
+        for place, buffer in enumerate(self._buffers.get(kernel, [])):
+            found = next((i for i, (shape, _, _) in enumerate(waiting) if shape == buffer.shape), None)
+            if found is not None:
+                _, direction, what = waiting[found]
+                del waiting[: found + 1]
+                needs += self._conv_need(conv_ops.of_pass(forward, direction), place, what)
+        return needs
+
+    # -- attention -----------------------------------------------------------------------------------------------
+
+    def _attention(self, kernel: int) -> Sequence[Need]:
+        """Backward of fused attention: sizes from the gradients of query and key."""
+        buffers = self._buffers.get(kernel, [])
+        if len(buffers) < 2 or len(buffers[0].shape) != 4 or len(buffers[1].shape) != 4:
+            return ()
+        (b, h, queries, head), (_, key_heads, keys, _) = buffers[0].shape, buffers[1].shape
+        name = self.trace.kernels[kernel].name
+        if "flash" in name:
+            band = temporaries.flash_backward(b, h, queries, keys, head, key_heads, buffers[0].dtype.itemsize)
+        elif "cudnn" in name:
+            band = temporaries.cudnn_attention_backward(b, h, queries, head)
+        else:
+            band = temporaries.efficient_backward(b, h, queries, head)
+        return (Need(band, held=True, what="attention backward"),)
+
+    # -- indices -------------------------------------------------------------------------------------------------
+
+    def _indices(self, kernel: int, of: int) -> int | None:
+        """Number of elements of the index tensor: argument `of` of the graph's op."""
+        index = self.trace.kernels[kernel].op
+        if not 0 <= index < len(self.graph.ops):
+            return None
+        names = conv_ops.tensors(self.graph.ops[index], of)
+        counts = [conv_ops.numel(self._shapes[name]) for name in names if name in self._shapes]
+        return max(counts, default=None)
+
+    def _embedding_backward(self, kernel: int) -> Sequence[Need]:
+        count, buffers = self._indices(kernel, 1), self._buffers.get(kernel, [])
+        if count is None or not buffers or len(buffers[0].shape) != 2:
+            return ()
+        rows, width = buffers[0].shape
+        segments = temporaries.embedding_segments(count, rows, width)
+        needs = [
+            Need(temporaries.embedding_sort(count), FIRST, held=True, what="embedding backward: sort"),
+            Need(segments, held=True, what="embedding backward: segments"),
+        ]
+        return [need for need in needs if need.band != NOTHING]
+
+    def _index_put(self, kernel: int) -> Sequence[Need]:
+        """Only in backward: there indices accumulate."""
+        if self.trace.kernels[kernel].phase != "backward":
+            return ()
+        count = self._indices(kernel, 1)
+        return (Need(temporaries.index_put_accumulate(count), what="index_put: sort"),) if count else ()
+
+    def _sort(self, kernel: int) -> Sequence[Need]:
+        buffers = self._buffers.get(kernel, [])
+        if not buffers or not buffers[0].shape or buffers[0].dtype is dtypes.bool_:
+            return ()
+        shape = buffers[0].shape
+        band = temporaries.sort(conv_ops.numel(shape), max(shape), buffers[0].dtype.itemsize)
+        return (Need(band, what="sort"),) if band != NOTHING else ()
+
+
+_RULES: dict[str, Callable[[KernelWorkspaces, int], Sequence[Need]]] = {
+    "aten.convolution.default": KernelWorkspaces._conv_forward,
+    "aten.convolution_backward.default": KernelWorkspaces._conv_backward,
+    "aten.embedding_dense_backward.default": KernelWorkspaces._embedding_backward,
+    "aten.index_put.default": KernelWorkspaces._index_put,
+    "aten.index_put_.default": KernelWorkspaces._index_put,
+    "aten.sort.default": KernelWorkspaces._sort,
+    **{
+        f"aten._scaled_dot_product_{kernel}_attention_backward.default": KernelWorkspaces._attention
+        for kernel in ("flash", "cudnn", "efficient")
+    },
+}

@@ -1,0 +1,89 @@
+"""What CUDA kernels of PyTorch allocate inside of themselves: closed forms with their sources. Sizes in bytes.
+
+Only what can matter: kernels that keep a few partial sums of a block each are left out.
+"""
+
+from __future__ import annotations
+
+from staticmem.hardware.band import Band, exactly
+
+INDEX = 8  # bytes of an int64 index
+FLOAT = 4  # accumulators are float32
+
+
+def _round(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def flash_backward(batch: int, heads: int, queries: int, keys: int, head: int, key_heads: int, itemsize: int) -> Band:
+    """FlashAttention-2 backward: the sum over d_out x out, the query gradient in float32, expanded key gradients.
+
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum, rounded to 128
+    queries and to 32 (above 128: 64) of the head; dk and dv of all query heads where there are fewer key heads.
+    """
+    rows, width = _round(queries, 128), _round(head, 32 if head <= 128 else 64)
+    total = batch * heads * rows * FLOAT + batch * heads * rows * width * FLOAT
+    if key_heads != heads:
+        total += 2 * batch * keys * heads * _round(head, 8) * itemsize
+    return exactly(total)
+
+
+def cudnn_attention_backward(batch: int, heads: int, queries: int, head: int) -> Band:
+    """cuDNN's attention backward: the query gradient and its row sums in float32 (workspace of the graph, MHA.cpp).
+
+    The engine decides: newer ones on sm_90 and later need less.
+    """
+    total = batch * heads * queries * head * FLOAT + batch * heads * queries * FLOAT
+    return Band(batch * heads * queries * FLOAT, total, total + batch * heads * _round(queries, 128) * FLOAT)
+
+
+def efficient_backward(batch: int, heads: int, queries: int, head: int) -> Band:
+    """Memory-efficient backward: delta, and the query gradient in blocks of float32.
+
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu (delta) and mem_eff_attention/kernel_backward.h,
+    workspace_elements_gq: blocks of kBlockSizeI (64 or 128) queries by columns of the head; key and value gradients
+    stay in registers up to a head of 128.
+    """
+    delta = batch * heads * queries * FLOAT
+    least = batch * heads * _round(queries, 64) * _round(head, 32) * FLOAT
+    most = batch * heads * _round(queries, 128) * _round(head, 128) * FLOAT
+    return Band(delta, delta + least, delta + most)
+
+
+EMBEDDING_SORTS_ABOVE = 3072  # aten/src/ATen/native/cuda/Embedding.cu: up to here one kernel without a sort
+_ROWS_PER_THREAD = 10  # aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu, NROWS_PER_THREAD
+
+
+def embedding_sort(indices: int) -> Band:
+    """Sorted indices and where they were, and cub's double buffers while they are sorted (Embedding.cu, cub.cuh)."""
+    if indices <= EMBEDDING_SORTS_ABOVE:
+        return exactly(0)
+    kept = 2 * INDEX * indices
+    return Band(kept, 2 * kept, 2 * kept + (1 << 20))
+
+
+def embedding_segments(indices: int, rows: int, width: int) -> Band:
+    """Partial gradients of segments of equal indices, in float32 (EmbeddingBackwardKernel.cu).
+
+    Segments of 10 indices, and one more for each index that occurs: at most min(indices, rows).
+    """
+    if indices <= EMBEDDING_SORTS_ABOVE:
+        return exactly(0)
+    full = indices // _ROWS_PER_THREAD
+    most = (full + min(indices, rows)) * width * FLOAT
+    return Band(full * width * FLOAT, most, most)
+
+
+def index_put_accumulate(indices: int) -> Band:
+    """Linear index, its order, and both sorted (aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    return exactly(4 * INDEX * indices)
+
+
+def sort(elements: int, along: int, itemsize: int) -> Band:
+    """cub's segmented radix sort: keys and positions once more (aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu).
+
+    Up to 4,096 along the dimension it is sorted in place, in blocks.
+    """
+    if along <= 4096:
+        return exactly(0)
+    return Band(elements * itemsize, elements * (itemsize + INDEX), elements * (2 * itemsize + 2 * INDEX))
