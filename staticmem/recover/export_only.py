@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,9 +25,28 @@ def clean(graph: Graph, training: bool = True) -> Graph:
     notes: list[Note] = []
     if training:
         graph = train_batch_norm(graph, notes)
+        _custom_functions(graph, notes)
     graph = tie_parameters(graph, notes)
     graph = follow_operand(drop_masks(graph, notes))
     return replace(graph, notes=(*graph.notes, *notes)) if notes else graph
+
+
+_APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
+
+
+def _custom_functions(graph: Graph, notes: list[Note]) -> None:
+    """Warns of ops under `SomeFunction.apply(...)`: an autograd.Function saves what its own backward wants, and an
+    export shows only the ops of its forward, each of which is taken to save what PyTorch's autograd would."""
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        for line in op.stack:
+            match = _APPLY.search(line.text)
+            if match:
+                found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
+                break
+    for call, count in sorted(found.items()):
+        text = f"{call} is a custom autograd function: what it saves for backward is not in the file"
+        notes.append(Note("warning", "SM325", text, count))
 
 
 def train_batch_norm(graph: Graph, notes: list[Note]) -> Graph:
