@@ -8,7 +8,8 @@ prefix of the producer's and the reader's module stacks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from staticmem import dtypes
@@ -26,6 +27,8 @@ from staticmem.training.source_locals import held_until
 from staticmem.training.symbolic import SCALAR_OPS
 
 Stack = tuple[Frame, ...]
+# what a rule raises when an argument is not what the ATen schema says
+BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 
 
 class Interpreter:
@@ -134,31 +137,28 @@ class Interpreter:
         args = [self._resolve(a, op) for a in op.args]
         kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()}
         if scalar is not None:
-            self.env[op.outputs[0]] = scalar(*args)
+            with self._explained(op):
+                self.env[op.outputs[0]] = scalar(*args)
             return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
                 self._upcast(op, args[0])
                 return
             args, kwargs = self.cast.arguments(op, args, kwargs)
-        if op.base == "aten::slice" and _whole(args):
-            self._bind(op.outputs[0], args[0], op)  # Python indexing returns the tensor itself
-            return
         e.open_scope()
         rule = lookup(op.target)
-        if rule is not None:
-            self.covered[op.target] += 1
-            try:
+        with self._explained(op):
+            if op.base == "aten::slice" and _whole(args):
+                result = args[0]  # Python indexing returns the tensor itself
+            elif rule is not None:
+                self.covered[op.target] += 1
                 result = call(e, rule, args, kwargs)
-            except ValueError as error:
-                raise self._contradiction(op, error) from error
-            except (TypeError, AttributeError, IndexError, StopIteration) as error:
-                raise self._bad_arguments(op, error) from error
-        else:
-            result = self._unknown(op, [*args, *kwargs.values()])
+            else:
+                result = self._unknown(op, [*args, *kwargs.values()])
         results = [result] if isinstance(result, Tensor) else list(result or ())
         for name, tensor in zip(op.outputs, results, strict=False):
-            self._bind(name, tensor, op)
+            if name and isinstance(tensor, Tensor):
+                self._bind(name, tensor, op)
         e.close_scope()
 
     def _upcast(self, op: Op, source: Tensor) -> None:
@@ -185,8 +185,10 @@ class Interpreter:
     def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
-        owner = self.owners[name] = Owner("value", name)
+        owner = Owner("value", name)
         self.e.hold(tensor, owner)
+        self._forget(name)  # a name that is given twice lets go of what it meant
+        self.owners[name] = owner
         buffer = self.e.trace.buffers[tensor.storage.id]
         if not buffer.name:
             buffer.name = name
@@ -231,6 +233,16 @@ class Interpreter:
             return Value(name, _default_dtype(value), ())
         largest = max(tensors, key=lambda t: t.numel)
         return Value(name, value.dtype if value else largest.dtype, largest.shape)
+
+    @contextmanager
+    def _explained(self, op: Op) -> Iterator[None]:
+        """Turns what an op's rule raises where sizes or arguments do not fit into an error that names the node."""
+        try:
+            yield
+        except ValueError as error:
+            raise self._contradiction(op, error) from error
+        except BAD_ARGUMENTS as error:
+            raise self._bad_arguments(op, error) from error
 
     def _contradiction(self, op: Op, error: Exception) -> DimensionError:
         where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""

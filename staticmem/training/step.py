@@ -16,7 +16,7 @@ from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
-from staticmem.errors import UsageError
+from staticmem.errors import DimensionError, UsageError
 from staticmem.graph.ir import Graph, Note, Parameter, Value
 from staticmem.recover.export_only import clean
 from staticmem.training import losses, optimizers
@@ -53,6 +53,10 @@ def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") 
         again.untrained = step.without_gradient
         result = again.run()
     return result
+
+
+def _no_tensor() -> UsageError:
+    return UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
 
 
 class _Step:
@@ -101,7 +105,12 @@ class _Step:
         return target if target is not None and dtype.is_floating_point else dtype
 
     def _place(self, value: Value, category: str, name: str) -> Tensor:
-        tensor = self.e.empty(value.shape or (), self._cast(value.dtype), kernel="model")
+        try:
+            tensor = self.e.empty(value.shape or (), self._cast(value.dtype), kernel="model")
+        except ValueError as error:
+            raise DimensionError(
+                f"{category} '{name}' is too large", f"It is {error}.", "Choose smaller sizes.", code="SM118"
+            ) from error
         tensor.name = name
         self.e.categorise(tensor, category, name)
         self.e.hold(tensor, self.persistent)
@@ -162,7 +171,7 @@ class _Step:
         assert self.loss_name is not None
         e.open_scope()
         if not outputs:
-            raise UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
+            raise _no_tensor()
         loss = losses.run(e, self.loss_name, outputs[0], target)
         new_loss = Owner("value", "loss")
         e.hold(loss, new_loss)
@@ -214,7 +223,10 @@ class _Step:
             copy = probe.empty(tensor.shape, tensor.dtype)
             probe.hold(copy, Owner("model", name))
             interpreter.define(name, copy)
-        return interpreter.forward()[0].shape
+        outputs = interpreter.forward()
+        if not outputs:
+            raise _no_tensor()
+        return outputs[0].shape
 
     def _result(self, shapes: tuple[tuple[int, ...], ...], trained: int) -> StepResult:
         i = self.interpreter

@@ -1,0 +1,271 @@
+"""A torch.export archive at concrete sizes: its JSON nodes become ATen ops.
+
+Nothing here trusts the file: fields go through `fields`, sizes through `expressions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from staticmem.errors import DimensionError
+from staticmem.frontends import fields
+from staticmem.frontends.export_program import ExportedArchive, dtype_of
+from staticmem.frontends.export_rebind import BatchRebinder, check_derived
+from staticmem.graph import expressions
+from staticmem.graph.ir import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.graph.model import MAX_DIM, Binding
+from staticmem.graph.source import source_lines
+
+_BODIES = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap", "checkpoint")
+_CONSTANTS = ("tensor_constant", "custom_obj")
+_MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+
+
+class Binder:
+    """Translates one archive at one binding."""
+
+    def __init__(self, archive: ExportedArchive, binding: Binding) -> None:
+        self.archive, self.binding = archive, binding
+        self.symbols = check_derived(archive.tensors, archive.inputs, binding)
+        self.tensors: dict[str, Any] = dict(archive.tensors)
+        self.notes: list[Note] = []
+        self.frames: dict[str, tuple[Frame, ...]] = {}
+        self.rename: dict[str, str] = {}
+        self.rebinder = BatchRebinder(archive.inputs, binding)
+
+    def graph(self) -> Graph:
+        archive = self.archive
+        parameters, buffers, constants = [], [], {}
+        for spec in fields.items(archive.signature["input_specs"]):
+            kind, body = fields.only(spec)
+            if kind == "parameter":
+                parameters.append(self.parameter(body["arg"]["name"], body["parameter_name"], True))
+            elif kind == "buffer":
+                buffers.append(self.parameter(body["arg"]["name"], body["buffer_name"], False))
+            elif kind in _CONSTANTS and body["arg"]["name"] in self.tensors:
+                constants[body["arg"]["name"]] = self.sized(body["arg"]["name"])
+        ops: list[Op] = []
+        self.operations(archive.graph["nodes"], ops, True)
+        ops = self.rebinder.follow(ops, self.recorded)
+        inputs = tuple(Value(s.name, s.dtype, self.binding.shapes[s.name]) for s in archive.inputs)
+        outputs = self.outputs(fields.items(archive.signature["output_specs"]))
+        values = {name: self.value(name) for op in ops for name in op.outputs if name in self.tensors}
+        if self.binding.rebound:
+            changed = ", ".join(self.binding.rebound)
+            text = (
+                f"sizes that the export fixed were changed ({changed}); views that repeat the old batch size follow it"
+            )
+            self.notes.append(Note("assumption", "SM320", text))
+        return Graph(
+            name=archive.path, format="pt2", producer=archive.producer, inputs=inputs, parameters=tuple(parameters),
+            buffers=tuple(buffers), ops=tuple(ops), outputs=outputs, values={} if self.binding.rebound else values,
+            constant_values=constants, notes=tuple(self.notes),
+        )  # fmt: skip
+
+    def outputs(self, specs: Sequence[Any]) -> tuple[str, ...]:
+        names = []
+        for spec in specs:
+            kind, body = fields.only(spec)
+            arg = fields.mapping(body["arg"]) if kind == "user_output" else {}
+            if "as_tensor" in arg:
+                names.append(self.resolve(arg["as_tensor"]["name"]))
+        return tuple(names)
+
+    # -- tensors and sizes ---------------------------------------------------------------------------------------
+
+    def parameter(self, name: str, fqn: str, trainable: bool) -> Parameter:
+        value = self.sized(name)
+        return Parameter(value, fields.text(fqn), trainable and value.dtype.is_differentiable)
+
+    def sized(self, name: str) -> Value:
+        """A tensor that the model owns, which must have a size."""
+        meta = self.tensors[fields.text(name)]
+        return Value(name, dtype_of(meta["dtype"]), tuple(self.size(s) for s in fields.items(meta["sizes"])))
+
+    def value(self, name: str) -> Value:
+        """What the file says of an op's result; no shape where it depends on data."""
+        try:
+            return self.sized(name)
+        except DimensionError:
+            return Value(name, dtype_of(self.tensors[name]["dtype"]), None)
+
+    def recorded(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a value at the sizes of the export."""
+        return self.value(name).shape if name in self.tensors else None
+
+    def size(self, size: Mapping[str, Any]) -> int:
+        if "as_int" in size:
+            return fields.size(size["as_int"])
+        text = fields.text(size["as_expr"]["expr_str"])
+        result = self.evaluated(expressions.parse(text))
+        if not 0 <= result <= MAX_DIM:
+            raise DimensionError(
+                f"a size becomes {result} here",
+                f"The export computes it as {text[:120]}.",
+                "Choose sizes for which it is positive.",
+                code="SM118",
+            )
+        return result
+
+    def evaluated(self, expression: expressions.Expr) -> int:
+        try:
+            return expressions.evaluate(expression, self.symbols)
+        except KeyError as error:
+            raise DimensionError(
+                f"a size depends on {error}, which only the data tells",
+                "The export has a size that is computed from tensor values.",
+                f"Give an upper bound with --dim {error.args[0]}=N.",
+                code="SM117",
+            ) from error
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def operations(self, nodes: Any, ops: list[Op], grad: bool) -> None:
+        for node in fields.items(nodes):
+            target = fields.text(node["target"])
+            name = fields.text(node.get("name") or "")
+            if target.startswith("torch.ops.higher_order."):
+                self.higher_order(node, name, ops, grad)
+                continue
+            outputs = tuple(self.output_names(node["outputs"]))
+            args: list[Arg] = []
+            kwargs: dict[str, Arg] = {}
+            for item in fields.items(node["inputs"]):
+                value = self.arg(item["arg"])
+                if item.get("kind", 1) == 1 and not kwargs:
+                    args.append(value)
+                else:
+                    kwargs[fields.text(item["name"])] = value
+            metadata = fields.mapping(node.get("metadata") or {})
+            ops.append(
+                Op(
+                    name=name or (outputs[0] if outputs else target),
+                    target=_target(target),
+                    args=tuple(args),
+                    kwargs=kwargs,
+                    outputs=outputs,
+                    modules=self.modules(fields.text(metadata.get("nn_module_stack", ""))),
+                    source=(name or target,),
+                    stack=source_lines(fields.text(metadata.get("stack_trace", ""))),
+                    grad=grad,
+                )
+            )
+
+    def higher_order(self, node: Mapping[str, Any], given: str, ops: list[Op], grad: bool) -> None:
+        """`wrap_with_set_grad_enabled`: its graph is run in place, without autograd where it says so."""
+        name = fields.text(node["target"]).removeprefix("torch.ops.higher_order.")
+        args = [fields.mapping(item["arg"]) for item in fields.items(node["inputs"])]
+        bodies = [a["as_graph"]["graph"] for a in args if "as_graph" in a]
+        if name not in _BODIES or len(bodies) != 1:
+            outputs = tuple(self.output_names(node["outputs"]))
+            refs = tuple(self.arg(a) for a in args if "as_graph" not in a)
+            ops.append(Op(given or name, f"higher_order::{name}", refs, {}, outputs, grad=grad))
+            return
+        body = fields.mapping(bodies[0])
+        if name == "wrap_with_set_grad_enabled":
+            grad = grad and fields.boolean(args[0]["as_bool"])
+        at = next(i for i, a in enumerate(args) if "as_graph" in a)
+        self.tensors.update(fields.mapping(body["tensor_values"]))
+        for inner, outer in zip(fields.items(body["inputs"]), args[at + 1 :], strict=False):
+            if "as_tensor" in inner and "as_tensor" in outer:
+                self.rename[inner["as_tensor"]["name"]] = self.resolve(outer["as_tensor"]["name"])
+        self.operations(body["nodes"], ops, grad)
+        for inner, outer_name in zip(fields.items(body["outputs"]), self.output_names(node["outputs"]), strict=False):
+            if "as_tensor" in inner:
+                self.rename[outer_name] = self.resolve(inner["as_tensor"]["name"])
+
+    def resolve(self, name: Any) -> str:
+        known = fields.text(name)
+        return self.rename.get(known, known)
+
+    def output_names(self, outputs: Any) -> list[str]:
+        """Names of an op's results in order; "" for one that is absent."""
+        names: list[str] = []
+        for output in fields.items(outputs):
+            kind, value = fields.only(output)
+            if kind == "as_tensor":
+                names.append(fields.text(value["name"]))
+            elif kind == "as_tensors":
+                names.extend(fields.text(t["name"]) for t in fields.items(value))
+            elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+                names.append(fields.text(value.get("as_name", "")))
+            elif kind in ("as_optional_tensor", "as_optional_tensors"):
+                each = fields.items(value) if kind == "as_optional_tensors" else [value]
+                names.extend(fields.text((t.get("as_tensor") or {}).get("name", "")) for t in each)
+        return names
+
+    def arg(self, arg: Any) -> Arg:
+        kind, value = fields.only(arg)
+        if kind == "as_tensor":
+            return Ref(self.resolve(value["name"]))
+        if kind == "as_optional_tensor":
+            return self.optional_tensor(value)
+        if kind in ("as_tensors", "as_optional_tensors"):
+            return tuple(self.optional_tensor(v) for v in fields.items(value))
+        if kind in _SCALARS:
+            return _SCALARS[kind](value)
+        if kind in _LISTS:
+            return tuple(_LISTS[kind](v) for v in fields.items(value))
+        if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+            return self.symbolic(value)
+        if kind in ("as_sym_ints", "as_sym_floats", "as_sym_bools"):
+            return tuple(self.symbolic(v) for v in fields.items(value))
+        return None  # none, device, layout: no influence on memory
+
+    def optional_tensor(self, value: Mapping[str, Any]) -> Arg:
+        if "name" in value:
+            return Ref(self.resolve(value["name"]))
+        return Ref(self.resolve(value["as_tensor"]["name"])) if "as_tensor" in value else None
+
+    def symbolic(self, value: Any) -> Arg:
+        kind, value = fields.only(value)
+        if kind in _SCALARS:
+            return _SCALARS[kind](value)
+        if kind != "as_name":
+            raise TypeError(f"a size: {kind[:80]!r} stands there")
+        name = fields.text(value)
+        known = fields.mapping(self.archive.graph.get("sym_int_values") or {}).get(name)
+        if known is None:
+            return Ref(name)
+        if "as_int" in known:
+            return fields.integer(known["as_int"])
+        return self.evaluated(expressions.parse(fields.text(known["as_expr"]["expr_str"])))
+
+    def modules(self, stack: str) -> tuple[Frame, ...]:
+        """`path,fqn,class;...` -> frames; the path's `@n` tells repeated calls of one module apart."""
+        frames = self.frames.get(stack)
+        if frames is None:
+            made = []
+            for item in stack.split(";"):
+                key, _, rest = item.partition(",")
+                fqn, _, cls = rest.rpartition(",")
+                if not cls or fqn.startswith("_empty_nn_module_stack"):
+                    continue
+                call = key.rpartition("@")[2] if "@" in key else ""
+                made.append(Frame(fqn, cls, int(call) if call.isdecimal() and len(call) < 16 else 0))
+            frames = self.frames[stack] = tuple(made)
+        return frames
+
+
+def _memory_format(value: Any) -> str | None:
+    return _MEMORY_FORMATS.get(fields.integer(value))
+
+
+_SCALARS: Mapping[str, Callable[[Any], Arg]] = {
+    "as_int": fields.integer, "as_float": fields.number, "as_bool": fields.boolean, "as_string": fields.text,
+    "as_scalar_type": dtype_of, "as_memory_format": _memory_format,
+}  # fmt: skip
+_LISTS: Mapping[str, Callable[[Any], Arg]] = {
+    "as_ints": fields.integer, "as_floats": fields.number, "as_bools": fields.boolean, "as_strings": fields.text,
+    "as_int_lists": lambda values: tuple(fields.integer(v) for v in fields.items(values)),
+}  # fmt: skip
+
+
+def _target(target: str) -> str:
+    """`torch.ops.aten.conv2d.default` -> `aten::conv2d`; other overloads keep their name."""
+    parts = target.split(".")
+    if target.startswith("torch.ops.") and len(parts) >= 5:
+        name = f"{parts[2]}::{parts[3]}"
+        return name if parts[4] == "default" else f"{name}.{parts[4]}"
+    return target.replace("_operator.", "operator::", 1)

@@ -1,0 +1,100 @@
+"""Sizes that the user gives and the file has otherwise: derived input sizes, and a batch that the export fixed.
+
+A static export repeats its batch size as a number in views (`view(x, [2, 512])`). Where the tensor depends on a rebound
+input and the number is the first one, the number follows. Anything else that repeats it ends in an error: of the rule
+that finds sizes that do not fit, or here, where a `-1` beside it would hide that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from staticmem.errors import DimensionError
+from staticmem.graph import expressions
+from staticmem.graph.ir import Op, Ref
+from staticmem.graph.model import Binding, InputSpec
+
+_VIEWS = ("aten::view", "aten::reshape", "aten::_unsafe_view")
+
+
+def check_derived(tensors: Mapping[str, Any], inputs: Sequence[InputSpec], binding: Binding) -> dict[str, int]:
+    """The binding's symbols, with those that derived input sizes (2*s0) determine.
+
+    Raises:
+        DimensionError: a size is not one that the expression can have.
+    """
+    symbols = dict(binding.symbols)
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape or ()):
+            if dim != f"{spec.name}[{axis}]":
+                continue
+            text = tensors[spec.name]["sizes"][axis]["as_expr"]["expr_str"]
+            expression = expressions.parse(text)
+            wanted = binding.shapes[spec.name][axis]
+            open_symbols = expressions.symbols_of(expression) - set(symbols)
+            if len(open_symbols) == 1:
+                (name,) = open_symbols
+                at_0, at_1 = (expressions.evaluate(expression, {**symbols, name: n}) for n in (0, 1))
+                slope = at_1 - at_0
+                symbols[name] = (wanted - at_0) // slope if slope else 1
+            if expressions.symbols_of(expression) <= set(symbols):
+                actual = expressions.evaluate(expression, symbols)
+                if actual != wanted:
+                    raise DimensionError(
+                        f"dimension '{dim}' cannot be {wanted}",
+                        f"The export computes it as {text[:120]}, which is {actual} here.",
+                        "Choose a size that the expression can have.",
+                        code="SM113",
+                    )
+    return symbols
+
+
+class BatchRebinder:
+    """Lets views follow batch sizes (axis 0 of inputs) that the export fixed."""
+
+    def __init__(self, inputs: Sequence[InputSpec], binding: Binding) -> None:
+        self.sizes: dict[int, int] = {}  # old batch -> new batch
+        self.follows: set[str] = set()  # values that depend on a rebound input
+        for spec in inputs:
+            for axis, (old, new) in enumerate(zip(spec.shape or (), binding.shapes[spec.name], strict=True)):
+                if isinstance(old, int) and old != new:
+                    self.follows.add(spec.name)
+                    if axis == 0:
+                        self.sizes[old] = new
+
+    def follow(self, ops: list[Op], recorded: Callable[[str], tuple[int, ...] | None]) -> list[Op]:
+        """The ops with their views changed. `recorded` gives a value's shape in the file."""
+        if not self.sizes:
+            return ops
+        return [self._followed(op, recorded) for op in ops]
+
+    def _followed(self, op: Op, recorded: Callable[[str], tuple[int, ...] | None]) -> Op:
+        source = op.args[0].name if op.args and isinstance(op.args[0], Ref) else ""
+        depends = any(name in self.follows for name in op.refs())
+        if depends:
+            self.follows.update(op.outputs)
+        size = op.args[1] if len(op.args) == 2 else None
+        if not isinstance(size, tuple) or not size or op.base not in (*_VIEWS, "aten::expand"):
+            return op
+        shape = recorded(source)
+        old = size[0] if type(size[0]) is int else -1
+        if op.base == "aten::expand":
+            # a size-1 tensor that is made as long as the batch; with an old batch of 1 nobody can tell
+            lengthens = bool(shape) and shape is not None and len(shape) == len(size) and shape[0] == 1 and old > 1
+            if old in self.sizes and (depends or lengthens):
+                return replace(op, args=(op.args[0], (self.sizes[old], *size[1:])))
+            return op
+        if not depends:
+            return op
+        if old in self.sizes and shape and shape[0] == old:
+            return replace(op, args=(op.args[0], (self.sizes[old], *size[1:])))
+        if -1 in size and any(type(s) is int and s > 1 and s in self.sizes for s in size):
+            raise DimensionError(
+                f"node '{op.name}' ({op.target}) repeats a batch size that the export fixed",
+                f"Its sizes are {list(size)}, and the -1 among them would hide the contradiction.",
+                "Export with that dimension dynamic.",
+                code="SM118",
+            )
+        return op
