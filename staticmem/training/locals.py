@@ -36,6 +36,7 @@ _JOINS = ("aten::cat", "aten::concat", "aten::matmul")
 _UNPACKED = ("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind")
 _LISTS = ("aten::cat", "aten::concat", "aten::stack")
 _PAIRS = ("aten::add", "aten::mul")
+_MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 
 Stack = tuple[Frame, ...]
@@ -70,7 +71,12 @@ def held_locals(graph: Graph, policy: str = "expected") -> Held:
 
 def _starts_sum(op: Op) -> bool:
     """`branch + 0`: a sum over branches whose first ones are absent (RepVGG, MobileOne), so branches have names."""
-    return op.base == "aten::add" and len(op.args) > 1 and op.args[1] == 0 and type(op.args[1]) is int
+    return op.base == "aten::add" and len(op.args) > 1 and op.args[1] == 0 and type(op.args[1]) in (int, float)
+
+
+def _is_model(frame: Frame) -> bool:
+    """A transformers model within a model; a TorchScript export has only paths, such as `bert` or `m.encoder`."""
+    return bool(_MODEL.search(frame.cls) if frame.cls else _MODEL_PATH.search(frame.path))
 
 
 class _Locals:
@@ -143,7 +149,7 @@ class _Locals:
             return True
         if last.base == "aten::mul" and len(readers) > 1 and len(last.modules) == depth + 1:
             return True
-        return len(maker.modules) > depth + 1 and bool(_MODEL.search(maker.modules[depth + 1].cls))
+        return len(maker.modules) > depth + 1 and _is_model(maker.modules[depth + 1])
 
     def _beside(self, op: Op) -> bool:
         """The op reads several computed values."""
