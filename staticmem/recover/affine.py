@@ -156,6 +156,7 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}
+        self.roots: dict[str, str] = {}  # value -> the value whose storage it may share
 
     def of(self, arg: Any) -> Known | None:
         if isinstance(arg, Ref):
@@ -166,32 +167,65 @@ class Knowledge:
 
     def visit(self, op: Op) -> None:
         """Notes what is known of the op's result, if anything."""
-        handler = _HANDLERS.get(op.base.removeprefix("aten::"))
-        if handler is None or not op.outputs:
+        name = op.base.removeprefix("aten::")
+        if name.endswith("_") and not name.endswith("__") and name not in _WRITE_NOTHING:
+            self._written(op)
+        if not op.outputs:
+            return
+        first = op.args[0] if op.args else None
+        if isinstance(first, Ref) and name not in _FRESH:
+            self.roots.update(dict.fromkeys(op.outputs, self._root(first.name)))
+        handler = _HANDLERS.get(name)
+        if handler is None:
             return
         try:
             result = handler(self, op, list(op.args), op.kwargs)
-        except (TypeError, ValueError, IndexError, KeyError):
+        except (TypeError, ValueError, LookupError, ArithmeticError):
             return
         if result is not None:
             self.known[op.outputs[0]] = result
+
+    def _root(self, name: str) -> str:
+        return self.roots.get(name, name)
+
+    def _written(self, op: Op) -> None:
+        """An op in place: nothing is known any more of what may share the storage that it writes to."""
+        written = {self._root(a.name) for a in op.args[:1] if isinstance(a, Ref)}
+        for name in [n for n in self.known if self._root(n) in written]:
+            del self.known[name]
 
 
 Args = list[Any]
 Kwargs = Mapping[str, Any]
 
 
+def _integers(values: Any) -> tuple[int, ...] | None:
+    """Sizes, or None where one of them is only known when the model runs."""
+    plain = isinstance(values, (tuple, list)) and all(type(v) is int for v in values)
+    return tuple(values) if plain else None
+
+
 def _arange(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
-    numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
-    start, end, step = 0, kwargs.get("end"), 1
+    numbers = _integers([a for a in args if type(a).__name__ != "DType" and a is not None])
+    if numbers is None or not {"start", "end", "step"}.isdisjoint(kwargs):
+        return None
+    start, end, step = 0, 0, 1
     if len(numbers) == 1:
         end = numbers[0]
-    elif numbers:
-        start, end = numbers[:2]
-        step = numbers[2] if len(numbers) > 2 else 1
-    if not isinstance(end, int) or not step:
+    elif len(numbers) in (2, 3):
+        start, end, step = (*numbers, 1)[:3]
+    else:
         return None
-    return Affine((max(0, -(-(end - start) // step)),), start, (step,))
+    if not step:
+        return None
+    return _fits(Affine((max(0, -(-(end - start) // step)),), start, (step,)), str(kwargs.get("dtype", "")))
+
+
+def _fits(value: Affine, dtype: str) -> Affine | None:
+    """The value unless the element type cannot hold all of it: integers wrap, floats round."""
+    low, high = _RANGES.get(dtype, (-(2**63), 2**63 - 1))
+    bounds = value.bounds()
+    return value if low <= bounds[0] and bounds[1] <= high else None
 
 
 def _add(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
@@ -238,9 +272,15 @@ def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     value = k.of(args[0])
     if value is None:
         return None
-    size = list(args[1])
+    size = _integers(args[1])
+    if size is None:
+        return None
     offset = len(size) - len(value.shape)
+    if offset < 0 or -1 in size[:offset]:
+        return None
     shape = tuple(value.shape[i - offset] if s == -1 else s for i, s in enumerate(size))
+    if any(old not in (1, new) for old, new in zip(value.shape, shape[offset:], strict=True)):
+        return None
     return _each(value, lambda t: _expanded(t, shape), shape)
 
 
@@ -252,6 +292,8 @@ def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     dim, start, end, step = (*args[1:], *defaults[len(args) - 1 :])
     axis = _axis(value, dim)
     size = value.shape[axis]
+    if step < 1 or kwargs:
+        return None
     begin = min(max(start + size if (start or 0) < 0 else start or 0, 0), size)
     stop = size if end is None else min(max(end + size if end < 0 else end, begin), size)
     length = -(-(stop - begin) // step)
@@ -283,7 +325,10 @@ def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     value = k.of(args[0])
     if value is None:
         return None
-    sizes = list(args[1])
+    plain = _integers(args[1])
+    if plain is None:
+        return None
+    sizes = list(plain)
     big = [s for s in value.shape if s != 1]
     if -1 in sizes:
         rest = 1
@@ -312,17 +357,17 @@ def _same(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     if isinstance(value, Affine) and target == "bool":
         constant = value.constant
         return None if constant is None else Mask(value.shape, never=constant == 0)
-    return value
+    return _fits(value, target) if isinstance(value, Affine) else value
 
 
 def _filled(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     name = op.base.removeprefix("aten::")
     if name.endswith("_like"):
         like = k.of(args[0])
-        shape: Any = like.shape if like is not None else None
+        shape = like.shape if like is not None else None
     else:
-        shape = args[1] if name.startswith("new_") else args[0]
-    if not isinstance(shape, tuple):
+        shape = _integers(args[1] if name.startswith("new_") else args[0])
+    if shape is None:
         return None
     fill = int("ones" in name)
     if str(kwargs.get("dtype")) == "bool":
@@ -355,8 +400,11 @@ def _index(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     if not isinstance(value, Affine) or len(picks) != len(value.shape):
         return None
     total: Affine | None = scalar(value.const)
-    for pick, coef in zip(picks, value.coef, strict=True):
+    for pick, coef, size in zip(picks, value.coef, value.shape, strict=True):
         if not isinstance(pick, Affine) or total is None:
+            return None
+        low, high = pick.bounds()
+        if low < 0 or high >= size:  # Python's negative indices, or an error
             return None
         total = _combine(total, Affine(pick.shape, pick.const * coef, tuple(c * coef for c in pick.coef)), 1)
     return total
@@ -366,7 +414,11 @@ def _diff(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     """Along the last axis with a prepended column that continues the sequence: the step, everywhere."""
     value = k.of(args[0])
     prepend = k.of(args[3]) if len(args) > 3 else k.of(kwargs.get("prepend"))
+    order = args[1] if len(args) > 1 else kwargs.get("n", 1)
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
     if not isinstance(value, Affine) or not isinstance(prepend, Affine):
+        return None
+    if order != 1 or _axis(value, dim) != len(value.shape) - 1 or len(args) > 4 or kwargs.get("append") is not None:
         return None
     step = value.coef[-1]
     zero = (0,) * len(value.coef)
@@ -380,6 +432,19 @@ def _cumsum(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
         return Affine(value.shape, 0, (0,) * len(value.shape)) if value.never else None
     return value if value is not None and value.constant == 0 else None
 
+
+# whole numbers that an element type holds exactly (IEEE 754 significands; two's complement)
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
+    "float16": (-(2**11), 2**11), "bfloat16": (-(2**8), 2**8), "float32": (-(2**24), 2**24),
+    "float64": (-(2**53), 2**53),
+}  # fmt: skip
+# results that share no storage with the first argument
+_FRESH = frozenset((
+    "add", "sub", "mul", "clone", "ones_like", "zeros_like", "new_ones", "new_zeros", "eq", "ne", "lt", "le", "gt",
+    "ge", "__and__", "bitwise_and", "logical_and", "index", "diff", "cumsum", "where", "embedding", "cat",
+))  # fmt: skip
+_WRITE_NOTHING = frozenset(("detach_", "requires_grad_"))
 
 _HANDLERS: Mapping[str, Callable[[Knowledge, Op, Args, Kwargs], Known | None]] = {
     "arange": _arange, "add": _add, "sub": _add, "mul": _mul, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
