@@ -1,0 +1,105 @@
+"""Child processes with their processor time and peak memory, and the medians of several rounds.
+
+Processor time (user and system) rather than time on the clock: everything measured has one thread and its files in the
+page cache, so on an idle machine they are the same, and on a busy one processor time is what remains comparable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished child: seconds of processor time and on the clock, peak resident bytes, what it printed."""
+
+    seconds: float
+    clock: float
+    rss: int
+    output: str
+
+
+@dataclass
+class Series:
+    """The runs of one command."""
+
+    name: str
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return median(run.seconds for run in self.runs)
+
+    @property
+    def rss(self) -> int:
+        return int(median(run.rss for run in self.runs))
+
+    def reported(self, key: str) -> float:
+        """Median of a number that the child printed as JSON."""
+        return float(median(json.loads(run.output)[key] for run in self.runs))
+
+
+def run(command: Sequence[str]) -> Run:
+    """Runs a child to its end. Peak memory is `ru_maxrss` of that child alone (wait4).
+
+    A child starts with the peak of the process that forks it, so this process imports nothing large.
+    """
+    start = time.perf_counter()
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    with child.stdout as pipe:
+        output = pipe.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    clock = time.perf_counter() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: exit {child.returncode}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Run(usage.ru_utime + usage.ru_stime, clock, usage.ru_maxrss * unit, output)
+
+
+def interleaved(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, Series]:
+    """Runs the commands in turn, `rounds` times each, after one round that counts for nothing (caches, .pyc files).
+
+    In turn, so that what disturbs the machine for a while disturbs all of them alike.
+    """
+    found = {name: Series(name) for name in commands}
+    for turn in range(rounds + 1):
+        for name, command in commands.items():
+            done = run(command)
+            if turn:
+                found[name].runs.append(done)
+    return found
+
+
+def machine() -> dict[str, str]:
+    """What a reader must know of the machine: processor, cores, Python, and the versions that matter."""
+    from importlib.metadata import version
+
+    processor = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return {
+        "processor": processor,
+        "cores": str(os.cpu_count()),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "onnx": version("onnx"),
+        "numpy": version("numpy"),
+    }

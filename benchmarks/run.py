@@ -1,0 +1,187 @@
+"""How long `staticmem analyze` takes and how much memory it needs, as ratios of medians measured in one go.
+
+    python benchmarks/run.py               # about five minutes; the table of docs/performance.md
+    python benchmarks/run.py --quick       # about a minute: fewer rounds, no VGG-19, no 100,000 nodes
+    python benchmarks/run.py --json FILE   # every sample as well
+
+Times are processor time (see measure.py). Nothing but staticmem and its dependencies is needed. Targets are what the
+project aims at on one core of a recent server; a ratio hardly depends on the machine, a time does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from measure import ROOT, Series, interleaved, machine, run
+
+CHILD = [sys.executable, str(ROOT / "benchmarks" / "child.py")]
+GRAPHS = [sys.executable, str(ROOT / "benchmarks" / "graphs.py")]
+ONNX, PT2, VGG = (str(ROOT / "models" / name) for name in ("resnet50.onnx", "resnet50.pt2", "vgg19.onnx"))
+
+COLD = 2.5  # times the floor
+EMBEDDED = 1.1  # times the weightless file
+MEMORY = 1.5  # times the weightless file's peak: the kernel maps 64 KiB of the file around each read
+WARM = 0.025  # seconds
+GROWTH = 1.5  # time per node of the largest graph over that of the 10,000 node one
+PER_NODE = 60e-6  # seconds
+BYTES_PER_NODE = 4295  # 4 GiB for a million nodes
+
+
+@dataclass
+class Row:
+    """A line of the table. `ok` is None where there is no target."""
+
+    what: str
+    value: str
+    rss: str = ""
+    against: str = ""
+    target: str = ""
+    ok: bool | None = None
+
+
+def analyze(path: str) -> list[str]:
+    return [sys.executable, "-m", "staticmem", "analyze", path, "--optimizer", "adam"]
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:.0f} MiB"
+
+
+def _ratio(what: str, series: Series, base: Series, over: str, target: float) -> Row:
+    ratio = series.seconds / base.seconds
+    return Row(what, ms(series.seconds), mib(series.rss), f"{ratio:.2f}x {over}", f"<= {target}x", ratio <= target)
+
+
+def cold(rounds: int) -> tuple[list[Row], list[Series]]:
+    """A fresh process against what any reader of ONNX pays."""
+    found = interleaved({"floor": [*CHILD, "floor", ONNX], "onnx": analyze(ONNX), "pt2": analyze(PT2)}, rounds)
+    floor = found["floor"]
+    rows = [
+        Row("floor: import onnx, load, infer shapes", ms(floor.seconds), mib(floor.rss)),
+        _ratio("cold resnet50.onnx --optimizer adam", found["onnx"], floor, "floor", COLD),
+        _ratio("cold resnet50.pt2 --optimizer adam", found["pt2"], floor, "floor", COLD),
+    ]
+    return rows, list(found.values())
+
+
+def embedded(name: str, source: str, folder: Path, rounds: int) -> tuple[list[Row], list[Series]]:
+    """A file with its weights in it against the same without."""
+    full = folder / f"{name}.onnx"
+    run([*GRAPHS, "embed", source, str(full)])
+    found = interleaved({f"{name} weightless": analyze(source), f"{name} embedded": analyze(str(full))}, rounds)
+    base, series = found.values()
+    size = full.stat().st_size
+    full.unlink()
+    memory = series.rss / base.rss
+    rows = [
+        _ratio(f"cold {name}.onnx with {size / 1e6:.0f} MB of weights", series, base, "weightless", EMBEDDED),
+        Row(
+            f"  its peak memory (weightless {mib(base.rss)})",
+            "",
+            mib(series.rss),
+            f"{memory:.2f}x weightless",
+            f"<= {MEMORY}x",
+            memory <= MEMORY,
+        ),
+    ]
+    return rows, [base, series]
+
+
+def warm(rounds: int, count: int) -> tuple[list[Row], list[Series]]:
+    """`staticmem.analyze(path)` in a process that has done it before: median of medians."""
+    found = interleaved({Path(p).name: [*CHILD, "warm", p, str(count)] for p in (ONNX, PT2)}, rounds)
+    rows = []
+    for name, series in found.items():
+        seconds = series.reported("seconds")
+        rows.append(Row(f"warm analyze, {name}", ms(seconds), "", "", f"<= {ms(WARM)}", seconds <= WARM))
+    return rows, list(found.values())
+
+
+def growth(sizes: list[int], folder: Path, rounds: int) -> tuple[list[Row], list[Series]]:
+    """Graphs of Conv, Relu and Add: time in a node, and memory in a node over that of the smallest graph."""
+    commands = {}
+    for size in sizes:
+        path = folder / f"chain{size}.onnx"
+        run([*GRAPHS, "chain", str(size), str(path)])
+        commands[f"{size:,} nodes"] = [*CHILD, "once", str(path), "4"]
+    found = interleaved(commands, rounds)
+    rows, reference = [], None
+    base = next(iter(found.values())).rss
+    for size, series in zip(sizes, found.values(), strict=True):
+        seconds = series.reported("seconds")
+        per_node = seconds / size
+        row = Row(f"{size:,} nodes, Adam", f"{seconds:.2f} s", mib(series.rss), f"{per_node * 1e6:.0f} us a node")
+        rows.append(row)
+        if size == 10_000:
+            reference = per_node
+        if size >= 10_000:
+            row.target, row.ok = f"<= {PER_NODE * 1e6:.0f} us", per_node <= PER_NODE
+            memory = (series.rss - base) / (size - sizes[0])
+            rows.append(
+                Row("  memory", "", "", f"{memory:.0f} B a node", f"<= {BYTES_PER_NODE} B", memory <= BYTES_PER_NODE)
+            )
+        if size > 10_000 and reference is not None:
+            ratio = per_node / reference
+            rows.append(Row("  against 10,000 nodes", "", "", f"{ratio:.2f}x a node", f"<= {GROWTH}x", ratio <= GROWTH))
+    return rows, list(found.values())
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as an aligned Markdown table."""
+    head = ["", "median", "peak RSS", "", "target", ""]
+    word = {True: "pass", False: "MISS", None: ""}
+    cells = [[row.what, row.value, row.rss, row.against, row.target, word[row.ok]] for row in rows]
+    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+
+    def line(texts: list[str]) -> str:
+        aligned = [
+            t.ljust(w) if i in (0, 5) else t.rjust(w) for i, (t, w) in enumerate(zip(texts, widths, strict=True))
+        ]
+        return "| " + " | ".join(aligned) + " |"
+
+    rule = ["-" * w if i in (0, 5) else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join([line(head), line(rule), *map(line, cells)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and nothing large")
+    parser.add_argument("--json", metavar="FILE", help="writes the table and every sample")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    rows: list[Row] = []
+    series: list[Series] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parts: list[Callable[[], tuple[list[Row], list[Series]]]] = [
+            lambda: cold(3 if quick else 9),
+            lambda: embedded("resnet50", ONNX, folder, 5 if quick else 15),
+            *([] if quick else [lambda: embedded("vgg19", VGG, folder, 15)]),
+            lambda: warm(1 if quick else 3, 11 if quick else 31),
+            lambda: growth([1_000, 10_000] if quick else [1_000, 10_000, 100_000], folder, 1 if quick else 3),
+        ]
+        for number, part in enumerate(parts, 1):
+            print(f"part {number} of {len(parts)}...", file=sys.stderr)
+            more_rows, more_series = part()
+            rows += more_rows
+            series += more_series
+    on = machine()
+    print(", ".join(f"{key} {value}" for key, value in on.items()))
+    print(table(rows))
+    if arguments.json:
+        data = {"machine": on, "rows": [asdict(r) for r in rows], "series": [asdict(s) for s in series]}
+        Path(arguments.json).write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
