@@ -26,6 +26,7 @@ from staticmem.training.scenario import Scenario
 from staticmem.training.step import run_step
 
 HERE = Path(__file__).parent
+TOLERANCE = 0.001  # of the peak, for live bytes: which small values code keeps in variables is a policy (ADR 5)
 FOLDERS = (HERE.parent / "models", HERE / "data" / "graphs")
 # factories that make the same tensor, in the same place
 SAME = {"aten.new_empty.default": "aten.empty.memory_format", "aten.new_zeros.default": "aten.zeros.default"}
@@ -94,7 +95,8 @@ def aligned(theirs: tuple[Row, ...], mine: list[Row]) -> Iterator[tuple[Row, Row
 def test_same_allocations_and_same_live_bytes(path: Path) -> None:
     scenario, theirs = recorded(path)
     for row, found in aligned(theirs, list(ours(scenario))):
-        assert row.optional or found.live == row.live, f"PyTorch: {row}\nhere: {found}"
+        near = abs(found.live - row.live) <= TOLERANCE * scenario["peak_bytes"]
+        assert row.optional or near, f"PyTorch: {row}\nhere: {found}"
 
 
 def test_the_traces_are_there() -> None:
