@@ -18,9 +18,9 @@ from staticmem.lifetimes import liveness
 from staticmem.recover import inplace
 from staticmem.recover.add_norms import unfold_batch_norms
 from staticmem.report.build import Sources, build
-from staticmem.report.model import NoteInfo, Report, Textbook
+from staticmem.report.model import Band, GpuFit, NoteInfo, Report, Textbook
 from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, SDPA_KERNELS, Scenario
-from staticmem.training.step import run_step
+from staticmem.training.step import StepResult, run_step
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 METHODS = ("liveness", "textbook")
@@ -59,6 +59,7 @@ def analyze(
     unfold_batchnorm: bool = False,
     inplace_activations: str = "auto",
     method: str = "liveness",
+    gpu: str | None = None,
     top: int = 10,
 ) -> Report:
     """The memory of one step of the model in a file.
@@ -75,6 +76,8 @@ def analyze(
         unfold_batchnorm: puts a batch norm behind every convolution with a bias, for files whose norms were folded.
         inplace_activations: "auto", "none" or "all": what ran in place, where the file does not say (ONNX).
         method: "textbook" adds the textbook estimate to the report.
+        gpu: a card by name or size ("h100-sxm-80gb", "24GB"): adds allocated, reserved and device memory, and whether
+            it fits.
         top: how many of the largest tensors `top_tensors` has.
 
     Raises:
@@ -111,7 +114,37 @@ def analyze(
     lifetimes = liveness(result.trace)
     band = _live_band(bound, scenario, notes)
     report = build(Sources(model, size, digest, binding, graph, scenario, result, lifetimes, notes, band), top)
+    if gpu is not None:
+        report = _with_device(report, result, gpu)
     return report if method == "liveness" else _with_textbook(report, graph)
+
+
+def _with_device(report: Report, result: StepResult, query: str) -> Report:
+    """The report with the meters of a card beside the live one."""
+    from staticmem.meters import on_device
+
+    found = on_device(result, query)
+    bands = dict(report.peak.bands)
+    for name, band in (("allocated", found.allocated), ("reserved", found.reserved), ("device", found.device)):
+        bands[name] = Band(band.low, band.high)
+    peak = replace(
+        report.peak,
+        bands=bands,
+        allocated_bytes=found.allocated.expected,
+        reserved_bytes=found.reserved.expected,
+        device_bytes=found.device.expected,
+        context_bytes=found.context.expected,
+    )
+    card, verdict = found.gpu, found.verdict
+    fit = GpuFit(
+        card.slug, card.name, card.architecture, card.usable, verdict.fit.value, max(verdict.headroom, 0),
+        verdict.missing, card.assumed,
+    )  # fmt: skip
+    text = (
+        "workspaces, context and loaded libraries of the card are data with sources, partly assumed, and were not "
+        "verified on hardware; the bands say how far they are known (docs/hardware.md)"
+    )
+    return replace(report, peak=peak, gpu=fit, assumptions=(*report.assumptions, NoteInfo("SM401", text, 1)))
 
 
 _WHY_TEXTBOOK = (

@@ -77,6 +77,11 @@ def add_parser(verbs: Any) -> None:
         "--method", type=one_of("--method", ("liveness", "textbook")), default="liveness", metavar="METHOD",
         help="liveness (default); textbook shows the textbook estimate beside it",
     )  # fmt: skip
+    device = parser.add_argument_group("the device")
+    device.add_argument(
+        "--gpu", metavar="NAME|SIZE",
+        help="a card (h100-sxm-80gb, rtx-4090, 24GB): adds allocated, reserved and device memory, and whether it fits",
+    )  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument(
         "-f", "--format", type=one_of("--format", FORMATS), metavar="FORMAT", help="table (default) or json"
@@ -125,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
             unfold_batchnorm=args.unfold_batchnorm,
             inplace_activations=args.inplace_activations,
             method=args.method,
+            gpu=args.gpu,
             top=sys.maxsize if args.explain_peak and kind == "json" else args.top,
         )
     emit(report, kind, args)

@@ -93,7 +93,9 @@ class Peak:
     """The moment at which most is alive. `at_op` is the kernel that allocates then; `node` the graph's op.
 
     `bands` has the bounds of each meter; that of `live` is open in inference where the file has no stack traces,
-    because the names that the model's code keeps are not known then.
+    because the names that the model's code keeps are not known then. With a GPU the other meters are there too:
+    expected bytes of three steps from the start of a process; `context_bytes` is the part of `device_bytes` that exists
+    before the first tensor.
     """
 
     live_bytes: int
@@ -105,6 +107,29 @@ class Peak:
     by_category: Mapping[str, int] = field(metadata={"keys": CATEGORIES})
     by_module: tuple[ModuleBytes, ...]
     bands: Mapping[str, Band]
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    context_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFit:
+    """Whether a card has the memory. `fit` is "fits", "tight" or "does not fit".
+
+    `headroom_bytes` is what the expected need leaves of the usable memory, 0 where `missing_bytes` are short; it can be
+    tight even then, when the allocator gets by after giving cached segments back. `assumed` names figures of the card
+    that have no source.
+    """
+
+    slug: str
+    name: str
+    architecture: str
+    usable_bytes: int
+    fit: str
+    headroom_bytes: int
+    missing_bytes: int
+    assumed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,4 +249,5 @@ class Report:
     warnings: tuple[NoteInfo, ...]
     notes: tuple[NoteInfo, ...]
     textbook: Textbook | None = None
+    gpu: GpuFit | None = None
     alive: tuple[TensorEntry, ...] = field(default=(), metadata={"json": False})

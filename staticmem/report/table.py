@@ -30,6 +30,7 @@ class _Table:
     def text(self, explain: bool) -> str:
         self.model()
         self.categories()
+        self.device()
         self.phases()
         if explain:
             self.explain()
@@ -112,6 +113,20 @@ class _Table:
         if band.low < band.high:
             text = f"between {self.size(band.low)} and {self.size(band.high)}, by what the code keeps in variables"
             self.lines.append(f"  {'band':<15}  {text}")
+
+    def device(self) -> None:
+        """The four meters, where a card was named."""
+        gpu, peak = self.report.gpu, self.report.peak
+        if gpu is None:
+            return
+        self.heading(f"On a {gpu.name} ({self.size(gpu.usable_bytes)} usable)")
+        rows = [("live", peak.live_bytes), ("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes)]
+        sizes = [self.size(n or 0) for _, n in (*rows, ("device", peak.device_bytes))]
+        wide = max(len(s) for s in sizes)
+        for (name, _), size in zip((*rows, ("device", 0)), sizes, strict=True):
+            band = peak.bands[name]
+            between = f"{self.size(band.low)} to {self.size(band.high)}" if band.low < band.high else ""
+            self.lines.append(f"  {name:<9}  {size:>{wide}}  {between}".rstrip())
 
     def phases(self) -> None:
         phases = self.report.phases

@@ -59,7 +59,22 @@ def verdict(report: Report, units: str = "binary") -> str:
     at = place(report.peak)
     where = f"{_PHASES.get(report.peak.phase, report.peak.phase)}{f' ({at})' if at else ''}"
     size = format_bytes(report.peak.live_bytes, units)
-    return f"Peak {size} live tensor memory in {where} — {step_name(report)}."
+    line = f"Peak {size} live tensor memory in {where} — {step_name(report)}."
+    gpu = report.gpu
+    if gpu is None:
+        return line
+    device = format_bytes(report.peak.device_bytes or 0, units)
+    left = format_bytes(gpu.headroom_bytes, units)
+    missing = format_bytes(gpu.missing_bytes, units)
+    tight = f"{left} to spare"
+    if gpu.missing_bytes:
+        tight = f"{missing} over, which the allocator can serve by giving cached memory back"
+    outcome = {
+        "fits": f"fits a {gpu.name} with {left} to spare",
+        "tight": f"is tight on a {gpu.name}: {tight}",
+        "does not fit": f"does not fit a {gpu.name}: {missing} short",
+    }[gpu.fit]
+    return f"{line} On the device {device}, which {outcome}."
 
 
 _PHASES = {"setup": "what exists before the step", "optimizer": "the optimizer step"}
