@@ -313,7 +313,8 @@ def result_type(operands: Sequence[Tensor]) -> DType:
         else:
             zero = t.dtype if zero is None else dtypes.promote(zero, t.dtype)
     if dims is None:
-        assert zero is not None
+        if zero is None:
+            raise TypeError("there is no tensor among the operands")
         return zero
     if zero is None:
         return dims

@@ -52,15 +52,16 @@ def same(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return grad_of(grads)
 
 
-def _binary_inputs(self: Any, other: Any) -> tuple[Tensor | None, Tensor | None]:
-    return (self if isinstance(self, Tensor) else None, other if isinstance(other, Tensor) else None)
+def _binary_inputs(self: Any, other: Any) -> tuple[Tensor, Tensor | None]:
+    if not isinstance(self, Tensor):
+        raise TypeError("the first operand is not a tensor")
+    return self, other if isinstance(other, Tensor) else None
 
 
 @rule("aten::add")
 def add(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
     a, b = _binary_inputs(self, other)
-    assert a is not None
     name = "aten.add.Tensor"
     out = e.pointwise(name, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(name, a, b)
     e.record("AddBackward0", out, [a, b], _add_formulas(alpha))
@@ -78,7 +79,6 @@ def _add_formulas(alpha: Scalar) -> list[Formula]:
 def sub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; the gradient of `other` is a negated copy."""
     a, b = _binary_inputs(self, other)
-    assert a is not None
     name = "aten.sub.Tensor"
     out = e.pointwise(name, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(name, a, b)
     e.record("SubBackward0", out, [a, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
@@ -146,7 +146,6 @@ def scale_grad(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
 def mul(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
     a, b = _binary_inputs(self, other)
-    assert a is not None
     if b is None:
         out = e.pointwise("aten.mul.Tensor", a, dtype=scalar_dtype(a, other))
         e.record("MulBackward0", out, [a], [Formula((0,), scale_grad)])
@@ -205,7 +204,6 @@ def div(e: Eager, self: Tensor, other: Tensor | Scalar, rounding_mode: str | Non
     With a rounding mode both gradients are zeros.
     """
     a, b = _binary_inputs(self, other)
-    assert a is not None
     dtype = result_type([a] if b is None else [a, b])
     if rounding_mode is None and not dtype.is_differentiable:
         dtype = dtypes.float32

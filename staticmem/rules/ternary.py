@@ -90,7 +90,8 @@ def lerp(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor
 def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
     """Saves the base (a tensor exponent and the result too); backward holds pow, scaled pow, product."""
     if not isinstance(self, Tensor):
-        assert isinstance(exponent, Tensor)
+        if not isinstance(exponent, Tensor):
+            raise TypeError("neither base nor exponent is a tensor")
         return _pow_scalar(e, exponent)
     operands = [self, exponent] if isinstance(exponent, Tensor) else [self]
     dtype = None if isinstance(exponent, Tensor) else scalar_dtype(self, exponent)

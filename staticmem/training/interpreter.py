@@ -155,7 +155,7 @@ class Interpreter:
                 result = call(e, rule, args, kwargs)
             else:
                 result = self._unknown(op, [*args, *kwargs.values()])
-        results = [result] if isinstance(result, Tensor) else list(result or ())
+            results = [result] if isinstance(result, Tensor) else list(result or ())
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
                 self._bind(name, tensor, op)
