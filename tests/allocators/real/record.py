@@ -1,13 +1,10 @@
-"""Runs sequences of allocations through PyTorch's own CUDA caching allocator, on a stub of CUDA, and writes what it did.
+"""Runs sequences of allocations through PyTorch's own CUDA caching allocator, on a stub of CUDA.
 
-No GPU is needed: `stub_cudart.c` gives addresses without memory behind them, and what is recorded is decided by
-libc10_cuda alone. It needs a CUDA build of PyTorch and the headers of the CUDA runtime:
+No GPU is needed: `stub_cuda.c` gives addresses without memory behind them, and what is recorded is decided by
+libc10_cuda alone. In an environment with a CUDA build of PyTorch (2.15.0 made the files that are here):
 
-    pip install torch                 # a build for CUDA, not +cpu
-    inc=$(dirname $(find -L $VIRTUAL_ENV -path "*include/crt/host_defines.h" | head -1))/..
-    gcc -w -I$inc -shared -fPIC -o libstub_cudart.so stub_cudart.c -ldl && cp libstub_cudart.so libcuda.so.1
-    cp libstub_cudart.so libnvidia-ml.so.1
-    python record.py                  # from the root of the repository
+    tests/allocators/real/build.sh /tmp/stub
+    STUB=/tmp/stub python tests/allocators/real/record.py [NAME...]
 
 Every case runs in a process of its own. The results are tests/data/allocator/*.json.gz; `test_real.py` replays them.
 """
@@ -72,19 +69,17 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 def record(case: dict[str, Any]) -> dict[str, Any]:
     """The case, run in a fresh process under the stub."""
-    library = os.environ.get("STUB_DIR", str(Path.cwd()))
-    environment = dict(
-        os.environ,
-        LD_LIBRARY_PATH=library,
-        LD_PRELOAD=f"{library}/libstub_cudart.so",
-        PYTORCH_CUDA_ALLOC_CONF=case["settings"],
-        STUB_TOTAL=str(case["total"]),
-        STUB_CAPACITY=str(case["capacity"]),
-    )
-    command = [sys.executable, str(HERE / "record.py"), "--one"]
-    done = subprocess.run(
-        command, input=json.dumps(case), env=environment, capture_output=True, text=True, check=False
-    )
+    sizes = {"STUB_TOTAL": str(case["total"]), "STUB_CAPACITY": str(case["capacity"])}
+    return under_stub("record.py", case, PYTORCH_CUDA_ALLOC_CONF=case["settings"], **sizes)
+
+
+def under_stub(script: str, case: dict[str, Any], **variables: str) -> dict[str, Any]:
+    """What `script --one` prints for a case, in a process that takes the stub for CUDA."""
+    stub = os.environ["STUB"]
+    paths = {"LD_LIBRARY_PATH": stub, "LD_PRELOAD": f"{stub}/libstub_cuda.so"}
+    command = [sys.executable, str(HERE / script), "--one"]
+    environment = {**os.environ, **paths, **variables}
+    done = subprocess.run(command, input=json.dumps(case), env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"exit {done.returncode}: {done.stderr[-2000:]}")
     result = json.loads(done.stdout)

@@ -54,10 +54,19 @@ int cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
   strcpy(p->name, "stub");
   p->totalGlobalMem = total();
   p->major = 9;
-  p->multiProcessorCount = 1;
+  p->multiProcessorCount = 132;
   p->warpSize = 32;
   p->maxThreadsPerMultiProcessor = 2048;
   p->maxThreadsPerBlock = 1024;
+  p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+  p->maxThreadsDim[2] = 64;
+  p->maxGridSize[0] = 0x7fffffff;
+  p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+  p->sharedMemPerBlock = 49152;
+  p->sharedMemPerBlockOptin = 232448;
+  p->sharedMemPerMultiprocessor = 233472;
+  p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+  p->l2CacheSize = 62914560;
   return 0;
 }
 

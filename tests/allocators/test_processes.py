@@ -1,0 +1,78 @@
+"""Against three steps of real PyTorch processes, recorded on a stub of CUDA by `real/processes.py`.
+
+The events come from the exports in `models/` alone. The stub's cuDNN needs no workspace; what cuBLAS gets from PyTorch
+2.15 on an sm_90 device is given here: 32 MiB for each product, taken and given back inside it
+(aten/src/ATen/cuda/CublasHandlePool.cpp), and 1 MiB where a linear layer goes to cublasLt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staticmem import dtypes
+from staticmem.allocators import Process, Workspace, parse_settings, process, simulate
+from staticmem.eager.trace import Trace
+from staticmem.frontends import open_model
+from staticmem.graph.model import resolve
+from staticmem.training.scenario import Scenario
+from staticmem.training.step import run_step
+
+ROOT = Path(__file__).parents[2]
+RECORDED: list[dict[str, Any]] = json.loads((ROOT / "tests" / "data" / "allocator" / "processes.json").read_text())
+MIB = 2**20
+
+
+class Products:
+    """The workspaces of matrix products, by the names of kernels."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.single = {buffer.kernel: buffer.shape == () for buffer in trace.buffers}  # reductions over everything
+
+    def workspaces(self, kernel: int) -> Sequence[Workspace]:
+        name = self.trace.kernels[kernel].name
+        if name.startswith("aten.addmm"):
+            return (Workspace(MIB, what="cublasLt"),)
+        if name.startswith("aten.mean") and self.single[kernel]:  # partial sums of the blocks, and a semaphore
+            return (Workspace(2560, held=True, what="partial sums"), Workspace(4, held=True, what="semaphore"))
+        return (Workspace(32 * MIB, what="cuBLAS"),) if name.startswith(("aten.mm", "aten.bmm")) else ()
+
+
+def process_of(case: dict[str, Any]) -> Process:
+    model = open_model(str(ROOT / "models" / f"{case['model']}.pt2"))
+    graph = model.bind(resolve(model, batch=case["batch"], resolution=None, dims={}))
+    optimizer = case.get("optimizer")
+    scenario = Scenario(
+        "train" if optimizer else "infer",
+        optimizer,
+        case.get("impl", "foreach"),
+        case.get("momentum", 0.0),
+        case.get("loss", "auto"),
+        amp=dtypes.bfloat16 if "amp" in case else None,
+    )
+    trace = run_step(graph, scenario).trace
+    return process(trace, Products(trace), data=case.get("data", "resident"))
+
+
+def label(case: dict[str, Any]) -> str:
+    return "-".join(str(value) for key, value in case.items() if key not in ("torch", "phases", "oom", "retries"))
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=label)
+def test_memory_after_every_phase_is_what_pytorch_had(case: dict[str, Any]) -> None:
+    found = process_of(case)
+    settings = parse_settings(case.get("settings"))
+    replay = simulate(found.events, settings, case.get("capacity"), total=140 * 2**30)
+    assert replay.retries == case["retries"]
+    if case["oom"] is not None:
+        assert replay.oom is not None
+        assert found.mark_at(replay.oom.time).step == case["oom"]
+    else:
+        assert replay.oom is None
+    spans = [(mark.phase, *replay.peak_between(0, end)) for mark, end in found.spans()]
+    assert spans[: len(case["phases"])] == [tuple(row) for row in case["phases"]]
