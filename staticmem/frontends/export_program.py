@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ def read_archive(path: str) -> ExportedArchive:
             "Copy or export it again; it may have been cut off.",
             code="SM102",
         ) from error
-    except (NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except (NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
         raise ModelFileError(
             f"{path} cannot be read", f"Reading it failed: {error}.", "Copy or export it again.", code="SM102"
         ) from error
@@ -91,6 +92,13 @@ def _model_member(archive: zipfile.ZipFile, path: str) -> str:
 
 def _load_json(archive: zipfile.ZipFile, name: str, path: str) -> Any:
     info = archive.getinfo(name)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ModelFileError(
+            f"{path} cannot be read",
+            f"Its member {name} is packed by a method that torch.export does not use.",
+            "Write it with torch.export.save.",
+            code="SM102",
+        )
     if info.file_size > MAX_JSON_BYTES or info.file_size > MAX_RATIO * max(info.compress_size, 1024):
         raise ModelFileError(
             f"{path} unpacks to an absurd size",
