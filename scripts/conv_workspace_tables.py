@@ -2,7 +2,7 @@
 
     python scripts/conv_workspace_tables.py ask answers.npz --seed 1 --count 4000   # minutes to an hour
     python scripts/conv_workspace_tables.py ask fresh.npz --seed 2 --count 300
-    python scripts/conv_workspace_tables.py fit answers.npz
+    python scripts/conv_workspace_tables.py fit answers.npz   # more files of the same cuDNN: more seeds
     python scripts/conv_workspace_tables.py check fresh.npz
 
 Needs a libcudnn of 9.8 or later (STATICMEM_CUDNN names another one than the installed), NumPy, and no GPU. The answers
@@ -30,7 +30,7 @@ from staticmem.hardware.cudnn import Cudnn
 from staticmem.hardware.cudnn_devices import ARCHITECTURES
 
 PRECISIONS = ("tf32", "float32", "float16")
-LEAVES = 110  # of a tree: 132 trees of this size are 250 KB for each cuDNN
+LEAVES = 100  # of a tree: 132 trees of this size are 230 KB for each cuDNN; more leaves gain nothing
 NONE = -1  # cuDNN has no plan
 
 
@@ -53,18 +53,20 @@ def ask(path: Path, seed: int, count: int) -> None:
     np.savez_compressed(path, **answers)
 
 
-def answers_of(path: Path) -> Iterator[tuple[str, str, list[Answer]]]:
-    """(architecture, table, answers) for each cell of a file."""
-    stored = np.load(path)
-    seed, count, _ = (int(n) for n in stored["seed"])
+def answers_of(*paths: Path) -> Iterator[tuple[str, str, list[Answer]]]:
+    """(architecture, table, answers) for each cell of files of one cuDNN."""
+    files = [np.load(path) for path in paths]
     for precision, last, direction in cells(PRECISIONS):
-        convolutions = sample(seed, precision, last, direction, count)
         name = conv_tables.table_name(precision, last, direction)
+        drawn = [sample(int(f["seed"][0]), precision, last, direction, int(f["seed"][1])) for f in files]
         for architecture in architectures(precision):
             key = f"{architecture} {name}"
-            if key in stored:
-                pairs = zip(convolutions, stored[key].tolist(), strict=True)
-                yield architecture, name, [(conv, nbytes) for conv, nbytes in pairs if nbytes != NONE]
+            found: list[Answer] = []
+            for file, convolutions in zip(files, drawn, strict=True):
+                if key in file:
+                    found += [(c, n) for c, n in zip(convolutions, file[key].tolist(), strict=True) if n != NONE]
+            if found:
+                yield architecture, name, found
 
 
 def cudnn_of(path: Path) -> str:
@@ -72,11 +74,13 @@ def cudnn_of(path: Path) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def write(path: Path, leaves: int) -> None:
+def write(paths: list[Path], leaves: int) -> None:
     """Fits and writes the tables of every architecture."""
-    version = cudnn_of(path)
+    version, *others = {cudnn_of(path) for path in paths}
+    if others:
+        raise SystemExit(f"answers of different versions of cuDNN: {version}, {', '.join(others)}")
     trees: dict[str, dict[str, object]] = {}
-    for architecture, name, answers in answers_of(path):
+    for architecture, name, answers in answers_of(*paths):
         names, nodes = conv_tables.dump(fit(answers, leaves))
         trees.setdefault(architecture, {})[name] = {"forms": names, "nodes": nodes}
         print(architecture, name, flush=True)
@@ -115,17 +119,18 @@ def _line(what: str, found: list[Agreement]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("ask", "fit", "check"))
-    parser.add_argument("answers", type=Path)
+    parser.add_argument("answers", type=Path, nargs="+")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=4000)
     parser.add_argument("--leaves", type=int, default=LEAVES)
     given = parser.parse_args()
     if given.what == "ask":
-        ask(given.answers, given.seed, given.count)
+        ask(given.answers[0], given.seed, given.count)
     elif given.what == "fit":
         write(given.answers, given.leaves)
     else:
-        check(given.answers)
+        for path in given.answers:
+            check(path)
 
 
 if __name__ == "__main__":

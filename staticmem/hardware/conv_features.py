@@ -57,7 +57,7 @@ class Form(NamedTuple):
         return f"{self.pieces or '0'}{pad}{'' if self.step is None else f'^{self.step}'}"
 
 
-_FORM = re.compile(r"(0|x?y?w?)(?:@(\d+))?(?:\^(-?\d+))?")
+_FORM = re.compile(r"(0|(?=[xyw])x?y?w?)(?:@(\d+))?(?:\^(-?\d+))?")
 
 
 def parse_form(text: str) -> Form:

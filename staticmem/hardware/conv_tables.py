@@ -111,7 +111,7 @@ def parse(names: Sequence[str], nodes: str) -> Tree:
             open_nodes.append(index)
         elif open_nodes:
             tree.right[open_nodes.pop()] = index + 1
-    if open_nodes or not tree.feature:
+    if open_nodes or not tree.feature or max(tree.right) >= len(tree.feature):
         raise ValueError("a table is cut off")
     return tree
 

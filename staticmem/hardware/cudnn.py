@@ -12,9 +12,7 @@ notes (`filterEngineConfigs`), the first plan that builds is run (`try_configs`)
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from pathlib import Path
 from staticmem.errors import StaticmemError
 from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
 from staticmem.hardware.cudnn_devices import describe
+from staticmem.hardware.cudnn_library import find_library, load_dependencies
 
 DEVICELESS = 90800  # cudnnGetVersion() of the first release that answers for a described device
 
@@ -68,7 +67,7 @@ class Cudnn:
             raise CudnnError(
                 "libcudnn is not installed", "Its answers were asked for.", "pip install 'staticmem[cudnn]'", "SM411"
             )
-        _load_dependencies(path)
+        load_dependencies(path)
         try:
             self._c = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
@@ -240,34 +239,6 @@ def _strides(sizes: Sequence[int], channels_last: bool) -> list[int]:
         strides[axis] = step
         step *= sizes[axis]
     return strides
-
-
-# -- finding the library -------------------------------------------------------------------------------------------
-
-
-def find_library() -> Path | None:
-    """libcudnn.so.9: `STATICMEM_CUDNN`, else the one in NVIDIA's wheels (those that a CUDA build of torch brings)."""
-    named = os.environ.get("STATICMEM_CUDNN")
-    if named:
-        return Path(named)
-    spec = importlib.util.find_spec("nvidia")
-    for root in spec.submodule_search_locations or () if spec else ():
-        path = Path(root) / "cudnn" / "lib" / "libcudnn.so.9"
-        if path.exists():
-            return path
-    return None
-
-
-def _load_dependencies(library: Path) -> None:
-    """cuBLAS and NVRTC of the same wheels first: libcudnn names them without a path."""
-    root = library.parents[2]
-    for pattern in ("libcublasLt.so.*", "libcublas.so.*", "libnvrtc.so.*"):
-        for path in sorted(root.glob(f"*/lib/{pattern}")):
-            try:
-                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-                break
-            except OSError:
-                continue
 
 
 @lru_cache(maxsize=1)

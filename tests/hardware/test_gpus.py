@@ -1,0 +1,117 @@
+"""The list of cards: invariants of every entry, lookup by name and by size, errors of a bad file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from staticmem.errors import UsageError
+from staticmem.hardware import gpus
+from staticmem.hardware.cudnn_devices import ARCHITECTURES
+from staticmem.units import GIB, MIB
+
+CARDS = gpus.cards()
+
+
+@pytest.mark.parametrize("slug", CARDS)
+def test_memory_is_ordered_and_sourced(slug: str) -> None:
+    gpu = CARDS[slug]
+    assert 0 < gpu.usable <= gpu.nvml <= gpu.nominal
+    assert gpu.usable >= 0.9 * gpu.nominal  # a typing mistake would be far off
+    sourced = {figure for figure, url in gpu.sources if url.startswith("https://")}
+    assert sourced | set(gpu.assumed) == {"nominal", "nvml", "usable"}
+    assert gpu.architecture in ARCHITECTURES
+
+
+def test_the_cards_that_people_ask_for_are_there() -> None:
+    asked = "rtx-3060 rtx-3090 rtx-4090 rtx-5090 t4 l4 a10 a10g l40s a40 a6000 rtx-6000-ada v100-16gb v100-32gb"
+    asked += " a100-pcie-40gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb h100-pcie-80gb h100-sxm-80gb h200 b200"
+    assert set(asked.split()) <= set(CARDS)
+    assert 25 <= len(CARDS) <= 60
+
+
+def test_a_card_without_a_figure_gives_less_than_nvidia_smi_shows() -> None:
+    assert gpus.held_back(12288) == 245
+    assert gpus.held_back(81559) == 768
+    a40 = CARDS["a40"]
+    assert "usable" in a40.assumed
+    assert a40.nvml - a40.usable == 768 * MIB
+
+
+def test_the_rule_is_seldom_more_generous_than_cards_are() -> None:
+    """Cards with both figures read: what the rule would have given, against what they give."""
+    known = [gpu for gpu in CARDS.values() if not {"nvml", "usable"} & set(gpu.assumed)]
+    too_much = [g.slug for g in known if g.nvml - gpus.held_back(g.nvml // MIB) * MIB > g.usable + 2 * MIB]
+    assert len(known) >= 8
+    assert too_much == ["t4", "a10"]  # with ECC on GDDR6, which takes more
+
+
+@pytest.mark.parametrize("query", ["rtx-4090", "RTX 4090", "rtx_4090", " rtx-4090 "])
+def test_names(query: str) -> None:
+    assert gpus.find(query) is CARDS["rtx-4090"]
+
+
+@pytest.mark.parametrize(
+    ("query", "usable"),
+    [("24GB", 24 * GIB - 491 * MIB), ("24 gb", 24 * GIB - 491 * MIB), ("16GiB", 16 * GIB), ("512MiB", 512 * MIB)],
+)
+def test_sizes(query: str, usable: int) -> None:
+    found = gpus.find(query)
+    assert found.usable == usable
+    assert found.architecture == gpus.DEFAULT_ARCHITECTURE
+    assert "usable" in found.assumed
+
+
+def test_a_size_has_the_architecture_that_is_asked_for() -> None:
+    assert gpus.find("24GB", "sm_86").architecture == "sm_86"
+    assert gpus.find("24GB", "sm_86").resident_threads == 84 * 1536  # A40, A6000: the largest of sm_86
+
+
+@pytest.mark.parametrize("query", ["rtx-490", "0GB", "24", "24TB", "", "-1GB"])
+def test_what_is_no_card_and_no_size(query: str) -> None:
+    with pytest.raises(UsageError) as error:
+        gpus.find(query)
+    assert error.value.code == "SM402"
+
+
+def test_a_near_miss_is_named() -> None:
+    with pytest.raises(UsageError, match="rtx-4090") as error:
+        gpus.find("rtx4090")
+    assert error.value.hint == "Did you mean 'rtx-4090'?"
+
+
+GOOD = "{name: X, arch: sm_80, processors: 10, nominal: 1000, source: 'https://x'}"
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("{name: X, arch: sm_81, processors: 1, nominal: 1, source: s}", "sm_81"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1}", "lacks 'source'"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1.5, source: s}", "nominal is 1.5"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1000, nvml: 1001, source: s}", "nvml 1001"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1000, usabel: 1, source: s}", "unknown key 'usabel'"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1000, usable: {mib: 1}, source: s}", "lacks 'source'"),
+        ("7", "not a mapping"),
+    ],
+)
+def test_a_bad_card_is_an_error_that_says_where(tmp_path: Path, card: str, said: str) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(f"version: 1\nchecked: 2026-01-01\ncards:\n  good: {GOOD}\n  bad: {card}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"cards\.bad") as error:
+        gpus.load(path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["cards: [", "- 1", "", "version: 1\n"])
+def test_a_file_that_is_no_list_of_cards(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"gpus\.yaml"):
+        gpus.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        gpus.load(tmp_path / "none.yaml")
