@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -16,24 +17,26 @@ from staticmem.errors import ModelFileError
 
 MAX_LENGTH = 100_000  # characters of one expression
 MAX_DEPTH = 200
+MAX_VALUE = 2**128  # of anything on the way to a size
 
-_TOKEN = re.compile(r"\s*(?:(-?\d+)|([A-Za-z_][A-Za-z0-9_]*)|'([^']*)'|([(),=]))")
+_TOKEN = re.compile(r"\s*(?:(-?[0-9]+)|([A-Za-z_][A-Za-z0-9_]*)|'([^']*)'|([(),=]))")
 
 # An expression is an int, a symbol's name, or (function, operands)
 Expr = Any
+Number = int | Fraction  # a size may pass through a fraction: floor(Mul(Rational(1, 2), s0))
 
 
-def _floordiv(a: int, b: int) -> int:
+def _floordiv(a: Number, b: Number) -> int:
     return a // b
 
 
-def _pow(a: int, b: int) -> int:
-    if abs(b) > 64 or abs(a) > 2**40:
+def _pow(a: Number, b: Number) -> Number:
+    if not (-64 <= b <= 64 and -(2**40) <= a <= 2**40) or b != int(b):
         raise OverflowError("power out of range")
-    return int(a**b)
+    return Fraction(a) ** int(b)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., int | bool]] = {
+_FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "Add": lambda *xs: sum(xs),
     "Mul": lambda *xs: math.prod(xs),
     "FloorDiv": _floordiv,
@@ -46,7 +49,10 @@ _FUNCTIONS: Mapping[str, Callable[..., int | bool]] = {
     "Min": lambda *xs: min(xs),
     "Pow": _pow,
     "PowByNatural": _pow,
-    "Rational": lambda a, b: a if b == 1 else a / b,
+    "Rational": Fraction,
+    "IntTrueDiv": Fraction,
+    "FloatTrueDiv": Fraction,
+    "ToFloat": lambda a: a,
     "Integer": lambda a: a,
     "Abs": lambda a: abs(a),
     "TruncToInt": lambda a: int(a),
@@ -90,6 +96,8 @@ class _Parser:
             raise _bad(self.text, "it is nested too deeply")
         kind, word = self.take()
         if kind == "int":
+            if len(word) > 40:
+                raise _bad(self.text, f"{word[:20]}... is more than any size")
             return int(word)
         if kind != "name":
             raise _bad(self.text, f"unexpected '{word}'")
@@ -141,17 +149,28 @@ def evaluate(expression: Expr, symbols: Mapping[str, int]) -> int:
 
     Raises:
         KeyError: a symbol without a value.
+        ModelFileError: it has none (a division by zero), or none that is a whole number.
     """
+    value = _value(expression, symbols)
+    if value != int(value):
+        raise _bad(str(expression), f"its value is {value}, not a whole number")
+    return int(value)
+
+
+def _value(expression: Expr, symbols: Mapping[str, int]) -> Number:
     if isinstance(expression, int):
         return expression
     if isinstance(expression, str):
         return symbols[expression]
     function, operands = expression
-    values = [evaluate(o, symbols) for o in operands]
+    values = [_value(o, symbols) for o in operands]
     try:
-        return int(_FUNCTIONS[function](*values))
+        result = _FUNCTIONS[function](*values)
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise _bad(str(expression), f"{function}{tuple(values)} has no value ({error})") from error
+        raise _bad(str(expression), f"{function}{tuple(map(str, values))} has no value ({error})") from error
+    if not -MAX_VALUE <= result <= MAX_VALUE:
+        raise _bad(str(expression), f"{function} gives more than any size")
+    return result
 
 
 def symbols_of(expression: Expr) -> set[str]:
