@@ -1,4 +1,4 @@
-"""Peaks against measurements: PyTorch 2.13.0 ran these steps; all live storages were counted, rounded up to 512 bytes.
+"""Peaks against measurements: PyTorch 2.15.0 ran these steps; all live storages were counted, rounded up to 512 bytes.
 
 The step measured is the second one, with the loss that `auto` picks for these models but for the first two.
 """
