@@ -23,6 +23,7 @@ from staticmem.eager.trace import Buffer, Trace
 STEPS = 3
 Data: TypeAlias = Literal["resident", "each-step", "handed-over"]
 _FIXED = ("parameter", "buffer", "gradient", "optimizer_state")
+_At: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"
 STATE_IN_CONSTRUCTOR = ("sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
 
 
@@ -116,7 +117,6 @@ class _Builder:
         """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
         of kernel `index`."""
         script: list[tuple[int, int, Workspace | None]] = []
-        at: dict[int, list[tuple[int, Workspace]]] = self._workspaces(workspace) if workspace is not None else {}
         changes: list[tuple[int, int]] = []
         for buffer in self.trace.buffers:
             if buffer.born >= self.first:
@@ -124,40 +124,38 @@ class _Builder:
             if buffer.died is not None and buffer.died >= self.first:
                 changes.append((buffer.died, ~buffer.id))
         changes.sort()
-        for tick, buffer_id in changes:
-            script.append((tick, buffer_id, None))
-            script += [(tick, kernel, space) for kernel, space in at.get(tick, ())]
-        before = [(self.first, kernel, space) for kernel, space in at.get(-1, ())]
-        return before + script
+        before, after = self._workspaces(workspace) if workspace is not None else ({}, {})
+        for tick, index in changes:
+            script += [(tick, kernel, space) for kernel, space in before.get(tick, ())]
+            script.append((tick, index, None))
+            script += [(tick, kernel, space) for kernel, space in after.get(tick, ())]
+        return script
 
-    def _workspaces(self, model: WorkspaceModel) -> dict[int, list[tuple[int, Workspace]]]:
-        """Tick -> workspaces that follow the event of that tick; -1: before the first."""
+    def _workspaces(self, model: WorkspaceModel) -> tuple[_At, _At]:
+        """The workspaces that come before, and those that come after, the event of a tick."""
         born: dict[int, list[int]] = {}
         for buffer in self.trace.buffers:
             if buffer.born >= self.first:
                 born.setdefault(buffer.kernel, []).append(buffer.born)
-        at: dict[int, list[tuple[int, Workspace]]] = {}
-        upcoming: list[tuple[int, Workspace]] = []  # of kernels that allocate nothing: before the next that does
+        before: _At = {}
+        after: _At = {}
+        waiting: list[tuple[int, Workspace]] = []  # of kernels that allocate nothing: before the next that does
         for kernel in range(len(self.trace.kernels)):
             ticks = born.get(kernel)
             spaces = model.workspaces(kernel)
             if ticks is None:
-                upcoming += [(kernel, space) for space in spaces]
+                waiting += [(kernel, space) for space in spaces]
                 continue
-            if upcoming:
-                at.setdefault(ticks[0] - 1 if ticks[0] > self.first else -1, []).extend(upcoming)
-                upcoming = []
+            if waiting:
+                before.setdefault(ticks[0], []).extend(waiting)
+                waiting = []
             for space in spaces:
                 if space.after == FIRST:
-                    tick = ticks[0] - 1 if ticks[0] > self.first else -1
-                elif space.after == LAST:
-                    tick = ticks[-1]
+                    before.setdefault(ticks[0], []).append((kernel, space))
                 else:
-                    tick = ticks[min(space.after, len(ticks) - 1)]
-                at.setdefault(tick, []).append((kernel, space))
-        if upcoming:
-            at.setdefault(self.trace.ticks - 1, []).extend(upcoming)
-        return at
+                    at = -1 if space.after == LAST else min(space.after, len(ticks) - 1)
+                    after.setdefault(ticks[at], []).append((kernel, space))
+        return before, after
 
     # -- the process ---------------------------------------------------------------------------------------------
 

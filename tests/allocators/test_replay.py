@@ -1,0 +1,146 @@
+"""The events of a process, on traces small enough to count by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem import dtypes
+from staticmem.allocators import Band, Process, Workspace, process, reserved_band, simulate
+from staticmem.allocators.events import RELEASE
+from staticmem.allocators.jitter import REPLAYS, jitters
+from staticmem.allocators.placement import model_to_order
+from staticmem.allocators.workspace import FIRST
+from staticmem.eager.trace import Buffer, Kernel, Trace
+
+MIB = 2**20
+
+
+def buffer(id: int, name: str, category: str, born: int, died: int | None, kernel: int, nbytes: int = MIB) -> Buffer:
+    return Buffer(id, nbytes, (nbytes // 4,), dtypes.float32, category, name, kernel, born, died)
+
+
+def step() -> Trace:
+    """A parameter, an input, two states, the old loss; an activation, the new loss, a gradient, a temporary of the
+    optimizer."""
+    rows = [
+        ("fc.weight", "parameter", 0, None, 0, 2 * MIB),
+        ("x", "input", 1, None, 0, MIB),
+        ("fc.weight.exp_avg", "optimizer_state", 2, None, 1, 2 * MIB),
+        ("fc.weight.step", "optimizer_state", 3, None, 1, 4),
+        ("loss of the previous step", "activation", 4, 7, 2, 4),
+        ("h", "activation", 5, 9, 3, 3 * MIB),
+        ("loss", "activation", 6, None, 4, 4),
+        ("fc.weight.grad", "gradient", 8, None, 5, 2 * MIB),
+        ("", "temporary", 10, 11, 6, 2 * MIB),
+    ]
+    names = ["model", "aten.zeros_like", "loss", "aten.addmm", "aten.mean", "aten.mm", "aten._foreach_sqrt"]
+    return Trace(
+        kernels=[Kernel(name, "forward", -1) for name in names],
+        buffers=[buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)],
+        phases=[("setup", 0), ("forward", 5), ("backward", 8), ("optimizer", 10)],
+        ticks=12,
+    )
+
+
+def story(found: Process) -> list[str]:
+    """Each event as +name.step or -name.step, with the marks of phases."""
+    trace = step()
+    marks = {mark.event: f"[{mark.step} {mark.phase}]" for mark in found.marks}
+    lines = []
+    for time, (id, nbytes, _) in enumerate(found.events):
+        origin = found.origins[id]
+        name = origin.what if origin.buffer < 0 else trace.buffers[origin.buffer].name.rpartition(".")[2] or "temporary"
+        lines.append(marks.get(time, "") + ("-" if nbytes == RELEASE else "+") + f"{name}.{origin.step}")
+    return lines
+
+
+def test_three_steps_from_the_start() -> None:
+    assert story(process(step(), steps=2)) == [
+        "[0 setup]+weight.0", "+x.0",
+        "[1 forward]+h.1", "+loss.1",
+        "[1 backward]+grad.1", "-h.1",
+        "[1 optimizer]+step.1", "+exp_avg.1", "+temporary.1", "-temporary.1",  # state is made in the first step
+        "[2 forward]-grad.1", "+h.2", "+loss.2", "-loss.1",  # zero_grad; the old loss until the new one is there
+        "[2 backward]+grad.2", "-h.2",
+        "[2 optimizer]+temporary.2", "-temporary.2",
+    ]  # fmt: skip
+
+
+def test_batches_that_come_with_each_step() -> None:
+    each = [line for line in story(process(step(), steps=2, data="each-step")) if ".exp" not in line]
+    assert each[:3] == ["[0 setup]+weight.0", "[1 forward]+x.1", "+h.1"]
+    assert each[each.index("-temporary.1") + 1 :][:3] == ["[2 forward]-x.1", "+x.2", "-grad.1"]
+    handed = story(process(step(), steps=2, data="handed-over"))
+    assert handed[handed.index("-temporary.1") + 1 :][:3] == ["[2 forward]+x.2", "-x.1", "-grad.1"]
+
+
+def test_a_process_ends_with_what_lives() -> None:
+    found = process(step())
+    replay = simulate(found.events)
+    alive = [found.origins[p.id].buffer for p in replay.placements() if p.died < 0]
+    assert sorted(alive) == [0, 1, 2, 3, 6, 7]
+    assert [mark.step for mark, _ in found.spans()] == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    mark = found.mark_at(replay.peak_allocated_at)
+    assert (mark.step, mark.phase) == (2, "backward")
+
+
+class Model:
+    """Workspaces for two kernels: one that is kept, and two around the result of another."""
+
+    def workspaces(self, kernel: int) -> Sequence[Workspace]:
+        if kernel == 3:
+            return (Workspace(8 * MIB, keep="cublas forward", what="cublas"),)
+        if kernel == 5:
+            return (
+                Workspace(MIB, after=FIRST, what="first", fallbacks=(0,)),
+                Workspace(MIB, held=True, what="held"),
+                Workspace(MIB, what="last"),
+            )
+        return ()
+
+
+def test_workspaces_come_when_their_kernel_runs() -> None:
+    found = process(step(), Model(), steps=2)
+    told = story(found)
+    at = told.index("[1 forward]+h.1")
+    assert told[at : at + 3] == ["[1 forward]+h.1", "+cublas.1", "+loss.1"]
+    assert "+cublas.2" not in told  # kept from the first step on
+    assert "-cublas.1" not in told
+    at = told.index("[1 backward]+first.1")
+    assert told[at : at + 7] == [
+        "[1 backward]+first.1", "-first.1", "+grad.1", "+held.1", "+last.1", "-last.1", "-held.1",
+    ]  # fmt: skip
+    first = next(id for id, origin in enumerate(found.origins) if origin.what == "first")
+    assert found.fallbacks[first] == (0,)
+    assert simulate(found.events).oom is None
+
+
+def test_model_to_places_children_before_their_parents_own() -> None:
+    """Module._apply: children, then parameters, then buffers."""
+    names = [("cls_token", "parameter"), ("conv.weight", "parameter"), ("bn.weight", "parameter"),
+             ("head.fc.weight", "parameter"), ("bn.running_mean", "buffer"), ("mask", "buffer")]  # fmt: skip
+    order = model_to_order(buffer(i, name, category, i, None, 0) for i, (name, category) in enumerate(names))
+    assert [b.name for b in order] == [
+        "conv.weight", "bn.weight", "bn.running_mean", "head.fc.weight", "cls_token", "mask",
+    ]  # fmt: skip
+
+
+def test_the_band_has_the_prediction_in_it_and_is_the_same_each_time() -> None:
+    found = process(step())
+    nominal = simulate(found.events)
+    band = reserved_band(found, nominal=nominal)
+    assert isinstance(band, Band)
+    assert band == reserved_band(found)
+    assert band.values[0] == nominal.peak_reserved
+    assert len(band.values) == REPLAYS
+    assert band.low <= band.expected <= band.high
+    assert not band.tight
+    assert reserved_band(found, capacity=nominal.peak_reserved - MIB).tight
+
+
+def test_jitters_are_pairs_around_the_prediction() -> None:
+    scales = [jitter.scale for jitter in jitters(11)]
+    assert scales[0] == 1
+    assert min(scales) == 0.96
+    assert max(scales) == 1.04
+    assert abs(sum(scales) - 11) < 1e-9
