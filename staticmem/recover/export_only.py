@@ -145,13 +145,16 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
     for op in graph.ops:
         op = _renamed(op, rename)
         changed = op
-        if op.base == _SDPA:
+        if not _maybe_of_transformers(op):
+            pass
+        elif op.base == _SDPA:
             changed = _without_mask(op, knowledge, dropped)
             if changed is not op and op.modules and op.modules[-1].cls.startswith("transformers."):
                 changed = _grouped_query(changed, ops, dropped)
         elif op.base == "aten::where" and len(op.args) == 3:
             mask = knowledge.of(op.args[0])
-            if isinstance(mask, Mask) and mask.always and isinstance(op.args[1], Ref) and op.args[0] is not None:
+            if isinstance(mask, Mask) and mask.always and _is_operand(graph, op):
+                assert isinstance(op.args[1], Ref)
                 dropped["true"] += 1
                 rename[op.outputs[0]] = op.args[1]
                 touched.update(op.refs())
@@ -173,6 +176,23 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
     notes.extend(Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count)
     outputs = tuple(rename[n].name if n in rename else n for n in graph.outputs)
     return replace(graph, ops=tuple(ops), outputs=outputs)
+
+
+def _maybe_of_transformers(op: Op) -> bool:
+    """Whether the op may be code of transformers. Other code runs the masks that it builds; where the file has no class
+    names nobody can tell, and exported masks are those of transformers in all that was seen."""
+    classes = [frame.cls for frame in op.modules if "." in frame.cls]
+    return not classes or any(cls.startswith("transformers.") for cls in classes)
+
+
+def _is_operand(graph: Graph, op: Op) -> bool:
+    """Whether `where(true, a, b)` is `a` itself, but for a batch that only the mask brought in."""
+    if not isinstance(op.args[1], Ref):
+        return False
+    source, result = graph.values.get(op.args[1].name), graph.values.get(op.outputs[0])
+    if source is None or result is None or source.shape is None or result.shape is None:
+        return True
+    return len(source.shape) == len(result.shape) and source.shape[1:] == result.shape[1:]
 
 
 def _without_mask(op: Op, knowledge: Knowledge, dropped: dict[str, int]) -> Op:
