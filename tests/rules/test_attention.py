@@ -1,0 +1,222 @@
+"""Attention kernels: which one runs, what it saves; and casts as the dispatcher orders them.
+
+Figures are derived from aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, attention.cpp and attention.cu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from staticmem import dtypes
+from staticmem.dtypes import DType, bfloat16, bool_, float16, float32, float64
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.graph.ir import Value
+from staticmem.rules import lookup
+from staticmem.rules.attention import choose_kernel
+from staticmem.rules.dispatch import call, fallback
+
+B, H, L, D = 2, 3, 10, 16
+
+
+class Bench:
+    """Places tensors, runs one call, and lists what it allocated and saved."""
+
+    def __init__(self, training: bool = True) -> None:
+        self.e = Eager(training)
+        self.owner = Owner("model", "")
+
+    def tensor(self, *shape: int, dtype: DType = float32, grad: bool = True) -> Tensor:
+        tensor = self.e.empty(shape, dtype, kernel="model")
+        tensor.requires_grad = grad
+        self.e.hold(tensor, self.owner)
+        return tensor
+
+    def run(self, target: str, *args: Any, **kwargs: Any) -> Tensor:
+        rule = lookup(f"aten::{target}")
+        assert rule is not None
+        self.start = len(self.e.trace.buffers)
+        self.e.open_scope()
+        out: Tensor = call(self.e, rule, args, kwargs)
+        self.e.hold(out, self.owner)
+        self.e.close_scope()
+        return out
+
+    @property
+    def made(self) -> list[tuple[str, int]]:
+        """(kernel, bytes) of the allocations of the last call."""
+        trace = self.e.trace
+        names = [trace.kernels[b.kernel].name for b in trace.buffers[self.start :]]
+        return [(n, b.nbytes) for n, b in zip(names, trace.buffers[self.start :], strict=True)]
+
+    def saved(self) -> list[int]:
+        """Bytes of what backward nodes hold, in order."""
+        return [self.e.trace.buffers[h.buffer].nbytes for h in self.e.trace.holds if h.kind == "saved"]
+
+
+def attention(dtype: DType = float32, head: int = D, mask: Any = None, dropout: float = 0.0, sdpa: str = "auto",
+              training: bool = True, causal: bool = False, kv: int = H) -> tuple[Bench, Tensor]:  # fmt: skip
+    bench = Bench(training)
+    bench.e.sdpa = sdpa
+    q = bench.tensor(B, H, L, head, dtype=dtype)
+    k, v = (bench.tensor(B, kv, L, head, dtype=dtype) for _ in range(2))
+    made = None if mask is None else bench.tensor(*mask[1:], dtype=mask[0], grad=False)
+    out = bench.run("scaled_dot_product_attention", q, k, v, made, dropout, causal, enable_gqa=kv != H)
+    return bench, out
+
+
+def chosen(bench: Bench) -> str:
+    ((what, _),) = bench.e.choices
+    return what.split()[-2]
+
+
+@pytest.mark.parametrize(("dtype", "head", "mask", "dropout", "kernel"), [
+    (float32, 16, False, 0.0, "efficient"), (float32, 16, True, 0.1, "efficient"), (float32, 6, False, 0.0, "math"),
+    (float32, 12, False, 0.0, "efficient"), (float64, 16, False, 0.0, "math"), (bfloat16, 64, False, 0.0, "cudnn"),
+    (float16, 64, True, 0.0, "cudnn"), (bfloat16, 64, False, 0.1, "flash"), (bfloat16, 64, True, 0.1, "efficient"),
+    (bfloat16, 12, False, 0.0, "flash"), (bfloat16, 12, True, 0.0, "math"), (bfloat16, 264, False, 0.0, "efficient"),
+    (bfloat16, 258, False, 0.0, "math"),
+])  # fmt: skip
+def test_the_table_of_kernels(dtype: DType, head: int, mask: bool, dropout: float, kernel: str) -> None:
+    bench = Bench()
+    q = bench.tensor(B, H, L, head, dtype=dtype)
+    bias = bench.tensor(B, 1, L, L, dtype=dtype, grad=False) if mask else None
+    assert choose_kernel(q, q, q, bias, dropout).kernel == kernel
+
+
+def test_a_mask_that_learns_is_not_for_cudnn() -> None:
+    bench = Bench()
+    q, bias = bench.tensor(B, H, L, 16, dtype=bfloat16), bench.tensor(1, H, L, L, dtype=bfloat16)
+    assert choose_kernel(q, q, q, bias, 0.0).kernel == "efficient"
+
+
+def test_other_ranks_are_math() -> None:
+    bench = Bench()
+    q = bench.tensor(H, L, 16)
+    assert choose_kernel(q, q, q, None, 0.0).kernel == "math"
+
+
+def test_dropout_is_of_training_only() -> None:
+    assert chosen(attention(bfloat16, dropout=0.1, training=True)[0]) == "flash"
+    assert chosen(attention(bfloat16, dropout=0.1, training=False)[0]) == "cudnn"
+
+
+QKV, SEED = B * H * L * D, 8
+
+
+def test_efficient_saves_a_padded_log_sum_exp() -> None:
+    bench, out = attention()
+    sums = B * H * 32 * 4  # L = 10 is rounded up to 32
+    assert [n for _, n in bench.made] == [QKV * 4, sums, SEED, SEED]
+    assert bench.saved() == [QKV * 4] * 4 + [sums, SEED, SEED]
+    assert out.strides == (L * H * D, D, H * D, 1)  # memory order [B, L, H, D]
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
+def test_half_precision_saves_one_float_a_row(kernel: str) -> None:
+    bench, _ = attention(bfloat16, sdpa=kernel)
+    sums = B * H * L * 4
+    assert [n for _, n in bench.made] == [QKV * 2, sums, SEED, SEED]
+    assert bench.saved() == [QKV * 2] * 4 + [sums, SEED, SEED]
+
+
+def test_nothing_of_size_l_squared_in_fused_kernels() -> None:
+    for dtype in (float32, bfloat16):
+        bench, _ = attention(dtype)
+        assert max(n for _, n in bench.made) < QKV * 8
+
+
+def test_flash_pads_the_head_outside_of_the_kernel() -> None:
+    bench, out = attention(bfloat16, head=12)
+    padded = B * H * L * 16 * 2
+    assert [n for _, n in bench.made[:4]] == [padded] * 4  # query, key, value, result
+    assert bench.saved()[:4] == [padded] * 4
+    assert out.shape == (B, H, L, 12)
+    assert out.strides[-2] == 16
+
+
+def test_math_saves_the_weights() -> None:
+    bench, out = attention(float64)
+    weights = B * H * L * L * 8
+    assert weights in bench.saved()
+    assert out.shape == (B, H, L, D)
+
+
+def test_math_repeats_grouped_keys_and_makes_a_triangle() -> None:
+    bench, out = attention(float64, kv=1, causal=True)
+    kernels = [name for name, _ in bench.made]
+    assert ("aten.ones.default", L * L) in bench.made
+    assert "aten.tril.default" in kernels
+    assert out.shape == (B, H, L, D)
+
+
+def test_a_boolean_mask_becomes_a_float_one() -> None:
+    bench, _ = attention(mask=(bool_, B, 1, L, L))
+    assert ("aten.where.self", B * L * L * 4) in bench.made
+
+
+def test_a_bias_is_padded_to_eight() -> None:
+    """attention.cpp, `pad_bias`: the last dimension, 10, becomes 16."""
+    bench, _ = attention(mask=(float32, B, 1, L, L))
+    assert B * L * 16 * 4 in [n for _, n in bench.made]
+    aligned = Bench()
+    q = aligned.tensor(B, H, 16, D)
+    aligned.run("scaled_dot_product_attention", q, q, q, aligned.tensor(B, 1, 16, 16, grad=False))
+    assert len(aligned.made) == 4
+
+
+# -- dispatch ------------------------------------------------------------------------------------------------------
+
+
+def autocast(target: str, *args: Any, grad: bool = True) -> Bench:
+    bench = Bench()
+    bench.e.autocast = bfloat16
+    made = [bench.tensor(*a, grad=grad) if isinstance(a, tuple) else a for a in args]
+    bench.run(target, *made)
+    return bench
+
+
+def test_casts_go_from_right_to_left() -> None:
+    """The arguments of a C++ call are evaluated from the last one on."""
+    bench = autocast("linear", (4, 5), (6, 5), (6,))
+    casts = [n for name, n in bench.made if "_to_copy" in name]
+    assert casts == [6 * 2, 6 * 5 * 2, 4 * 5 * 2]
+
+
+def test_float32_leaves_are_cast_once() -> None:
+    bench = Bench()
+    bench.e.autocast = bfloat16
+    x, w = bench.tensor(4, 5, grad=False), bench.tensor(6, 5)
+    for casts in (2, 1):  # the weight's cast is kept; the input's, which needs no gradient, is not
+        bench.run("linear", x, w)
+        assert len([1 for name, _ in bench.made if "_to_copy" in name]) == casts
+
+
+def test_ops_that_stay_in_float32_and_those_that_follow_their_input() -> None:
+    bench = Bench()
+    bench.e.autocast = bfloat16
+    low, high = bench.tensor(4, 6, dtype=bfloat16), bench.tensor(4, 6)
+    assert bench.run("relu", low).dtype is bfloat16
+    assert bench.run("softmax.int", low, -1).dtype is float32
+    assert bench.run("sum", low).dtype is float32
+    assert bench.run("cat", (low, high)).dtype is float32
+    assert bench.run("cat", (low, low)).dtype is bfloat16
+
+
+def test_integers_and_doubles_are_not_cast() -> None:
+    bench = Bench()
+    bench.e.autocast = bfloat16
+    a = bench.tensor(3, 3, dtype=float64, grad=False)
+    assert bench.run("mm", a, a).dtype is float64
+    assert len(bench.made) == 1
+
+
+def test_an_op_without_rule_saves_what_goes_in_and_out() -> None:
+    bench = Bench()
+    x, y = bench.tensor(4, 4), bench.tensor(2, dtype=dtypes.int64, grad=False)
+    (out,) = fallback(bench.e, "custom::op", [x, [y], 3], [Value("r", float32, (5, 5))])
+    assert bench.saved() == [64, 16, 100]
+    assert out.requires_grad
+    assert fallback(bench.e, "custom::check", [x], []) == []
