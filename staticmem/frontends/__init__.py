@@ -44,7 +44,12 @@ def open_model(path: str) -> ModelFile:
     from staticmem.frontends.onnx import looks_like_onnx, open_onnx
 
     if looks_like_onnx(head):
-        return open_onnx(path)
+        try:
+            return open_onnx(path)
+        except ModelFileError as error:
+            if path in error.what:
+                raise
+            raise ModelFileError(f"{path}: {error.what}", error.why, error.hint, error.code) from error
     raise _unknown(path, head)
 
 
