@@ -49,6 +49,8 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_
         return Choice("math", f"{q.dtype.name} has no fused kernel")
     if head % (8 if half else 4) or v.shape[-1] % (8 if half else 4):  # minimum_gemm_alignment
         return Choice("math", f"head size {head} is not a multiple of {8 if half else 4}")
+    if q.shape[1] != k.shape[1]:  # check_batch_size_and_num_heads_dense<false /*supports_gqa*/>
+        return Choice("math", "the memory-efficient kernel has no grouped queries")
     return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
 
 
@@ -69,7 +71,7 @@ def scaled_dot_product_attention(
     if choice.kernel == "math":
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
     if choice.kernel == "efficient":
-        return _efficient(e, query, key, value, attn_mask, enable_gqa)
+        return _efficient(e, query, key, value, attn_mask)
     head = query.shape[-1]
     if head % 8:  # flash pads the head dimension outside of the kernel (attention.cpp, `pad_last_dim`)
         query, key, value = (pad(e, t, (0, 8 - head % 8)) for t in (query, key, value))
@@ -123,7 +125,7 @@ def _fused(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kerne
     return out
 
 
-def _efficient(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> Tensor:
+def _efficient(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     b, h, length, _ = q.shape
     if mask is not None:
         mask = _prepare_bias(e, q, k, mask)

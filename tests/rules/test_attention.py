@@ -98,6 +98,11 @@ def test_other_ranks_are_math() -> None:
     assert choose_kernel(q, q, q, None, 0.0).kernel == "math"
 
 
+@pytest.mark.parametrize(("dtype", "kernel"), [(float32, "math"), (bfloat16, "cudnn")])
+def test_grouped_queries_are_not_for_the_efficient_kernel(dtype: DType, kernel: str) -> None:
+    assert chosen(attention(dtype, kv=1)[0]) == kernel
+
+
 def test_dropout_is_of_training_only() -> None:
     assert chosen(attention(bfloat16, dropout=0.1, training=True)[0]) == "flash"
     assert chosen(attention(bfloat16, dropout=0.1, training=False)[0]) == "cudnn"
