@@ -1,8 +1,8 @@
 """staticmem: how much GPU memory a model needs, from its exported graph alone.
 
-    import staticmem
-    report = staticmem.analyze("model.pt2", batch=32, optimizer="adam")
-    print(report.peak.live_bytes)
+import staticmem
+report = staticmem.analyze("model.pt2", batch=32, optimizer="adam")
+print(report.peak.live_bytes)
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,3 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed: pip install torch==2.13.0"))
+
+
+@pytest.fixture(scope="session")
+def sampling() -> ModuleType:
+    """The random convolutions of scripts/conv_sampling.py."""
+    path = Path(__file__).parents[1] / "scripts" / "conv_sampling.py"
+    spec = importlib.util.spec_from_file_location("conv_sampling", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
