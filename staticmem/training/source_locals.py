@@ -19,6 +19,7 @@ from staticmem.graph.ir import Graph, Op, SourceLine
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 _ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
+_JOINED = re.compile(r"\b(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _CALL = re.compile(r"[\w\])]\(")
 
 
@@ -50,6 +51,7 @@ class _Walk:
         self.holders: dict[str, int] = {}
         self.released: dict[str, int] = {}
         self.latest: tuple[str, ...] = ()
+        self.made: set[str] = set()
 
     def run(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
@@ -57,6 +59,7 @@ class _Walk:
                 self._advance(op, index - 1)
                 if op.outputs:
                     self.latest = op.outputs
+                    self.made.update(op.outputs)
                 for frame in self.frames:
                     frame.reads.update(op.refs())
         last = len(self.graph.ops) - 1
@@ -113,6 +116,12 @@ class _Walk:
                     popped = [v for v in kept if v in reads]
                     frame.names[name] = [v for v in kept if v not in reads]
                     self._drop(popped, now)
+        joined = _JOINED.search(text)
+        if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
+            kept = frame.names.setdefault(joined[1] + "[]", [])
+            parts = tuple(v for v in reads if v not in kept and len(reads) > 1 and v in self.made)
+            kept.extend(parts)
+            self._hold(parts)
         append = _APPEND.match(text)
         if append is not None:
             frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])

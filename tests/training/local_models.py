@@ -1,0 +1,152 @@
+"""Modules whose code keeps, drops, collects and passes on values in the ways that people write.
+
+Every op allocates one tensor (no views), so that op k of the export is call k of a run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Reassign(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        x = torch.sin(x)
+        x = torch.cos(x)
+        return torch.tanh(x)
+
+
+class OwnNames(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.exp(x)
+        b = torch.sin(a)
+        c = torch.cos(b)
+        d = torch.tanh(c)
+        return torch.neg(d)
+
+
+class OneStatement(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(torch.cos(torch.sin(torch.exp(x))))
+        return torch.neg(y)
+
+
+class Unpack(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        values, places = torch.max(x, 0)
+        x = torch.exp(values)
+        x = torch.mul(x, places)
+        values = torch.sin(x)
+        return torch.cos(values)
+
+
+class Collect(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for _ in range(3):
+            x = torch.sin(x)
+            found.append(x)
+        x = torch.exp(x)
+        y = torch.cat(found)
+        return torch.cos(y)
+
+
+class Branch(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        y = torch.sin(x)
+        y = torch.cos(y)
+        x = torch.add(x, y)
+        return torch.tanh(x)
+
+
+class Augmented(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.exp(x)
+        y = y + torch.sin(y)
+        z = torch.cos(y)
+        z = z * y
+        return torch.neg(z)
+
+
+class Step(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sin(x)
+        return torch.cos(y)
+
+
+class Child(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        y = self.step(x)
+        y = torch.tanh(y)
+        return torch.neg(y)
+
+
+class Layers(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Step(), nn.Sigmoid(), Step(), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        x = self.layers(x)
+        return torch.neg(x)
+
+
+class Loop(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Step(), nn.Sigmoid(), Step()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        for layer in self.layers:
+            x = layer(x)
+        return torch.neg(x)
+
+
+def helper(x: Tensor) -> Tensor:
+    wide = torch.sin(x)
+    narrow = torch.cos(wide)
+    return torch.tanh(narrow)
+
+
+class Helper(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        x = helper(x)
+        return torch.neg(x)
+
+
+class Nested(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Child(), Step()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(torch.exp(x)))
+
+
+class Residual(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Step(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.exp(x)
+        identity = x
+        out = self.a(x)
+        out = self.b(out)
+        out = torch.add(out, identity)
+        return torch.sin(out)
+
+
+MODELS = (
+    Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
+)  # fmt: skip
