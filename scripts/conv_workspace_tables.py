@@ -5,6 +5,8 @@
     python scripts/conv_workspace_tables.py fit answers.npz   # more files of the same cuDNN: more seeds
     python scripts/conv_workspace_tables.py check fresh.npz
 
+The tables in the package are of seeds 1 (4,000) and, with TF32 or half precision, 3 (5,000); checks are of seed 2.
+
 Needs a libcudnn of 9.8 or later (STATICMEM_CUDNN names another one than the installed), NumPy, and no GPU. The answers
 are data of the cuDNN that is asked; the tables hold which form of workspace it takes, not the answers themselves.
 """
@@ -30,7 +32,8 @@ from staticmem.hardware.cudnn import Cudnn
 from staticmem.hardware.cudnn_devices import ARCHITECTURES
 
 PRECISIONS = ("tf32", "float32", "float16")
-LEAVES = 100  # of a tree: 132 trees of this size are 230 KB for each cuDNN; more leaves gain nothing
+# Leaves of a tree: 132 trees are 250 KB for each cuDNN. Without TF32 most convolutions take next to nothing.
+LEAVES = {"tf32": 140, "float32": 50, "float16": 130}
 NONE = -1  # cuDNN has no plan
 
 
@@ -74,14 +77,14 @@ def cudnn_of(path: Path) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def write(paths: list[Path], leaves: int) -> None:
+def write(paths: list[Path]) -> None:
     """Fits and writes the tables of every architecture."""
     version, *others = {cudnn_of(path) for path in paths}
     if others:
         raise SystemExit(f"answers of different versions of cuDNN: {version}, {', '.join(others)}")
     trees: dict[str, dict[str, object]] = {}
     for architecture, name, answers in answers_of(*paths):
-        names, nodes = conv_tables.dump(fit(answers, leaves))
+        names, nodes = conv_tables.dump(fit(answers, LEAVES[name.split()[0]]))
         trees.setdefault(architecture, {})[name] = {"forms": names, "nodes": nodes}
         print(architecture, name, flush=True)
     folder = conv_tables.FOLDER / version
@@ -122,12 +125,11 @@ def main() -> None:
     parser.add_argument("answers", type=Path, nargs="+")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=4000)
-    parser.add_argument("--leaves", type=int, default=LEAVES)
     given = parser.parse_args()
     if given.what == "ask":
         ask(given.answers[0], given.seed, given.count)
     elif given.what == "fit":
-        write(given.answers, given.leaves)
+        write(given.answers)
     else:
         for path in given.answers:
             check(path)

@@ -81,7 +81,7 @@ def test_largest_workspace_of_vgg16() -> None:
             sizes[what] = max(sizes[what], need.band.expected)
     both = 2 * 16 * 64 * 224 * 224 * 4
     assert sizes["backward data"] == pytest.approx(both, rel=0.01)
-    assert sizes["backward filter"] == pytest.approx(both, rel=0.01)
+    assert sizes["backward filter"] == pytest.approx(both, rel=0.05)  # and partial sums
 
 
 def test_a_smaller_plan_is_there_for_when_memory_is_short() -> None:
