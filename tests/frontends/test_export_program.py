@@ -365,6 +365,8 @@ def mutate(doc: Any, rng: random.Random, known: list[tuple[Any, ...]]) -> None:
         old = parent[path[-1]]
     except (KeyError, IndexError, TypeError):
         return  # an earlier mutation took it away
+    if not isinstance(parent, (dict, list)):
+        return  # or put a text in its place
     action = rng.choice(["delete", "copy", "insert", "retype", "shift", "odd", "odd"])
     if action == "delete":
         del parent[path[-1]]
