@@ -73,6 +73,8 @@ def conv_transpose(ctx: Context, node: Node) -> list[Op] | None:
     count = len(weight) - 2 if weight is not None else len(integers(node, "kernel_shape"))
     if not 1 <= count <= 3:
         return None
+    if "output_shape" in node.attrs or node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return None  # sizes that ONNX works out backwards; PyTorch has no such call
     pads = integers(node, "pads", (0,) * 2 * count)
     return [
         ctx.op(
@@ -114,6 +116,8 @@ def average_pool(ctx: Context, node: Node) -> list[Op] | None:
     count = len(kernel)
     if not 1 <= count <= 3:
         return None
+    if set(integers(node, "dilations", (1,))) != {1}:
+        return None  # PyTorch's average pooling has no dilation
     pads = _pads(ctx, node, kernel)
     sizes = ctx.net.shape(node.outputs[0])
     if set(kernel) == {1} and not any(pads) and sizes is not None:
