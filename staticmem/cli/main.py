@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         hint = f"See '{self.prog} --help'."
         if message.startswith("argument VERB: invalid choice: "):
             word = message.split("'")[1]
-            message, hint = f"unknown verb '{word}'", did_you_mean(word, ["analyze"])
+            message, hint = f"unknown verb '{word}'", did_you_mean(word, VERBS)
         elif message.startswith("unrecognized arguments:"):
             word = message.split(":", 1)[1].split()[0]
             known = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
@@ -44,8 +44,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-def make_parser() -> Parser:
-    from staticmem.cli import analyze, schema
+VERBS = ("analyze",)
+HIDDEN = ("schema",)
+
+
+def make_parser(word: str | None = None) -> Parser:
+    """The parser of all verbs, or of one alone: an ordinary start does not build what it will not use."""
+    import importlib
 
     parser = Parser(
         prog="staticmem",
@@ -55,8 +60,8 @@ def make_parser() -> Parser:
     )
     parser.add_argument("-V", "--version", action="version", version=f"staticmem {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    analyze.add_parser(verbs)
-    schema.add_parser(verbs)
+    for verb in (word,) if word in (*VERBS, *HIDDEN) else (*VERBS, *HIDDEN):
+        importlib.import_module(f"staticmem.cli.{verb.replace('-', '_')}").add_parser(verbs)
     return parser
 
 
@@ -65,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
-        parser = make_parser()
+        parser = make_parser(next((word for word in words if not word.startswith("-")), None))
         args, rest = parser.parse_known_args(words)
         if args.verb is None:
             parser.print_help()

@@ -1,0 +1,148 @@
+"""`Request`: everything that a user can ask of one analysis, in the user's words.
+
+The command line, YAML configs and Python all make a `Request`; what its words mean is decided here and nowhere else.
+A field left out has the default of this class.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.dtypes import DType
+from staticmem.errors import UsageError, did_you_mean
+from staticmem.graph.ir import Note
+from staticmem.recover import inplace
+from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, SDPA_KERNELS, Scenario
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+METHODS = ("liveness", "textbook")
+ALL = sys.maxsize  # for `top`: every tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """One analysis as it was asked for; `staticmem.analyze` says what each field means."""
+
+    batch: int | None = None
+    resolution: int | tuple[int, int] | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    mode: str | None = None
+    optimizer: str | None = None
+    optimizer_impl: str = "foreach"
+    momentum: float = 0.0
+    loss: str = "auto"
+    dtype: str | None = None
+    amp: str | None = None
+    sdpa: str = "auto"
+    unfold_batchnorm: bool = False
+    inplace_activations: str = "auto"
+    method: str = "liveness"
+    gpu: str | None = None
+    top: int = 10
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", known("method", self.method, METHODS))
+        policy = known("inplace-activations", self.inplace_activations, inplace.POLICIES)
+        object.__setattr__(self, "inplace_activations", policy)
+        if isinstance(self.resolution, int):
+            object.__setattr__(self, "resolution", (self.resolution, self.resolution))
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width, where a resolution is given."""
+        assert not isinstance(self.resolution, int)
+        return self.resolution
+
+    def scenario(self) -> tuple[Scenario, list[Note]]:
+        """The validated scenario of the step, and what has to be said about it.
+
+        Raises:
+            UsageError: an unknown word, or words that exclude each other.
+        """
+        notes: list[Note] = []
+        optimizer = known("optimizer", self.optimizer, OPTIMIZERS) if self.optimizer is not None else None
+        impl = known("optimizer-impl", self.optimizer_impl, IMPLEMENTATIONS)
+        loss = known("loss", self.loss, LOSSES)
+        mode = known("mode", self.mode, MODES) if self.mode is not None else "train" if optimizer else "infer"
+        self._check_momentum(optimizer)
+        if impl == "fused" and optimizer == "rmsprop":
+            raise UsageError(
+                "rmsprop has no fused implementation",
+                "PyTorch has fused kernels for sgd, adam, adamw and adagrad.",
+                "Use --optimizer-impl foreach.",
+                code="SM133",
+            )
+        if mode == "infer" and optimizer is not None:
+            notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: inference was asked for"))
+            optimizer = None
+        if mode == "train" and optimizer is None:
+            notes.append(Note("assumption", "SM303", "no optimizer: forward and backward only"))
+        if mode == "train" and optimizer is not None:
+            text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
+            notes.append(Note("assumption", "SM300", text))
+        scenario = Scenario(
+            mode, optimizer, impl, self.momentum, loss, precision("dtype", self.dtype), precision("amp", self.amp),
+            known("sdpa", self.sdpa, SDPA_KERNELS),
+        )  # fmt: skip
+        return scenario, notes
+
+    def _check_momentum(self, optimizer: str | None) -> None:
+        if self.momentum and optimizer != "sgd":
+            raise UsageError(
+                f"--momentum does not apply to {optimizer or 'a step without optimizer'}",
+                "Only sgd has a momentum buffer here.",
+                "Use --optimizer sgd, or leave --momentum out.",
+                code="SM132",
+            )
+        if not 0 <= self.momentum < 1:
+            raise UsageError(
+                f"--momentum {self.momentum} is out of range",
+                "It is a fraction: 0 <= momentum < 1.",
+                "Try 0.9.",
+                code="SM132",
+            )
+
+
+FIELDS = tuple(f.name for f in fields(Request))
+
+
+def request_of(words: Mapping[str, Any]) -> Request:
+    """The request of some words; None is "not given".
+
+    Raises:
+        TypeError: a word that `Request` does not have.
+    """
+    return Request(**{name: value for name, value in words.items() if value is not None})
+
+
+def known(flag: str, word: str, words: tuple[str, ...]) -> str:
+    """The word in lower case, if it is one of `words`.
+
+    Raises:
+        UsageError: it is not; the error names the closest.
+    """
+    if word.lower() in words:
+        return word.lower()
+    raise UsageError(
+        f"unknown {flag} '{word}'",
+        f"--{flag} is one of {', '.join(words)}.",
+        did_you_mean(word.lower(), words),
+        code="SM134",
+    )
+
+
+def precision(flag: str, name: str | None) -> DType | None:
+    """A floating-point type by PyTorch's name or a short one; "none" is None."""
+    if name is None or name.lower() == "none":
+        return None
+    found = dtypes.parse(name)
+    if found is None or found.name not in PRECISIONS:
+        words = ("fp32", "fp16", "bf16", *PRECISIONS, "none")
+        raise UsageError(
+            f"unknown {flag} '{name}'", f"--{flag} is one of {', '.join(words)}.", did_you_mean(name, words), "SM134"
+        )
+    return found

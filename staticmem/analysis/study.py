@@ -1,0 +1,173 @@
+"""`Study`: one model under one request, stage by stage. Each stage is computed once, when it is first asked for.
+
+    model -> binding -> graph -> result (the step's trace) -> lifetimes -> device meters -> report
+
+What needs more than the report of one request (sweeps, sizing, diffs, timelines) starts from a study.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+
+from staticmem.analysis.request import Request
+from staticmem.frontends import open_model
+from staticmem.graph.ir import Graph, Note
+from staticmem.graph.model import Binding, ModelFile, SymbolRange, resolve
+from staticmem.lifetimes import Lifetimes, liveness
+from staticmem.recover import inplace
+from staticmem.recover.add_norms import unfold_batch_norms
+from staticmem.report.build import Sources, build
+from staticmem.report.model import Report
+from staticmem.training.scenario import Scenario
+from staticmem.training.step import StepResult, run_step
+
+BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
+HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
+
+
+class Study:
+    """A model and a request; attributes are the stages.
+
+    Any of them raises `StaticmemError` where the file or the scenario cannot be analysed.
+    """
+
+    def __init__(self, model: ModelFile, request: Request) -> None:
+        self.model, self.request = model, request
+        self._scenario_notes: list[Note] = []
+        self._size_notes: list[Note] = []
+        self._graph_notes: list[Note] = []
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], request: Request) -> Study:
+        """The study of a file; its content decides the format."""
+        request.scenario()  # wrong words are told before a large file is read
+        return cls(open_model(os.fspath(path)), request)
+
+    def ask(self, request: Request) -> Study:
+        """The same model under another request: the file is not read again."""
+        return Study(self.model, request)
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        """What the step does; bytes play no part in it."""
+        scenario, self._scenario_notes = self.request.scenario()
+        return scenario
+
+    @cached_property
+    def binding(self) -> Binding:
+        """Sizes of all inputs and symbols."""
+        request, given = self.request, dict(self.request.dims)
+        if request.batch is None:
+            assumed, self._size_notes = _assumed_batch(self.model, given)
+            given |= assumed
+        return resolve(self.model, batch=request.batch, resolution=request.image_size, dims=given)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The ATen calls with sizes bound, as the file has them."""
+        request = self.request
+        graph = _in_place(self.model.bind(self.binding), request.inplace_activations, self._graph_notes)
+        return unfold_batch_norms(graph) if request.unfold_batchnorm else graph
+
+    @cached_property
+    def result(self) -> StepResult:
+        """The trace of the step; `result.graph` lacks what only the export has."""
+        return run_step(self.graph, self.scenario)
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        """When each buffer lives, and the curve of live bytes."""
+        return liveness(self.result.trace)
+
+    @cached_property
+    def live_band(self) -> tuple[int, int] | None:
+        """Bounds of an inference peak where no stack trace tells which values the model's code keeps in variables.
+
+        In training autograd holds what matters, and the peak is in backward: no reference case moved.
+        """
+        graph, scenario = self.graph, self.scenario
+        if scenario.training or any(op.stack for op in graph.ops) or len(graph.ops) > BAND_LIMIT:
+            return None
+        low, high = (liveness(run_step(graph, scenario, policy).trace).peak_bytes for policy in ("last-use", "named"))
+        return low, high
+
+    @cached_property
+    def notes(self) -> list[Note]:
+        """What has to be said beside the notes of the graph and of the step."""
+        result = self.result
+        notes = [*self._scenario_notes, *self._size_notes, *self._graph_notes]
+        said = " ".join(note.text for note in result.graph.notes)
+        unknown = {target: count for target, count in result.unknown.items() if target not in said}
+        if unknown:
+            notes.append(_unknown(unknown))
+        if self.scenario.training and not result.trained:
+            notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
+        if self.live_band is not None:
+            text = "the file has no stack traces, so which values Python variables keep alive is assumed"
+            notes.append(Note("assumption", "SM306", text))
+        return notes
+
+    @cached_property
+    def report(self) -> Report:
+        """All of it as frozen values."""
+        request, graph = self.request, self.result.graph
+        size, digest = _fingerprint(self.model.path)
+        sources = Sources(
+            self.model, size, digest, self.binding, graph, self.scenario, self.result, self.lifetimes, self.notes,
+            self.live_band,
+        )  # fmt: skip
+        report = build(sources, request.top)
+        if request.gpu is not None:
+            from staticmem.analysis.device import with_device
+
+            report = with_device(report, self.result, request.gpu)
+        if request.method == "textbook":
+            from staticmem.analysis.compare import with_textbook
+
+            report = with_textbook(report, graph)
+        return report
+
+
+def _fingerprint(path: str) -> tuple[int, str | None]:
+    """Size in bytes and SHA-256 of a file; None for a large one."""
+    size = os.stat(path).st_size
+    if size > HASH_LIMIT:
+        return size, None
+    import hashlib
+
+    with open(path, "rb") as file:
+        return size, hashlib.sha256(file.read()).hexdigest()
+
+
+def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
+    """The graph under the policy; says so where the flag has no effect, and where a guess is left at out of place."""
+    if graph.inplace_known:
+        if policy != "auto":
+            notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
+        return graph
+    changed = inplace.apply(graph, policy)
+    if changed is graph and inplace.apply(graph, "all") is not graph:
+        text = "activations are taken to run out of place, the file does not say (--inplace-activations all changes it)"
+        notes.append(Note("assumption", "SM305", text))
+    return changed
+
+
+def _unknown(unknown: Mapping[str, int]) -> Note:
+    names = sorted(unknown)
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    text = f"no rule for {listed}: inputs and results are kept for backward as a precaution; the peak may be too high"
+    return Note("warning", "SM201", text, sum(unknown.values()))
+
+
+def _assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:
+    """Sizes for open batch dimensions (axis 0) that nobody gave: 1, or the least that the export allows."""
+    assumed: dict[str, int] = {}
+    for spec in model.inputs:
+        axis = spec.shape[0] if spec.shape else None
+        if isinstance(axis, str) and axis not in dims and f"{spec.name}[0]" not in dims:
+            assumed[axis] = max(1, model.symbols.get(axis, SymbolRange()).low or 1)
+    sizes = ", ".join(str(size) for size in dict.fromkeys(assumed.values()))
+    notes = [Note("assumption", "SM301", f"batch {sizes} assumed; give --batch N")] if assumed else []
+    return assumed, notes
