@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from staticmem.allocators import process, reserved_band, simulate
+from staticmem.allocators.peaks import joined, peaks
 from staticmem.hardware import gpus, profile
 from staticmem.hardware.band import Band
 from staticmem.hardware.gpus import Gpu
@@ -38,16 +39,16 @@ def on_device(result: StepResult, query: str) -> DeviceMeters:
     gpu = gpus.find(query)
     known = profile.load()
     setup = Setup(architecture=gpu.architecture, profile=known)
-    allocated, reserved = [], []
-    for bound in ("expected", "low", "high"):
-        replayed = process(result.trace, KernelWorkspaces(result.trace, result.graph, setup, bound))
-        replay = simulate(replayed.events, fallbacks=replayed.fallbacks)
-        allocated.append(replay.peak_allocated)
-        reserved.append(replay.peak_reserved)
-        if bound == "expected":
-            expected_process = replayed
-            jittered = reserved_band(replayed, nominal=replay)
-            reserved += [jittered.low, jittered.high]
+    replayed = process(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
+    nominal = simulate(replayed.events, fallbacks=replayed.fallbacks)
+    jittered = reserved_band(replayed, nominal=nominal)
+    allocated, reserved = [nominal.peak_allocated], [nominal.peak_reserved, jittered.low, jittered.high]
+    if replayed.bounds:
+        calls = joined(replayed.calls, len(replayed.sizes))
+        for most in (False, True):
+            bound = peaks(calls, replayed.bound(most))
+            allocated.append(bound.allocated)
+            reserved.append(bound.reserved)
     # blocks are not split below 1 MiB, so a smaller workspace can leave a larger block: the bounds are of all replays
     allocated_band = Band(min(allocated), allocated[0], max(allocated))
     expected = jittered.expected
@@ -56,8 +57,6 @@ def on_device(result: StepResult, query: str) -> DeviceMeters:
     device = reserved_bounds.plus(context)
     floor = None
     if device.expected > gpu.usable:  # under pressure the allocator gives cached segments back and tries again
-        replay = simulate(
-            expected_process.events, capacity=gpu.usable - context.expected, fallbacks=expected_process.fallbacks
-        )
+        replay = simulate(replayed.events, capacity=gpu.usable - context.expected, fallbacks=replayed.fallbacks)
         floor = device.expected if replay.oom is not None else gpu.usable
     return DeviceMeters(gpu, allocated_band, reserved_bounds, device, context, verdict(device, gpu.usable, floor))

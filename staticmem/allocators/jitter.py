@@ -18,10 +18,10 @@ from statistics import median
 
 from staticmem.allocators.cuda_caching import DEFAULTS, simulate
 from staticmem.allocators.driver import Layout, ascending, descending, shuffled
-from staticmem.allocators.events import Event
+from staticmem.allocators.peaks import joined, peaks
 from staticmem.allocators.replay import Process
 from staticmem.allocators.result import Replay
-from staticmem.allocators.settings import ROUND_LARGE, Settings
+from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
 
 REPLAYS = 11
 WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
@@ -60,12 +60,11 @@ def jitters(count: int) -> Iterator[Jitter]:
         yield Jitter(1 + scale if index % 2 else 1 - scale, layouts[(index - 1) % len(layouts)])
 
 
-def scaled(process: Process, scale: float) -> list[Event]:
-    """The events of a batch that is `scale` times as large. What is smaller than a block stays as it is."""
-    scales = process.scales
+def scaled(process: Process, scale: float) -> list[int]:
+    """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is."""
     return [
-        Event(id, round(nbytes * scale), stream) if nbytes > 512 and scales[id] else Event(id, nbytes, stream)
-        for id, nbytes, stream in process.events
+        round(nbytes * scale) if grows and nbytes > MIN_BLOCK else nbytes
+        for nbytes, grows in zip(process.sizes, process.scales, strict=True)
     ]
 
 
@@ -81,12 +80,19 @@ def reserved_band(
     nominal = nominal or simulate(process.events, settings, capacity, fallbacks=process.fallbacks)
     values = [nominal.peak_reserved]
     tight = nominal.oom is not None
+    quick = settings == DEFAULTS and capacity is None
+    calls = joined(process.calls, len(process.sizes)) if quick else []
     for jitter in list(jitters(replays))[1:]:
-        events = scaled(process, jitter.scale)
-        replay = simulate(events, settings, capacity, fallbacks=process.fallbacks, layout=jitter.layout)
-        if replay.oom is not None:
-            tight = True
-            continue
-        ratio = nominal.peak_allocated / replay.peak_allocated if replay.peak_allocated else 1.0
-        values.append(round(replay.peak_reserved * ratio / ROUND_LARGE) * ROUND_LARGE)
+        sizes = scaled(process, jitter.scale)
+        if quick:
+            allocated, reserved = peaks(calls, sizes, jitter.layout)
+        else:
+            events = process.served(sizes)
+            replay = simulate(events, settings, capacity, fallbacks=process.fallbacks, layout=jitter.layout)
+            allocated, reserved = replay.peak_allocated, replay.peak_reserved
+            if replay.oom is not None:
+                tight = True
+                continue
+        ratio = nominal.peak_allocated / allocated if allocated else 1.0
+        values.append(round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE)
     return Band(min(values), round(median(values)), max(values), tuple(values), tight)

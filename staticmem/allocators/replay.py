@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from staticmem.allocators.events import RELEASE, Event
@@ -46,17 +47,37 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """Events of a process, with `origins[id]` for each allocation and `marks` where phases begin.
+    """What a process asks of the allocator: `calls` has the id of each allocation and `~id` of each release in order.
 
-    `scales[id]` is True for what grows with the batch: all but the model, what has the shape of a parameter (copies,
-    gradients, optimizer state) and workspaces that are kept. `fallbacks` are for `simulate`.
+    `sizes[id]` are bytes, `origins[id]` says what it is, and `marks` where phases begin. `scales[id]` is True for what
+    grows with the batch: all but the model, what has the shape of a parameter (copies, gradients, optimizer state) and
+    workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
+    workspaces that are known as a band.
     """
 
-    events: tuple[Event, ...]
+    calls: tuple[int, ...]
+    sizes: tuple[int, ...]
     origins: tuple[Origin, ...]
     marks: tuple[Mark, ...]
     scales: tuple[bool, ...]
     fallbacks: Mapping[int, tuple[int, ...]]
+    bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The calls as events, for `simulate`."""
+        return self.served(self.sizes)
+
+    def served(self, sizes: Sequence[int]) -> tuple[Event, ...]:
+        """The same with other sizes."""
+        return tuple([Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in self.calls])
+
+    def bound(self, most: bool) -> list[int]:
+        """`sizes` with every workspace at its most, or at its least."""
+        sizes = list(self.sizes)
+        for id, band in self.bounds.items():
+            sizes[id] = band[most]
+        return sizes
 
     def mark_at(self, event: int) -> Mark:
         """The phase that an event belongs to."""
@@ -65,7 +86,7 @@ class Process:
 
     def spans(self) -> Iterator[tuple[Mark, int]]:
         """Each phase with the index of the event behind its last one."""
-        ends = [*(mark.event for mark in self.marks[1:]), len(self.events)]
+        ends = [*(mark.event for mark in self.marks[1:]), len(self.calls)]
         return zip(self.marks, ends, strict=True)
 
 
@@ -91,11 +112,13 @@ def process(
 class _Builder:
     def __init__(self, trace: Trace, workspace: WorkspaceModel | None, data: Data) -> None:
         self.trace, self.data = trace, data
-        self.events: list[Event] = []
+        self.calls: list[int] = []
+        self.sizes: list[int] = []
         self.origins: list[Origin] = []
         self.scales: list[bool] = []
         self.marks: list[Mark] = []
         self.fallbacks: dict[int, tuple[int, ...]] = {}
+        self.bounds: dict[int, tuple[int, int]] = {}
         self.kept: set[str] = set()
         self.now: dict[int, int] = {}  # buffer -> id of its present allocation
         starts = dict(trace.phases)
@@ -108,7 +131,10 @@ class _Builder:
         known = {b.id for b in (*self.model, *self.inputs, *self.state)}
         self.persistent = known
         self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before
-        self.fixed_shapes = {b.shape for b in self.model}
+        fixed_shapes = {b.shape for b in self.model}
+        self.grows = [
+            b.nbytes > 0 and b.category not in _FIXED and b.shape not in fixed_shapes for b in trace.buffers
+        ]  # fmt: skip
         self.script = self._script(workspace)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -126,9 +152,11 @@ class _Builder:
         changes.sort()
         before, after = self._workspaces(workspace) if workspace is not None else ({}, {})
         for tick, index in changes:
-            script += [(tick, kernel, space) for kernel, space in before.get(tick, ())]
+            if tick in before:
+                script += [(tick, kernel, space) for kernel, space in before[tick]]
             script.append((tick, index, None))
-            script += [(tick, kernel, space) for kernel, space in after.get(tick, ())]
+            if tick in after:
+                script += [(tick, kernel, space) for kernel, space in after[tick]]
         return script
 
     def _workspaces(self, model: WorkspaceModel) -> tuple[_At, _At]:
@@ -183,7 +211,8 @@ class _Builder:
             self._step(step, late if step == 1 else (), old)
             old, gradients = self._left_over()
         return Process(
-            tuple(self.events), tuple(self.origins), tuple(self.marks), tuple(self.scales), self.fallbacks
+            tuple(self.calls), tuple(self.sizes), tuple(self.origins), tuple(self.marks), tuple(self.scales),
+            self.fallbacks, self.bounds,
         )  # fmt: skip
 
     def _bring_data(self, step: int) -> None:
@@ -201,6 +230,7 @@ class _Builder:
         phases = [(name, tick) for name, tick in self.trace.phases if tick >= self.first][1:]
         held: list[int] = []
         kernel = -1
+        buffers, now, calls = self.trace.buffers, self.now, self.calls
         for tick, index, space in self.script:
             while phases and tick >= phases[0][1]:
                 name, _ = phases.pop(0)
@@ -215,13 +245,17 @@ class _Builder:
                 kernel = index
                 self._workspace(step, index, space, held)
                 continue
-            if index < 0 or self.trace.buffers[index].kernel != kernel:
-                self._release(held)
             if index >= 0:
-                self._alloc(self.trace.buffers[index], step)
-                kernel = self.trace.buffers[index].kernel
-            elif ~index in self.now:
-                self._free(self.now.pop(~index))
+                buffer = buffers[index]
+                if held and buffer.kernel != kernel:
+                    self._release(held)
+                self._alloc(buffer, step)
+                kernel = buffer.kernel
+                continue
+            if held:
+                self._release(held)
+            if ~index in now:
+                calls.append(~now.pop(~index))
             elif ~index in self.previous:  # the loss of the step before
                 for id in old:
                     self._free(id)
@@ -248,29 +282,33 @@ class _Builder:
     # -- events --------------------------------------------------------------------------------------------------
 
     def _mark(self, step: int, phase: str) -> None:
-        self.marks.append(Mark(step, phase, len(self.events)))
+        self.marks.append(Mark(step, phase, len(self.calls)))
 
     def _alloc(self, buffer: Buffer, step: int) -> None:
-        self.now[buffer.id] = len(self.origins)
-        self.events.append(Event(len(self.origins), buffer.nbytes))
+        id = len(self.sizes)
+        self.now[buffer.id] = id
+        self.calls.append(id)
+        self.sizes.append(buffer.nbytes)
         self.origins.append(Origin(buffer.id, step, buffer.kernel))
-        fixed = buffer.category in _FIXED or buffer.shape in self.fixed_shapes
-        self.scales.append(not fixed and buffer.nbytes > 0)
+        self.scales.append(self.grows[buffer.id])
 
     def _free(self, id: int) -> None:
-        self.events.append(Event(id, RELEASE))
+        self.calls.append(~id)
 
     def _workspace(self, step: int, kernel: int, space: Workspace, held: list[int]) -> None:
         if space.keep is not None:
             if space.keep in self.kept:
                 return
             self.kept.add(space.keep)
-        id = len(self.origins)
-        self.events.append(Event(id, space.nbytes))
+        id = len(self.sizes)
+        self.calls.append(id)
+        self.sizes.append(space.nbytes)
         self.origins.append(Origin(-1, step, kernel, space.what))
         self.scales.append(space.keep is None)
         if space.fallbacks:
             self.fallbacks[id] = space.fallbacks
+        if space.bounds is not None:
+            self.bounds[id] = space.bounds
         if space.keep is None:
             if space.held:
                 held.append(id)

@@ -19,7 +19,8 @@ class Workspace:
 
     `keep` names one that stays: it is allocated when the name first occurs in the process and never released (the
     workspace of a cuBLAS handle). `fallbacks` are smaller sizes to try where it does not fit, 0 for none at all
-    (the next plans of a convolution). `what` is for people.
+    (the next plans of a convolution). `what` is for people. `bounds` are the least and the most bytes where `nbytes` is
+    not certain; `nbytes` may be 0 then.
     """
 
     nbytes: int
@@ -28,6 +29,7 @@ class Workspace:
     keep: str | None = None
     fallbacks: tuple[int, ...] = ()
     what: str = "workspace"
+    bounds: tuple[int, int] | None = None
 
 
 class WorkspaceModel(Protocol):

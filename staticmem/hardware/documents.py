@@ -16,7 +16,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # libyaml's parser is ten times as fast; both build plain data only
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - a safe one
     except OSError as error:
         raise UsageError(f"cannot read {path}", str(error.strerror or error), code=CODE) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -45,7 +45,10 @@ class Need:
     what: str = "workspace"
 
     def at(self, bound: str) -> Workspace:
-        return Workspace(getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what)
+        """The workspace at a bound of its band; the expected one says the others too."""
+        low, _, high = self.band
+        bounds = (low, high) if bound == "expected" and low != high else None
+        return Workspace(getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what, bounds)
 
 
 # Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
@@ -72,7 +75,11 @@ class KernelWorkspaces:
 
     def workspaces(self, kernel: int) -> Sequence[Workspace]:
         """The workspaces of a kernel in the order in which it takes them."""
-        return tuple(need.at(self.bound) for need in self.needs(kernel) if getattr(need.band, self.bound))
+        needs = self.needs(kernel)
+        if not needs:
+            return ()
+        listed = "high" if self.bound == "expected" else self.bound
+        return tuple([need.at(self.bound) for need in needs if getattr(need.band, listed)])
 
     def needs(self, kernel: int) -> Sequence[Need]:
         """The same with bands."""

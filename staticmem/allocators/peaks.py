@@ -1,0 +1,130 @@
+"""The peaks of a replay and nothing else: `simulate` without its record, for the many replays that a band needs.
+
+It serves PyTorch's default settings on one stream with as much memory as is asked for, which is what a band asks. A
+test holds it to `cuda_caching.simulate`, which has the sources of the allocator's rules.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from staticmem.allocators.driver import Layout, ascending
+from staticmem.allocators.settings import (
+    LARGE_SEGMENT,
+    MIN_BLOCK,
+    MIN_LARGE_ALLOC,
+    ROUND_LARGE,
+    SMALL_BUFFER,
+    SMALL_SIZE,
+)
+
+
+class Peaks(NamedTuple):
+    """Bytes of blocks in use, and of segments, each at its highest."""
+
+    allocated: int
+    reserved: int
+
+
+def joined(calls: Sequence[int], count: int) -> list[int]:
+    """`calls` in which an allocation that is released at once is one call: its id plus `count`, the number of ids."""
+    found: list[int] = []
+    last = -1
+    for call in calls:
+        if call < 0 and found and ~call == last:
+            found[-1] = last + count
+            last = -1
+        else:
+            found.append(call)
+            last = call
+    return found
+
+
+def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
+    """Serves `calls` with PyTorch's default settings.
+
+    Args:
+        calls: an id below `len(sizes)` is an allocation of `sizes[id]` bytes, `~id` its release; a larger one both at
+            once (`joined`). Ids are used once, and what is released is alive.
+    """
+    count = len(sizes)
+    rounded = [-(-nbytes // MIN_BLOCK) * MIN_BLOCK for nbytes in sizes]
+    # Free blocks of a pool are (size, address, block). A block is a list, because making one is a third of the work:
+    # its address and size, its neighbours in the segment, whether it is free, its pool.
+    small: list[tuple[int, int, Any]] = []
+    large: list[tuple[int, int, Any]] = []
+    live: list[Any] = [None] * count
+    allocated = reserved = peak = number = offset = 0
+    for call in calls:
+        if call < 0:
+            block = live[~call]
+            if block is None:  # an empty tensor
+                continue
+            address, size, before, behind, _, pool = block
+            allocated -= size
+            if before is not None and before[4]:
+                address = before[0]
+                del pool[bisect_left(pool, (before[1], address))]
+                size += before[1]
+                before = before[2]
+                block[0], block[2] = address, before
+                if before is not None:
+                    before[3] = block
+            if behind is not None and behind[4]:
+                del pool[bisect_left(pool, (behind[1], behind[0]))]
+                size += behind[1]
+                behind = behind[3]
+                block[3] = behind
+                if behind is not None:
+                    behind[2] = block
+            block[1], block[4] = size, True
+            insort(pool, (size, address, block))
+            continue
+        passing = call >= count
+        size = rounded[call - count if passing else call]
+        if not size:
+            continue
+        pool = small if size <= SMALL_SIZE else large
+        at = bisect_left(pool, (size,))
+        if at < len(pool):
+            whole, address, block = pool[at]
+            if not passing:
+                del pool[at]
+        else:
+            if size <= SMALL_SIZE:
+                whole = SMALL_BUFFER
+            elif size < MIN_LARGE_ALLOC:
+                whole = LARGE_SEGMENT
+            else:
+                whole = -(-size // ROUND_LARGE) * ROUND_LARGE
+            address = layout(number, offset, whole)
+            number += 1
+            offset += whole
+            reserved += whole
+            block = [address, whole, None, None, True, pool]
+            if passing:
+                insort(pool, (whole, address, block))
+        rest = whole - size
+        splits = rest > SMALL_SIZE or (rest and pool is small)
+        if passing:  # what is split off is merged again: the pool stays as it is
+            if allocated + (size if splits else whole) > peak:
+                peak = allocated + (size if splits else whole)
+            continue
+        if splits:
+            before = block[2]
+            taken = [address, size, before, block, False, pool]
+            if before is not None:
+                before[3] = taken
+            block[0], block[1], block[2] = address + size, rest, taken
+            insort(pool, (rest, address + size, block))
+            block = taken
+        else:
+            size = whole
+            block[4] = False
+        live[call] = block
+        allocated += size
+        if allocated > peak:
+            peak = allocated
+    return Peaks(peak, reserved)
