@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _BINARY = ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
@@ -25,3 +27,17 @@ def format_count(n: int) -> str:
         if n >= factor:
             return f"{n / factor:.2f} {name}"
     return str(n)
+
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kKMGT]?i?B?)", re.ASCII)
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str) -> int | None:
+    """`64MiB`, `1.5 GB` or `4096` as bytes; None for what is no size. GiB = 2**30, GB = 10**9."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _FACTORS.get(match[2].lower().removesuffix("b")) if match else None
+    if match is None or factor is None:
+        return None
+    whole, _, fraction = match[1].partition(".")
+    return int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)

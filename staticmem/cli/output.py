@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError
-from staticmem.report.model import Report
+
+if TYPE_CHECKING:
+    from staticmem.report.model import Report
+    from staticmem.report.style import Style
 
 
 def check_target(path: str, force: bool) -> None:
@@ -24,26 +28,39 @@ def check_target(path: str, force: bool) -> None:
 
 def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
     """Writes the report in a format to where the flags say."""
-    to_file = args.output not in (None, "-")
     if kind == "json":
         from staticmem.report.json import dumps
 
         text = dumps(report)
     else:
-        text = _table(report, args, to_file)
-    if not to_file:
+        text = _table(report, args)
+    put(text, args)
+
+
+def put(text: str, args: argparse.Namespace) -> None:
+    """Text to stdout, or whole into the output file."""
+    if args.output in (None, "-"):
         sys.stdout.write(text)
         return
     write_atomically(args.output, text)
     sys.stderr.write(f"Wrote {args.output}\n")
 
 
-def _table(report: Report, args: argparse.Namespace, to_file: bool) -> str:
+def style_of(args: argparse.Namespace) -> Style:
+    """The style of what the flags write to: a file has no colour unless it is asked for."""
     from staticmem.report.style import Style, style_for
+
+    if args.output not in (None, "-"):
+        return Style(colour=args.color == "always")
+    return style_for(sys.stdout, args.color)
+
+
+def _table(report: Report, args: argparse.Namespace) -> str:
+    from staticmem.report.style import style_for
     from staticmem.report.table import render
     from staticmem.report.words import verdict
 
-    style = Style(colour=args.color == "always") if to_file else style_for(sys.stdout, args.color)
+    style = style_of(args)
     if args.quiet:
         for note in report.warnings:
             sys.stderr.write(f"warning: {style_for(sys.stderr, 'never').plain(note.text)} [{note.code}]\n")

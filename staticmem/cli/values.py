@@ -21,6 +21,25 @@ def positive(flag: str) -> Callable[[str], int]:
     return convert
 
 
+def byte_size(flag: str) -> Callable[[str], int]:
+    """An amount of memory: `64MiB`, `1.5GB`, `4096`."""
+
+    def convert(text: str) -> int:
+        from staticmem.units import parse_bytes
+
+        size = parse_bytes(text)
+        if size is None:
+            raise UsageError(
+                f"{flag} '{text}' is not an amount of memory",
+                "It is a number with a unit: B, KiB, MiB, GiB (powers of 1024), kB, MB, GB (of 1000).",
+                f"Example: {flag} 64MiB",
+                code="SM110",
+            )
+        return size
+
+    return convert
+
+
 def resolution(text: str) -> tuple[int, int]:
     """`224` or `480x640` (height x width)."""
     parts = text.lower().split("x")

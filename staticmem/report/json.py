@@ -23,7 +23,12 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def dumps(report: Report) -> str:
     """The report as JSON text (ASCII) with a final newline; the same report always gives the same text."""
-    text = json.dumps(to_json(report), indent=2, allow_nan=False)
+    return plain_text(report)
+
+
+def plain_text(value: Any) -> str:
+    """Any frozen dataclass as JSON text, in the same manner."""
+    text = json.dumps(_plain(value), indent=2, allow_nan=False)
     return _LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 

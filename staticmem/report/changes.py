@@ -1,0 +1,99 @@
+"""What appears and goes at every stage of a step: the listing of `staticmem trace`, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from staticmem.eager.trace import Buffer
+from staticmem.graph.ir import Graph
+from staticmem.lifetimes import Lifetimes
+from staticmem.lifetimes.schedule import Stage, schedule
+from staticmem.lifetimes.why import module_of_op, short
+
+SCHEMA = "staticmem.trace/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Buffers of one shape, dtype and category. `bytes` is their sum, each rounded up to 512."""
+
+    count: int
+    dtype: str
+    shape: tuple[int, ...]
+    category: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One stage, `index` in the whole list: `ops` are its kernels, `made` and `freed` the groups, largest first.
+
+    `total_bytes` is alive when it is over, `highest_bytes` the most within it. `made_bytes - freed_bytes` is the change
+    of the total.
+    """
+
+    index: int
+    phase: str
+    ops: tuple[str, ...]
+    node: str | None
+    module: str | None
+    made: tuple[Group, ...]
+    freed: tuple[Group, ...]
+    made_bytes: int
+    freed_bytes: int
+    total_bytes: int
+    highest_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeList:
+    """All stages of a step in order. `peak_bytes` is the largest `highest_bytes`; `peak_stage` its index."""
+
+    schema: str
+    model: str
+    peak_bytes: int
+    peak_stage: int
+    stages: tuple[Change, ...]
+
+
+def changes(model: str, graph: Graph, lifetimes: Lifetimes) -> ChangeList:
+    """The list of a step's stages."""
+    stages = schedule(lifetimes)
+    made = tuple(_change(i, graph, lifetimes, stage) for i, stage in enumerate(stages))
+    peak = next((i for i, stage in enumerate(stages) if stage.highest == lifetimes.peak_bytes), 0)
+    return ChangeList(SCHEMA, model, lifetimes.peak_bytes, peak, made)
+
+
+def _change(index: int, graph: Graph, lifetimes: Lifetimes, stage: Stage) -> Change:
+    kernels = lifetimes.trace.kernels
+    ops = tuple(dict.fromkeys(short(kernels[k].name) for k in stage.kernels)) if stage.phase != "setup" else ()
+    node = graph.ops[stage.op].name if 0 <= stage.op < len(graph.ops) else None
+    return Change(
+        index, stage.phase, ops, node, module_of_op(graph, stage.op) or None, _groups(stage.made), _groups(stage.freed),
+        sum(b.size for b in stage.made), sum(b.size for b in stage.freed), stage.total, stage.highest,
+    )  # fmt: skip
+
+
+def _groups(buffers: Sequence[Buffer]) -> tuple[Group, ...]:
+    found: dict[tuple[str, tuple[int, ...], str], list[Buffer]] = {}
+    for buffer in buffers:
+        found.setdefault((buffer.dtype.name, buffer.shape, buffer.category), []).append(buffer)
+    groups = [
+        Group(len(same), dtype, shape, category, sum(b.size for b in same))
+        for (dtype, shape, category), same in found.items()
+    ]
+    return tuple(sorted(groups, key=lambda g: (-g.bytes, g.dtype, g.shape)))
+
+
+def select(
+    listing: ChangeList, phase: str | None = None, module: str | None = None, least: int = 0
+) -> tuple[Change, ...]:
+    """Stages of a phase, of a module and those in it, that make or free at least `least` bytes."""
+    return tuple(
+        stage
+        for stage in listing.stages
+        if (phase is None or stage.phase == phase)
+        and (module is None or stage.module == module or (stage.module or "").startswith(f"{module}."))
+        and max(stage.made_bytes, stage.freed_bytes) >= least
+    )
