@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
@@ -37,10 +37,30 @@ class Meta(NamedTuple):
     dtype: DType
 
 
+class Packed(Protocol):
+    """What a node has instead of its saved tensors where it was recorded under `saved_tensors_hooks`."""
+
+    def unpack(self, e: Eager) -> None:
+        """The node is about to run and needs its tensors."""
+
+    def applied(self, e: Eager) -> None:
+        """The formulas have run: the unpacked tensors were local variables of `apply`."""
+
+    def release(self, e: Eager) -> None:
+        """The node lets go of what it saved: it has run, or died."""
+
+
+class SavedTensorsHooks(Protocol):
+    """`torch.autograd.graph.saved_tensors_hooks`."""
+
+    def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> Packed:
+        """Takes the tensors that a node saves; `results` are the op's."""
+
+
 class Node:
     """A backward node: edges to the producers of its inputs, what it saves, its formulas."""
 
-    __slots__ = ("edges", "formulas", "leaf", "metadata", "name", "op", "refs", "saved", "sequence")
+    __slots__ = ("edges", "formulas", "leaf", "metadata", "name", "op", "packed", "refs", "saved", "sequence")
 
     def __init__(self, name: str, sequence: int, op: int) -> None:
         self.name, self.sequence, self.op = name, sequence, op
@@ -48,6 +68,7 @@ class Node:
         self.metadata: list[Meta] = []  # of the node's outputs in forward: what gradients must look like
         self.formulas: Sequence[Formula] = ()
         self.saved = Owner("saved", name, op)
+        self.packed: Packed | None = None
         self.refs = 0
         self.leaf: Tensor | None = None  # the parameter of an AccumulateGrad
 
@@ -149,6 +170,8 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         outputs = _validate(e, node, outputs)
         e.release(buffer.owner)
         e.release(node.saved)
+        if node.packed is not None:
+            node.packed.release(e)
         for index, edge in enumerate(node.edges):
             if edge is None:
                 continue
@@ -187,6 +210,8 @@ def _count_dependencies(root: Node) -> dict[int, int]:
 def _apply(e: Eager, node: Node, buffer: InputBuffer) -> list[Tensor | None]:
     """Evaluates the formulas. Temporaries of one formula live until its end; results coexist."""
     outputs: list[Tensor | None] = [None] * len(node.edges)
+    if node.packed is not None:
+        node.packed.unpack(e)
     if all(slot is None for slot in buffer.slots):
         return outputs
     for indices, compute in node.formulas:
@@ -200,6 +225,8 @@ def _apply(e: Eager, node: Node, buffer: InputBuffer) -> list[Tensor | None]:
         for index, need, tensor in zip(indices, needed, results, strict=True):
             if need:
                 outputs[index] = tensor
+    if node.packed is not None:
+        node.packed.applied(e)
     return outputs
 
 

@@ -15,7 +15,16 @@ from typing import Any, TypeVar, cast
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
-from staticmem.eager.autograd import Formula, Meta, Node, copy_slices, gradient_edge, view_chain, zeros_of
+from staticmem.eager.autograd import (
+    Formula,
+    Meta,
+    Node,
+    SavedTensorsHooks,
+    copy_slices,
+    gradient_edge,
+    view_chain,
+    zeros_of,
+)
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import Buffer, Hold, Trace
 
@@ -38,6 +47,7 @@ class Eager:
         self.autocast_owner = Owner("autocast", "weight cache")
         self.sdpa = "auto"  # the attention kernel that a user asks for
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
+        self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
         self.sequence = 0
         self.pending: Owner | None = None
         self._mutated: Tensor | None = None
@@ -126,6 +136,33 @@ class Eager:
         if tensor.storage.refs == 0:
             self._free(tensor.storage)
 
+    def undo(self, kernel: int) -> bool:
+        """Takes back the allocations of `kernel`, which did not run after all; False where more has happened since."""
+        trace = self.trace
+        first = len(trace.buffers)
+        while first and trace.buffers[first - 1].kernel >= kernel:
+            first -= 1
+        undone = range(first, len(trace.buffers))
+        made = [storage for storage in self._scopes[-1] if storage.id >= first]
+        only_births = bool(undone) and trace.ticks - trace.buffers[first].born == len(undone)
+        if not only_births or len(made) != len(undone) or any(storage.refs for storage in made):
+            return False
+        trace.ticks = trace.buffers[first].born
+        del trace.buffers[first:]
+        del trace.kernels[kernel:]
+        self._scopes[-1] = [storage for storage in self._scopes[-1] if storage.id < first]
+        return True
+
+    def close_scopes(self, depth: int) -> None:
+        """Closes scopes until `depth` are open: what an exception unwinds."""
+        while len(self._scopes) > depth:
+            self.close_scope()
+
+    @property
+    def depth(self) -> int:
+        """How many scopes are open."""
+        return len(self._scopes)
+
     def hold(self, tensor: Tensor, owner: Owner) -> None:
         storage = tensor.storage
         assert storage.refs >= 0, f"{tensor} was freed before {owner} took it"
@@ -175,6 +212,8 @@ class Eager:
             node.refs -= 1
             if node.refs == 0:
                 self.release(node.saved)
+                if node.packed is not None:
+                    node.packed.release(self)
                 stack.extend(edge[0] for edge in node.edges if edge is not None and edge[0].leaf is None)
 
     # -- autograd ------------------------------------------------------------------------------------------------
@@ -204,6 +243,11 @@ class Eager:
         node.formulas = formulas
         for tensor in inputs:
             self._add_edge(node, gradient_edge(self, tensor))
+        if self.saved_hooks:
+            packed = [tensor for tensor in saves if tensor is not None]
+            if packed:
+                node.packed = self.saved_hooks[-1].pack(self, node, packed, results)
+            saves = ()
         for tensor in saves:
             if tensor is not None:  # a SavedVariable holds the storage, never the history of its own node
                 self.hold(Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype), node.saved)
@@ -234,7 +278,7 @@ class Eager:
         self._add_edge(outer, gradient_edge(self, base))
         for edge in node.edges[1:]:
             self._add_edge(outer, edge)
-        outer.saved = node.saved
+        outer.saved, outer.packed = node.saved, node.packed
         outer.formulas = [copy_slices(base, view, node.formulas, len(outer.edges))]
         outer.metadata = [Meta(base.shape, base.dtype)]
         self._set_grad_fn(base, outer, 0)
