@@ -2,11 +2,15 @@
 
 from staticmem.rules import (  # noqa: F401  (importing a module registers its rules)
     activations,
+    aliases,
     attention,
     casts,
     comparison,
+    composed,
     convolution,
+    distances,
     einsum,
+    elementary,
     factory,
     indexing,
     joining,

@@ -60,6 +60,21 @@ def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return out
 
 
+@rule("aten::_unsafe_index")
+def unsafe_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """As `index` without checks; backward makes zeros of the input's size and a copy with the gradient put in."""
+    out = index(e, self, indices)
+    node = out.grad_fn
+    if node is not None:
+
+        def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+            e.empty(self.shape, grad_of(grads).dtype, kernel="aten.new_zeros.default")
+            return e.empty(self.shape, grad_of(grads).dtype, kernel="aten._unsafe_index_put.default")
+
+        node.name, node.formulas = "UnsafeIndexBackward0", [Formula((0,), gradient)]
+    return out
+
+
 @rule("aten::index_select")
 def index_select(e: Eager, self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Saves the index; backward makes zeros of the input's size and adds into them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases_elementary
 import cases_indexing
 import cases_layers
 import cases_linear
@@ -20,6 +21,7 @@ CASES = [
     *cases_layers.CASES,
     *cases_programs.CASES,
     *cases_more.CASES,
+    *cases_elementary.CASES,
 ]
 _CHECK = "a check of the exporter: returns nothing"
 _RESERVE = "only cuDNN runs it as one node, and only cuDNN knows its reserve"
