@@ -77,14 +77,14 @@ def render_csv(stages: Sequence[Change]) -> str:
             for g in groups:
                 writer.writerow(
                     (
-                        stage.index, stage.phase, " ".join(stage.ops), _cell(stage.node), _cell(stage.module), sign,
+                        stage.index, stage.phase, " ".join(stage.ops), cell(stage.node), cell(stage.module), sign,
                         g.count, g.dtype, "x".join(map(str, g.shape)), g.category, g.bytes, stage.total_bytes,
                     )
                 )  # fmt: skip
     return text.getvalue()
 
 
-def _cell(text: str | None) -> str:
+def cell(text: str | None) -> str:
     """A name from the file: a spreadsheet would run one that begins like a formula."""
     text = text or ""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,0 +1,76 @@
+"""`staticmem layers MODEL`: the layer table."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from staticmem.cli import scenario
+from staticmem.cli.reporting import add_output, chosen_format
+from staticmem.cli.values import positive
+
+FORMATS = ("table", "csv", "json")
+SUFFIXES = {"txt": "table", "csv": "csv", "json": "json"}
+
+DESCRIPTION = """\
+A row for each module: its input and output, parameters, the activations that its forward allocates and those that are
+saved for backward, multiply-adds, the memory that it reads and writes, and its part of the peak.
+Figures of a row include the modules in it; the last row is the whole model.
+"""
+
+EPILOG = """\
+examples:
+  staticmem layers model.pt2 --batch 32 --optimizer adam --depth 2
+  staticmem layers model.onnx --batch 8 -o layers.csv
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "layers",
+        help="a table of the model's layers: parameters, activations, multiply-adds, share of the peak",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    scenario.add_model(parser)
+    scenario.add_scenario(parser)
+    which = parser.add_argument_group("which layers")
+    which.add_argument(
+        "--depth", type=positive("--depth"), metavar="N", help="rows down to this depth; 1 is the model's children"
+    )
+    add_output(parser, FORMATS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from staticmem.analysis import Study, without_cycle_search
+    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.source import model_path
+    from staticmem.report.layers import layer_table, shown
+    from staticmem.report.layers_text import render, render_csv
+    from staticmem.training.shapes import known_values
+
+    if args.output not in (None, "-"):
+        check_target(args.output, args.force)
+    kind = chosen_format(args, SUFFIXES, "table")
+    wanted = scenario.request(args)
+    with model_path(args.model) as path, without_cycle_search():
+        study = Study.open(path, wanted)
+        graph, training = study.result.graph, study.scenario.training
+        values = known_values(graph, training)
+        table = layer_table(study.model.path, graph, study.lifetimes, values, study.scenario.mode)
+    layers = shown(table, args.depth)
+    if kind == "json":
+        from staticmem.report.json import plain_text
+
+        text = plain_text(replace(table, layers=tuple(layers)))
+    elif kind == "csv":
+        text = render_csv(layers)
+    else:
+        text = render(table, layers[:1] if args.quiet else layers, style_of(args), args.units)
+    put(text, args)
+    return 0
