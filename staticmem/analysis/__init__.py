@@ -43,8 +43,30 @@ def analyze(
     sdpa: str = "auto",
     unfold_batchnorm: bool = False,
     inplace_activations: str = "auto",
+    checkpoint: str | tuple[str, ...] = (),
+    checkpoint_every: int = 1,
+    checkpoint_segments: int | str = 0,
+    checkpoint_sequential: str | None = None,
+    accumulate: int = 1,
+    freeze: str | None = None,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    dampening: float = 0.0,
+    amsgrad: bool = False,
+    centered: bool = False,
+    offload_optimizer: bool = False,
+    grad_scaler: bool = False,
+    set_to_none: bool = True,
+    clip_grad_norm: bool = False,
     method: str = "liveness",
     gpu: str | None = None,
+    alloc_conf: str | None = None,
+    torch_version: str | None = None,
+    tf32: bool = True,
+    channels_last: bool = False,
+    cudnn_benchmark: bool = False,
+    cudnn: str = "tables",
+    profile: str | os.PathLike[str] | None = None,
     top: int = 10,
 ) -> Report:
     """The memory of one step of the model in a file.
@@ -60,9 +82,23 @@ def analyze(
         sdpa: the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 GPU.
         unfold_batchnorm: puts a batch norm behind every convolution with a bias, for files whose norms were folded.
         inplace_activations: "auto", "none" or "all": what ran in place, where the file does not say (ONNX).
+        checkpoint: modules that run under `torch.utils.checkpoint`, by class name or path; checkpoint_every: so many of
+            them share one checkpoint; checkpoint_segments: segments of `checkpoint_sequential` (a number or "sqrt"),
+            over the Sequential at checkpoint_sequential, or the one with the most modules.
+        accumulate: micro-batches a step; `batch` is that of one.
+        freeze: a regular expression; parameters whose name it matches are not trained.
+        weight_decay, nesterov, dampening, amsgrad, centered: as in torch.optim, where they change what is alive.
+        offload_optimizer: optimizer state and update on the CPU. grad_scaler: with `torch.amp.GradScaler`.
+        set_to_none: what `zero_grad` does. clip_grad_norm: `clip_grad_norm_` before the step.
         method: "textbook" adds the textbook estimate to the report.
-        gpu: a card by name or size ("h100-sxm-80gb", "24GB"): adds allocated, reserved and device memory, and whether
-            it fits.
+        gpu: a card by name or size ("h100-sxm-80gb", "24GB"), which allocated, reserved and device memory are then
+            for, and whether it fits. Without one they are for an H100.
+        alloc_conf: settings of the allocator as PYTORCH_ALLOC_CONF spells them ("expandable_segments:True").
+        torch_version: the PyTorch that runs ("2.13"): decides cuBLAS workspaces and the version of cuDNN.
+        tf32: torch.backends.cudnn.allow_tf32. channels_last: the model and its inputs are in torch.channels_last.
+        cudnn_benchmark: torch.backends.cudnn.benchmark.
+        cudnn: who is asked for workspaces of convolutions: the package's "tables", or an installed "library".
+        profile: a YAML file in place of the package's own figures of context, libraries and cuBLAS (docs/hardware.md).
         top: how many of the largest tensors `top_tensors` has.
 
     Raises:

@@ -20,7 +20,14 @@ from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZE
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 METHODS = ("liveness", "textbook")
+CUDNN = ("tables", "library")
 ALL = sys.maxsize  # for `top`: every tensor
+# fields that a request and a scenario of a training step share by name
+LEVERS = (
+    "checkpoint", "checkpoint_every", "checkpoint_segments", "checkpoint_sequential", "accumulate", "freeze",
+    "weight_decay", "nesterov", "dampening", "amsgrad", "centered", "offload_optimizer", "grad_scaler", "set_to_none",
+    "clip_grad_norm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,16 +47,48 @@ class Request:
     sdpa: str = "auto"
     unfold_batchnorm: bool = False
     inplace_activations: str = "auto"
+    checkpoint: tuple[str, ...] = ()
+    checkpoint_every: int = 1
+    checkpoint_segments: int | str = 0
+    checkpoint_sequential: str | None = None
+    accumulate: int = 1
+    freeze: str | None = None
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+    amsgrad: bool = False
+    centered: bool = False
+    offload_optimizer: bool = False
+    grad_scaler: bool = False
+    set_to_none: bool = True
+    clip_grad_norm: bool = False
     method: str = "liveness"
     gpu: str | None = None
+    alloc_conf: str | None = None
+    torch_version: str | None = None
+    tf32: bool = True
+    channels_last: bool = False
+    cudnn_benchmark: bool = False
+    cudnn: str = "tables"
+    profile: str | None = None
     top: int = 10
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", known("method", self.method, METHODS))
+        object.__setattr__(self, "cudnn", known("cudnn", self.cudnn, CUDNN))
         policy = known("inplace-activations", self.inplace_activations, inplace.POLICIES)
         object.__setattr__(self, "inplace_activations", policy)
+        if isinstance(self.checkpoint, str):
+            object.__setattr__(self, "checkpoint", (self.checkpoint,))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
+
+    @property
+    def names_device(self) -> bool:
+        """Whether anything of the device was given, so that it can be wrong."""
+        return any(word is not None for word in (self.gpu, self.alloc_conf, self.torch_version, self.profile)) or (
+            self.cudnn != "tables"
+        )
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -84,9 +123,12 @@ class Request:
         if mode == "train" and optimizer is not None:
             text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
             notes.append(Note("assumption", "SM300", text))
+        levers = {name: getattr(self, name) for name in LEVERS}
+        if mode == "infer":  # levers of the training step say nothing of an inference
+            levers = {}
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, precision("dtype", self.dtype), precision("amp", self.amp),
-            known("sdpa", self.sdpa, SDPA_KERNELS),
+            known("sdpa", self.sdpa, SDPA_KERNELS), **levers,
         )  # fmt: skip
         return scenario, notes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from staticmem.cli.values import dimension, one_of, positive, resolution
+from staticmem.cli.values import dimension, one_of, positive, resolution, segments
 from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,18 +60,81 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
         "--inplace-activations", metavar="POLICY",
         help="what ran in place, where the file does not say (ONNX): auto (default), none, all",
     )  # fmt: skip
+    _add_levers(parser)
     step.add_argument(
         "--method", type=one_of("--method", ("liveness", "textbook")), metavar="METHOD",
         help="liveness (default); textbook shows the textbook estimate beside it",
     )  # fmt: skip
 
 
+def _add_levers(parser: argparse.ArgumentParser) -> None:
+    levers = parser.add_argument_group("levers of the step")
+    levers.add_argument(
+        "--checkpoint", action="append", metavar="CLASS|PATH",
+        help="modules that run under torch.utils.checkpoint, by class (Bottleneck) or path (layer1.*); repeatable",
+    )  # fmt: skip
+    levers.add_argument(
+        "--checkpoint-every", type=positive("--checkpoint-every"), metavar="K",
+        help="so many of them that follow each other share one checkpoint (default 1)",
+    )  # fmt: skip
+    levers.add_argument(
+        "--checkpoint-segments", type=segments, metavar="N|sqrt",
+        help="segments of checkpoint_sequential over the largest Sequential, or that of --checkpoint-sequential",
+    )  # fmt: skip
+    levers.add_argument("--checkpoint-sequential", metavar="PATH", help="the Sequential that is divided into segments")
+    levers.add_argument(
+        "--accumulate", type=positive("--accumulate"), metavar="N",
+        help="micro-batches a step; --batch is the size of one (default 1)",
+    )  # fmt: skip
+    levers.add_argument("--freeze", metavar="REGEX", help="parameters whose name matches are not trained")
+    levers.add_argument("--weight-decay", type=float, metavar="W", help="of the optimizer (default 0)")
+    levers.add_argument("--dampening", type=float, metavar="D", help="of sgd with momentum (default 0)")
+    for flag, text in _SWITCHES.items():
+        levers.add_argument(flag, action="store_true", default=None, help=text)
+    levers.add_argument(
+        "--no-set-to-none", dest="set_to_none", action="store_false", default=None,
+        help="zero_grad(set_to_none=False): gradients stay, zeroed",
+    )  # fmt: skip
+
+
+_SWITCHES = {
+    "--nesterov": "of sgd with momentum",
+    "--amsgrad": "of adam and adamw",
+    "--centered": "of rmsprop",
+    "--offload-optimizer": "optimizer state and update on the CPU",
+    "--grad-scaler": "torch.amp.GradScaler around loss and step",
+    "--clip-grad-norm": "clip_grad_norm_ before the step",
+}
+
+
 def _add_device(parser: argparse.ArgumentParser) -> None:
     device = parser.add_argument_group("the device")
     device.add_argument(
         "--gpu", metavar="NAME|SIZE",
-        help="a card (h100-sxm-80gb, rtx-4090, 24GB): adds allocated, reserved and device memory, and whether it fits",
+        help="a card (h100-sxm-80gb, rtx-4090, 24GB), and whether the step fits it (default: an H100 is assumed)",
     )  # fmt: skip
+    device.add_argument(
+        "--alloc-conf", metavar="CONF",
+        help="settings of the allocator, as PYTORCH_ALLOC_CONF: expandable_segments:True,...",
+    )  # fmt: skip
+    device.add_argument("--torch-version", metavar="V", help="the PyTorch that runs, e.g. 2.13 (default)")
+    device.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, default=None,
+        help="float32 convolutions on tensor cores, as PyTorch does by default",
+    )  # fmt: skip
+    device.add_argument(
+        "--channels-last", action="store_true", default=None, help="model and inputs are in torch.channels_last"
+    )
+    device.add_argument(
+        "--cudnn-benchmark", action="store_true", default=None, help="torch.backends.cudnn.benchmark is on"
+    )
+    device.add_argument(
+        "--cudnn", metavar="SOURCE",
+        help="who is asked for workspaces of convolutions: tables (default), or an installed library",
+    )  # fmt: skip
+    device.add_argument(
+        "--profile", metavar="FILE", help="YAML with your own figures of context, libraries and cuBLAS"
+    )
 
 
 def request(args: argparse.Namespace, **more: Any) -> Request:
@@ -84,6 +147,7 @@ def request(args: argparse.Namespace, **more: Any) -> Request:
 
     words = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
     words["dims"] = _dims(args.dim or [])
+    words["checkpoint"] = tuple(args.checkpoint) if args.checkpoint else None
     return request_of(words | more)
 
 

@@ -57,6 +57,21 @@ def resolution(text: str) -> tuple[int, int]:
     return height, width
 
 
+def segments(text: str) -> int | str:
+    """A number of segments, or `sqrt`."""
+    number = _integer(text)
+    if text.lower() == "sqrt":
+        return "sqrt"
+    if number is None or number < 1:
+        raise UsageError(
+            f"--checkpoint-segments '{text}' is not a number of segments",
+            "It is a whole number of at least 1, or sqrt.",
+            "Example: --checkpoint-segments sqrt",
+            code="SM160",
+        )
+    return number
+
+
 def dimension(text: str) -> tuple[str, int]:
     """`seq=128`: the name of an open dimension and its size."""
     name, equals, size = text.rpartition("=")
