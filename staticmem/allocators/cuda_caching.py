@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from staticmem.allocators import expandable
 from staticmem.allocators.blocks import Block, Pool
 from staticmem.allocators.driver import Driver, Layout, ascending
-from staticmem.allocators.events import RELEASE, Event
+from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
 from staticmem.allocators.result import OutOfMemory, Replay, SegmentEvent
 from staticmem.allocators.settings import MIN_BLOCK, SMALL_SIZE, UNLIMITED, Settings
 
@@ -84,6 +84,9 @@ class _Allocator:
                     allocated -= block.size
                     rows[block.placement][-1] = time
                     free_block(block)
+            elif nbytes == EMPTY_CACHE:
+                self.time = time
+                self.release_cached_blocks()
             elif key in live:
                 raise ValueError(f"event {time} allocates {key}, which is alive")
             elif nbytes == 0:

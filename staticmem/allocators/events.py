@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RELEASE = -1  # `nbytes` of a release
+EMPTY_CACHE = -2  # `nbytes` of a call that gives cached memory back to the driver: `torch.cuda.empty_cache()`
 
 
 class Event(NamedTuple):
-    """An allocation of `nbytes` under a new `id` on a stream, or (nbytes is RELEASE) the release of that id.
+    """An allocation of `nbytes` under a new `id` on a stream, or (nbytes is RELEASE) the release of that id, or (nbytes
+    is EMPTY_CACHE, whatever the id) cached memory going back.
 
     An id is used once. Streams are small integers; 0 is the default stream.
     """

@@ -73,14 +73,15 @@ def reserved_band(
     settings: Settings = DEFAULTS,
     capacity: int | None = None,
     *,
+    total: int | None = None,
     replays: int = REPLAYS,
     nominal: Replay | None = None,
 ) -> Band:
     """Median and range of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
-    nominal = nominal or simulate(process.events, settings, capacity, fallbacks=process.fallbacks)
+    nominal = nominal or simulate(process.events, settings, capacity, total=total, fallbacks=process.fallbacks)
     values = [nominal.peak_reserved]
     tight = nominal.oom is not None
-    quick = settings == DEFAULTS and capacity is None
+    quick = settings == DEFAULTS and capacity is None and not process.empties
     calls = joined(process.calls, len(process.sizes)) if quick else []
     for jitter in list(jitters(replays))[1:]:
         sizes = scaled(process, jitter.scale)
@@ -88,7 +89,9 @@ def reserved_band(
             allocated, reserved = peaks(calls, sizes, jitter.layout)
         else:
             events = process.served(sizes)
-            replay = simulate(events, settings, capacity, fallbacks=process.fallbacks, layout=jitter.layout)
+            replay = simulate(
+                events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=jitter.layout
+            )
             allocated, reserved = replay.peak_allocated, replay.peak_reserved
             if replay.oom is not None:
                 tight = True

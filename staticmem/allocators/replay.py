@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from staticmem.allocators.events import RELEASE, Event
+from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
 from staticmem.allocators.placement import model_to_order
 from staticmem.allocators.workspace import FIRST, LAST, Workspace, WorkspaceModel
 from staticmem.eager.trace import Buffer, Trace
@@ -52,7 +52,7 @@ class Process:
     `sizes[id]` are bytes, `origins[id]` says what it is, and `marks` where phases begin. `scales[id]` is True for what
     grows with the batch: all but the model, what has the shape of a parameter (copies, gradients, optimizer state) and
     workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
-    workspaces that are known as a band.
+    workspaces that are known as a band. `empties` are ids without bytes that stand for the cache being emptied.
     """
 
     calls: tuple[int, ...]
@@ -62,6 +62,7 @@ class Process:
     scales: tuple[bool, ...]
     fallbacks: Mapping[int, tuple[int, ...]]
     bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    empties: tuple[int, ...] = ()
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -70,6 +71,10 @@ class Process:
 
     def served(self, sizes: Sequence[int]) -> tuple[Event, ...]:
         """The same with other sizes."""
+        if self.empties:
+            sizes = list(sizes)
+            for id in self.empties:
+                sizes[id] = EMPTY_CACHE
         return tuple([Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in self.calls])
 
     def bound(self, most: bool) -> list[int]:
@@ -119,6 +124,7 @@ class _Builder:
         self.marks: list[Mark] = []
         self.fallbacks: dict[int, tuple[int, ...]] = {}
         self.bounds: dict[int, tuple[int, int]] = {}
+        self.empties: list[int] = []
         self.kept: set[str] = set()
         self.now: dict[int, int] = {}  # buffer -> id of its present allocation
         starts = dict(trace.phases)
@@ -212,7 +218,7 @@ class _Builder:
             old, gradients = self._left_over()
         return Process(
             tuple(self.calls), tuple(self.sizes), tuple(self.origins), tuple(self.marks), tuple(self.scales),
-            self.fallbacks, self.bounds,
+            self.fallbacks, self.bounds, tuple(self.empties),
         )  # fmt: skip
 
     def _bring_data(self, step: int) -> None:
@@ -296,10 +302,11 @@ class _Builder:
         self.calls.append(~id)
 
     def _workspace(self, step: int, kernel: int, space: Workspace, held: list[int]) -> None:
-        if space.keep is not None:
-            if space.keep in self.kept:
+        name = space.keep or space.once
+        if name is not None:
+            if name in self.kept:
                 return
-            self.kept.add(space.keep)
+            self.kept.add(name)
         id = len(self.sizes)
         self.calls.append(id)
         self.sizes.append(space.nbytes)
@@ -314,6 +321,16 @@ class _Builder:
                 held.append(id)
             else:
                 self._free(id)
+        if space.once is not None:
+            self._empty_cache(step, kernel)
+
+    def _empty_cache(self, step: int, kernel: int) -> None:
+        id = len(self.sizes)
+        self.empties.append(id)
+        self.calls.append(id)
+        self.sizes.append(0)
+        self.origins.append(Origin(-1, step, kernel, "empty_cache"))
+        self.scales.append(False)
 
     def _release(self, held: list[int]) -> None:
         for id in held:

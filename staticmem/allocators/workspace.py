@@ -21,6 +21,9 @@ class Workspace:
     workspace of a cuBLAS handle). `fallbacks` are smaller sizes to try where it does not fit, 0 for none at all
     (the next plans of a convolution). `what` is for people. `bounds` are the least and the most bytes where `nbytes` is
     not certain; `nbytes` may be 0 then.
+
+    `once` names one that is taken when the name first occurs and never again; behind it cached memory goes back to the
+    driver (the search of `cudnn.benchmark`).
     """
 
     nbytes: int
@@ -30,6 +33,7 @@ class Workspace:
     fallbacks: tuple[int, ...] = ()
     what: str = "workspace"
     bounds: tuple[int, int] | None = None
+    once: str | None = None
 
 
 class WorkspaceModel(Protocol):

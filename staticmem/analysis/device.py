@@ -1,19 +1,67 @@
-"""The meters of a card beside the live one."""
+"""The meters of a card beside the live one: which card and software a request means, and what the report says of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from staticmem.meters import on_device
-from staticmem.report.model import Band, GpuFit, NoteInfo, Report
+from staticmem.allocators import parse_settings
+from staticmem.analysis.request import Request
+from staticmem.hardware import gpus, profile
+from staticmem.hardware.kernels import Setup
+from staticmem.meters import Device, DeviceMeters, on_device
+from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.training.step import StepResult
 
+if TYPE_CHECKING:
+    from staticmem.hardware.cudnn import Cudnn
 
-def with_device(report: Report, result: StepResult, query: str) -> Report:
+DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where nobody names one
+LIMIT = 1_000_000  # ticks of a trace; beyond it a replay has to be asked for (--gpu)
+
+_SOURCES = (
+    "workspaces, context and loaded libraries are data with sources, partly assumed, and were not verified on "
+    "hardware; the bands say how far they are known (docs/hardware.md)"
+)
+
+
+def device_of(request: Request) -> Device:
+    """The card and its software.
+
+    Raises:
+        UsageError: no such card, or a word that is not understood.
+        CudnnError: libcudnn was asked for and is not there.
+    """
+    gpu = gpus.find(request.gpu or DEFAULT_GPU)
+    known = profile.load(Path(request.profile) if request.profile is not None else None)
+    torch = request.torch_version or profile.DEFAULT_TORCH
+    profile.version(torch)
+    setup = Setup(
+        gpu.architecture, torch, allow_tf32=request.tf32, channels_last=request.channels_last,
+        benchmark=request.cudnn_benchmark, cudnn=_library(request), profile=known,
+    )  # fmt: skip
+    return Device(gpu, setup, parse_settings(request.alloc_conf))
+
+
+def _library(request: Request) -> Cudnn | None:
+    if request.cudnn != "library":
+        return None
+    from staticmem.hardware.cudnn import Cudnn
+
+    return Cudnn()
+
+
+def with_device(report: Report, result: StepResult, request: Request) -> Report:
     """The report with the meters of a card beside the live one."""
-    found = on_device(result, query)
+    if request.gpu is None and result.trace.ticks > LIMIT:
+        text = "the graph is large: allocated, reserved and device memory are worked out if --gpu asks for them"
+        return replace(report, assumptions=(*report.assumptions, NoteInfo("SM406", text, 1)))
+    device = device_of(request)
+    found = on_device(result, device)
     bands = dict(report.peak.bands)
-    for name, band in (("allocated", found.allocated), ("reserved", found.reserved), ("device", found.device)):
+    for name in ("allocated", "reserved", "device", "context"):
+        band = getattr(found, name)
         bands[name] = Band(band.low, band.high)
     peak = replace(
         report.peak,
@@ -22,14 +70,35 @@ def with_device(report: Report, result: StepResult, query: str) -> Report:
         reserved_bytes=found.reserved.expected,
         device_bytes=found.device.expected,
         context_bytes=found.context.expected,
+        device_by_category={name: found.parts.get(name, 0) for name in DEVICE_CATEGORIES},
     )
-    card, verdict = found.gpu, found.verdict
-    fit = GpuFit(
-        card.slug, card.name, card.architecture, card.usable, verdict.fit.value, max(verdict.headroom, 0),
-        verdict.missing, card.assumed,
+    notes = (*report.assumptions, *_notes(request, device, found))
+    fit = _fit(device, found) if request.gpu is not None else None
+    return replace(report, peak=peak, gpu=fit, device=_info(request, device, found), assumptions=notes)
+
+
+def _fit(device: Device, found: DeviceMeters) -> GpuFit:
+    card, outcome = device.gpu, found.verdict
+    return GpuFit(
+        card.slug, card.name, card.architecture, card.usable, outcome.fit.value, max(outcome.headroom, 0),
+        outcome.missing, card.assumed,
     )  # fmt: skip
-    text = (
-        "workspaces, context and loaded libraries of the card are data with sources, partly assumed, and were not "
-        "verified on hardware; the bands say how far they are known (docs/hardware.md)"
-    )
-    return replace(report, peak=peak, gpu=fit, assumptions=(*report.assumptions, NoteInfo("SM401", text, 1)))
+
+
+def _info(request: Request, device: Device, found: DeviceMeters) -> DeviceInfo:
+    setup, asked = device.setup, device.setup.cudnn
+    version = setup.profile.cudnn(setup.torch) if asked is None else asked.name
+    return DeviceInfo(
+        request.gpu is None, device.gpu.name, device.gpu.architecture, setup.torch, version,
+        "tables" if asked is None else "library", setup.allow_tf32, setup.channels_last, setup.benchmark,
+        request.alloc_conf, found.step, found.phase, found.retries,
+    )  # fmt: skip
+
+
+def _notes(request: Request, device: Device, found: DeviceMeters) -> list[NoteInfo]:
+    notes = []
+    if request.gpu is None:
+        text = f"allocated, reserved and device memory are for an {device.gpu.name}; --gpu names another card"
+        notes.append(NoteInfo("SM405", text, 1))
+    notes.append(NoteInfo("SM404", _SOURCES, 1))
+    return notes

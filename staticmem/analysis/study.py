@@ -43,6 +43,10 @@ class Study:
     def open(cls, path: str | os.PathLike[str], request: Request) -> Study:
         """The study of a file; its content decides the format."""
         request.scenario()  # wrong words are told before a large file is read
+        if request.names_device:
+            from staticmem.analysis.device import device_of
+
+            device_of(request)
         return cls(open_model(os.fspath(path)), request)
 
     def ask(self, request: Request) -> Study:
@@ -119,10 +123,9 @@ class Study:
             self.live_band,
         )  # fmt: skip
         report = build(sources, request.top)
-        if request.gpu is not None:
-            from staticmem.analysis.device import with_device
+        from staticmem.analysis.device import with_device
 
-            report = with_device(report, self.result, request.gpu)
+        report = with_device(report, self.result, request)
         if request.method == "textbook":
             from staticmem.analysis.compare import with_textbook
 

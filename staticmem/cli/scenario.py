@@ -132,9 +132,7 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
         "--cudnn", metavar="SOURCE",
         help="who is asked for workspaces of convolutions: tables (default), or an installed library",
     )  # fmt: skip
-    device.add_argument(
-        "--profile", metavar="FILE", help="YAML with your own figures of context, libraries and cuBLAS"
-    )
+    device.add_argument("--profile", metavar="FILE", help="YAML with your own figures of context, libraries and cuBLAS")
 
 
 def request(args: argparse.Namespace, **more: Any) -> Request:

@@ -88,6 +88,19 @@ def _trees(cudnn: str, architecture: str) -> Mapping[str, Mapping[str, Any]]:
     return trees
 
 
+@lru_cache(maxsize=1)
+def _search_ranges() -> Mapping[str, Mapping[str, list[float]]]:
+    document = json.loads((FOLDER / "search.json").read_text(encoding="utf-8"))
+    ranges: Mapping[str, Mapping[str, list[float]]] = document["ranges"]
+    return ranges
+
+
+def search_range(conv: Convolution, architecture: str) -> tuple[float, float, float]:
+    """Low, median and high of the largest plan's workspace over the bytes of input, weight and result."""
+    low, median, high = _search_ranges().get(architecture, {}).get(table_of(conv, architecture), (0.0, 1.0, 3.0))
+    return low, median, high
+
+
 @lru_cache(maxsize=64)
 def tree(cudnn: str, architecture: str, name: str) -> Tree | None:
     """The tree of a table that is there, by its exact version."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from staticmem.hardware.band import NOTHING, Band, exactly
 from staticmem.hardware.conv import Convolution
 from staticmem.hardware.conv_features import form_bytes, piece_bytes
-from staticmem.hardware.conv_tables import forms
+from staticmem.hardware.conv_tables import forms, search_range
 
 if TYPE_CHECKING:
     from staticmem.hardware.cudnn import Cudnn
 
 PLANS = 3  # plans that are asked for: what PyTorch tries next where memory is short, and the band
+EVERY = 10_000  # plans; more than cuDNN has for any convolution
 
 
 def runs_on_cudnn(conv: Convolution, architecture: str) -> bool | None:
@@ -52,6 +53,31 @@ def plans(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | Non
     if cudnn is not None:
         return tuple(plan.workspace for plan in cudnn.plans(conv, architecture, limit=PLANS))
     return tuple(form_bytes(conv, form) for form in forms(conv, architecture, version))
+
+
+def largest_plan(conv: Convolution, architecture: str, cudnn: Cudnn | None = None) -> Band:
+    """Bytes of the largest workspace among all plans, which the search of `cudnn.benchmark` takes.
+
+    Without a libcudnn: quantiles over random convolutions (scripts/conv_search_ranges.py), as the engines that a
+    network's convolution has are not known.
+    """
+    used = runs_on_cudnn(conv, architecture)
+    if used is False:
+        return NOTHING
+    if cudnn is not None:
+        band = exactly(max((plan.workspace for plan in cudnn.plans(conv, architecture, limit=EVERY)), default=0))
+    else:
+        total = sum(piece_bytes(conv).values())
+        band = Band(*(int(total * ratio) for ratio in search_range(conv, architecture)))
+    return band if used else Band(0, 0, band.high)
+
+
+def fastest_plan(conv: Convolution, first: Band, largest: Band) -> Band:
+    """The plan that measured fastest can be any: the heuristic's first is expected, none to the largest is the band.
+
+    cuDNN orders its heuristic by expected time, so that the first is the likeliest.
+    """
+    return Band(0, first.expected, max(first.high, largest.high))
 
 
 def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:

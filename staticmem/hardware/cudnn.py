@@ -80,6 +80,11 @@ class Cudnn:
             )
         self._devices: dict[str, ctypes.c_void_p] = {}
 
+    @property
+    def name(self) -> str:
+        """The version as text, e.g. `9.26.0` (cudnn_version.h: major x 10000 + minor x 100 + patch)."""
+        return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
+
     def plans(self, conv: Convolution, architecture: str, limit: int = 1, deterministic: bool = False) -> list[Plan]:
         """The first `limit` plans in the order in which PyTorch tries them; empty if cuDNN has none."""
         found: list[Plan] = []

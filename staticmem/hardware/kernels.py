@@ -13,7 +13,7 @@ from staticmem.graph.ir import Graph
 from staticmem.hardware import conv_ops, temporaries
 from staticmem.hardware.band import NOTHING, Band, exactly
 from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
-from staticmem.hardware.conv_workspace import plans, workspace
+from staticmem.hardware.conv_workspace import fastest_plan, largest_plan, plans, workspace
 from staticmem.hardware.gpus import DEFAULT_ARCHITECTURE
 from staticmem.hardware.profile import DEFAULT_TORCH, Profile, load
 
@@ -29,6 +29,7 @@ class Setup:
     torch: str = DEFAULT_TORCH
     allow_tf32: bool = True  # torch.backends.cudnn.allow_tf32
     channels_last: bool = False  # the model and its inputs were moved to torch.channels_last
+    benchmark: bool = False  # torch.backends.cudnn.benchmark
     cudnn: Cudnn | None = None  # asked instead of the tables of the package
     profile: Profile = field(default_factory=load)
 
@@ -43,12 +44,15 @@ class Need:
     keep: str | None = None
     fallbacks: tuple[int, ...] = ()
     what: str = "workspace"
+    once: str | None = None
 
     def at(self, bound: str) -> Workspace:
         """The workspace at a bound of its band; the expected one says the others too."""
         low, _, high = self.band
         bounds = (low, high) if bound == "expected" and low != high else None
-        return Workspace(getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what, bounds)
+        return Workspace(
+            getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what, bounds, self.once
+        )
 
 
 # Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
@@ -69,6 +73,7 @@ class KernelWorkspaces:
         self._last = conv_ops.channels_last_values(graph, self._shapes, self.setup.channels_last)
         self._forward: dict[int, Convolution | None] = {}
         self._known: dict[Convolution, tuple[Band, tuple[int, ...]]] = {}
+        self._searched: dict[Convolution, Band] = {}
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         self._cudnn = self.setup.profile.cudnn(self.setup.torch)
         self._learn_inputs()
@@ -136,6 +141,8 @@ class KernelWorkspaces:
         if conv not in self._known:
             setup = self.setup
             band = workspace(conv, setup.architecture, self._cudnn, setup.cudnn)
+            if setup.benchmark:
+                band = fastest_plan(conv, band, largest_plan(conv, setup.architecture, setup.cudnn))
             sizes = plans(conv, setup.architecture, self._cudnn, setup.cudnn)
             smaller = tuple(size for size in sizes[1:] if size < band.expected)
             self._known[conv] = band, (*smaller, 0) if band.expected else ()
@@ -143,7 +150,20 @@ class KernelWorkspaces:
 
     def _conv_need(self, conv: Convolution, after: int, what: str) -> list[Need]:
         band, fallbacks = self._ask(conv)
-        return [] if band == NOTHING else [Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}")]
+        needs = [] if band == NOTHING else [Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}")]
+        return [*self._search(conv, after, what), *needs] if self.setup.benchmark else needs
+
+    def _search(self, conv: Convolution, after: int, what: str) -> list[Need]:
+        """`cudnn.benchmark`, before the first call: a buffer for the largest plan, halved until it fits; when the
+        fastest is known, the cache is emptied (Conv_v8.cpp, generate_and_filter_plans and run_single_conv)."""
+        if conv not in self._searched:
+            setup = self.setup
+            self._searched[conv] = largest_plan(conv, setup.architecture, setup.cudnn)
+        band = self._searched[conv]
+        if band == NOTHING:
+            return []
+        halves = tuple(band.expected >> n for n in range(1, band.expected.bit_length()))
+        return [Need(band, after, fallbacks=halves, what=f"cuDNN {what}: search", once=f"search {conv}")]
 
     def _conv_forward(self, kernel: int) -> Sequence[Need]:
         conv = self._convolution_of(kernel)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 SCHEMA = "staticmem.report/1"
 
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state", "activation", "temporary", "input")
+BEYOND_LIVE = ("workspace", "rounding", "cached", "context", "libraries")
+DEVICE_CATEGORIES = (*CATEGORIES, *BEYOND_LIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,12 @@ class Peak:
     """The moment at which most is alive. `at_op` is the kernel that allocates then; `node` the graph's op.
 
     `bands` has the bounds of each meter; that of `live` is open in inference where the file has no stack traces,
-    because the names that the model's code keeps are not known then. With a GPU the other meters are there too:
-    expected bytes of three steps from the start of a process; `context_bytes` is the part of `device_bytes` that exists
-    before the first tensor.
+    because the names that the model's code keeps are not known then. The other meters are expected bytes of three steps
+    from the start of a process; `context_bytes` is the part of `device_bytes` that exists before the first tensor.
+    `device_by_category` adds up to `device_bytes`: live tensors at the peak of allocated memory, and beyond them
+    `workspace` (what kernels hold for themselves then), `rounding` (what blocks are larger than tensors), `cached`
+    (what the allocator holds in reserve: cached blocks and fragmentation), `context` and `libraries`. All of these are
+    null or empty where the graph is too large for a replay that nobody asked for (SM406).
     """
 
     live_bytes: int
@@ -111,6 +116,31 @@ class Peak:
     reserved_bytes: int | None = None
     device_bytes: int | None = None
     context_bytes: int | None = None
+    device_by_category: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What the meters beyond `live` are for: the card, the software on it, and when reserved memory peaks.
+
+    `assumed` is True where no card was named. `workspaces` says who was asked for workspaces of convolutions: "tables"
+    or "library". `reserved_in_step` is 1 to 3 (0: before the first), of three steps from the start of the process;
+    `retries` counts how often the allocator gave cached memory back and tried again on a card of that size.
+    """
+
+    assumed: bool
+    name: str
+    architecture: str
+    torch_version: str
+    cudnn_version: str
+    workspaces: str
+    tf32: bool
+    channels_last: bool
+    cudnn_benchmark: bool
+    alloc_conf: str | None
+    reserved_in_step: int
+    reserved_in_phase: str
+    retries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,4 +280,5 @@ class Report:
     notes: tuple[NoteInfo, ...]
     textbook: Textbook | None = None
     gpu: GpuFit | None = None
+    device: DeviceInfo | None = None
     alive: tuple[TensorEntry, ...] = field(default=(), metadata={"json": False})

@@ -54,6 +54,8 @@ def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is str:
         return {"type": "string"}
+    if hint is bool:
+        return {"type": "boolean"}
     if hint is int:
         return {"type": "integer", "minimum": 0}
     if hint is float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.report.model import NoteInfo, PhasePeak, Report, TensorEntry
+from staticmem.report.model import BEYOND_LIVE, NoteInfo, PhasePeak, Report, TensorEntry
 from staticmem.report.style import Style
-from staticmem.report.words import METER, category_name, optimizer_name, place, verdict
+from staticmem.report.words import METER, METERS, category_name, optimizer_name, place, verdict
 from staticmem.units import format_bytes, format_count
 
 _BAR = 24  # columns
@@ -115,18 +115,24 @@ class _Table:
             self.lines.append(f"  {'band':<15}  {text}")
 
     def device(self) -> None:
-        """The four meters, where a card was named."""
-        gpu, peak = self.report.gpu, self.report.peak
-        if gpu is None:
+        """The four meters, and what device memory has beyond live tensors."""
+        report, peak = self.report, self.report.peak
+        device, gpu = report.device, report.gpu
+        if device is None:
             return
-        self.heading(f"On a {gpu.name} ({self.size(gpu.usable_bytes)} usable)")
-        rows = [("live", peak.live_bytes), ("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes)]
-        sizes = [self.size(n or 0) for _, n in (*rows, ("device", peak.device_bytes))]
-        wide = max(len(s) for s in sizes)
-        for (name, _), size in zip((*rows, ("device", 0)), sizes, strict=True):
-            band = peak.bands[name]
-            between = f"{self.size(band.low)} to {self.size(band.high)}" if band.low < band.high else ""
-            self.lines.append(f"  {name:<9}  {size:>{wide}}  {between}".rstrip())
+        text = f"On a {device.name}, PyTorch {device.torch_version}"
+        self.heading(f"{text} ({self.size(gpu.usable_bytes)} usable)" if gpu is not None else text)
+        rows = [("live", peak.live_bytes), ("allocated", peak.allocated_bytes or 0)]
+        rows += [("reserved", peak.reserved_bytes or 0), ("device", peak.device_bytes or 0)]
+        bands = [peak.bands[name] for name, _ in rows]
+        sizes = [self.size(n) for _, n in rows]
+        between = [f"{self.size(b.low)} to {self.size(b.high)}" if b.low < b.high else "" for b in bands]
+        wide, wider = max(map(len, sizes)), max(map(len, between))
+        for (name, _), size, bounds in zip(rows, sizes, between, strict=True):
+            self.lines.append(f"  {name:<9}  {size:>{wide}}  {bounds:<{wider}}  {METERS[name]}".rstrip())
+        parts = [(name, peak.device_by_category[name]) for name in BEYOND_LIVE]
+        listed = ", ".join(f"{name} {self.size(n)}" for name, n in parts if n)
+        self.lines += self.wrapped(f"beyond tensors: {listed}", "    ", "  ")
 
     def phases(self) -> None:
         phases = self.report.phases

@@ -15,6 +15,12 @@ METER = (
     "Live tensor memory is what PyTorch holds in tensors, each rounded up to 512 bytes. The allocator's cache and "
     "fragmentation, workspaces of cuBLAS and cuDNN and the CUDA context come on top: nvidia-smi shows more."
 )
+METERS = {  # where each meter is read on a real machine
+    "live": "tensors",
+    "allocated": "torch.cuda.max_memory_allocated()",
+    "reserved": "torch.cuda.max_memory_reserved()",
+    "device": "nvidia-smi",
+}
 
 
 def category_name(category: str) -> str:
