@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from staticmem.errors import UsageError, did_you_mean
@@ -36,6 +37,23 @@ def byte_size(flag: str) -> Callable[[str], int]:
                 code="SM110",
             )
         return size
+
+    return convert
+
+
+def increase(flag: str) -> Callable[[str], Callable[[int], int]]:
+    """`512MiB`, or `5%` of what was there: gives the bytes of growth that are allowed."""
+
+    def convert(text: str) -> Callable[[int], int]:
+        if text.endswith("%"):
+            number = text[:-1].strip()
+            if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", number, re.ASCII):
+                return lambda base: int(base * float(number) / 100)
+            raise UsageError(
+                f"{flag} '{text}' is not a percentage", "It is a number of at least 0.", f"Example: {flag} 5%", "SM110"
+            )
+        size = byte_size(flag)(text)
+        return lambda _: size
 
     return convert
 

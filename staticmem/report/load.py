@@ -1,0 +1,146 @@
+"""Saved reports back as values: JSON to the dataclass that wrote it, with every type checked.
+
+A report of an earlier 0.x lacks fields that were added since: they get their defaults. Fields that this version does
+not know are left out, because within a schema's major version fields are only added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from staticmem.errors import UsageError
+from staticmem.report.model import SCHEMA, Report
+from staticmem.units import format_bytes
+
+T = TypeVar("T")
+CODE = "SM160"
+LARGEST = 512 << 20  # bytes: a report with every tensor of a graph of a million ops is below it
+
+
+def load_report(path: str) -> Report:
+    """The report of a file that `analyze -f json` wrote. `alive` is what its `top_tensors` has.
+
+    Raises:
+        UsageError: it cannot be read, or is no report of a version that this one knows.
+    """
+    data = read_json(path)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        said = f"Its schema is {schema!r:.60}" if schema is not None else "It has no 'schema'"
+        raise UsageError(
+            f"{path} is not a report", f"{said}; a report has {SCHEMA!r}.", "staticmem analyze MODEL -o FILE.json", CODE
+        )
+    report = build(Report, data, path)
+    return dataclasses.replace(report, alive=report.top_tensors)
+
+
+def read_json(path: str) -> Any:
+    """The contents of a JSON file of bounded size.
+
+    Raises:
+        UsageError: no file, too large, or no JSON.
+    """
+    try:
+        size = Path(path).stat().st_size
+        if size > LARGEST:
+            what = f"It has {format_bytes(size)}; a report has at most {format_bytes(LARGEST)}."
+            raise UsageError(f"{path} is too large", what, "Is it the right file?", CODE)
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path} cannot be read", f"{reason}.", "Check the path.", CODE) from error
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
+        raise UsageError(f"{path} is not JSON", f"{reason}.", "Write it again.", CODE) from error
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def build(cls: type[T], data: Any, path: str, where: str = "") -> T:
+    """A dataclass from plain data. `where` names the place in errors.
+
+    Raises:
+        UsageError: a field is missing or of another type.
+    """
+    if not isinstance(data, dict):
+        raise _wrong(path, where, "an object", data)
+    hints = _hints(cls)
+    made: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        place = f"{where}.{field.name}" if where else field.name
+        if field.name in data and field.metadata.get("json", True):
+            made[field.name] = _value(hints[field.name], data[field.name], path, place)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UsageError(
+                f"{path} is not complete", f"It has no '{place}'.", "Write it again with this version.", CODE
+            )
+    return cls(**made)
+
+
+_HINTS: dict[type, Mapping[str, Any]] = {}
+
+
+def _hints(cls: type) -> Mapping[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
+def _value(hint: Any, data: Any, path: str, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        choices = [arg for arg in args if arg is not type(None)]
+        return _one_of(choices, data, path, where)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise _wrong(path, where, "a list", data)
+        return tuple(_value(args[0], item, path, f"{where}[{i}]") for i, item in enumerate(data))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(data, dict):
+            raise _wrong(path, where, "an object", data)
+        return {key: _value(args[1], item, path, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return build(hint, data, path, where)
+    return _plain(hint, data, path, where)
+
+
+def _one_of(choices: list[Any], data: Any, path: str, where: str) -> Any:
+    """The first type that the data has: shapes are `int | str`."""
+    for choice in choices[:-1]:
+        try:
+            return _value(choice, data, path, where)
+        except UsageError:
+            continue
+    return _value(choices[-1], data, path, where)
+
+
+def _plain(hint: Any, data: Any, path: str, where: str) -> Any:
+    whole = isinstance(data, int) and not isinstance(data, bool)
+    if hint is float:
+        if not (whole or isinstance(data, float)) or not math.isfinite(data):
+            raise _wrong(path, where, "a number", data)
+        return float(data)
+    fits = whole if hint is int else isinstance(data, hint)
+    if not fits:
+        raise _wrong(path, where, {int: "a whole number", str: "text", bool: "true or false"}[hint], data)
+    return data
+
+
+def _wrong(path: str, where: str, wanted: str, data: Any) -> UsageError:
+    return UsageError(
+        f"{path} is not a report", f"'{where or 'it'}' is {data!r:.40}; it has to be {wanted}.",
+        "Write it again with staticmem analyze MODEL -o FILE.json.", CODE,
+    )  # fmt: skip

@@ -1,0 +1,39 @@
+"""Markdown as GitHub renders it: tables, folded sections, and names from a file that stay text."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:<>&-])")
+
+
+def escape(text: str) -> str:
+    """`text` as it is: no markup, no mention, no link, one line."""
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[1])};" if found[1] in "<>&@:|" else f"\\{found[1]}", _line(text))
+
+
+def code(text: str) -> str:
+    """`text` in a code span; nothing in it is markup."""
+    text = _line(text).replace("|", "\\|")
+    run = max((len(found) for found in re.findall(r"`+", text)), default=0)
+    fence = "`" * (run + 1)
+    pad = " " if run else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; columns behind the first are right-aligned. Cells must be escaped or code already."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join([' --- ', *[' ---: '] * (len(heads) - 1)])}|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def details(summary: str, body: str) -> str:
+    """A section that is folded until it is clicked."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n\n{body}\n\n</details>"
+
+
+def _line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
