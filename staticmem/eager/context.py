@@ -216,6 +216,11 @@ class Eager:
                     node.packed.release(self)
                 stack.extend(edge[0] for edge in node.edges if edge is not None and edge[0].leaf is None)
 
+    def abandon(self, node: Node) -> None:
+        """A node that is being recorded is given up: an exception ends the op."""
+        node.refs += 1
+        self._unref(node)
+
     # -- autograd ------------------------------------------------------------------------------------------------
 
     def needs_grad(self, *inputs: Tensor | None) -> bool:

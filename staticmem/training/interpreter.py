@@ -7,10 +7,12 @@ prefix of the producer's and the reader's module stacks.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -31,6 +33,13 @@ Stack = tuple[Frame, ...]
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 
 
+class Around(Protocol):
+    """Someone who is told of every op before it runs, and of the end: `torch.utils.checkpoint`."""
+
+    def before(self, interpreter: Interpreter, index: int) -> None:
+        """Op `index` is about to run; the number of ops at the end."""
+
+
 class Interpreter:
     """Executes a graph's ops once. `env` maps names to tensors and integers."""
 
@@ -44,6 +53,7 @@ class Interpreter:
         self.owners: dict[str, Owner] = {}
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[Owner]] = {}
+        self.around: Around | None = None
         self.index = 0
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
@@ -74,12 +84,19 @@ class Interpreter:
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
-        e = self.e
-        expiring: dict[int, list[str]] = {}
-        for name, index in self.last_use.items():
-            expiring.setdefault(index, []).append(name)
+        self.run_ops(0, len(self.graph.ops))
+        return [self.env[name] for name in self.graph.outputs if isinstance(self.env.get(name), Tensor)]
+
+    def run_ops(self, start: int, end: int) -> None:
+        """Runs the ops of [start, end) and leaves the module frames. `around` is told before each op and at the end."""
+        e, around = self.e, self.around
+        expiring = self._expiring
         grad_enabled = e.grad_enabled
-        for index, op in enumerate(self.graph.ops):
+        for index in range(start, end):
+            op = self.graph.ops[index]
+            if around is not None:
+                e.grad_enabled = grad_enabled
+                around.before(self, index)
             e.trace.op = self.index = index
             self._enter(op)
             e.grad_enabled = grad_enabled and op.grad
@@ -94,9 +111,43 @@ class Interpreter:
             for owner in self.copies.pop(index, ()):
                 e.release(owner)
         e.grad_enabled = grad_enabled
+        if around is not None:
+            around.before(self, end)
         e.trace.op = -1
         self._leave(0)
-        return [self.env[name] for name in self.graph.outputs if isinstance(self.env.get(name), Tensor)]
+
+    @cached_property
+    def _expiring(self) -> dict[int, list[str]]:
+        """The names whose last use an op is."""
+        expiring: dict[int, list[str]] = {}
+        for name, index in self.last_use.items():
+            expiring.setdefault(index, []).append(name)
+        return expiring
+
+    def again(self, names: Mapping[str, Any], start: int) -> Interpreter:
+        """Another run of some of the ops, from op `start` on, with these values: nothing else is shared but the graph.
+
+        Results that later ops read live to the end of that run (`finish`): the function returns them.
+        """
+        other = copy.copy(self)
+        other.env = dict(names)
+        other.owners, other.copies, other.frames, other.stack = {}, {}, [], ()
+        other.produced_in = {name: self.produced_in[name] for name in names if name in self.produced_in}
+        other.outside = {}
+        other.unknown, other.unknown_bytes, other.covered = Counter(), Counter(), Counter()
+        other.index = start
+        return other
+
+    def value(self, name: str, op: Op) -> Any:
+        """What a name means to an op."""
+        return self._resolve(Ref(name), op)
+
+    def finish(self) -> None:
+        """Drops all that this run holds."""
+        self._leave(0)
+        for owner in [*self.owners.values(), *(o for owners in self.copies.values() for o in owners)]:
+            self.e.release(owner)
+        self.owners, self.copies = {}, {}
 
     def forget_outputs(self) -> None:
         """The caller drops the model's outputs."""

@@ -1,90 +1,142 @@
-"""Optimizer state and the temporaries of `step()`, per implementation.
+"""Runs an optimizer: its state, and the temporaries of `step()` in each implementation (`optimizer_steps` has both).
 
-Sources: torch/optim/{sgd,adam,adamw,rmsprop,adagrad}.py, `_multi_tensor_*` (foreach, the default on CUDA),
-`_single_tensor_*` (for-loop), `_fused_*`. `step` counters are CPU scalars, except with fused=True (float32 on the GPU).
+`step` counters are CPU scalars, except with fused=True (float32 on the GPU).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from staticmem import dtypes
+from staticmem.dtypes import DType
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
+from staticmem.training.optimizer_steps import FACTS, Also, Drop, Make, OptimizerFacts, State, Steps
+from staticmem.training.scenario import Scenario
 
 
-@dataclass(frozen=True)
-class OptimizerFacts:
-    """`states`: tensors of a parameter's size kept between steps. `foreach`: whole-model lists alive together at the
-    step. `loop`: the parameter-sized temporaries of one iteration, in order; the last one lives into the next."""
-
-    states: tuple[str, ...]
-    foreach: tuple[str, ...]
-    loop: tuple[str, ...]
-    fused: bool
+def facts_of(scenario: Scenario) -> OptimizerFacts:
+    """The facts of the scenario's optimizer, with its options."""
+    assert scenario.optimizer is not None
+    return FACTS[scenario.optimizer](scenario)
 
 
-FACTS = {
-    "sgd": OptimizerFacts((), (), (), True),
-    "sgd-momentum": OptimizerFacts(("momentum_buffer",), (), (), True),
-    "adam": OptimizerFacts(("exp_avg", "exp_avg_sq"), ("aten._foreach_sqrt",), ("aten.sqrt", "aten.div"), True),
-    "adamw": OptimizerFacts(("exp_avg", "exp_avg_sq"), ("aten._foreach_sqrt",), ("aten.sqrt", "aten.div"), True),
-    "rmsprop": OptimizerFacts(("square_avg",), ("aten._foreach_sqrt",), ("aten.sqrt",), False),
-    "adagrad": OptimizerFacts(("sum",), ("aten._foreach_sqrt", "aten._foreach_mul"), ("aten.sqrt",), True),
-}
+def make(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimizer:
+    """The optimizer of a scenario over the parameters that get a gradient."""
+    facts = facts_of(scenario)
+    impl = scenario.optimizer_impl
+    if facts.only_fused:
+        impl = "fused"
+    elif impl == "foreach" and facts.foreach is None:
+        impl = "for-loop"
+    return Optimizer(e, facts, impl, parameters, scenario.offload_optimizer)
 
 
-def facts_of(optimizer: str, momentum: float) -> OptimizerFacts:
-    return FACTS["sgd-momentum" if optimizer == "sgd" and momentum else optimizer]
+class Optimizer:
+    """An optimizer over `parameters`. `offload`: states and update are the CPU's, the device sees only the copies of
+    gradients out and of parameters in, which make no tensor there (torchao's CPUOffloadOptimizer, ZeRO-Offload)."""
 
+    def __init__(
+        self, e: Eager, facts: OptimizerFacts, impl: str, parameters: Sequence[Tensor], offload: bool = False
+    ) -> None:
+        self.e, self.facts, self.impl, self.parameters, self.offload = e, facts, impl, parameters, offload
+        self.locals: dict[str, Owner] = {}
 
-def make_state(e: Eager, facts: OptimizerFacts, impl: str, parameters: Sequence[Tensor]) -> list[Owner]:
-    """State of every trained parameter: zeros_like keeps the parameter's layout."""
-    owners = []
-    for p in parameters:
-        owner = Owner("optimizer", p.name)
-        for state in facts.states:
-            tensor = e.empty_like(p, kernel="aten.zeros_like.default")
-            e.categorise(tensor, "optimizer_state", f"{p.name}.{state}")
-            e.hold(tensor, owner)
-        if impl == "fused" and facts.states and facts.states[0] != "momentum_buffer":
-            step = e.empty((), dtypes.float32, kernel="aten.zeros.default")
-            e.categorise(step, "optimizer_state", f"{p.name}.step")
-            e.hold(step, owner)
-        owners.append(owner)
-    return owners
+    @property
+    def fused(self) -> bool:
+        return self.impl == "fused"
 
+    # -- state ---------------------------------------------------------------------------------------------------
 
-def step(e: Eager, facts: OptimizerFacts, impl: str, parameters: Sequence[Tensor]) -> None:
-    """The temporaries of `optimizer.step()`."""
-    if impl == "fused":
-        e.kernel("aten._fused_adamw_.default")
-        return
-    if impl == "foreach":
+    def make_state(self) -> list[Owner]:
+        """State of every parameter, as the step before has left it; one owner a parameter."""
+        if self.offload:
+            return []
+        owners = []
+        if self.parameters and any(self.facts.states(p.shape)[0].dtype is dtypes.uint8 for p in self._with_state()):
+            shared = Owner("optimizer", "all parameters")
+            for state in self.facts.shared:
+                self._place(state, self.parameters[0], "", shared)
+        for p in self.parameters:
+            owner = Owner("optimizer", p.name)
+            for state in self.facts.states(p.shape):
+                self._place(state, p, f"{p.name}.", owner)
+            if self.fused and self.facts.fused_step:
+                self._place(State("step", lambda shape: (), dtypes.float32), p, f"{p.name}.", owner)
+            owners.append(owner)
+        return owners
+
+    def _with_state(self) -> list[Tensor]:
+        return [p for p in self.parameters if self.facts.states(p.shape)]
+
+    def _place(self, state: State, p: Tensor, prefix: str, owner: Owner) -> None:
+        dtype = state.dtype or p.dtype
+        kernel = "aten.zeros_like.default" if state.shape is None else "aten.zeros.default"
+        tensor = (
+            self.e.empty_like(p, dtype, kernel)  # keeps the parameter's layout
+            if state.shape is None
+            else self.e.empty(state.shape(p.shape), dtype, kernel=kernel)
+        )
+        self.e.categorise(tensor, "optimizer_state", f"{prefix}{state.name}")
+        self.e.hold(tensor, owner)
+
+    # -- step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """The temporaries of `optimizer.step()`."""
+        if self.offload:
+            self.e.kernel("aten.copy_.default")
+            return
+        if self.fused:
+            self.e.kernel("aten._fused_adamw_.default")
+            return
+        if self.impl == "foreach" and self.facts.foreach is not None:
+            groups: dict[DType, list[Tensor]] = {}
+            for p in self.parameters:
+                groups.setdefault(p.dtype, []).append(p)
+            for group in groups.values():
+                self._run(self.facts.foreach(group[0].shape), group)
+        else:
+            for p in self.parameters:  # a variable keeps its tensor until the next parameter assigns it again
+                self._run(self.facts.loop(p.shape, p.dtype), [p])
+        for owner in self.locals.values():
+            self.e.release(owner)
+        self.locals = {}
+
+    def _run(self, steps: Steps, parameters: Sequence[Tensor]) -> None:
+        for step in steps:
+            if isinstance(step, Make):
+                self._make(step, parameters)
+            elif isinstance(step, Drop):
+                self._drop(step.names)
+            elif isinstance(step, Also):
+                self._also(step)
+
+    def _make(self, step: Make, parameters: Sequence[Tensor]) -> None:
+        e = self.e
         e.open_scope()
-        for name in facts.foreach:
-            e.kernel(f"{name}.default")
-            for p in parameters:
-                e.empty_like(p)
+        e.kernel(step.kernel)
+        owner = Owner("local", step.name)
+        for p in parameters:
+            dtype = step.dtype or p.dtype
+            tensor = e.empty_like(p, dtype) if step.shape is None else e.empty(step.shape(p.shape), dtype)
+            if step.name:
+                e.hold(tensor, owner)
         e.close_scope()
-        return
-    _for_loop(e, facts, parameters)
+        self._drop(step.frees)
+        if step.name:
+            self._drop((step.name,))
+            self.locals[step.name] = owner
 
+    def _also(self, step: Also) -> None:
+        owner = Owner("local", step.name)
+        for tensor, _ in self.locals[step.of].held:
+            self.e.hold(tensor, owner)
+        self._drop((step.name,))
+        self.locals[step.name] = owner
 
-def _for_loop(e: Eager, facts: OptimizerFacts, parameters: Sequence[Tensor]) -> None:
-    """One parameter at a time; the local variable of the last temporary survives until it is assigned again."""
-    previous: Owner | None = None
-    for p in parameters:
-        e.open_scope()
-        made = [e.empty_like(p, kernel=f"{name}.default") for name in facts.loop]
-        if made:
-            current = Owner("local", "denom")
-            e.hold(made[-1], current)
-        e.close_scope()
-        if made:
-            if previous is not None:
-                e.release(previous)
-            previous = current
-    if previous is not None:
-        e.release(previous)
+    def _drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            owner = self.locals.pop(name, None)
+            if owner is not None:
+                self.e.release(owner)

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from staticmem.dtypes import DType
 from staticmem.errors import UsageError
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
+# torch.optim's, except lion (timm), adafactor-hf (transformers' Adafactor) and the 8-bit ones (bitsandbytes.optim)
+OPTIMIZERS = (
+    "sgd", "adam", "adamw", "rmsprop", "adagrad", "radam", "nadam", "adamax", "adadelta", "adafactor", "lion",
+    "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit",
+)  # fmt: skip
 IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
 LOSSES = ("auto", "cross-entropy", "mse", "mean", "none")
 SDPA_KERNELS = ("auto", "cudnn", "flash", "efficient", "math")

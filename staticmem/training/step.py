@@ -20,8 +20,12 @@ from staticmem.errors import DimensionError, UsageError
 from staticmem.graph.ir import Graph, Note, Parameter, Value
 from staticmem.recover.export_only import clean
 from staticmem.training import losses, optimizers
+from staticmem.training.checkpointing import Checkpoints
+from staticmem.training.freezing import freeze
+from staticmem.training.gradients import GradScaler, clip_grad_norm
 from staticmem.training.interpreter import Interpreter
 from staticmem.training.precision import WholeModelCast
+from staticmem.training.regions import Region, regions_of
 from staticmem.training.scenario import Scenario
 
 
@@ -39,18 +43,24 @@ class StepResult:
     output_shapes: tuple[tuple[int, ...], ...] = ()
     trained: int = 0  # parameters that received a gradient
     output_dtypes: tuple[DType, ...] = ()
+    recomputed: tuple[int, ...] = ()  # ops that checkpoints ran again in one backward, as indices into `graph.ops`
 
 
 def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") -> StepResult:
     """Runs the scenario's step over a bound graph. `locals_policy` is one of `training.locals.POLICIES`."""
     cleaned = clean(graph, scenario.training)
-    notes = cleaned.notes[len(graph.notes) :]
+    notes = list(cleaned.notes[len(graph.notes) :])
+    if scenario.training and scenario.freeze is not None:
+        cleaned, said = freeze(cleaned, scenario.freeze, graph.parameters)
+        notes += said
     step = _Step(cleaned, scenario, notes, locals_policy)
     result = step.run()
-    if scenario.optimizer is not None and step.without_gradient:
-        # optimizer state exists only for parameters that get a gradient, which backward alone can tell
+    keeps_gradients = scenario.training and not scenario.set_to_none
+    if keeps_gradients or (scenario.optimizer is not None and step.without_gradient):
+        # only parameters that get a gradient have optimizer state, and `.grad` before: backward alone can tell which
         again = _Step(cleaned, scenario, notes, locals_policy)
         again.untrained = step.without_gradient
+        again.keeps_gradients = keeps_gradients
         result = again.run()
     return result
 
@@ -73,6 +83,11 @@ class _Step:
         self.output_dtypes: tuple[DType, ...] = ()
         self.untrained: frozenset[str] = frozenset()  # names of parameters known to get no gradient
         self.without_gradient: frozenset[str] = frozenset()
+        self.keeps_gradients = False
+        self.target: Tensor | None = None
+        self.loss = Owner("value", "loss")
+        self.recomputed: tuple[int, ...] = ()
+        self.scaler = GradScaler(self.e) if scenario.training and scenario.grad_scaler else None
 
     def run(self) -> StepResult:
         e, trace = self.e, self.e.trace
@@ -83,18 +98,27 @@ class _Step:
             shapes = self._infer()
             return self._result(shapes, 0)
         with_grad = [p for p in parameters if p.requires_grad]
-        facts = None
-        optimizer = self.scenario.optimizer
-        if optimizer is not None:
-            facts = optimizers.facts_of(optimizer, self.scenario.momentum)
         reached = self._reached(with_grad)
-        if facts is not None:
-            optimizers.make_state(e, facts, self.scenario.optimizer_impl, reached)
+        optimizer = None
+        if self.scenario.optimizer is not None:
+            optimizer = optimizers.make(e, self.scenario, reached)
+            optimizer.make_state()
+        if self.scaler is not None:
+            self.scaler.place()
+        if self.keeps_gradients:
+            self._zeroed_gradients(reached)
         shapes = self._train()
         self.without_gradient = frozenset(p.name for p in reached if id(p) not in self.grads)
         trace.begin("optimizer")
-        if facts is not None:
-            optimizers.step(e, facts, self.scenario.optimizer_impl, reached)
+        gradients = list(self.grads.values())
+        if self.scaler is not None and optimizer is not None:
+            self.scaler.unscale(fused=optimizer.fused and not self.scenario.clip_grad_norm)
+        if self.scenario.clip_grad_norm:
+            clip_grad_norm(e, gradients)
+        if optimizer is not None:
+            optimizer.step()
+        if self.scaler is not None:
+            self.scaler.update()
         return self._result(shapes, len(reached))
 
     # -- set-up --------------------------------------------------------------------------------------------------
@@ -157,12 +181,26 @@ class _Step:
         return tuple(t.shape for t in outputs)
 
     def _train(self) -> tuple[tuple[int, ...], ...]:
-        e, trace = self.e, self.e.trace
-        target = self._make_target()
-        previous_loss = Owner("value", "loss")
+        """The micro-batches of a step. From the second one on they are all alike: two show everything."""
+        e, i = self.e, self.interpreter
+        self.target = self._make_target()
         old = e.empty((), dtypes.float32, kernel="loss of the previous step")
         e.categorise(old, "activation", "loss of the previous step")
-        e.hold(old, previous_loss)
+        e.hold(old, self.loss)
+        regions = regions_of(self.graph, self.scenario)
+        shapes = self._micro_batch(regions)
+        if self.scenario.accumulate > 1:
+            seen, choices = (i.covered, i.unknown, i.unknown_bytes), e.choices
+            i.covered, i.unknown, i.unknown_bytes, e.choices = Counter(), Counter(), Counter(), Counter()
+            e.grad_enabled = True
+            shapes = self._micro_batch(regions)
+            (i.covered, i.unknown, i.unknown_bytes), e.choices = seen, choices
+        return shapes
+
+    def _micro_batch(self, regions: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
+        e, trace = self.e, self.e.trace
+        checkpoints = Checkpoints(e, regions) if regions else None
+        self.interpreter.around = checkpoints
         trace.begin("forward")
         e.autocast = self.scenario.amp
         outputs = self.interpreter.forward()
@@ -172,25 +210,45 @@ class _Step:
         e.open_scope()
         if not outputs:
             raise _no_tensor()
-        loss = losses.run(e, self.loss_name, outputs[0], target)
-        new_loss = Owner("value", "loss")
-        e.hold(loss, new_loss)
+        loss = losses.run(e, self.loss_name, outputs[0], self.target)
+        previous, self.loss = self.loss, Owner("value", "loss")
+        e.hold(loss, self.loss)
         e.close_scope()
         self.interpreter.forget_outputs()
-        e.release(previous_loss)
+        e.release(previous)
         e.release(e.autocast_owner)
-        e.autocast = None
+        e.autocast, e.autocast_cache = None, {}
         trace.marks["forward_end"] = trace.ticks
         trace.begin("backward")
-        e.grad_enabled = False
         if loss.grad_fn is not None:
-            root = e.empty_like(loss, kernel="aten.ones_like.default")
-            held = Owner("gradient", "root gradient")
-            e.hold(root, held)
-            run_backward(e, loss, root, self.grads)
-            e.release(held)
+            self._backward(loss)
+        e.grad_enabled = False
         e.trace.op = -1
+        if checkpoints is not None:
+            self.recomputed = tuple(checkpoints.recomputed)
         return shapes
+
+    def _backward(self, loss: Tensor) -> None:
+        """`loss.backward()`: Python holds the root gradient, and with a scaler the scaled loss, until it returns."""
+        e = self.e
+        held = Owner("gradient", "root gradient")
+        root = loss if self.scaler is None else self.scaler.scale(loss)
+        if root is not loss:
+            e.hold(root, held)
+        e.grad_enabled = False
+        ones = e.empty_like(root, kernel="aten.ones_like.default")
+        e.hold(ones, held)
+        run_backward(e, root, ones, self.grads)
+        e.release(held)
+
+    def _zeroed_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad(set_to_none=False)` leaves the gradients of the step before, filled with zeros."""
+        for p in parameters:
+            grad = self.e.empty_like(p, kernel="aten._foreach_zero_.default")
+            grad.name = p.name
+            self.e.categorise(grad, "gradient", f"{p.name}.grad")
+            self.e.hold(grad, Owner("grad", p.name))
+            self.grads[id(p)] = grad
 
     def _make_target(self) -> Tensor | None:
         """The target tensor of the loss, sized by the output; `auto` is decided here."""
@@ -235,5 +293,5 @@ class _Step:
             self.notes.append(Note("assumption", "SM340", text, count))
         return StepResult(
             self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
-            trained, self.output_dtypes,
+            trained, self.output_dtypes, self.recomputed,
         )  # fmt: skip
