@@ -6,12 +6,16 @@ Sources: `torch.dtype` docs for names and sizes; the code numbers of `torch.expo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type. `itemsize` is in bytes (sub-byte types count whole bytes once packed: see `bits`)."""
+    """An element type, one object each.
+
+    `itemsize` is in bytes (sub-byte types count whole bytes once packed: see `bits`).
+    """
 
     name: str
     bits: int
@@ -35,6 +39,9 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        return _of_name, (self.name,)  # copies and other processes have the same object
 
 
 float64 = DType("float64", 64, "float")
@@ -72,6 +79,11 @@ ALL = {
         int4, uint4, int2, uint2, float4_e2m1, bool_, string,
     )
 }  # fmt: skip
+
+
+def _of_name(name: str) -> DType:
+    return ALL[name]
+
 
 ALIASES = {
     "fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "fp16": "float16",
@@ -118,3 +130,17 @@ def promote(a: DType, b: DType) -> DType:
     if {a.name, b.name} == {"uint8", "int8"}:
         return int16
     return a
+
+
+_REAL = {complex32: float16, complex64: float32, complex128: float64}
+_COMPLEX = {float: value for value, float in _REAL.items()}
+
+
+def real_of(dtype: DType) -> DType:
+    """The type of the real and imaginary part (`c10::toRealValueType`)."""
+    return _REAL.get(dtype, dtype)
+
+
+def complex_of(dtype: DType) -> DType:
+    """The complex type of a real one (`c10::toComplexType`); integers are taken as float32, the default type."""
+    return dtype if dtype.kind == "complex" else _COMPLEX.get(dtype, complex64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from staticmem.dtypes import DType
@@ -35,6 +36,9 @@ class Formula(NamedTuple):
 class Meta(NamedTuple):
     shape: layout.Shape
     dtype: DType
+
+
+meta_of = lru_cache(layout.KNOWN)(Meta)
 
 
 class Packed(Protocol):
@@ -85,9 +89,16 @@ def gradient_edge(e: Eager, tensor: Tensor | None) -> tuple[Node, int] | None:
     if tensor.accumulate is None:
         node = Node("AccumulateGrad", TOP_PRIORITY, -1)
         node.leaf = tensor
-        node.metadata = [Meta(tensor.shape, tensor.dtype)]
+        node.metadata = [meta_of(tensor.shape, tensor.dtype)]
         tensor.accumulate = node
     return tensor.accumulate, 0
+
+
+def cast_gradient(e: Eager, grad: Tensor, dtype: DType) -> Tensor:
+    """A gradient as `dtype`: a copy, but the real part of a complex one is a view (`handle_r_to_c`)."""
+    if grad.dtype.kind == "complex" and dtype.kind == "float":
+        return Tensor(grad.storage, grad.shape, tuple(2 * s for s in grad.strides), dtype)
+    return e.to_dtype(grad, dtype)
 
 
 def view_chain(view: Tensor, base: Tensor) -> list[Node]:
@@ -189,37 +200,41 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
                 del buffers[key]
                 order += 1
                 heapq.heappush(ready, (-target.sequence, order, target, waiting))
+        node.edges, node.formulas = [], ()  # it does not run again: large graphs need the memory
         e.close_scope()
 
 
 def _count_dependencies(root: Node) -> dict[int, int]:
     dependencies: dict[int, int] = {id(root): 0}
     stack = [root]
-    seen = {id(root)}
     while stack:
         for edge in stack.pop().edges:
             if edge is not None:
-                key = id(edge[0])
-                dependencies[key] = dependencies.get(key, 0) + 1
-                if key not in seen:
-                    seen.add(key)
-                    stack.append(edge[0])
+                node = edge[0]
+                key = id(node)
+                known = dependencies.get(key)
+                if known is None:
+                    dependencies[key] = 1
+                    stack.append(node)
+                else:
+                    dependencies[key] = known + 1
     return dependencies
 
 
 def _apply(e: Eager, node: Node, buffer: InputBuffer) -> list[Tensor | None]:
     """Evaluates the formulas. Temporaries of one formula live until its end; results coexist."""
-    outputs: list[Tensor | None] = [None] * len(node.edges)
+    edges, slots = node.edges, buffer.slots
+    outputs: list[Tensor | None] = [None] * len(edges)
     if node.packed is not None:
         node.packed.unpack(e)
-    if all(slot is None for slot in buffer.slots):
+    if slots.count(None) == len(slots):
         return outputs
     for indices, compute in node.formulas:
-        needed = [node.edges[i] is not None for i in indices]
-        if not any(needed):
+        needed = [edges[i] is not None for i in indices]
+        if True not in needed:
             continue
         e.open_scope()
-        result = compute(e, buffer.slots, needed)
+        result = compute(e, slots, needed)
         results: Sequence[Tensor | None] = [result] if isinstance(result, Tensor) or result is None else result
         e.close_scope(keep=[t for t in results if t is not None])
         for index, need, tensor in zip(indices, needed, results, strict=True):
@@ -236,15 +251,16 @@ def _validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[Tensor
     From here on the list holds its tensors: a reduced one lets go of the full-size one at once.
     """
     owner = Owner("gradient", node.name, node.op)
+    edges = node.edges
     for index, output in enumerate(outputs):
         if output is not None:
-            if node.edges[index] is None:
+            if edges[index] is None:
                 outputs[index] = None
             else:
                 e.hold(output, owner)
     e.collect()
     for index, output in enumerate(outputs):
-        edge = node.edges[index]
+        edge = edges[index]
         if output is None or edge is None:
             continue
         meta = edge[0].metadata[edge[1]]
@@ -254,7 +270,7 @@ def _validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[Tensor
             e.drop(output, owner)
             outputs[index] = output = reduced
         if output.dtype is not meta.dtype and meta.dtype.is_differentiable:
-            cast = e.to_dtype(output, meta.dtype)
+            cast = cast_gradient(e, output, meta.dtype)
             e.hold(cast, owner)
             e.drop(output, owner)
             outputs[index] = cast

@@ -17,16 +17,16 @@ from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import (
     Formula,
-    Meta,
     Node,
     SavedTensorsHooks,
     copy_slices,
     gradient_edge,
+    meta_of,
     view_chain,
     zeros_of,
 )
 from staticmem.eager.tensor import Owner, Storage, Tensor
-from staticmem.eager.trace import Buffer, Hold, Trace
+from staticmem.eager.trace import Buffer, Hold, Kernel, Trace
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -59,7 +59,14 @@ class Eager:
 
     def kernel(self, name: str) -> None:
         """The call that the next allocations belong to, as the dispatcher names it (`aten.convolution.default`)."""
-        self._kernel = self.trace.kernel(name)
+        trace = self.trace
+        kernels, op = trace.kernels, trace.op
+        self._kernel = len(kernels)
+        last = kernels[-1] if kernels else None
+        if last is not None and last.op == op and last.name == name and last.phase == trace.phase:
+            kernels.append(last)  # lists of calls that differ in nothing, as optimizer state is made
+        else:
+            kernels.append(Kernel(name, trace.phase, op))
 
     def empty(
         self, shape: Sequence[int], dtype: DType, strides: layout.Strides | None = None, kernel: str = ""
@@ -71,20 +78,14 @@ class Eager:
         if strides is None:
             strides = layout.contiguous_strides(shape)
         trace = self.trace
-        extent = 1
-        for size, stride in zip(shape, strides, strict=True):
-            if size == 0:
-                extent = 0
-                break
-            extent += (size - 1) * stride
-        nbytes = dtype.nbytes(extent)
+        nbytes = layout.storage_bytes(shape, strides, dtype.bits)
         if nbytes > MAX_TENSOR:
             raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
-        storage = Storage(len(trace.buffers), nbytes)
-        trace.buffers.append(
-            Buffer(storage.id, storage.nbytes, shape, dtype, _CATEGORY[trace.phase], "", self._kernel, trace.ticks)
-        )
-        trace.ticks += 1
+        buffers, ticks = trace.buffers, trace.ticks
+        id = len(buffers)
+        storage = Storage(id, nbytes)
+        buffers.append(Buffer(id, nbytes, shape, dtype, _CATEGORY[trace.phase], "", self._kernel, ticks))
+        trace.ticks = ticks + 1
         self._scopes[-1].append(storage)
         return Tensor(storage, shape, strides, dtype)
 
@@ -116,20 +117,21 @@ class Eager:
     def close_scope(self, keep: Iterable[Tensor] = ()) -> None:
         """Frees what was made since `open_scope` and has no owner, but `keep`, which the enclosing scope takes over."""
         made = self._scopes.pop()
-        kept = {id(t.storage) for t in keep}
-        outer = self._scopes[-1]
+        if not made:
+            return
+        kept = [t.storage for t in keep] if keep else ()
         for storage in made:
             if storage.refs == 0:
-                if id(storage) in kept:
-                    outer.append(storage)
+                if storage in kept:
+                    self._scopes[-1].append(storage)
                 else:
                     self._free(storage)
 
     def collect(self, keep: Iterable[Tensor] = ()) -> None:
         """Frees the unowned tensors of the current scope but `keep` (the end of a statement)."""
-        self.open_scope()
-        self._scopes[-1], self._scopes[-2] = self._scopes[-2], self._scopes[-1]
-        self.close_scope(keep)
+        if self._scopes[-1]:
+            self._scopes.insert(-1, [])
+            self.close_scope(keep)
 
     def free(self, tensor: Tensor) -> None:
         """Ends a temporary early, unless something owns it."""
@@ -164,10 +166,10 @@ class Eager:
         return len(self._scopes)
 
     def hold(self, tensor: Tensor, owner: Owner) -> None:
-        storage = tensor.storage
+        storage, trace = tensor.storage, self.trace
         assert storage.refs >= 0, f"{tensor} was freed before {owner} took it"
-        hold = Hold(storage.id, owner.kind, owner.who, self.trace.ticks, op=owner.op)
-        self.trace.holds.append(hold)
+        hold = Hold(storage.id, owner.kind, owner.who, trace.ticks, None, owner.op)
+        trace.holds.append(hold)
         owner.held.append((tensor, hold))
         storage.refs += 1
         tensor.refs += 1
@@ -190,9 +192,11 @@ class Eager:
 
     def release(self, owner: Owner) -> None:
         """Releases all that `owner` holds."""
-        held, owner.held = owner.held, []
-        for tensor, hold in held:
-            self._end(tensor, hold)
+        held = owner.held
+        if held:
+            owner.held = []
+            for tensor, hold in held:
+                self._end(tensor, hold)
 
     def _end(self, tensor: Tensor, hold: Hold) -> None:
         hold.end = self.trace.ticks
@@ -224,7 +228,11 @@ class Eager:
     # -- autograd ------------------------------------------------------------------------------------------------
 
     def needs_grad(self, *inputs: Tensor | None) -> bool:
-        return self.grad_enabled and any(t is not None and t.requires_grad for t in inputs)
+        if self.grad_enabled:
+            for tensor in inputs:
+                if tensor is not None and tensor.requires_grad:
+                    return True
+        return False
 
     def record(
         self,
@@ -257,7 +265,7 @@ class Eager:
             if tensor is not None:  # a SavedVariable holds the storage, never the history of its own node
                 self.hold(Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype), node.saved)
         for number, tensor in enumerate(results):
-            node.metadata.append(Meta(tensor.shape, tensor.dtype))
+            node.metadata.append(meta_of(tensor.shape, tensor.dtype))
             if tensor is mutated and tensor.base is not None:
                 self._rebase(tensor, node)
             elif tensor.dtype.is_differentiable:
@@ -285,12 +293,12 @@ class Eager:
             self._add_edge(outer, edge)
         outer.saved, outer.packed = node.saved, node.packed
         outer.formulas = [copy_slices(base, view, node.formulas, len(outer.edges))]
-        outer.metadata = [Meta(base.shape, base.dtype)]
+        outer.metadata = [meta_of(base.shape, base.dtype)]
         self._set_grad_fn(base, outer, 0)
         parent, number = outer, 0
         steps = [(n.name, n.formulas, n.metadata) for n in reversed(chain)]
         if not steps:  # the base had no history: the view's is an as_strided of it
-            steps = [("AsStridedBackward0", [zeros_of(base)], [Meta(view.shape, view.dtype)])]
+            steps = [("AsStridedBackward0", [zeros_of(base)], [meta_of(view.shape, view.dtype)])]
         for name, formulas, metadata in steps:
             fresh = Node(name, self.sequence, self.trace.op)
             self.sequence += 1
@@ -319,7 +327,7 @@ class Eager:
                 if other.shape != shape:
                     shape = layout.broadcast_shapes(*(t.shape for t in operands))
                     break
-        strides = layout.pointwise_strides(shape, [(t.shape, t.strides) for t in operands])
+        strides = layout.pointwise_strides(shape, tuple([(t.shape, t.strides) for t in operands]))
         return self.empty(shape, dtype or result_type(operands), strides, kernel)
 
     def sum_to(self, tensor: Tensor, shape: layout.Shape) -> Tensor:

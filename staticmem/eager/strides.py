@@ -7,10 +7,21 @@ aten/src/ATen/ExpandUtils.cpp; `reorder_dimensions` of aten/src/ATen/TensorItera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
+
+KNOWN = 1 << 13  # layouts that are remembered: a model has tens to hundreds, however many ops it has
+
+
+def remembered(function: Callable[P, R]) -> Callable[P, R]:
+    """Layouts are asked for again and again: one answer is kept for each set of arguments, which are tuples."""
+    return lru_cache(KNOWN)(function)  # type: ignore[return-value]
 
 
 def numel(shape: Sequence[int]) -> int:
@@ -20,7 +31,8 @@ def numel(shape: Sequence[int]) -> int:
     return n
 
 
-def contiguous_strides(shape: Sequence[int]) -> Strides:
+@remembered
+def contiguous_strides(shape: Shape) -> Strides:
     """Row-major strides; a dimension of size 0 counts as 1, as in `empty`."""
     strides = []
     step = 1
@@ -30,7 +42,8 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
     return tuple(reversed(strides))
 
 
-def channels_last_strides(shape: Sequence[int]) -> Strides:
+@remembered
+def channels_last_strides(shape: Shape) -> Strides:
     """NHWC (4-D) or NDHWC (5-D) strides for a tensor of N, C, spatial order."""
     strides = [0] * len(shape)
     step = 1
@@ -40,7 +53,8 @@ def channels_last_strides(shape: Sequence[int]) -> Strides:
     return tuple(strides)
 
 
-def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+@remembered
+def is_contiguous(shape: Shape, strides: Strides) -> bool:
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size == 0:
@@ -52,7 +66,8 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def is_channels_last_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+@remembered
+def is_channels_last_contiguous(shape: Shape, strides: Strides) -> bool:
     """`is_contiguous(memory_format=channels_last)` (or channels_last_3d)."""
     if len(shape) not in (4, 5):
         return False
@@ -65,7 +80,8 @@ def is_channels_last_contiguous(shape: Sequence[int], strides: Sequence[int]) ->
     return True
 
 
-def prefers_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+@remembered
+def prefers_channels_last(shape: Shape, strides: Strides) -> bool:
     """`is_channels_last_strides`: what `suggest_memory_format` looks at."""
     if len(shape) not in (4, 5):
         return False
@@ -84,7 +100,8 @@ def prefers_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+@remembered
+def is_dense(shape: Shape, strides: Strides) -> bool:
     """`is_non_overlapping_and_dense`: some permutation of the dimensions is contiguous."""
     if len(shape) == 1:
         return shape[0] < 2 or strides[0] == 1
@@ -99,10 +116,11 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def view_strides(shape: Shape, strides: Strides, new: Sequence[int]) -> Strides | None:
+@remembered
+def view_strides(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """Strides of `view(new)`, or None where the layout needs a copy."""
     if numel(shape) == 0:
-        return tuple(strides) if tuple(new) == tuple(shape) else contiguous_strides(new)
+        return strides if new == shape else contiguous_strides(new)
     if not shape:
         return (1,) * len(new)
     result = [0] * len(new)
@@ -124,6 +142,17 @@ def view_strides(shape: Shape, strides: Strides, new: Sequence[int]) -> Strides 
     return tuple(result) if view_dim == -1 else None
 
 
+@remembered
+def storage_bytes(shape: Shape, strides: Strides, bits: int) -> int:
+    """Bytes from the first to behind the last element of `bits` bits."""
+    elements = 1
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 0:
+            return 0
+        elements += (size - 1) * stride
+    return (int(elements) * bits + 7) // 8
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
     """The broadcast shape.
 
@@ -142,7 +171,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
     return tuple(result)
 
 
-def expand_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides:
+@remembered
+def expand_strides(shape: Shape, strides: Strides, target: Shape) -> Strides:
     """Strides of `expand(target)`: 0 on broadcast dimensions (`inferExpandGeometry`)."""
     if not shape:
         return (0,) * len(target)
@@ -168,16 +198,18 @@ def _permuted_dense(shape: Sequence[int], perm: Sequence[int]) -> Strides:
     return tuple(strides)
 
 
-def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+@remembered
+def dense_like(shape: Shape, strides: Strides) -> Strides:
     """Strides of `empty_like(preserve_format)`: the same where dense, else dense in the same order of dimensions."""
     if is_dense(shape, strides):
-        return tuple(strides)
+        return strides
     perm = list(range(len(shape) - 1, -1, -1))
     _insertion_sort(perm, shape, [strides])
     return _permuted_dense(shape, perm)
 
 
-def pointwise_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) -> Strides:
+@remembered
+def pointwise_strides(shape: Shape, operands: tuple[tuple[Shape, Strides], ...]) -> Strides:
     """Strides of a new TensorIterator output of `shape` for these operands (shape, strides)."""
     rank = len(shape)
     if rank <= 1:

@@ -52,6 +52,9 @@ class SourceLine:
     text: str
 
 
+_BASES: dict[str, str] = {}  # target -> base: every pass over a graph asks each op several times
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One ATen call. `target` is `aten::add.Tensor`; args are positional and kwargs by name, as in the ATen schema."""
@@ -70,7 +73,13 @@ class Op:
     @property
     def base(self) -> str:
         """The target without its overload: `aten::add`."""
-        return self.target.split(".", 1)[0]
+        target = self.target
+        base = _BASES.get(target)
+        if base is None:
+            base = target.split(".", 1)[0]
+            if len(_BASES) < 4096:  # more than there are operators: a hostile file makes them up
+                _BASES[target] = base
+        return base
 
     def refs(self) -> tuple[str, ...]:
         """Names of the values that this op reads, in order, with repetitions. Kept: every pass asks."""

@@ -27,7 +27,7 @@ def constant_pad_nd(e: Eager, self: Tensor, pad: Any, value: Any = 0) -> Tensor:
         inner = e.alias(self, tuple(_padded(self, pad)), self.strides)
         out = e.empty_like(inner, kernel="aten.constant_pad_nd.default")
     else:
-        sizes = _padded(self, pad)
+        sizes = tuple(_padded(self, pad))
         strides = layout.channels_last_strides(sizes) if self.prefers_channels_last else None
         out = e.empty(sizes, self.dtype, strides, "aten.constant_pad_nd.default")
 

@@ -76,7 +76,7 @@ def test_a_view_is_possible_exactly_where_pytorch_makes_one(tensor: Any, data: s
         if len(target) == 5:
             target.append(rest)
             break
-    ours = layout.view_strides(tuple(tensor.shape), tensor.stride(), target)
+    ours = layout.view_strides(tuple(tensor.shape), tensor.stride(), tuple(target))
     try:
         theirs = tensor.view(target).stride()
     except RuntimeError:
@@ -103,7 +103,7 @@ def test_layout_of_an_elementwise_result(tensors: list[Any]) -> None:
     theirs = {1: torch.neg, 2: torch.add, 3: torch.addcmul}[len(tensors)](*tensors)
     ours = layout.broadcast_shapes(*shapes)
     assert ours == tuple(theirs.shape)
-    found = layout.pointwise_strides(ours, [(s, t.stride()) for s, t in zip(shapes, tensors, strict=True)])
+    found = layout.pointwise_strides(ours, tuple((s, t.stride()) for s, t in zip(shapes, tensors, strict=True)))
     assert found == theirs.stride()
 
 
