@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import staticmem
-from staticmem.errors import UsageError
-from staticmem.report.model import Report
+from staticmem import hardware
+from staticmem.errors import StaticmemError, UsageError
+from staticmem.report.model import CATEGORIES, DEVICE_CATEGORIES, Report
 
 MODELS = Path(__file__).parents[1] / "models"
 GIB = 2**30
@@ -53,16 +54,128 @@ def test_verdicts_follow_the_size_of_the_card() -> None:
     assert small.usable_bytes == GIB
 
 
-def test_without_a_card_only_live_is_claimed() -> None:
+def test_without_a_card_one_is_assumed_and_said() -> None:
     report = staticmem.analyze(str(MODELS / "resnet18.pt2"), batch=2)
     assert report.gpu is None
-    assert report.peak.device_bytes is None
-    assert set(report.peak.bands) == {"live"}
+    assert report.device is not None
+    assert report.device.assumed
+    assert report.device.architecture == "sm_90"
+    named = _report("resnet18.pt2", "h100-sxm-80gb", batch=2)
+    assert report.peak == named.peak
+    assert set(report.peak.bands) == {"live", "allocated", "reserved", "device", "context"}
+    assert "SM405" in [note.code for note in report.assumptions]
+    assert "SM405" not in [note.code for note in named.assumptions]
 
 
 def test_what_was_not_verified_is_said() -> None:
     report = _report("resnet18.pt2", "l40s", batch=2)
-    assert "SM401" in [note.code for note in report.assumptions]
+    assert "SM404" in [note.code for note in report.assumptions]
+
+
+def test_a_large_graph_is_replayed_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staticmem.analysis.device.LIMIT", 100)
+    report = staticmem.analyze(str(MODELS / "resnet18.pt2"), batch=2)
+    assert report.device is None
+    assert report.peak.allocated_bytes is None
+    assert report.peak.device_by_category == {}
+    assert "SM406" in [note.code for note in report.assumptions]
+    assert _report("resnet18.pt2", "l40s", batch=2).peak.allocated_bytes is not None
+
+
+# -- what device memory consists of ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "scenario"),
+    [
+        ("resnet18.pt2", {"batch": 32, "optimizer": "adam"}),
+        ("resnet18.pt2", {"batch": 16, "optimizer": "adam", "alloc_conf": "expandable_segments:True"}),
+        ("vgg16.pt2", {"batch": 8, "optimizer": "sgd", "cudnn_benchmark": True}),
+        ("mobilenet_v2.onnx", {"batch": 8, "mode": "infer"}),
+        ("vgg16.pt2", {"batch": 16, "optimizer": "adamw", "gpu": "4GB"}),
+    ],
+)
+def test_the_parts_of_device_memory_add_up(model: str, scenario: dict[str, object]) -> None:
+    peak = staticmem.analyze(str(MODELS / model), **scenario).peak  # type: ignore[arg-type]
+    parts = peak.device_by_category
+    assert tuple(parts) == DEVICE_CATEGORIES
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == peak.device_bytes
+    assert parts["context"] + parts["libraries"] == peak.context_bytes
+    within = sum(parts.values()) - parts["cached"] - (peak.context_bytes or 0)
+    assert within == peak.allocated_bytes
+    assert sum(parts[name] for name in CATEGORIES) <= peak.live_bytes
+    assert parts["parameter"] == peak.by_category["parameter"]
+
+
+# -- the software on the card ------------------------------------------------------------------------------------
+
+TRAINING: dict[str, object] = {"batch": 16, "optimizer": "adam"}
+
+
+def test_a_kept_cublas_workspace_is_allocated_memory() -> None:
+    """PyTorch 2.15 gives it back after each call (profiles/pytorch.yaml), so less lives at the peak, not more."""
+    kept = _report("vgg16.pt2", "h100-sxm-80gb", torch_version="2.14", **TRAINING).peak
+    passing = _report("vgg16.pt2", "h100-sxm-80gb", torch_version="2.15", **TRAINING).peak
+    assert kept.device_by_category["workspace"] >= 2 * 33_554_432  # the handles of both threads
+    assert passing.device_by_category["workspace"] < 2 * 33_554_432
+
+
+def test_expandable_segments_hold_less_in_reserve() -> None:
+    plain = _report("resnet18.pt2", "h100-sxm-80gb", **TRAINING).peak
+    expandable = _report("resnet18.pt2", "h100-sxm-80gb", alloc_conf="expandable_segments:True", **TRAINING).peak
+    assert plain.device_by_category["cached"] > expandable.device_by_category["cached"]
+    assert expandable.device_by_category["rounding"] == 0  # every remainder of 512 bytes is split off
+
+
+def test_a_memory_fraction_is_a_smaller_card() -> None:
+    fits = _report("resnet18.pt2", "h100-sxm-80gb", alloc_conf="per_process_memory_fraction:0.5", **TRAINING)
+    short = _report("resnet18.pt2", "h100-sxm-80gb", alloc_conf="per_process_memory_fraction:0.005", **TRAINING)
+    assert fits.gpu is not None
+    assert short.gpu is not None
+    assert fits.gpu.fit == "fits"
+    assert short.gpu.fit == "does not fit"
+    assert fits.peak.reserved_bytes == short.peak.reserved_bytes  # what it would need
+
+
+def test_without_tensor_cores_convolutions_need_less_workspace() -> None:
+    with_tf32 = _report("vgg16.pt2", "a100-sxm-80gb", **TRAINING).peak
+    without = _report("vgg16.pt2", "a100-sxm-80gb", tf32=False, **TRAINING).peak
+    assert (without.reserved_bytes or 0) < (with_tf32.reserved_bytes or 0)
+
+
+def test_the_search_of_cudnn_benchmark_widens_the_band_upwards() -> None:
+    """The expected value may fall: when a search ends, cached memory goes back to the driver."""
+    plain = _report("vgg16.pt2", "a100-sxm-80gb", **TRAINING).peak
+    search = _report("vgg16.pt2", "a100-sxm-80gb", cudnn_benchmark=True, **TRAINING).peak
+    assert search.bands["reserved"].high > plain.bands["reserved"].high
+
+
+def test_a_profile_of_ones_own_replaces_the_figures(tmp_path: Path) -> None:
+    text = (Path(hardware.__file__).parent / "profiles" / "pytorch.yaml").read_text(encoding="utf-8")
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        text.replace("readings:\n", "readings:\n    l40s: {mib: 417, source: my own card}\n"), encoding="utf-8"
+    )
+    known = _report("resnet18.pt2", "l40s", batch=2).peak
+    mine = _report("resnet18.pt2", "l40s", batch=2, profile=str(own)).peak
+    assert mine.device_by_category["context"] == 417 * 2**20
+    assert mine.reserved_bytes == known.reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ({"torch_version": "new"}, "SM403"),
+        ({"alloc_conf": "expandable:True"}, "SM150"),
+        ({"cudnn": "guess"}, "SM134"),
+        ({"profile": "/nowhere/profile.yaml"}, "SM401"),
+    ],
+)
+def test_wrong_words_are_told_before_the_file_is_read(words: dict[str, object], code: str) -> None:
+    with pytest.raises(StaticmemError) as error:
+        staticmem.analyze("/nowhere/model.onnx", **words)  # type: ignore[arg-type]
+    assert error.value.code == code
 
 
 def test_an_unknown_card_is_a_usage_error() -> None:

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where nobody names one
 LIMIT = 1_000_000  # ticks of a trace; beyond it a replay has to be asked for (--gpu)
 
-_SOURCES = (
-    "workspaces, context and loaded libraries are data with sources, partly assumed, and were not verified on "
-    "hardware; the bands say how far they are known (docs/hardware.md)"
-)
+_SOURCES = "their constants have sources, but were not verified on hardware (docs/hardware.md)"
 
 
 def device_of(request: Request) -> Device:
@@ -72,7 +69,7 @@ def with_device(report: Report, result: StepResult, request: Request) -> Report:
         context_bytes=found.context.expected,
         device_by_category={name: found.parts.get(name, 0) for name in DEVICE_CATEGORIES},
     )
-    notes = (*report.assumptions, *_notes(request, device, found))
+    notes = (*report.assumptions, *_notes(request, device))
     fit = _fit(device, found) if request.gpu is not None else None
     return replace(report, peak=peak, gpu=fit, device=_info(request, device, found), assumptions=notes)
 
@@ -95,10 +92,8 @@ def _info(request: Request, device: Device, found: DeviceMeters) -> DeviceInfo:
     )  # fmt: skip
 
 
-def _notes(request: Request, device: Device, found: DeviceMeters) -> list[NoteInfo]:
-    notes = []
+def _notes(request: Request, device: Device) -> list[NoteInfo]:
+    text = f"allocated, reserved and device memory are for this card: {device.gpu.name}"
     if request.gpu is None:
-        text = f"allocated, reserved and device memory are for an {device.gpu.name}; --gpu names another card"
-        notes.append(NoteInfo("SM405", text, 1))
-    notes.append(NoteInfo("SM404", _SOURCES, 1))
-    return notes
+        return [NoteInfo("SM405", f"{text}, as --gpu names no other card; {_SOURCES}", 1)]
+    return [NoteInfo("SM404", f"{text}; {_SOURCES}", 1)]

@@ -10,8 +10,9 @@ from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
 
-FORMATS = ("table", "json")
-SUFFIXES = {"json": "json", "txt": "table"}
+FORMATS = ("table", "json", "snapshot", "perfetto")
+EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, not for readers
+SUFFIXES = {"json": "json", "txt": "table", "pickle": "snapshot", "perfetto.json": "perfetto"}
 
 DESCRIPTION = """\
 The peak memory of one training or inference step: how much, when, and what is alive then.
@@ -28,6 +29,8 @@ examples:
       open dimensions by name, mixed precision
   staticmem analyze model.pt2 --optimizer adam -o report.json
       the report as JSON, to a file
+  staticmem analyze model.pt2 --optimizer adam -o step.pickle
+      the allocator's timeline and segments, for pytorch.org/memory_viz
 """
 
 
@@ -51,21 +54,29 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found an unknown op."""
-    from staticmem.analysis import ALL
-    from staticmem.analysis import run as analyze
-    from staticmem.cli.output import check_target, emit
+    from staticmem.analysis import ALL, Study, without_cycle_search
+    from staticmem.cli.output import check_target, emit, put
     from staticmem.cli.source import model_path
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
     wanted = scenario.request(args, top=ALL if args.explain_peak and kind == "json" else args.top)
-    with model_path(args.model) as path:
-        report = analyze(path, wanted)
-    emit(report, kind, args)
-    unknown = report.coverage.unknown
+    with model_path(args.model) as path, without_cycle_search():
+        study = Study.open(path, wanted)
+        if kind in EXPORTS:
+            from staticmem.analysis.export import EXPORTS as MAKERS
+
+            exported, report = MAKERS[kind](study), None
+        else:
+            exported, report = None, study.report
+    if report is not None:
+        emit(report, kind, args)
+    elif exported is not None:
+        put(exported, args)
+    unknown = sorted(study.result.unknown)
     if args.strict and unknown:
-        names = ", ".join(row.op for row in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        names = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         sys.stderr.write(f"strict: unknown ops: {names}\n")
         return 1
     return 0

@@ -37,13 +37,25 @@ def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
     put(text, args)
 
 
-def put(text: str, args: argparse.Namespace) -> None:
-    """Text to stdout, or whole into the output file."""
+def put(data: str | bytes, args: argparse.Namespace) -> None:
+    """Text or bytes to stdout, or whole into the output file."""
     if args.output in (None, "-"):
-        sys.stdout.write(text)
+        if isinstance(data, str):
+            sys.stdout.write(data)
+        else:
+            _put_bytes(data)
         return
-    write_atomically(args.output, text)
+    write_atomically(args.output, data)
     sys.stderr.write(f"Wrote {args.output}\n")
+
+
+def _put_bytes(data: bytes) -> None:
+    if sys.stdout.isatty():
+        raise UsageError(
+            "this format is not text", "It would make a mess of the terminal.", "Give a file: -o FILE.", code="SM143"
+        )
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
 
 
 def style_of(args: argparse.Namespace) -> Style:
@@ -68,14 +80,14 @@ def _table(report: Report, args: argparse.Namespace) -> str:
     return render(report, style, args.units, args.verbose, args.explain_peak)
 
 
-def write_atomically(path: str, text: str) -> None:
+def write_atomically(path: str, data: str | bytes) -> None:
     """A reader of `path` sees the old file or the new one, never a part."""
     folder = os.path.dirname(path) or "."
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=".staticmem-", dir=folder)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data.encode("utf-8") if isinstance(data, str) else data)
             mask = os.umask(0)
             os.umask(mask)
             os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a report is an ordinary file

@@ -36,14 +36,15 @@ def chosen_format(args: argparse.Namespace, suffixes: Mapping[str, str], default
     """The format that was asked for, else that of the output file's suffix, else `default`.
 
     Args:
-        suffixes: formats by suffix without its dot.
+        suffixes: formats by suffix without its first dot; of those that fit the longest counts.
     """
     if args.format is not None:
         return str(args.format)
     if args.output in (None, "-"):
         return default
-    suffix = args.output.rsplit(".", 1)[-1].lower() if "." in args.output else ""
-    if suffix not in suffixes:
+    name = args.output.lower()
+    suffix = max((known for known in suffixes if name.endswith(f".{known}")), key=len, default="")
+    if not suffix:
         flags = [f"--format {kind}" for kind in dict.fromkeys(suffixes.values())]
         raise UsageError(
             f"no format for '{args.output}'",

@@ -120,8 +120,8 @@ class _Table:
         device, gpu = report.device, report.gpu
         if device is None:
             return
-        text = f"On a {device.name}, PyTorch {device.torch_version}"
-        self.heading(f"{text} ({self.size(gpu.usable_bytes)} usable)" if gpu is not None else text)
+        usable = f"{self.size(gpu.usable_bytes)} usable" if gpu is not None else "assumed"
+        self.heading(f"On the device: {device.name} ({usable}), PyTorch {device.torch_version}")
         rows = [("live", peak.live_bytes), ("allocated", peak.allocated_bytes or 0)]
         rows += [("reserved", peak.reserved_bytes or 0), ("device", peak.device_bytes or 0)]
         bands = [peak.bands[name] for name, _ in rows]

@@ -17,8 +17,8 @@ METER = (
 )
 METERS = {  # where each meter is read on a real machine
     "live": "tensors",
-    "allocated": "torch.cuda.max_memory_allocated()",
-    "reserved": "torch.cuda.max_memory_reserved()",
+    "allocated": "max_memory_allocated()",
+    "reserved": "max_memory_reserved()",
     "device": "nvidia-smi",
 }
 

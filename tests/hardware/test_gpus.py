@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from staticmem.errors import UsageError
-from staticmem.hardware import gpus
+from staticmem.hardware import documents, gpus
 from staticmem.hardware.cudnn_devices import ARCHITECTURES
 from staticmem.units import GIB, MIB
 
@@ -115,3 +116,18 @@ def test_a_file_that_is_no_list_of_cards(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         gpus.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("name", ["gpus.yaml", "profiles/pytorch.yaml"])
+def test_the_json_beside_a_yaml_file_is_of_that_file(name: str) -> None:
+    """Written by: python -m staticmem.hardware.documents"""
+    path = Path(documents.__file__).parent / name
+    data = path.read_bytes()
+    twin = documents._twin(path, data)
+    assert twin is not None, "stale: python -m staticmem.hardware.documents"
+    assert twin == json.loads(json.dumps(documents._parse(data), default=str))
+
+
+def test_json_of_another_text_does_not_count() -> None:
+    path = Path(documents.__file__).parent / "gpus.yaml"
+    assert documents._twin(path, path.read_bytes() + b"\n") is None
