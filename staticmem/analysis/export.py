@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from staticmem.analysis.device import device_of
 from staticmem.analysis.study import Study
 from staticmem.meters import replayed
@@ -24,4 +26,4 @@ def perfetto(study: Study) -> str:
     return dumps(process, replay, study.result.trace)
 
 
-EXPORTS = {"snapshot": snapshot, "perfetto": perfetto}
+EXPORTS: dict[str, Callable[[Study], str | bytes]] = {"snapshot": snapshot, "perfetto": perfetto}
