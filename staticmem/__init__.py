@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from staticmem.analysis import analyze as analyze
     from staticmem.report.model import Report as Report
 
-__version__ = "0.1.0"
-
 __all__ = ["Report", "StaticmemError", "__version__", "analyze"]
 
 from staticmem.errors import StaticmemError
+from staticmem.version import __version__
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from staticmem import __version__
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.version import __version__
 
 EPILOG = """\
 examples:
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-VERBS = ("analyze", "diff", "layers", "trace")
+VERBS = ("analyze", "diff", "layers", "trace", "doctor", "completion")
 HIDDEN = ("schema",)
 
 

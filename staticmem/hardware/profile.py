@@ -15,6 +15,7 @@ from staticmem.hardware.documents import CODE, integer, keys_of, read_yaml, tabl
 from staticmem.hardware.gpus import THREADS, Gpu
 from staticmem.units import KIB, MIB
 
+DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
 DEFAULT_TORCH = "2.13"  # the version that the rules of this package follow
 
 
@@ -86,7 +87,7 @@ def version(name: str) -> tuple[int, int]:
 @lru_cache(maxsize=4)
 def load(path: Path | None = None) -> Profile:
     """The profile of a file, else the one in the package."""
-    path = path or Path(__file__).parent / "profiles" / "pytorch.yaml"
+    path = path or DEFAULT
     document = read_yaml(path)
     keys_of(
         document, path, required=("version", "name", "context", "libraries", "cublas", "cudnn"), optional=("checked",)
