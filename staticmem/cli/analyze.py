@@ -10,9 +10,9 @@ from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
 
-FORMATS = ("table", "json", "snapshot", "perfetto")
+FORMATS = ("table", "json", "md", "snapshot", "perfetto")
 EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, not for readers
-SUFFIXES = {"json": "json", "txt": "table", "pickle": "snapshot", "perfetto.json": "perfetto"}
+SUFFIXES = {"json": "json", "txt": "table", "md": "md", "pickle": "snapshot", "perfetto.json": "perfetto"}
 
 DESCRIPTION = """\
 The peak memory of one training or inference step: how much, when, and what is alive then.
@@ -44,7 +44,7 @@ def add_parser(verbs: Any) -> None:
         allow_abbrev=False,
     )
     parser.set_defaults(run=run, parser=parser)
-    scenario.add_model(parser)
+    scenario.add_model(parser, optional=True)
     scenario.add_scenario(parser)
     output = add_output(parser, FORMATS)
     output.add_argument("--top", type=positive("--top"), metavar="N", help="how many tensors to list (default 10)")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
     wanted = scenario.request(args, top=ALL if args.explain_peak and kind == "json" else args.top)
-    with model_path(args.model) as path, without_cycle_search():
+    with model_path(scenario.model_of(args)) as path, without_cycle_search():
         study = Study.open(path, wanted)
         if kind in EXPORTS:
             from staticmem.analysis.export import EXPORTS as MAKERS

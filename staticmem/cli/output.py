@@ -32,6 +32,10 @@ def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
         from staticmem.report.json import dumps
 
         text = dumps(report)
+    elif kind == "md":
+        from staticmem.report.report_markdown import render
+
+        text = render(report, args.units)
     else:
         text = _table(report, args)
     put(text, args)

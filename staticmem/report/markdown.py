@@ -6,7 +6,8 @@ import html
 import re
 from collections.abc import Sequence
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:<>&-])")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~@<>&]|:(?=//)|^[#+-])")
+_NUMBER = re.compile(r"[-+]?\d|-?$")
 
 
 def escape(text: str) -> str:
@@ -24,8 +25,9 @@ def code(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; columns behind the first are right-aligned. Cells must be escaped or code already."""
-    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join([' --- ', *[' ---: '] * (len(heads) - 1)])}|"]
+    """A table; columns of numbers are right-aligned. Cells must be escaped or code already."""
+    numbers = [all(_NUMBER.match(row[i]) for row in rows) for i in range(len(heads))]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(' ---: ' if number else ' --- ' for number in numbers)}|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines)
 

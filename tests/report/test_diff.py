@@ -96,6 +96,8 @@ def test_markdown_escapes() -> None:
     assert code("") == ""
     assert "<" not in escape("<b>")
     assert escape("*x*") == "\\*x\\*"
+    assert escape("5 - 3 (two)") == "5 - 3 (two)"
+    assert "://" not in escape("https://example.org")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
