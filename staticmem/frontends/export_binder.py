@@ -10,6 +10,7 @@ from typing import Any
 
 from staticmem.errors import DimensionError
 from staticmem.frontends import fields
+from staticmem.frontends.export_bounds import DataBounds
 from staticmem.frontends.export_program import ExportedArchive, dtype_of
 from staticmem.frontends.export_rebind import BatchRebinder, check_derived
 from staticmem.graph import expressions
@@ -27,8 +28,9 @@ class Binder:
 
     def __init__(self, archive: ExportedArchive, binding: Binding) -> None:
         self.archive, self.binding = archive, binding
-        self.symbols = check_derived(archive.tensors, archive.inputs, binding)
+        self.symbols = dict(check_derived(archive.tensors, archive.inputs, binding))
         self.tensors: dict[str, Any] = dict(archive.tensors)
+        self.bounds = DataBounds(self.symbols, self.tensors, self.sized)
         self.notes: list[Note] = []
         self.frames: dict[str, tuple[Frame, ...]] = {}
         self.rename: dict[str, str] = {}
@@ -57,6 +59,7 @@ class Binder:
                 f"sizes that the export fixed were changed ({changed}); views that repeat the old batch size follow it"
             )
             self.notes.append(Note("assumption", "SM320", text))
+        self.notes += self.bounds.notes()
         return Graph(
             name=archive.path, format="pt2", producer=archive.producer, inputs=inputs, parameters=tuple(parameters),
             buffers=tuple(buffers), ops=tuple(ops), outputs=outputs, values={} if self.binding.rebound else values,
@@ -137,6 +140,9 @@ class Binder:
                     args.append(value)
                 else:
                     kwargs[fields.text(item["name"])] = value
+            count = self.bounds.of(node, target, outputs)
+            if count is not None:
+                kwargs["size"] = count
             metadata = fields.mapping(node.get("metadata") or {})
             ops.append(
                 Op(

@@ -112,6 +112,8 @@ def _define(row: Unary) -> None:
 
     def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         dtype = self.dtype if self.dtype.is_differentiable or row.name in _INTEGER else dtypes.float32
+        if dtype.kind == "complex" and row.name == "abs":
+            dtype = dtypes.real_of(dtype)
         out = e.pointwise(f"aten.{row.name}.default", self, dtype=dtype)
         saves = {"self": self, "result": out, "": None}[row.saves]
         e.record(row.node, out, [self], [_formula(row, self, out)], [saves])

@@ -7,7 +7,7 @@ from typing import Any
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
-from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.autograd import Formula, Grads, cast_gradient
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.rules.pointwise import grad_of, inplace
@@ -19,7 +19,7 @@ def to_copy(e: Eager, self: Tensor, dtype: DType) -> Tensor:
     out = e.empty_like(self, dtype, "aten._to_copy.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.to_dtype(grad_of(grads), self.dtype)
+        return cast_gradient(e, grad_of(grads), self.dtype)
 
     e.record("ToCopyBackward0", out, [self], [Formula((0,), gradient)])
     return out

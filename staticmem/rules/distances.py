@@ -50,7 +50,7 @@ def _by_product(x1: Tensor, x2: Tensor, out: Tensor) -> Callable[..., Any]:
     product = "aten.bmm.default" if batched else "aten.mm.default"
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
-        ratio = e.pointwise("aten.div.Tensor", grad_of(grads), out)  # FunctionsManual.cpp, _euclidean_dist_backward
+        e.pointwise("aten.div.Tensor", grad_of(grads), out)  # FunctionsManual.cpp, _euclidean_dist_backward
         zero = e.pointwise("aten.eq.Scalar", out, dtype=dtypes.bool_)
         e.free(zero)
         found = []

@@ -10,6 +10,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, result_type
 from staticmem.eager.tensor import Tensor
+from staticmem.rules.dynamic import masked_index
 from staticmem.rules.joining import cat
 from staticmem.rules.pointwise import grad_of, inplace, sub
 from staticmem.rules.registry import rule
@@ -39,11 +40,11 @@ def embedding(
 
 
 @rule("aten::index")
-def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Saves indices; backward makes zeros of the input's size and accumulates into them."""
+def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], *, size: int | None = None) -> Tensor:
+    """Saves indices; backward makes zeros of the input's size and accumulates into them. A mask is turned into
+    positions first, at most all of them."""
+    indices = masked_index(e, self, indices, size)
     given = [(i, t) for i, t in enumerate(indices) if t is not None]
-    if any(t.dtype in (dtypes.bool_, dtypes.uint8) for _, t in given):
-        raise ValueError("indexing by a mask has a size that only its values tell")
     picked = layout.broadcast_shapes(*(t.shape for _, t in given))
     used = [i for i, _ in given]
     adjacent = used == list(range(used[0], used[0] + len(used)))

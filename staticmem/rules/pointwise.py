@@ -132,6 +132,9 @@ def times(scale: Tensor) -> Any:
     """grad times a tensor."""
 
     def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        if scale.dtype.kind == "complex":  # a conjugated view: kernels get a copy of it
+            conjugate = e.empty_like(scale, kernel="aten.clone.default")
+            return e.pointwise("aten.mul.Tensor", grad_of(grads), conjugate)
         return e.pointwise("aten.mul.Tensor", grad_of(grads), scale)
 
     return formula

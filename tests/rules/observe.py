@@ -77,6 +77,10 @@ def i(*shape: int) -> Spec:
     return Spec(shape, dtypes.int64, grad=False)
 
 
+def c(*shape: int) -> Spec:
+    return Spec(shape, dtypes.complex64)
+
+
 def b(*shape: int) -> Spec:
     return Spec(shape, dtypes.bool_, grad=False)
 
@@ -142,7 +146,7 @@ class Case:
         patterns: list[tuple[bool, ...]] = [()]
         for spec in self.flat:
             choices = [spec.grad] if spec.grad is not None else [True, False]
-            if not spec.dtype.is_floating_point:
+            if not spec.dtype.is_differentiable:
                 choices = [False]
             patterns = [(*p, bool(c)) for p in patterns for c in choices]
         return patterns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cases_elementary
+import cases_fourier
 import cases_indexing
 import cases_layers
 import cases_linear
@@ -22,11 +23,24 @@ CASES = [
     *cases_programs.CASES,
     *cases_more.CASES,
     *cases_elementary.CASES,
+    *cases_fourier.CASES,
 ]
 _CHECK = "a check of the exporter: returns nothing"
 _RESERVE = "only cuDNN runs it as one node, and only cuDNN knows its reserve"
 _FUSED = "fused inference kernels without a fake implementation"
+_DATA = "its size is in the data, which fake tensors lack: tests/rules/test_dynamic.py"
+_CUSTOM = "a custom op of another library: tests/rules/test_custom_ops.py"
+_DYNAMIC = (
+    "nonzero", "argwhere", "nonzero_static", "nonzero_numpy", "masked_select", "_unique2", "_unique", "bincount",
+    "unique_consecutive", "unique_dim",
+)  # fmt: skip
+_LIBRARIES = (
+    "torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align",
+    "torchvision::ps_roi_pool", "torchvision::deform_conv2d", "transformers::grouped_mm_fallback",
+)  # fmt: skip
 UNCOVERED: dict[str, str] = {
+    **{f"aten::{name}": _DATA for name in _DYNAMIC},
+    **{name: _CUSTOM for name in _LIBRARIES},
     "aten::_assert_async": _CHECK,
     "aten::_assert_scalar": _CHECK,
     "aten::_assert_tensor_metadata": _CHECK,
