@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -30,6 +29,7 @@ from staticmem.training.symbolic import SCALAR_OPS
 
 Stack = tuple[Frame, ...]
 # what a rule raises when an argument is not what the ATen schema says
+_RESOLVED = (Ref, tuple)
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 
 
@@ -54,6 +54,7 @@ class Interpreter:
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[Owner]] = {}
         self.around: Around | None = None
+        self.keeps_values = True  # `env` has them after their last use
         self.index = 0
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
@@ -92,24 +93,32 @@ class Interpreter:
         e, around = self.e, self.around
         expiring = self._expiring
         grad_enabled = e.grad_enabled
+        ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
+        keeps = self.keeps_values or around is not None
         for index in range(start, end):
-            op = self.graph.ops[index]
+            op = ops[index]
             if around is not None:
                 e.grad_enabled = grad_enabled
                 around.before(self, index)
-            e.trace.op = self.index = index
-            self._enter(op)
+            trace.op = self.index = index
+            if op.modules:  # shape arithmetic carries no module: stay where we are
+                self._enter(op)
             e.grad_enabled = grad_enabled and op.grad
             self._run(op)
             for name in expiring.get(index, ()):
+                owner = owners.pop(name, None)
+                if owner is None:
+                    continue
                 depth = self.locals.get(name)
-                owner = self.owners.get(name)
-                if depth is not None and depth < len(self.frames) and owner is not None:
+                if depth is not None and depth < len(self.frames):
                     for tensor, _ in owner.held:
                         e.hold(tensor, self.frames[depth][1])
-                self._forget(name)
-            for owner in self.copies.pop(index, ()):
                 e.release(owner)
+                if not keeps:
+                    env.pop(name, None)
+            if copies:
+                for owner in copies.pop(index, ()):
+                    e.release(owner)
         e.grad_enabled = grad_enabled
         if around is not None:
             around.before(self, end)
@@ -157,16 +166,20 @@ class Interpreter:
     # -- frames --------------------------------------------------------------------------------------------------
 
     def _enter(self, op: Op) -> None:
-        if not op.modules:  # shape arithmetic carries no module: stay where we are
-            return
-        common = common_depth(self.stack, op.modules)
-        self._leave(common)
-        for frame in op.modules[common:]:
-            self.frames.append((frame, Owner("frame", frame.path), set()))
-        self.stack = op.modules
+        modules = op.modules
+        if modules is not self.stack:
+            common = common_depth(self.stack, modules)
+            self._leave(common)
+            for frame in modules[common:]:
+                self.frames.append((frame, Owner("frame", frame.path), set()))
+            self.stack = modules
+        produced = self.produced_in
         for name in op.refs():
-            depth = common_depth(self.produced_in.get(name, ()), op.modules)
-            if depth < len(op.modules):
+            made = produced.get(name, ())
+            if made is modules:
+                continue
+            depth = common_depth(made, modules)
+            if depth < len(modules):
                 _, owner, held = self.frames[depth]
                 rebound = self.outside.get(name)
                 tensor = self.env.get(name) if rebound is None or inside(op.modules, rebound[0]) else rebound[1]
@@ -183,13 +196,15 @@ class Interpreter:
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def _run(self, op: Op) -> None:
-        e = self.e
-        scalar = SCALAR_OPS.get(op.target) or SCALAR_OPS.get(op.base)
-        args = [self._resolve(a, op) for a in op.args]
-        kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()}
+        e, target, base = self.e, op.target, op.base
+        scalar = SCALAR_OPS.get(target) or SCALAR_OPS.get(base)
+        args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
+        kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()} if op.kwargs else {}
         if scalar is not None:
-            with self._explained(op):
+            try:
                 self.env[op.outputs[0]] = scalar(*args)
+            except (ValueError, *BAD_ARGUMENTS) as error:
+                raise self._explained(op, error) from error
             return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
@@ -197,16 +212,18 @@ class Interpreter:
                 return
             args, kwargs = self.cast.arguments(op, args, kwargs)
         e.open_scope()
-        rule = lookup(op.target)
-        with self._explained(op):
-            if op.base == "aten::slice" and _whole(args):
+        rule = lookup(target)
+        try:
+            if base == "aten::slice" and _whole(args):
                 result = args[0]  # Python indexing returns the tensor itself
             elif rule is not None:
-                self.covered[op.target] += 1
+                self.covered[target] += 1
                 result = call(e, rule, args, kwargs)
             else:
                 result = self._unknown(op, [*args, *kwargs.values()])
             results = [result] if isinstance(result, Tensor) else list(result or ())
+        except (ValueError, *BAD_ARGUMENTS) as error:
+            raise self._explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
                 self._bind(name, tensor, op)
@@ -238,7 +255,8 @@ class Interpreter:
         self.produced_in[name] = op.modules or self.stack
         owner = Owner("value", name)
         self.e.hold(tensor, owner)
-        self._forget(name)  # a name that is given twice lets go of what it meant
+        if name in self.owners:
+            self._forget(name)  # a name that is given twice lets go of what it meant
         self.owners[name] = owner
         buffer = self.e.trace.buffers[tensor.storage.id]
         if not buffer.name:
@@ -251,9 +269,10 @@ class Interpreter:
 
     def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):
-            rebound = self.outside.get(arg.name)
-            if rebound is not None and not inside(op.modules, rebound[0]):
-                return rebound[1]
+            if self.outside:
+                rebound = self.outside.get(arg.name)
+                if rebound is not None and not inside(op.modules, rebound[0]):
+                    return rebound[1]
             try:
                 return self.env[arg.name]
             except KeyError:
@@ -264,7 +283,9 @@ class Interpreter:
                     code="SM119",
                 ) from None
         if isinstance(arg, tuple):
-            return tuple(self._resolve(a, op) for a in arg)
+            for item in arg:
+                if type(item) in _RESOLVED:
+                    return tuple([self._resolve(a, op) for a in arg])
         return arg
 
     def _unknown(self, op: Op, args: Sequence[Any]) -> list[Tensor]:
@@ -285,15 +306,9 @@ class Interpreter:
         largest = max(tensors, key=lambda t: t.numel)
         return Value(name, value.dtype if value else largest.dtype, largest.shape)
 
-    @contextmanager
-    def _explained(self, op: Op) -> Iterator[None]:
-        """Turns what an op's rule raises where sizes or arguments do not fit into an error that names the node."""
-        try:
-            yield
-        except ValueError as error:
-            raise self._contradiction(op, error) from error
-        except BAD_ARGUMENTS as error:
-            raise self._bad_arguments(op, error) from error
+    def _explained(self, op: Op, error: Exception) -> DimensionError | ModelFileError:
+        """What an op's rule raised where sizes or arguments do not fit, as an error that names the node."""
+        return self._contradiction(op, error) if isinstance(error, ValueError) else self._bad_arguments(op, error)
 
     def _contradiction(self, op: Op, error: Exception) -> DimensionError:
         where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""

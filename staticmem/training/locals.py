@@ -44,9 +44,11 @@ Stack = tuple[Frame, ...]
 
 def common_depth(a: Stack, b: Stack) -> int:
     """How many frames two module stacks share."""
+    if a is b:
+        return len(a)
     n = 0
     for x, y in zip(a, b, strict=False):
-        if x != y:
+        if x is not y and x != y:
             break
         n += 1
     return n

@@ -76,6 +76,7 @@ class _Step:
         self.e.sdpa = scenario.sdpa
         low = scenario.dtype if scenario.dtype in (dtypes.float16, dtypes.bfloat16) else None
         self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low else None, locals_policy)
+        self.interpreter.keeps_values = False
         self.notes: list[Note] = list(notes)
         self.persistent = Owner("model", "")
         self.grads: dict[int, Tensor] = {}
