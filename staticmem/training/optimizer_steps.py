@@ -118,7 +118,6 @@ def _adam(s: Scenario) -> OptimizerFacts:
     states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     if s.amsgrad:
         states = (*states, "max_exp_avg_sq")
-        one = (*one, Make("aten.maximum.default"))
     root = Make("aten._foreach_sqrt.default", "exp_avg_sq_sqrt")
     roots = (Make("aten.sqrt.default", "root"), Make("aten.div.Tensor", "denom", ("root",)))
     return _simple(states, (*many, root), (*one, *roots), fused=True, fused_step=True)

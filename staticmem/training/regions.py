@@ -76,7 +76,20 @@ def _calls(graph: Graph) -> list[_Call]:
         running.extend((op.modules[: depth + 1], index) for depth in range(common, len(op.modules)))
         stack, last = op.modules, index + 1
     done.extend(_Call(frames, start, last) for frames, start in running)
-    return sorted(done, key=lambda c: (c.start, len(c.stack)))
+    return _joined(graph, sorted(done, key=lambda c: (c.start, len(c.stack))))
+
+
+def _joined(graph: Graph, calls: Sequence[_Call]) -> list[_Call]:
+    """Joins the parts of a call between which a file has ops of a caller (a mask that an export computes in place)."""
+    found: dict[Stack, list[_Call]] = {}
+    for call in calls:
+        parts = found.setdefault(call.stack, [])
+        if parts:
+            gap = {op.modules for op in graph.ops[parts[-1].end : call.start]}
+            if all(call.stack[: len(m)] == m and len(m) < len(call.stack) for m in gap):
+                call = _Call(call.stack, parts.pop().start, call.end)
+        parts.append(call)
+    return sorted((c for parts in found.values() for c in parts), key=lambda c: (c.start, len(c.stack)))
 
 
 # -- by class or path --------------------------------------------------------------------------------------------
