@@ -23,7 +23,7 @@ from staticmem.eager.trace import Buffer, Trace
 
 STEPS = 3
 Data: TypeAlias = Literal["resident", "each-step", "handed-over"]
-_FIXED = ("parameter", "buffer", "gradient", "optimizer_state")
+_FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")
 _At: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"
 STATE_IN_CONSTRUCTOR = ("sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
 
@@ -131,7 +131,7 @@ class _Builder:
         self.first = starts.get("forward", 0)
         self.optimizer = starts.get("optimizer", trace.ticks)
         setup = [b for b in trace.buffers if b.born < self.first]
-        self.model = model_to_order(b for b in setup if b.category in ("parameter", "buffer"))
+        self.model = model_to_order(b for b in setup if b.category in ("parameter", "buffer", "communication"))
         self.inputs = [b for b in setup if b.category == "input"]
         self.state = _as_created(b for b in setup if b.category == "optimizer_state")
         known = {b.id for b in (*self.model, *self.inputs, *self.state)}

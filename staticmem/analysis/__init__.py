@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from staticmem.analysis.request import ALL, Request, request_of
 from staticmem.analysis.study import Study
@@ -28,7 +29,8 @@ def without_cycle_search() -> Iterator[None]:
 
 
 def analyze(
-    path: str | os.PathLike[str],
+    model: object,
+    inputs: Sequence[Any] | None = None,
     *,
     batch: int | None = None,
     resolution: int | tuple[int, int] | None = None,
@@ -58,6 +60,8 @@ def analyze(
     grad_scaler: bool = False,
     set_to_none: bool = True,
     clip_grad_norm: bool = False,
+    parallel: str | None = None,
+    devices: int | None = None,
     method: str = "liveness",
     gpu: str | None = None,
     alloc_conf: str | None = None,
@@ -69,10 +73,13 @@ def analyze(
     profile: str | os.PathLike[str] | None = None,
     top: int = 10,
 ) -> Report:
-    """The memory of one step of the model in a file.
+    """The memory of one step of a model.
 
     Args:
-        path: an ONNX file or an archive of torch.export.
+        model: the path of an ONNX file or of an archive of torch.export; or an `onnx.ModelProto`, an
+            `ExportedProgram`, an `nn.Module` or an FX `GraphModule`. A module is exported in the mode that it is in
+            (`train()` or `eval()`), under fake tensors: nothing is allocated.
+        inputs: example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`.
         batch: size of axis 0 of every input. An open batch dimension without it is taken as 1, and the report says so.
         resolution: height and width of 4-D image inputs; one number for both.
         dims: sizes of other open dimensions by name.
@@ -90,6 +97,8 @@ def analyze(
         weight_decay, nesterov, dampening, amsgrad, centered: as in torch.optim, where they change what is alive.
         offload_optimizer: optimizer state and update on the CPU. grad_scaler: with `torch.amp.GradScaler`.
         set_to_none: what `zero_grad` does. clip_grad_norm: `clip_grad_norm_` before the step.
+        parallel: the strategy of a job on `devices` GPUs ("ddp", "zero1", "zero2", "zero3", "fsdp", "tp", "pp"): the
+            report is of the rank that needs the most, `batch` what one rank works on at a time (docs/parallel.md).
         method: "textbook" adds the textbook estimate to the report.
         gpu: a card by name or size ("h100-sxm-80gb", "24GB"), which allocated, reserved and device memory are then
             for, and whether it fits. Without one they are for an H100.
@@ -105,11 +114,11 @@ def analyze(
         StaticmemError: the file or the scenario cannot be analysed; the message says what to do.
     """
     words = locals()
-    del words["path"]
-    return run(path, request_of(words))
+    del words["model"], words["inputs"]
+    return run(model, request_of(words), inputs)
 
 
-def run(path: str | os.PathLike[str], request: Request) -> Report:
-    """The report of a request on a file."""
+def run(model: object, request: Request, inputs: Sequence[Any] | None = None) -> Report:
+    """The report of a request on a file or on an object."""
     with without_cycle_search():
-        return Study.open(path, request).report
+        return Study.open(model, request, inputs).report

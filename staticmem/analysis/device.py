@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.allocators import parse_settings
 from staticmem.analysis.request import Request
-from staticmem.hardware import gpus, profile
+from staticmem.hardware import communicators, gpus, profile
 from staticmem.hardware.kernels import Setup
 from staticmem.meters import Device, DeviceMeters, on_device
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
@@ -32,6 +32,8 @@ def device_of(request: Request) -> Device:
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU)
     known = profile.load(Path(request.profile) if request.profile is not None else None)
+    if request.parallel is not None:
+        known = replace(known, libraries=known.libraries.plus(communicators.NCCL))
     torch = request.torch_version or profile.DEFAULT_TORCH
     profile.version(torch)
     setup = Setup(
@@ -67,11 +69,16 @@ def with_device(report: Report, result: StepResult, request: Request) -> Report:
         reserved_bytes=found.reserved.expected,
         device_bytes=found.device.expected,
         context_bytes=found.context.expected,
-        device_by_category={name: found.parts.get(name, 0) for name in DEVICE_CATEGORIES},
+        device_by_category={**{name: found.parts.get(name, 0) for name in DEVICE_CATEGORIES}, **_further(found)},
     )
     notes = (*report.assumptions, *_notes(request, device))
     fit = _fit(device, found) if request.gpu is not None else None
     return replace(report, peak=peak, gpu=fit, device=_info(request, device, found), assumptions=notes)
+
+
+def _further(found: DeviceMeters) -> dict[str, int]:
+    """Categories that only some steps have: buffers of collectives."""
+    return {name: size for name, size in found.parts.items() if name not in DEVICE_CATEGORIES}
 
 
 def _fit(device: Device, found: DeviceMeters) -> GpuFit:

@@ -62,6 +62,8 @@ class Request:
     grad_scaler: bool = False
     set_to_none: bool = True
     clip_grad_norm: bool = False
+    parallel: str | None = None
+    devices: int | None = None
     method: str = "liveness"
     gpu: str | None = None
     alloc_conf: str | None = None
@@ -78,6 +80,11 @@ class Request:
         object.__setattr__(self, "cudnn", known("cudnn", self.cudnn, CUDNN))
         policy = known("inplace-activations", self.inplace_activations, inplace.POLICIES)
         object.__setattr__(self, "inplace_activations", policy)
+        if self.parallel is not None:
+            from staticmem.parallel.names import STRATEGIES
+
+            word = known("parallel", self.parallel, (*STRATEGIES, "none"))
+            object.__setattr__(self, "parallel", None if word == "none" else word)
         if isinstance(self.checkpoint, str):
             object.__setattr__(self, "checkpoint", (self.checkpoint,))
         if isinstance(self.resolution, int):

@@ -8,10 +8,13 @@ What needs more than the report of one request (sweeps, sizing, diffs, timelines
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from staticmem.analysis.request import Request
+from staticmem.errors import UsageError
 from staticmem.frontends import open_model
 from staticmem.graph.ir import Graph, Note
 from staticmem.graph.model import Binding, ModelFile, SymbolRange, resolve
@@ -40,14 +43,26 @@ class Study:
         self._graph_notes: list[Note] = []
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], request: Request) -> Study:
-        """The study of a file; its content decides the format."""
+    def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
+        """The study of a file, whose content decides the format, or of an object (`frontends.objects`)."""
         request.scenario()  # wrong words are told before a large file is read
         if request.names_device:
             from staticmem.analysis.device import device_of
 
             device_of(request)
-        return cls(open_model(os.fspath(path)), request)
+        if isinstance(model, str | os.PathLike):
+            if inputs is not None:
+                raise UsageError(
+                    "inputs are given with a file", "A file says of which shape its inputs are.",
+                    "Leave them out; batch, resolution and dims change sizes.", code="SM170",
+                )  # fmt: skip
+            return cls(open_model(os.fspath(model)), request)
+        from staticmem.frontends.objects import model_of
+
+        found, batch = model_of(model, inputs)
+        if request.batch is None and batch:
+            request = replace(request, batch=batch)
+        return cls(found, request)
 
     def ask(self, request: Request) -> Study:
         """The same model under another request: the file is not read again."""
@@ -77,7 +92,12 @@ class Study:
 
     @cached_property
     def result(self) -> StepResult:
-        """The trace of the step; `result.graph` lacks what only the export has."""
+        """The trace of the step, of one rank where the request is parallel; `result.graph` lacks what only the export
+        has."""
+        if self.request.parallel is not None:
+            from staticmem.analysis.ranks import rank_step
+
+            return rank_step(self)
         return run_step(self.graph, self.scenario)
 
     @cached_property
@@ -92,6 +112,8 @@ class Study:
         In training autograd holds what matters, and the peak is in backward: no reference case moved.
         """
         graph, scenario = self.graph, self.scenario
+        if self.request.parallel is not None:
+            return None
         if scenario.training or any(op.stack for op in graph.ops) or len(graph.ops) > BAND_LIMIT:
             return None
         low, high = (liveness(run_step(graph, scenario, policy).trace).peak_bytes for policy in ("last-use", "named"))
@@ -123,6 +145,9 @@ class Study:
             self.live_band,
         )  # fmt: skip
         report = build(sources, request.top)
+        if request.parallel is not None:
+            shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
+            report = replace(report, scenario=shared)
         from staticmem.analysis.device import with_device
 
         report = with_device(report, self.result, request)
@@ -134,7 +159,9 @@ class Study:
 
 
 def _fingerprint(path: str) -> tuple[int, str | None]:
-    """Size in bytes and SHA-256 of a file; None for a large one."""
+    """Size in bytes and SHA-256 of a file; None for a large one. An object has neither."""
+    if path.startswith("<") and not os.path.exists(path):  # an object in memory
+        return 0, None
     size = os.stat(path).st_size
     if size > HASH_LIMIT:
         return size, None

@@ -57,6 +57,8 @@ class ScenarioInfo:
     loss: str | None
     dtype: str | None
     amp: str | None
+    parallel: str | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,24 @@ class GpuFit:
     headroom_bytes: int
     missing_bytes: int
     assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The largest batch of a configuration on a card.
+
+    `batch` is the largest whose expected need is within the usable memory, 0 where not even the least is; `device_bytes`
+    is its need on the device, and `next_device_bytes` that of the batch behind it (None: the model takes none).
+    `safe_batch` is the largest whose whole band is within 95 % of the usable memory. `live_batch` is what live tensors
+    and the context alone would allow.
+    """
+
+    gpu: str
+    batch: int
+    device_bytes: int | None
+    next_device_bytes: int | None
+    safe_batch: int
+    live_batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,5 +300,6 @@ class Report:
     notes: tuple[NoteInfo, ...]
     textbook: Textbook | None = None
     gpu: GpuFit | None = None
+    max_batch: LargestBatch | None = None
     device: DeviceInfo | None = None
     alive: tuple[TensorEntry, ...] = field(default=(), metadata={"json": False})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from staticmem.lifetimes.why import short
+from staticmem.parallel.names import TITLES
 from staticmem.report.model import Peak, PhasePeak, Report, ScenarioInfo
 from staticmem.units import format_bytes
 
@@ -57,6 +58,8 @@ def step_name(report: Report) -> str:
         parts.append(f"in {scenario.dtype}")
     if scenario.amp is not None:
         parts.append(f"autocast to {scenario.amp}")
+    if scenario.parallel is not None:
+        parts.append(f"{TITLES[scenario.parallel]}, one of {scenario.devices} devices")
     return ", ".join(parts)
 
 
@@ -80,7 +83,26 @@ def verdict(report: Report, units: str = "binary") -> str:
         "tight": f"is tight on a {gpu.name}: {tight}",
         "does not fit": f"does not fit a {gpu.name}: {missing} short",
     }[gpu.fit]
-    return f"{line} On the device {device}, which {outcome}."
+    largest = largest_batch(report, units)
+    return f"{line} On the device {device}, which {outcome}.{f' {largest}' if largest else ''}"
+
+
+def largest_batch(report: Report, units: str = "binary") -> str:
+    """`The largest batch on l4 is 234 ...`; empty where it was not asked for."""
+    found = report.max_batch
+    if found is None:
+        return ""
+    if found.batch == 0:
+        need = "" if found.next_device_bytes is None else f": {format_bytes(found.next_device_bytes, units)} are needed"
+        return f"No batch fits {found.gpu}{need}."
+    behind = "the model takes none larger"
+    if found.next_device_bytes is not None:
+        behind = f"{found.batch + 1} needs {format_bytes(found.next_device_bytes, units)}"
+    safe = f"{found.safe_batch} is" if found.safe_batch else "none is"
+    return (
+        f"The largest batch on {found.gpu} is {found.batch} ({format_bytes(found.device_bytes or 0, units)}; {behind}); "
+        f"{safe} within 95 % of it with all that is uncertain."
+    )
 
 
 _PHASES = {"setup": "what exists before the step", "optimizer": "the optimizer step"}

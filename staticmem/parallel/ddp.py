@@ -1,0 +1,55 @@
+"""DistributedDataParallel: every rank has the whole step, and buckets in which gradients are summed.
+
+Sources: torch/nn/parallel/distributed.py (`bucket_cap_mb` 25, first bucket `dist._DEFAULT_FIRST_BUCKET_BYTES`,
+`_sync_module_buffers`), torch/csrc/distributed/c10d/reducer.hpp (kDefaultFirstBucketBytes, kDefaultBucketBytesCap) and
+reducer.cpp (`compute_bucket_assignment_by_size`: a bucket is closed by the gradient that fills it; `rebuild_buckets`:
+from the second step on in the order in which gradients arrive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from staticmem.dtypes import DType
+from staticmem.parallel.facts import Weight
+from staticmem.parallel.rewrite import AFTER, COMMUNICATION, Rewrite
+from staticmem.units import MIB
+
+FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB
+
+
+def assign_buckets(gradients: Iterable[tuple[int, DType]]) -> list[tuple[int, DType]]:
+    """Bytes of the buckets of gradients (bytes, type) in the order of their arrival; a bucket has one type."""
+    made: list[tuple[int, DType]] = []
+    filling: dict[DType, int] = {}
+    closed: dict[DType, int] = {}
+    for nbytes, dtype in gradients:
+        size = filling.pop(dtype, 0) + nbytes
+        if size >= (BUCKET if closed.get(dtype) else FIRST_BUCKET):
+            made.append((size, dtype))
+            closed[dtype] = closed.get(dtype, 0) + 1
+        else:
+            filling[dtype] = size
+    return made + [(size, dtype) for dtype, size in filling.items()]
+
+
+def apply(rewrite: Rewrite, listed: list[Weight], *, bucket_view: bool = False) -> list[str]:
+    """Adds what DDP keeps. `bucket_view` is `gradient_as_bucket_view=True`: gradients are views of the buckets."""
+    arriving = sorted((g for w in listed for g in w.gradients[:1]), key=lambda g: g.born)
+    buckets = assign_buckets((g.nbytes, g.dtype) for g in arriving)
+    for number, (nbytes, dtype) in enumerate(buckets):
+        rewrite.add(
+            f"bucket {number}", COMMUNICATION, nbytes, dtype, rewrite.setup, None, "DDP bucket",
+            "DDP's reducer, for the all-reduce of gradients",
+        )  # fmt: skip
+    if bucket_view:
+        for gradient in arriving:
+            rewrite.end(gradient, (gradient.born[0], AFTER))
+    for dtype in dict.fromkeys(p.dtype for p in rewrite.pieces if p.category == "buffer" and p.shape):
+        nbytes = sum(p.nbytes for p in rewrite.pieces if p.category == "buffer" and p.dtype is dtype)
+        rewrite.add(
+            "buffers, flattened", COMMUNICATION, nbytes, dtype, rewrite.start, (rewrite.first, AFTER),
+            "DDP broadcast of buffers", "DDP's broadcast of the model's buffers",
+        )  # fmt: skip
+    held = "the gradients are views of them" if bucket_view else "beside the gradients"
+    return [f"DDP: {len(buckets)} buckets of at most 25 MiB and the gradient that fills them, {held}"]

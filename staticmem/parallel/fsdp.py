@@ -1,0 +1,236 @@
+"""FSDP2 (`fully_shard` on every block and on the model): parameters, gradients and optimizer state in shards.
+
+A parameter is split along its first dimension, padded to a multiple of the ranks. A block is gathered in front of its
+forward and of its backward; the last group, of all that is in no block, stays gathered from its forward to the end of
+its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
+
+- _fsdp_param.py, `_init_sharded_param`: shards, padded; `alloc_all_gather_outputs`.
+- _fsdp_collectives.py, `foreach_all_gather` (one flat output for a block, copied into each parameter),
+  `foreach_reduce` (flat input of all gradients of a block, one flat output that the sharded gradients are views of).
+- _fsdp_param_group.py, `wait_for_unshard` (in forward a block's flat output stays until the next block is copied out),
+  `_backward_prefetch`, `post_backward` (one reduce-scatter input waits at a time).
+- _fsdp_state.py, `_root_post_forward`, `_root_post_backward_final_callback`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from staticmem.dtypes import DType, float32
+from staticmem.parallel.facts import ROOT, Run, Weight, ceil_div, group_of_name
+from staticmem.parallel.rewrite import BEFORE, COMMUNICATION, END_OF_PHASE, Piece, Position, Rewrite
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`MixedPrecisionPolicy`: compute is the type of gathered parameters; shards and their state are in `shard`."""
+
+    compute: DType | None = None  # None: as the parameter is
+    shard: DType | None = None
+    reduce: DType | None = None
+
+
+MIXED = float32  # shards, state and reduction under mixed precision
+
+
+def shard_numel(shape: tuple[int, ...], ranks: int) -> int:
+    """Elements of one rank's shard with its padding (rank 0 has a full one)."""
+    return ceil_div(shape[0], ranks) * prod(shape[1:]) if shape else 1
+
+
+class _Group:
+    """The parameters that are gathered together."""
+
+    def __init__(self, name: str, listed: list[Weight], ranks: int, precision: Precision) -> None:
+        self.name, self.weights, self.ranks, self.precision = name, listed, ranks, precision
+        self.shards = {id(w): shard_numel(w.shape, ranks) for w in listed}
+        self.numel = sum(self.shards.values())
+        self.flat: Piece | None = None  # the output of an all-gather that waits to be copied out
+        self.gathered: list[Piece] = []
+
+    def compute(self, weight: Weight) -> DType:
+        return self.precision.compute or weight.storage.dtype
+
+    @property
+    def label(self) -> str:
+        return self.name or "the model's own parameters"
+
+
+class _Fsdp:
+    def __init__(self, rewrite: Rewrite, groups: dict[str, _Group], precision: Precision) -> None:
+        self.r, self.groups, self.precision = rewrite, groups, precision
+        self.waiting: Piece | None = None  # flat output of the block before, in forward
+        self.reducing: Piece | None = None  # reduce-scatter input of the block before, in backward
+        self.reduced: set[str] = set()
+
+    def gather(self, group: _Group, at: Position) -> None:
+        if group.flat is not None or group.gathered or not group.weights:
+            return
+        cast = None
+        dtype = group.compute(group.weights[0])
+        nbytes = sum(group.compute(w).nbytes(n) for w, n in zip(group.weights, group.shards.values(), strict=True))
+        if self.precision.compute is not None:
+            why = f"the all-gather of {group.label}: its shards in {dtype.name}"
+            cast = self.r.add("shards, cast", COMMUNICATION, nbytes, dtype, at, None, "FSDP cast", why, stream=True)
+        why = f"the all-gather of {group.label}"
+        group.flat = self.r.add(
+            "all-gather", COMMUNICATION, nbytes * group.ranks, dtype, at, None, "FSDP all-gather", why, stream=True
+        )
+        if cast is not None:
+            self.r.end(cast, at)
+
+    def copy_out(self, group: _Group, at: Position, forward: bool) -> None:
+        if group.flat is None:
+            return
+        if forward and self.waiting is not None:
+            self.r.end(self.waiting, at)
+            self.waiting = None
+        for weight in group.weights:
+            dtype = group.compute(weight)
+            nbytes = dtype.nbytes(group.shards[id(weight)] * group.ranks)
+            group.gathered.append(
+                self.r.add(
+                    weight.name, "parameter", nbytes, dtype, at, None, "FSDP copy-out", f"gathered for {group.label}"
+                )
+            )
+        if forward:
+            self.waiting = group.flat
+        else:
+            self.r.end(group.flat, at)
+        group.flat = None
+
+    def reshard(self, group: _Group, at: Position) -> None:
+        for piece in group.gathered:
+            self.r.end(piece, at)
+        group.gathered = []
+
+    def reduce(self, group: _Group, at: Position, segment: tuple[int, int]) -> None:
+        """The end of a group's backward: reshard, then reduce-scatter of what gradients it has."""
+        self.reshard(group, at)
+        if self.reducing is not None:
+            self.r.end(self.reducing, at)
+            self.reducing = None
+        grads = [(w, g) for w in group.weights for g in w.gradients if segment[0] <= g.born[0] < segment[1]]
+        if not grads:
+            return
+        dtype = self.precision.reduce or grads[0][1].dtype
+        numel = sum(group.shards[id(w)] for w, _ in grads)
+        why = f"the reduce-scatter of {group.label}"
+        self.reducing = self.r.add(
+            "reduce-scatter", COMMUNICATION, dtype.nbytes(numel * group.ranks), dtype, at, None,
+            "FSDP reduce-scatter", why,
+        )  # fmt: skip
+        for _, gradient in grads:
+            gradient.died = None
+            self.r.end(gradient, at)
+        first = group.name not in self.reduced
+        self.reduced.add(group.name)
+        kept = self.precision.shard or dtype
+        output = self.r.add(
+            f"{group.label}, sharded gradients", "gradient", dtype.nbytes(numel), dtype, at, None,
+            "FSDP reduce-scatter output", f"sharded gradients of {group.label}", stream=True,
+        )  # fmt: skip
+        if kept is not dtype:
+            cast_from = output
+            output = self.r.add(
+                output.name, "gradient", kept.nbytes(numel), kept, at, None, "FSDP cast of gradients", output.why,
+                stream=True,
+            )  # fmt: skip
+            self.r.end(cast_from, at)
+        if not first:  # added to the gradients of the micro-batches before
+            self.r.end(output, at)
+
+    def forward(self, found: list[Run], end: int) -> None:
+        root = self.groups.get(ROOT)
+        start = (found[0].start, BEFORE)
+        if root is not None:
+            self.gather(root, start)
+            self.copy_out(root, start, True)
+        for i, run in enumerate(found):
+            group = self.groups.get(run.group)
+            if run.group == ROOT or group is None:
+                continue
+            self.gather(group, (run.start, BEFORE))
+            self.copy_out(group, (run.start, BEFORE), True)
+            after = found[i + 1].start if i + 1 < len(found) else end
+            self.reshard(group, (after, BEFORE))
+        if self.waiting is not None:
+            self.r.end(self.waiting, (end, BEFORE))
+            self.waiting = None
+
+    def backward(self, found: list[Run], segment: tuple[int, int]) -> None:
+        """Blocks are gathered when their gradient arrives, and each fetches the one that comes next."""
+        order = [name for name in dict.fromkeys(run.group for run in found) if name != ROOT and name in self.groups]
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for i, run in enumerate(found):
+            first.setdefault(run.group, run.start)
+            last[run.group] = found[i + 1].start if i + 1 < len(found) else segment[1]
+        events = sorted(
+            [((first[name], BEFORE), 1, name) for name in order] + [((last[name], BEFORE), 0, name) for name in order],
+            key=lambda e: (e[0], e[1]),
+        )
+        if ROOT in self.groups and order:
+            self.gather(self.groups[order[0]], (segment[0], BEFORE))
+        for at, opens, name in events:
+            group = self.groups[name]
+            if not opens:
+                self.reduce(group, at, segment)
+                continue
+            self.gather(group, at)
+            self.copy_out(group, at, False)
+            following = order.index(name) + 1
+            if following < len(order):
+                self.gather(self.groups[order[following]], at)
+        end = (segment[1], END_OF_PHASE)
+        if ROOT in self.groups:
+            self.reduce(self.groups[ROOT], end, segment)
+        if self.reducing is not None:
+            self.r.end(self.reducing, end)
+            self.reducing = None
+
+
+def apply(
+    rewrite: Rewrite, listed: list[Weight], paths: tuple[str, ...], found: list[Run], ranks: int, precision: Precision,
+    forward_ends: dict[int, int],
+) -> list[str]:  # fmt: skip
+    """Shards the step. `forward_ends` has for each forward segment the tick at which the model has returned."""
+    members: dict[str, list[Weight]] = {}
+    for weight in listed:
+        members.setdefault(group_of_name(weight.name, paths), []).append(weight)
+    groups = {name: _Group(name, weights, ranks, precision) for name, weights in members.items()}
+    for group in groups.values():
+        for weight in group.weights:
+            _shard(rewrite, weight, group.shards[id(weight)], precision)
+    fsdp = _Fsdp(rewrite, groups, precision)
+    bounds = [*(tick for _, tick in rewrite.trace.phases), rewrite.trace.ticks]
+    for segment in dict.fromkeys(run.segment for run in found):
+        part = [run for run in found if run.segment == segment]
+        if part[0].phase == "forward":
+            fsdp.forward(part, forward_ends.get(segment, bounds[segment + 1]))
+        else:
+            fsdp.backward(part, (bounds[segment], bounds[segment + 1]))
+    if not rewrite.span("backward") and ROOT in groups:
+        fsdp.reshard(groups[ROOT], (rewrite.trace.ticks, END_OF_PHASE))
+    largest = max(groups.values(), key=lambda g: g.numel)
+    return [f"FSDP2: {len(groups)} groups; the largest is {largest.label}"]
+
+
+def _shard(rewrite: Rewrite, weight: Weight, numel: int, precision: Precision) -> None:
+    """Storage, state and optimizer temporaries of one rank."""
+
+    def kept(piece: Piece) -> DType:
+        floating = piece.dtype.is_floating_point and piece.dtype is precision.compute
+        return precision.shard if floating and precision.shard is not None else piece.dtype
+
+    share = numel / max(weight.numel, 1)
+    for piece in (weight.storage, *weight.states, *weight.temporaries):
+        dtype = kept(piece)
+        if piece.shape == weight.shape:
+            piece.nbytes, piece.dtype = dtype.nbytes(numel), dtype
+        elif prod(piece.shape) > 1:  # factored or block-wise state
+            piece.nbytes = ceil_div(round(piece.nbytes * share * dtype.itemsize), piece.dtype.itemsize)
+    for gradient in weight.gradients:
+        if gradient.born[0] < rewrite.first:  # zeroed gradients that the step before left
+            gradient.nbytes = kept(gradient).nbytes(numel)

@@ -1,0 +1,152 @@
+"""Pipeline parallel: stages of consecutive blocks, micro-batches in the 1F1B schedule.
+
+Stage s of p has done the forward of p - s micro-batches before its first backward, and holds as many from then on
+(never more than there are). The embedding goes with the first stage, norm, head and loss with the last. Gradients are
+summed over the micro-batches, so from the second on they are there from the start. Sources: Narayanan et al. 2021
+(arXiv:2104.04473), section 2.2; Megatron-LM, megatron/core/pipeline_parallel/schedules.py
+(`forward_backward_pipelining_without_interleaving`: num_warmup_microbatches = p - s - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.graph.ir import Graph
+from staticmem.parallel.facts import ROOT, Weight, groups_of_ops
+from staticmem.parallel.rewrite import AFTER, BEFORE, COMMUNICATION, EVENT, Piece, Rewrite
+
+
+def stages_of_ops(graph: Graph, paths: Sequence[str], stages: int) -> list[int]:
+    """The stage of each op: blocks in equal shares, the first stages have one more where they do not divide."""
+    least, more = divmod(len(paths), stages)
+    of_block: dict[str, int] = {}
+    at = 0
+    for stage in range(stages):
+        for path in paths[at : at + least + (stage < more)]:
+            of_block[path] = stage
+        at += least + (stage < more)
+    groups = groups_of_ops(graph, paths)
+    last = max((i for i, group in enumerate(groups) if group != ROOT), default=-1)
+    made: list[int] = []
+    stage = 0
+    for index, group in enumerate(groups):
+        if group != ROOT:
+            stage = of_block[group]
+        elif index > last:
+            stage = stages - 1
+        made.append(stage)
+    return made
+
+
+def in_flight(stage: int, stages: int, micro_batches: int) -> int:
+    """Micro-batches whose activations a stage holds at most."""
+    return min(stages - stage, micro_batches)
+
+
+def apply(
+    rewrite: Rewrite, listed: list[Weight], graph: Graph, of_ops: Sequence[int], stage: int, stages: int,
+    micro_batches: int,
+) -> list[str]:  # fmt: skip
+    """Leaves one stage of the step."""
+    held = in_flight(stage, stages, micro_batches)
+    kernels = rewrite.trace.kernels
+    owner = _owners(graph, of_ops)
+    for weight in listed:
+        mine = stage in owner.get(weight.name, {0})
+        for piece in (weight.storage, *weight.states, *weight.temporaries, *weight.gradients):
+            if not mine:
+                rewrite.drop(piece)
+        if mine and micro_batches > 1:
+            for gradient in weight.gradients:
+                rewrite.end(gradient, (gradient.born[0], AFTER))
+                rewrite.add(
+                    gradient.name, "gradient", gradient.nbytes, gradient.dtype, rewrite.start, None, "gradient",
+                    "gradients of the micro-batches before",
+                )  # fmt: skip
+    handled = {id(p) for w in listed for p in (w.storage, *w.states, *w.temporaries, *w.gradients)}
+    mine_first, mine_last = _span(rewrite, of_ops, stage, "forward")
+    back_first, _ = _span(rewrite, of_ops, stage, "backward")
+    received: list[Piece] = []
+    saved: list[Piece] = []
+    for piece in list(rewrite.pieces):
+        if id(piece) in handled or piece.kernel is None or piece.dropped:
+            continue
+        call = kernels[piece.kernel]
+        if call.phase == "optimizer":
+            continue
+        if call.phase == "setup":
+            if not _setup_here(piece, stage, stages):
+                rewrite.drop(piece)
+            continue
+        of = of_ops[call.op] if 0 <= call.op < len(of_ops) else stages - 1
+        if of == stage:
+            if call.phase == "forward":
+                _end_in_stage(rewrite, piece, of_ops, stage, mine_last)
+                if piece.died is not None and piece.died[0] > mine_last and piece.category == "activation":
+                    saved.append(piece)
+            continue
+        ends = [h.end for h in piece.holds if 0 <= h.op < len(of_ops) and of_ops[h.op] == stage]
+        if call.phase == "forward" and of < stage and ends:
+            received.append(piece)
+            piece.born = (mine_first, BEFORE, 0)
+            rewrite.end(piece, (max(rewrite.trace.ticks if e is None else e for e in ends), EVENT))
+        else:
+            rewrite.drop(piece)
+    boundary = max((p.nbytes for p in received), default=0)
+    if boundary and stage < stages - 1 and back_first is not None:
+        rewrite.add(
+            "gradient of the output", COMMUNICATION, boundary, received[0].dtype, (back_first, BEFORE),
+            (back_first, AFTER), "receive", "received from the next stage",
+        )  # fmt: skip
+    for piece in (*saved, *received):
+        for _ in range(held - 1):
+            rewrite.add(
+                piece.name, "activation", piece.nbytes, piece.dtype, rewrite.start, (rewrite.trace.ticks, BEFORE),
+                "forward of an earlier micro-batch", "saved by micro-batches whose backward is to come",
+            )  # fmt: skip
+    text = f"pipeline: stage {stage + 1} of {stages}, {held} of {micro_batches} micro-batches in flight (1F1B)"
+    return [text]
+
+
+def _owners(graph: Graph, of_ops: Sequence[int]) -> dict[str, set[int]]:
+    """Stages that read a parameter: a tied one is on each of them."""
+    names = {p.value.name: p.fqn for p in graph.parameters if p.alias_of is None}
+    names |= {p.value.name: names.get(p.alias_of, p.fqn) for p in graph.parameters if p.alias_of is not None}
+    found: dict[str, set[int]] = {}
+    for op, stage in zip(graph.ops, of_ops, strict=True):
+        for ref in op.refs():
+            if ref in names:
+                found.setdefault(names[ref], set()).add(stage)
+    return found
+
+
+def _setup_here(piece: Piece, stage: int, stages: int) -> bool:
+    """Inputs are on the first stage, the target and the loss of the step before on the last, buffers on all."""
+    if piece.category == "input":
+        return stage == (stages - 1 if piece.name == "target" else 0)
+    return piece.category == "buffer" or stage == stages - 1
+
+
+def _end_in_stage(rewrite: Rewrite, piece: Piece, of_ops: Sequence[int], stage: int, last: int) -> None:
+    """What another stage saves is that stage's copy: here it goes when it was sent."""
+    mine = [h for h in piece.holds if not 0 <= h.op < len(of_ops) or of_ops[h.op] == stage]
+    ends = [rewrite.trace.ticks if h.end is None else h.end for h in mine if 0 <= h.op < len(of_ops)]
+    if piece.died is not None and piece.died[0] > last and not ends:
+        rewrite.end(piece, (last, AFTER))
+    elif ends and len(mine) < len(piece.holds):
+        rewrite.end(piece, (max(max(ends), last), AFTER))
+
+
+def _span(rewrite: Rewrite, of_ops: Sequence[int], stage: int, phase: str) -> tuple[int, int]:
+    """Ticks of the first and the last allocation of the stage's ops in a phase."""
+    ticks = [
+        p.born[0]
+        for p in rewrite.pieces
+        if p.kernel is not None
+        and rewrite.trace.kernels[p.kernel].phase == phase
+        and 0 <= (op := rewrite.trace.kernels[p.kernel].op) < len(of_ops)
+        and of_ops[op] == stage
+    ]
+    span = rewrite.span(phase)
+    fallback = span[0] if span else rewrite.first
+    return (min(ticks), max(ticks)) if ticks else (fallback, fallback)

@@ -1,0 +1,211 @@
+"""Tensor parallel: the linears of a block are split over the ranks, first by columns, then by rows.
+
+A linear whose input is whole and whose output stays inside of the block until another linear takes it in is split by
+columns (its outputs), that other one by rows (its inputs). What lies between is computed in parts: heads of attention,
+features of the feed-forward. Norms, residuals and inputs are whole on every rank (no sequence parallelism). Embedding
+and head are split along the vocabulary, and so are logits and their loss. Sources: Megatron-LM, megatron/core/
+tensor_parallel/layers.py (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding); PyTorch, torch/distributed/
+tensor/parallel/style.py (ColwiseParallel, RowwiseParallel) and loss.py (`loss_parallel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from staticmem.graph.ir import Graph, Op, Parameter, Ref
+from staticmem.parallel.facts import ROOT, Weight, ceil_div, groups_of_ops
+from staticmem.parallel.rewrite import Piece, Rewrite
+
+LINEARS = ("aten::linear", "aten::addmm", "aten::mm", "aten::matmul")
+_HEADS = ("aten::scaled_dot_product_attention", "aten::softmax", "aten::_softmax")
+
+
+@dataclass
+class Plan:
+    """Which ops and parameters are split. `columns` and `rows` are indices of linears; `parts` of ops between them."""
+
+    columns: set[int] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+    parts: set[int] = field(default_factory=set)
+    vocabulary: set[int] = field(default_factory=set)  # embedding and head
+    split: set[str] = field(default_factory=set)  # names of parameters
+    whole_blocks: list[str] = field(default_factory=list)  # blocks that cannot be split, with the reason
+    heads: set[int] = field(default_factory=set)
+    logits: int = 0  # size of the vocabulary where logits are split
+
+
+def plan(graph: Graph, paths: Sequence[str], ranks: int, shapes: dict[str, tuple[int, ...]]) -> Plan:
+    """The split of a model over `ranks`. `shapes` has the sizes of values that the graph states."""
+    names = {p.value.name: p for p in graph.parameters}
+    groups = groups_of_ops(graph, paths)
+    made = Plan()
+    for path in paths:
+        block = _Block(graph, path, [i for i, group in enumerate(groups) if group == path], names, shapes)
+        reason = block.why_not(ranks)
+        if reason:
+            made.whole_blocks.append(f"{path}: {reason}")
+            continue
+        made.columns |= block.columns
+        made.rows |= block.rows
+        made.parts |= block.parts
+        made.heads |= block.heads
+        made.split |= block.split
+    if made.columns:
+        _vocabulary(graph, groups, names, ranks, made)
+    return made
+
+
+class _Block:
+    def __init__(
+        self, graph: Graph, path: str, ops: list[int], names: dict[str, Parameter], shapes: dict[str, tuple[int, ...]]
+    ) -> None:
+        self.graph, self.path, self.names, self.shapes = graph, path, names, shapes
+        self.columns: set[int] = set()
+        self.rows: set[int] = set()
+        self.parts: set[int] = set()
+        self.split: set[str] = set()
+        self.heads: set[int] = set()
+        self.sizes: set[int] = set()  # what the ranks have to divide
+        self.problem = ""
+        self.partial: set[str] = set()  # values of which a rank has a part
+        for index in ops:
+            self._op(index, graph.ops[index])
+        inside = set(ops)
+        outputs = set(graph.outputs)
+        for index, op in enumerate(graph.ops):
+            if index not in inside and self.partial.intersection(op.refs()):
+                self.problem = self.problem or f"{op.target} outside of it reads a part"
+        if outputs & self.partial:
+            self.problem = self.problem or "it returns a part"
+
+    def _op(self, index: int, op: Op) -> None:
+        weight = self._weight(op)
+        reads = [name for name in op.refs() if name in self.partial]
+        if weight is not None:
+            parameter, transposed = weight
+            out, into = parameter.value.shape or (0, 0)
+            if transposed:
+                out, into = into, out
+            if reads:
+                self.rows.add(index)
+                self.sizes.add(into)
+                self.split.add(parameter.fqn)
+            else:
+                self.columns.add(index)
+                self.sizes.add(out)
+                self.partial.update(op.outputs)
+                for name in op.refs():
+                    if name in self.names and len(self.names[name].value.shape or ()) <= 2:
+                        self.split.add(self.names[name].fqn)
+            return
+        if not reads:
+            return
+        self.parts.add(index)
+        self.partial.update(op.outputs)
+        if op.base in _HEADS or op.target in _HEADS:
+            for name in op.refs():
+                shape = self.shapes.get(name, ())
+                if len(shape) == 4:
+                    self.heads.add(shape[1])
+        others = [n for n in op.refs() if n not in self.partial and n in self.shapes]
+        if op.base in ("aten::add", "aten::add_") and any(len(self.shapes[n]) >= 3 for n in others):
+            whole = [n for n in others if len(self.shapes[n]) == len(self.shapes.get(reads[0], ()))]
+            if any(self.shapes[n] == self.shapes.get(reads[0]) for n in whole):
+                self.problem = self.problem or "a residual is added to a part"
+
+    def _weight(self, op: Op) -> tuple[Parameter, bool] | None:
+        """The weight of a linear, and whether it is stored with inputs first."""
+        if op.base not in LINEARS:
+            return None
+        at = 2 if op.base == "aten::addmm" else 1
+        arg = op.args[at] if len(op.args) > at else None
+        found = self.names.get(arg.name) if isinstance(arg, Ref) else None
+        if found is None or len(found.value.shape or ()) != 2:
+            return None
+        return found, op.base != "aten::linear"
+
+    def why_not(self, ranks: int) -> str:
+        if not self.columns or not self.rows:
+            return "no linear by columns that one by rows follows"
+        if self.problem:
+            return self.problem
+        for size in sorted(self.sizes):
+            if size % ranks:
+                return f"{size} features are not divisible by {ranks}"
+        for heads in sorted(self.heads):
+            if heads % ranks:
+                return f"{heads} heads are not divisible by {ranks}"
+        return ""
+
+
+def _vocabulary(graph: Graph, groups: list[str], names: dict[str, Parameter], ranks: int, made: Plan) -> None:
+    """Embedding of the largest table outside of the blocks, and the linear that gives the model's first output."""
+    tables = {}
+    for index, op in enumerate(graph.ops):
+        if groups[index] == ROOT and op.base == "aten::embedding" and isinstance(op.args[0], Ref):
+            found = names.get(op.args[0].name)
+            if found is not None:
+                tables[index] = found
+    if not tables:
+        return
+    size = max((p.value.shape or (0,))[0] for p in tables.values())
+    for index, p in tables.items():
+        if (p.value.shape or (0,))[0] == size:
+            made.vocabulary.add(index)
+            made.split.add(p.fqn)
+    for index, op in enumerate(graph.ops):
+        if groups[index] != ROOT or op.base != "aten::linear" or not isinstance(op.args[1], Ref):
+            continue
+        found = names.get(op.args[1].name)
+        if found is not None and (found.value.shape or (0,))[0] == size:
+            made.vocabulary.add(index)
+            made.split.add(found.fqn)
+            made.logits = size
+            made.split.update(names[n].fqn for n in op.refs() if n in names and names[n].value.shape == (size,))
+
+
+def apply(rewrite: Rewrite, listed: list[Weight], made: Plan, ranks: int) -> list[str]:
+    """Makes every split buffer a part of itself."""
+    for weight in listed:
+        if weight.name in made.split:
+            for piece in (weight.storage, *weight.gradients, *weight.states, *weight.temporaries):
+                _divide(piece, ranks)
+    tensors = {id(p) for w in listed for p in (w.storage, *w.gradients, *w.states, *w.temporaries)}
+    head = made.logits
+    for piece in rewrite.pieces:
+        if id(piece) in tensors or piece.kernel is None:
+            continue
+        call = rewrite.trace.kernels[piece.kernel]
+        if call.phase not in ("forward", "backward"):
+            continue
+        index, forward = call.op, call.phase == "forward"
+        if index in made.parts:
+            _divide(piece, ranks, heads=made.heads)
+        elif index in made.columns:
+            if forward:
+                _divide(piece, ranks)
+        elif index in made.rows:
+            if not forward:
+                _divide(piece, ranks)
+        elif head and piece.shape and piece.shape[-1] == head and (index < 0 or index in made.vocabulary):
+            _divide(piece, ranks)
+    notes = [
+        f"tensor parallel: {len(made.columns)} linears by columns, {len(made.rows)} by rows"
+        + (f", {len(made.vocabulary)} tables along the vocabulary" if made.vocabulary else "")
+    ]
+    return notes + [f"whole on every rank: {reason}" for reason in made.whole_blocks[:3]]
+
+
+def _divide(piece: Piece, ranks: int, heads: set[int] | None = None) -> None:
+    """A rank's part of a buffer; along the heads, else the last dimension that the ranks divide."""
+    if prod(piece.shape) < ranks:
+        return
+    shape = list(piece.shape)
+    dims = [1] if heads and len(shape) == 4 and shape[1] in heads else []
+    dims += [i for i in range(len(shape) - 1, -1, -1) if shape[i] % ranks == 0]
+    if dims:
+        shape[dims[0]] //= ranks
+        piece.shape = tuple(shape)
+    piece.nbytes = ceil_div(piece.nbytes, ranks)
