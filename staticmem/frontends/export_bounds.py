@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from staticmem import dtypes
-from staticmem.eager.strides import broadcast_shapes
 from staticmem.errors import DimensionError
 from staticmem.frontends import fields
 from staticmem.graph import expressions
@@ -68,7 +67,9 @@ class DataBounds:
         if op == "index":
             return self._masks(args[1:])
         if op == "masked_select":
-            return math.prod(broadcast_shapes(*shapes[:2]))
+            long, short = sorted(shapes[:2], key=len, reverse=True)
+            padded = (1,) * (len(long) - len(short)) + short
+            return math.prod(map(max, long, padded))
         if op == "nms":
             return shapes[0][0]
         if op == "bincount":

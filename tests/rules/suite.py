@@ -40,7 +40,7 @@ _LIBRARIES = (
 )  # fmt: skip
 UNCOVERED: dict[str, str] = {
     **{f"aten::{name}": _DATA for name in _DYNAMIC},
-    **{name: _CUSTOM for name in _LIBRARIES},
+    **dict.fromkeys(_LIBRARIES, _CUSTOM),
     "aten::_assert_async": _CHECK,
     "aten::_assert_scalar": _CHECK,
     "aten::_assert_tensor_metadata": _CHECK,
