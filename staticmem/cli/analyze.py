@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
+
+if TYPE_CHECKING:
+    from staticmem.analysis import Study
+    from staticmem.report.model import LargestBatch
 
 FORMATS = ("table", "json", "md", "snapshot", "perfetto")
 EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, not for readers
@@ -27,6 +31,8 @@ examples:
       inference on images of 512 x 512
   staticmem analyze bert.onnx --batch 16 --dim seq=384 --optimizer adamw --amp bf16
       open dimensions by name, mixed precision
+  staticmem analyze model.pt2 --optimizer adam --gpu rtx-4090 --max-batch
+      the largest batch on a card
   staticmem analyze model.pt2 --optimizer adam -o report.json
       the report as JSON, to a file
   staticmem analyze model.pt2 --optimizer adam -o step.pickle
@@ -46,6 +52,11 @@ def add_parser(verbs: Any) -> None:
     parser.set_defaults(run=run, parser=parser)
     scenario.add_model(parser, optional=True)
     scenario.add_scenario(parser)
+    question = parser.add_argument_group("the question")
+    question.add_argument(
+        "--max-batch", action="store_true",
+        help="the largest batch on the card of --gpu; without --batch the report is that of it",
+    )  # fmt: skip
     output = add_output(parser, FORMATS)
     output.add_argument("--top", type=positive("--top"), metavar="N", help="how many tensors to list (default 10)")
     output.add_argument("--explain-peak", action="store_true", help="everything alive at the peak, by module")
@@ -54,6 +65,8 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found an unknown op."""
+    from dataclasses import replace
+
     from staticmem.analysis import ALL, Study, without_cycle_search
     from staticmem.cli.output import check_target, emit, put
     from staticmem.cli.source import model_path
@@ -64,12 +77,15 @@ def run(args: argparse.Namespace) -> int:
     wanted = scenario.request(args, top=ALL if args.explain_peak and kind == "json" else args.top)
     with model_path(scenario.model_of(args)) as path, without_cycle_search():
         study = Study.open(path, wanted)
+        largest = _largest(study) if args.max_batch else None
+        if largest is not None and wanted.batch is None:
+            study = study.ask(replace(wanted, batch=max(largest.batch, 1)))
         if kind in EXPORTS:
             from staticmem.analysis.export import EXPORTS as MAKERS
 
             exported, report = MAKERS[kind](study), None
         else:
-            exported, report = None, study.report
+            exported, report = None, replace(study.report, max_batch=largest)
     if report is not None:
         emit(report, kind, args)
     elif exported is not None:
@@ -80,3 +96,12 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"strict: unknown ops: {names}\n")
         return 1
     return 0
+
+
+def _largest(study: Study) -> LargestBatch:
+    """The largest batch on the card that was named."""
+    from staticmem.scenarios.largest import largest_batch, no_card
+
+    if study.request.gpu is None:
+        raise no_card()
+    return largest_batch(study, study.request.gpu)

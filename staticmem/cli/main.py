@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-VERBS = ("analyze", "diff", "layers", "trace", "report", "doctor", "completion")
+VERBS = ("analyze", "sweep", "init", "diff", "layers", "trace", "report", "doctor", "completion")
 HIDDEN = ("schema",)
 
 

@@ -6,6 +6,7 @@ A flag that is not given is None, so that a config file can fill it and `Request
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli.values import dimension, one_of, positive, resolution, segments
@@ -13,17 +14,35 @@ from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
     from staticmem.analysis import Request
+    from staticmem.scenarios.config import Config
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an .onnx or .pt2 file, or - for stdin")
+def add_model(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    """The model; `optional` where a config may name it (`model_of` resolves that)."""
+    text = "an .onnx or .pt2 file, or - for stdin"
+    if optional:
+        parser.add_argument(
+            "model", metavar="MODEL", nargs="?", help=f"{text}; may be left out where a config names it"
+        )
+    else:
+        parser.add_argument("model", metavar="MODEL", help=text)
 
 
-def add_scenario(parser: argparse.ArgumentParser) -> None:
-    """The groups "sizes", "the step" and "the device"."""
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Flags of the config file, which flags override."""
+    config = parser.add_argument_group("settings")
+    config.add_argument(
+        "--config", metavar="FILE", help="a config (default: staticmem.yaml from here up to the repository's root)"
+    )
+    config.add_argument("--no-config", action="store_true", help="no config file but that of --config")
+
+
+def add_scenario(parser: argparse.ArgumentParser, many_gpus: bool = False) -> None:
+    """The groups "settings", "sizes", "the step" and "the device"."""
+    add_config(parser)
     _add_sizes(parser)
     _add_step(parser)
-    _add_device(parser)
+    _add_device(parser, many_gpus)
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +105,13 @@ def _add_levers(parser: argparse.ArgumentParser) -> None:
         "--accumulate", type=positive("--accumulate"), metavar="N",
         help="micro-batches a step; --batch is the size of one (default 1)",
     )  # fmt: skip
+    levers.add_argument(
+        "--parallel", metavar="STRATEGY",
+        help="what one of --devices GPUs holds under ddp, zero1, zero2, zero3, fsdp, tp or pp",
+    )  # fmt: skip
+    levers.add_argument(
+        "--devices", type=positive("--devices"), metavar="N", help="GPUs that share the work of --parallel"
+    )
     levers.add_argument("--freeze", metavar="REGEX", help="parameters whose name matches are not trained")
     levers.add_argument("--weight-decay", type=float, metavar="W", help="of the optimizer (default 0)")
     levers.add_argument("--dampening", type=float, metavar="D", help="of sgd with momentum (default 0)")
@@ -107,11 +133,12 @@ _SWITCHES = {
 }
 
 
-def _add_device(parser: argparse.ArgumentParser) -> None:
+def _add_device(parser: argparse.ArgumentParser, many_gpus: bool) -> None:
     device = parser.add_argument_group("the device")
+    text = "a card (h100-sxm-80gb, rtx-4090, 24GB), and whether the step fits it"
     device.add_argument(
-        "--gpu", metavar="NAME|SIZE",
-        help="a card (h100-sxm-80gb, rtx-4090, 24GB), and whether the step fits it (default: an H100 is assumed)",
+        "--gpu", metavar="NAME|SIZE", action="append" if many_gpus else "store",
+        help=f"{text}; repeatable" if many_gpus else f"{text} (default: an H100 is assumed)",
     )  # fmt: skip
     device.add_argument(
         "--alloc-conf", metavar="CONF",
@@ -136,17 +163,76 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def request(args: argparse.Namespace, **more: Any) -> Request:
-    """The request of parsed flags; `more` has what other flags of the verb decide.
+    """The request of parsed flags over the config's settings; `more` has what other flags of the verb decide.
 
     Raises:
         UsageError: flags that contradict each other.
+        ConfigError: the config has what is not known.
     """
-    from staticmem.analysis.request import FIELDS, request_of
+    from staticmem.analysis.request import request_of
+
+    words = {**flags(args), **{name: value for name, value in more.items() if value is not None}}
+    config = settings(args)
+    if config is not None:
+        from staticmem.scenarios.discover import combined
+
+        below = dict(config.words)
+        if getattr(args, "model", None) not in (None, config.model):
+            below.pop("dims", None)  # dimensions have the names of a model
+        words = combined(below, words)
+        if config.gpus:
+            words.setdefault("gpu", config.gpus[0])
+    return request_of(words)
+
+
+def flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The words that flags give, by the names of `Request`; those that are not given are not in it."""
+    from staticmem.analysis.request import FIELDS
 
     words = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
-    words["dims"] = _dims(args.dim or [])
+    words["dims"] = _dims(args.dim or []) or None
     words["checkpoint"] = tuple(args.checkpoint) if args.checkpoint else None
-    return request_of(words | more)
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def settings(args: argparse.Namespace) -> Config | None:
+    """The config that holds, and variables of the environment over it; None where there is neither."""
+    if not hasattr(args, "settings"):
+        args.settings = _settings(args)
+    found: Config | None = args.settings
+    return found
+
+
+def _settings(args: argparse.Namespace) -> Config | None:
+    from staticmem.scenarios import locate
+
+    if args.config is None and not locate.anything(search=not args.no_config):
+        return None
+    from staticmem.scenarios.discover import settings as read
+
+    found = read(args.config, not args.no_config)
+    if found.file is not None and args.config is None and not getattr(args, "quiet", False):
+        sys.stderr.write(f"Using {found.file}\n")
+    return found
+
+
+def model_of(args: argparse.Namespace) -> str:
+    """The model of the command line, else that of the config.
+
+    Raises:
+        UsageError: neither names one.
+    """
+    config = settings(args)
+    if args.model is not None:
+        return str(args.model)
+    if config is not None and config.model is not None:
+        return config.model
+    raise UsageError(
+        "no model to analyse",
+        "Neither the command line nor a config names one.",
+        "Example: staticmem analyze model.pt2; 'staticmem init' writes a config.",
+        code="SM176",
+    )
 
 
 def _dims(pairs: list[tuple[str, int]]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`staticmem schema`: the JSON Schema of the report. Not in the list of verbs: it is for developers of tools."""
+"""`staticmem schema`: the JSON Schemas of what staticmem reads and writes. Not listed: it is for tools."""
 
 from __future__ import annotations
 
@@ -6,15 +6,31 @@ import argparse
 import sys
 from typing import Any
 
+from staticmem.cli.values import one_of
+
+KINDS = ("report", "config", "sweep")
+
 
 def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser("schema", description="Prints the JSON Schema of 'analyze --format json'.")
+    parser = verbs.add_parser(
+        "schema",
+        description="Prints a JSON Schema (draft-07): of 'analyze -f json' (report), of configs, of 'sweep -f json'.",
+    )
     parser.set_defaults(run=run, parser=parser)
+    parser.add_argument(
+        "kind", nargs="?", default="report", metavar="KIND", type=one_of("schema", KINDS), help=", ".join(KINDS)
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.report.schema import dumps
+    if args.kind == "report":
+        from staticmem.report.schema import dumps
 
-    sys.stdout.write(dumps())
+        sys.stdout.write(dumps())
+        return 0
+    from staticmem.scenarios import schema
+
+    made = schema.config_schema() if args.kind == "config" else schema.sweep_schema()
+    sys.stdout.write(schema.dumps(made))
     return 0

@@ -23,12 +23,17 @@ def dumps() -> str:
 
 def schema() -> dict[str, Any]:
     """The schema as plain data. Unknown fields are allowed: within major 1, fields are added."""
+    return schema_of(Report, SCHEMA)
+
+
+def schema_of(cls: type, title: str) -> dict[str, Any]:
+    """The schema of a frozen dataclass whose field `schema` has the title."""
     definitions: dict[str, Any] = {}
-    root = _object(Report, definitions)
-    root["properties"]["schema"] = {"const": SCHEMA}
+    root = _object(cls, definitions)
+    root["properties"]["schema"] = {"const": title}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": SCHEMA,
+        "title": title,
         **root,
         "definitions": dict(sorted(definitions.items())),
     }

@@ -29,7 +29,7 @@ class ConfigError(StaticmemError):
 @dataclass(frozen=True)
 class Node:
     """A value and where it stands. `value` is None, bool, int, float, str, a list of nodes, or a dict of (key, value)
-    nodes by name. `line` and `column` count from 1; None: the format does not tell. `path` leads there: `train.loss`."""
+    nodes by name. `line` and `column` count from 1; None: the format does not tell. `path`: `train.loss`."""
 
     value: Any
     file: str
@@ -79,7 +79,9 @@ def read_text(path: str) -> str:
             f"{path} cannot be read", f"{error.strerror or error}.", "'staticmem init' writes a config.", UNREADABLE
         ) from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path} is too large for a config", "It has more than 1 MiB.", "Is it another file?", MALFORMED)
+        raise ConfigError(
+            f"{path} is too large for a config", "It has more than 1 MiB.", "Is it another file?", MALFORMED
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,7 +123,7 @@ def _check_depth(text: str, file: str, loader: type[Any]) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            mark = event.start_mark
+            mark: Any = event.start_mark
             raise ConfigError(
                 f"{file}:{mark.line + 1}:{mark.column + 1}: nested too deeply",
                 f"A config has at most {MAX_DEPTH} levels.", "Is it another file?", MALFORMED,
@@ -135,7 +137,8 @@ class _Builder:
     def node(self, found: yaml.Node, path: str, depth: int) -> Node:
         import yaml
 
-        line, column = found.start_mark.line + 1, found.start_mark.column + 1
+        mark: Any = found.start_mark
+        line, column = mark.line + 1, mark.column + 1
         place = Node(None, self.file, line, column, path)
         self.count += 1
         if self.count > MAX_NODES or depth > MAX_DEPTH:  # aliases lead to the same place again and again

@@ -2,8 +2,8 @@
 
 Requests that differ in batch and optimizer alone are a group. A group is run at three batches, each with another of its
 optimizers; where the three have one structure, and the bytes of every buffer lie on one line, all batches between are
-evaluated as arrays (`structure.Affine`). Where they do not, the range is divided until they do, or until every batch has
-been run. Batch 1 is always run: layouts and broadcasting treat a size of 1 in their own way.
+evaluated as arrays (`structure.Affine`). Where they do not, the range is divided until they do, or until every batch
+has been run. Batch 1 is always run: layouts and broadcasting treat a size of 1 in their own way.
 """
 
 from __future__ import annotations
@@ -75,10 +75,14 @@ def evaluate(study: Study, requests: Sequence[Request], done: Done | None = None
 def run_one(study: Study, request: Request) -> Row:
     """The row of a request by running its step."""
     with without_cycle_search():
-        one = study.ask(request)
-        core, _ = take_apart(one.lifetimes, apart=False)
-    made = curves(core, core.sizes())
-    return _rows([request], one.scenario.mode, made, [OptimizerPart.nothing(len(CATEGORIES))], ["run"])[0]
+        return row_of(study.ask(request))
+
+
+def row_of(study: Study) -> Row:
+    """The row of a study's own request."""
+    core, _ = take_apart(study.lifetimes, apart=False)
+    nothing = OptimizerPart.nothing(len(CATEGORIES))
+    return _rows([study.request], study.scenario.mode, curves(core, core.sizes()), [nothing], ["run"])[0]
 
 
 def without_words(request: Request, names: Iterable[str]) -> Request:
@@ -171,7 +175,11 @@ class _Group:
             method = "arrays" if isinstance(piece, Affine) else "run"
             some = [replace(self.requests[0], batch=batch) for batch in covered]
             made = _rows(
-                some, self.key.mode or "infer", self._curves(piece, covered), [nothing] * len(some), [method] * len(some)
+                some,
+                self.key.mode or "infer",
+                self._curves(piece, covered),
+                [nothing] * len(some),
+                [method] * len(some),
             )
             rows.update(zip(covered, made, strict=True))
         return [replace(rows[r.batch], request=r) for r in self.requests]
@@ -261,7 +269,7 @@ def _rows(
     """Rows of a core's peaks with the optimizer's part put back."""
     state = CATEGORIES.index("optimizer_state")
     rows = []
-    for i, (request, part, method) in enumerate(zip(requests, parts, methods, strict=True)):
+    for i, (request, part) in enumerate(zip(requests, parts, strict=True)):
         live, phase = int(made.peak[i]) + part.state, made.peak_phase[i]
         categories = made.by_category[i].copy()
         step = int(made.end[i]) + part.state + part.peak
@@ -270,11 +278,10 @@ def _rows(
             categories = made.end_by_category[i] + np.asarray(part.peak_by_category)
         categories[state] += part.state
         peaks = dict(zip(made.phases, (made.phase_peak[i] + part.state).tolist(), strict=True))
-        rows.append(
-            Row(
-                request, mode, live, phase, dict(zip(CATEGORIES, map(int, categories), strict=True)),
-                peaks["forward"], peaks.get("backward"),
-                max(step, peaks.get("optimizer", 0)) if request.optimizer and mode == "train" else None, method,
-            )  # fmt: skip
+        at_step = max(step, peaks.get("optimizer", 0)) if request.optimizer and mode == "train" else None
+        by_category = dict(zip(CATEGORIES, map(int, categories), strict=True))
+        found = Row(
+            request, mode, live, phase, by_category, peaks["forward"], peaks.get("backward"), at_step, methods[i]
         )
+        rows.append(found)
     return rows

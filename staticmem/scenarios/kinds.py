@@ -33,7 +33,8 @@ class Kind(Protocol):
 def wrong(node: Node, wanted: str, hint: str) -> ConfigError:
     """The error of a value that is not what is wanted. `wanted` is a sentence."""
     name = node.path.rpartition(".")[2] or "the file"
-    return ConfigError(f"{node.place}: {name} is {node.shown()}", wanted, hint, WRONG_VALUE)
+    where = node.place if node.place.endswith(name) else f"{node.place}: {name}"
+    return ConfigError(f"{where} is {node.shown()}", wanted, hint, WRONG_VALUE)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ class Resolution:
         value = node.value
         sizes: list[Any] = [value, value]
         if isinstance(value, str):
-            sizes = [int(part) if part.isascii() and part.isdigit() and len(part) < 10 else 0 for part in value.split("x")]
+            sizes = [
+                int(part) if part.isascii() and part.isdigit() and len(part) < 10 else 0 for part in value.split("x")
+            ]
         elif isinstance(value, list):
             sizes = [part.value for part in value]
         if len(sizes) == 2 and all(isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in sizes):

@@ -115,7 +115,9 @@ def _core(lifetimes: Lifetimes, left_out: set[int]) -> Core:
         (k.name, k.phase, k.op, b.category, b.name, b.dtype.name) for b in kept for k in (kernels[b.kernel],)
     )
     ran = tuple((k.name, k.op) for k in kernels if k.phase not in ("setup", "optimizer"))
-    parameters = tuple((b.name, b.shape, b.dtype.name, b.nbytes) for b in kept if b.category in ("parameter", "gradient"))
+    parameters = tuple(
+        (b.name, b.shape, b.dtype.name, b.nbytes) for b in kept if b.category in ("parameter", "gradient")
+    )
     category = {name: index for index, name in enumerate(CATEGORIES)}
     return Core(
         structure=hash((described, ran, tuple(events), names, tuple(phases.tolist()))),
@@ -176,6 +178,11 @@ class Affine:
             if not np.array_equal(constant + slope * batch, core.nbytes):
                 return None
         return cls(first, constant, slope, low, high)
+
+    @classmethod
+    def constant_of(cls, batch: int, core: Core) -> Affine:
+        """The structure of one step alone: its bytes for any batch."""
+        return cls(core, core.nbytes, np.zeros_like(core.nbytes), batch, batch)
 
     def sizes(self, batches: Sequence[int]) -> Ints:
         """Bytes of every buffer (columns) at every batch (rows), rounded up to 512."""

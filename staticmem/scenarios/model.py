@@ -1,0 +1,80 @@
+"""What a sweep found, as frozen values. Field names are those of the JSON (schemas/sweep-1.schema.json). Bytes are
+integers; within schema major 1, fields are only added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from staticmem.report.model import LargestBatch
+
+SCHEMA = "staticmem.sweep/1"
+
+MAY_FIT = "may fit"  # beside the words of hardware.sizing.Fit: live memory alone does not rule it out
+Setting = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardFit:
+    """A configuration on a card. `fit`: "fits", "tight", "does not fit", or "may fit" where only live memory was
+    evaluated. The meters are expected bytes, `device_low_bytes` and `device_high_bytes` the band; None: not evaluated.
+    `missing_bytes` is what it is short of."""
+
+    gpu: str
+    usable_bytes: int
+    fit: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    device_low_bytes: int | None
+    device_high_bytes: int | None
+    headroom_bytes: int
+    missing_bytes: int
+    max_batch: LargestBatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why a configuration could not be analysed."""
+
+    code: str
+    what: str
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """One configuration. `settings` has what was asked, without what has its default; `name` is that of a scenario.
+
+    `live_bytes` is the live peak, `phase` where it is, `by_category` what is alive then; then the peak of each phase.
+    `method` is "run", or "arrays" where the bytes were worked out from steps of the same structure. Where `error` is
+    given the figures are None.
+    """
+
+    index: int
+    name: str | None
+    model: str
+    settings: Mapping[str, Setting]
+    mode: str | None
+    live_bytes: int | None
+    phase: str | None
+    by_category: Mapping[str, int]
+    forward_peak_bytes: int | None
+    backward_peak_bytes: int | None
+    optimizer_peak_bytes: int | None
+    method: str | None
+    cards: tuple[CardFit, ...]
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All configurations in order. `axes` are the names that vary; `meters` what was evaluated; `gpus` the cards."""
+
+    schema: str
+    models: tuple[str, ...]
+    axes: tuple[str, ...]
+    meters: tuple[str, ...]
+    gpus: tuple[str, ...]
+    rows: tuple[SweepRow, ...]
