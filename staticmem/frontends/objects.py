@@ -1,0 +1,232 @@
+"""Models in memory: an `nn.Module`, an FX `GraphModule`, an `ExportedProgram` or an ONNX `ModelProto`.
+
+The first three go through `torch.export` under fake tensors: no weight is read, copied or made, and nothing runs. What
+comes out is the archive of a `.pt2` file, read by the same frontend.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from staticmem.errors import ModelFileError, UsageError
+
+if TYPE_CHECKING:
+    from staticmem.graph.model import ModelFile
+
+CODE = "SM170"
+
+
+def is_object(model: object) -> bool:
+    """True for what is no path."""
+    return not isinstance(model, str | os.PathLike)
+
+
+def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, int | None]:
+    """The model of an object, and the batch of its example inputs where that is left open.
+
+    `inputs` are example inputs for modules: tensors, on any device, also meta.
+
+    Raises:
+        UsageError: an object of another kind, or inputs that are missing or of no use.
+        ModelFileError: torch.export cannot export the module.
+    """
+    if _is_a(model, "onnx", "ModelProto"):
+        _no_inputs(model, inputs)
+        return _of_proto(model), None
+    if _is_a(model, "torch.export.exported_program", "ExportedProgram"):
+        _no_inputs(model, inputs)
+        return _of_program(model, "ExportedProgram"), None
+    if _is_a(model, "torch.nn.modules.module", "Module"):
+        args = _arguments(model, inputs)
+        return _of_program(export(model, args), type(model).__name__), _common_batch(args)
+    raise UsageError(
+        f"{type(model).__name__} is not a model",
+        "It has to be a path, an onnx.ModelProto, an ExportedProgram, an nn.Module or a GraphModule.",
+        "Example: staticmem.analyze(model, (torch.empty(8, 3, 224, 224, device='meta'),), optimizer='adam')",
+        code=CODE,
+    )
+
+
+def export(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """`torch.export` of a module in the mode that it is in; axis 0 of its tensors stays open where they agree on it.
+
+    Raises:
+        ModelFileError: it cannot be exported; the message is PyTorch's.
+    """
+    keywords = dict(kwargs or {})
+    batch = _common_batch((*args, *keywords.values()))
+    dynamic = None
+    if batch is not None and batch > 1:  # export takes a size of 1 for a constant
+        dynamic = tuple(_open(x) for x in args), {name: _open(x) for name, x in keywords.items()}
+    try:
+        return _traced(module, args, keywords, dynamic)
+    except Exception as first:
+        if dynamic is None:
+            raise _failed(module, first) from first
+    try:
+        return _traced(module, args, keywords, None)
+    except Exception as error:
+        raise _failed(module, error) from error
+
+
+def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:
+    if inputs is None:
+        return _recorded_inputs(module)
+    return tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+
+
+def _common_batch(args: Sequence[Any]) -> int | None:
+    """The size of axis 0 on which all tensors agree."""
+    sizes = {int(x.shape[0]) if len(x.shape) else 0 for x in args if hasattr(x, "shape")}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _traced(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any) -> Any:
+    import torch
+
+    if dynamic is not None:
+        positional, named = dynamic
+        dynamic = {**_by_name(module, positional), **named}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
+
+
+def _by_name(module: Any, shapes: Sequence[Any]) -> dict[str, Any]:
+    """Positional dynamic shapes under the names of the forward's parameters, as torch.export wants them with kwargs."""
+    import inspect
+
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    named: dict[str, Any] = {}
+    for index, parameter in enumerate(parameters):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            named[parameter.name] = tuple(shapes[index:])
+            return named
+        if index >= len(shapes):
+            break
+        named[parameter.name] = shapes[index]
+    return named
+
+
+def _open(x: Any) -> Any:
+    """Axis 0 of a tensor open, everything else as it is."""
+    import torch
+
+    return {0: torch.export.Dim.AUTO} if isinstance(x, torch.Tensor) else None
+
+
+def _recorded_inputs(module: Any) -> tuple[Any, ...]:
+    """The inputs that a traced GraphModule knows from shape propagation (`val`, `tensor_meta`)."""
+    import torch
+
+    graph = getattr(module, "graph", None)
+    found = []
+    for node in getattr(graph, "nodes", ()):
+        if node.op != "placeholder":
+            continue
+        value, meta = node.meta.get("val"), node.meta.get("tensor_meta")
+        if isinstance(value, torch.Tensor):
+            found.append(torch.empty(tuple(int(n) for n in value.shape), dtype=value.dtype, device="meta"))
+        elif meta is not None:
+            found.append(torch.empty(tuple(meta.shape), dtype=meta.dtype, device="meta"))
+        else:
+            raise _inputs_missing(module)
+    if not found:
+        raise _inputs_missing(module)
+    if next((p for p in module.parameters() if p.device.type != "meta"), None) is not None:
+        found = [torch.empty_like(x, device="cpu") for x in found]  # a module and its inputs are on one device
+    return tuple(found)
+
+
+def _of_program(program: Any, label: str) -> ModelFile:
+    import torch
+
+    from staticmem.frontends.export_program import read_archive
+
+    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+        path = os.path.join(folder, "model.pt2")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.export.save(without_weights(program), path)
+        except Exception as error:
+            raise _failed(label, error) from error
+        archive = read_archive(path)
+    archive.path = f"<{label}>"
+    return archive
+
+
+def without_weights(program: Any) -> Any:
+    """The same program with parameters and buffers on the meta device: shapes and types without bytes."""
+    import torch
+
+    light = copy.copy(program)
+    light._state_dict = {name: _meta(value) for name, value in program.state_dict.items()}
+    light._constants = {
+        name: _meta(value) if isinstance(value, torch.Tensor) and value.numel() > 1024 else value
+        for name, value in program.constants.items()
+    }
+    light._example_inputs = None
+    return light
+
+
+def _meta(tensor: Any) -> Any:
+    """A tensor of the same layout without memory; a parameter stays one."""
+    import torch
+
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def _of_proto(proto: Any) -> ModelFile:
+    from staticmem.frontends.onnx import wire
+    from staticmem.frontends.onnx.guard import guarded
+    from staticmem.frontends.onnx.model import OnnxModel
+    from staticmem.frontends.onnx.reader import parse
+
+    label = f"<{proto.graph.name or 'ModelProto'}>"
+    try:
+        data = proto.SerializeToString()
+    except Exception as error:  # protobuf refuses messages of 2 GiB and more, with an exception of its own
+        raise ModelFileError(
+            f"{label} is too large", f"{str(error)[:200]}.", "Save it to a file and give its path.", code=CODE
+        ) from error
+    with guarded(label):
+        return OnnxModel(label, parse(wire.strip(memoryview(data)), label))
+
+
+def _is_a(model: object, module: str, name: str) -> bool:
+    """Whether an object is of a class, without importing what it would come from."""
+    return any(cls.__name__ == name and cls.__module__.startswith(module.split(".")[0]) for cls in type(model).__mro__)
+
+
+def _no_inputs(model: object, inputs: object) -> None:
+    if inputs is not None:
+        raise UsageError(
+            f"inputs do not apply to {type(model).__name__}", "It has its own: a graph of known shapes.",
+            "Leave them out; batch, resolution and dims change sizes.", code=CODE,
+        )  # fmt: skip
+
+
+def _inputs_missing(module: object) -> UsageError:
+    return UsageError(
+        f"{type(module).__name__} is given without inputs",
+        "A module says nothing of the shapes of its inputs.",
+        "Give examples: staticmem.analyze(model, (torch.empty(8, 3, 224, 224, device='meta'),))",
+        code=CODE,
+    )
+
+
+def _failed(module: object, error: Exception) -> ModelFileError:
+    name = module if isinstance(module, str) else type(module).__name__
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ModelFileError(
+        f"torch.export cannot export {name}", f"{type(error).__name__}: {reason[:300]}",
+        "Change the model so that torch.export.export(model, inputs, strict=False) works, or export it to ONNX.",
+        code="SM171",
+    )  # fmt: skip

@@ -1,0 +1,128 @@
+"""Models in memory give the report that their files give."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.report.json import dumps
+from staticmem.report.model import Report
+
+torch: Any = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "models"
+
+
+def network(name: str) -> Any:
+    sys.path.insert(0, str(MODELS))
+    try:
+        from architectures import ARCHITECTURES  # type: ignore[import-not-found,unused-ignore]
+    finally:
+        sys.path.remove(str(MODELS))
+    with torch.device("meta"):
+        return ARCHITECTURES[name]().train()
+
+
+def image(batch: int) -> Any:
+    return torch.empty(batch, 3, 224, 224, device="meta")
+
+
+def figures(report: Report) -> Any:
+    """What does not depend on where the graph came from."""
+    return report.peak.live_bytes, report.peak.by_category, report.phases, report.parameters, report.multipliers
+
+
+@pytest.mark.parametrize("words", [{"optimizer": "adam"}, {"optimizer": "sgd", "amp": "bf16"}, {"mode": "train"}])
+def test_a_module_is_its_export(words: dict[str, Any]) -> None:
+    ours = staticmem.analyze(network("resnet18"), (image(4),), **words)
+    assert figures(ours) == figures(staticmem.analyze(MODELS / "resnet18.pt2", batch=4, **words))
+    assert ours.model.path == "<ResNet>"
+    assert ours.scenario.batch == 4
+
+
+@pytest.mark.parametrize("example", [1, 2, 3])
+def test_batch_may_be_another(example: int) -> None:
+    ours = staticmem.analyze(network("resnet18"), (image(example),), batch=8, optimizer="adam")
+    assert figures(ours) == figures(staticmem.analyze(MODELS / "resnet18.pt2", batch=8, optimizer="adam"))
+
+
+def test_nothing_is_allocated_and_the_module_stays() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    staticmem.analyze(module, (torch.randn(4, 64),), optimizer="adam")
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.device.type == "cpu"
+    assert all(p.grad is None for p in module.parameters())
+    huge = 10**13  # bytes; the module is on the meta device and nothing else can hold it
+    with torch.device("meta"):
+        wide = torch.nn.Linear(huge // 4 // 1000, 1000, bias=False)
+    report = staticmem.analyze(wide, (torch.empty(2, huge // 4 // 1000, device="meta"),))
+    assert report.parameters.bytes == huge
+
+
+def test_an_exported_program_and_a_proto() -> None:
+    import onnx
+
+    program = torch.export.load(MODELS / "resnet18.pt2")
+    ours = staticmem.analyze(program, batch=4, optimizer="adam")
+    file = staticmem.analyze(MODELS / "resnet18.pt2", batch=4, optimizer="adam")
+    assert figures(ours) == figures(file)
+    proto = onnx.load(MODELS / "resnet18.onnx", load_external_data=False)
+    ours = staticmem.analyze(proto, batch=4, optimizer="adam")
+    file = staticmem.analyze(MODELS / "resnet18.onnx", batch=4, optimizer="adam")
+    model = replace(file.model, path=ours.model.path, file_bytes=0, sha256=None)
+    assert dumps(ours) == dumps(replace(file, model=model))
+
+
+def test_graph_modules() -> None:
+    module = network("resnet18")
+    traced = torch.fx.symbolic_trace(module)
+    ours = staticmem.analyze(traced, (image(4),), optimizer="adam")
+    assert ours.peak.live_bytes == staticmem.analyze(module, (image(4),), optimizer="adam").peak.live_bytes
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    made = make_fx(lambda x: torch.relu(x @ x), tracing_mode="fake")(torch.empty(64, 64))
+    report = staticmem.analyze(made)
+    assert report.peak.live_bytes == 3 * 64 * 64 * 4  # x, the product, its relu
+
+
+def test_modules_with_other_inputs() -> None:
+    class Two(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, ids: Any, scale: Any, factor: float = 2.0) -> Any:
+            return (ids.float() * scale * factor).sum()
+
+    ids, scale = torch.zeros(3, 4, dtype=torch.int64), torch.ones(4)
+    assert staticmem.analyze(Two(), (ids, scale)).model.inputs[0].shape == (3, 4)
+    assert staticmem.analyze(Two(), [ids, scale, 3.0]).model.inputs[1].shape == (4,)
+    assert staticmem.analyze(torch.nn.ReLU(), torch.empty(5, 4)).model.inputs[0].shape == (5, 4)
+
+
+def error_of(*args: Any, **words: Any) -> staticmem.StaticmemError:
+    with pytest.raises(staticmem.StaticmemError) as caught:
+        staticmem.analyze(*args, **words)
+    assert caught.value.what
+    assert caught.value.why
+    assert caught.value.hint
+    return caught.value
+
+
+def test_errors() -> None:
+    assert "int is not a model" in error_of(3).what
+    assert "without inputs" in error_of(torch.nn.ReLU()).what
+    assert "inputs are given with a file" in error_of(MODELS / "resnet18.pt2", (image(2),)).what
+    program = torch.export.load(MODELS / "resnet18.pt2")
+    assert "inputs do not apply to ExportedProgram" in error_of(program, (image(2),)).what
+
+    class Wild(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else x * 2
+
+    failed = error_of(Wild(), (torch.empty(2, 2),))
+    assert "torch.export cannot export Wild" in failed.what
+    assert "\n" not in failed.why
