@@ -18,6 +18,7 @@ from typing import Any
 from staticmem.eager.autograd import Node
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
+from staticmem.graph.ir import Ref
 from staticmem.training.interpreter import Interpreter
 from staticmem.training.regions import Region
 
@@ -86,6 +87,14 @@ class _Checkpoint:
             packed = e.saved_hooks[-1].pack(e, Node("checkpoint", 0, region.start), tensors, ())
             assert isinstance(packed, _Saves)
             self.packed_args = packed
+
+    def overwrites(self) -> bool:
+        """Whether an op changes an input in place, after which the saved one has another version."""
+        arguments = set(self.arguments)
+        for op in self.interpreter.graph.ops[self.region.start : self.region.end]:
+            if op.base.endswith("_") and op.args and isinstance(op.args[0], Ref) and op.args[0].name in arguments:
+                return True
+        return False
 
     def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
         """In the forward: a holder for every tensor, and nothing is kept."""
@@ -186,6 +195,7 @@ class Checkpoints:
     ) -> None:
         self.e, self.regions = e, regions
         self.recomputed: list[int] = [] if recomputed is None else recomputed
+        self.overwritten: list[str] = []  # checkpoints that change an input in place
         self.running: list[tuple[int, _Checkpoint]] = []
         self.starts: dict[int, list[Region]] = {}
         for region in regions:  # outer ones first
@@ -200,6 +210,8 @@ class Checkpoints:
         if self.e.grad_enabled:
             for region in self.starts.get(index, ()):
                 checkpoint = _Checkpoint(self, interpreter, region)
+                if checkpoint.overwrites():
+                    self.overwritten.append(region.name)
                 self.e.saved_hooks.append(checkpoint)
                 self.running.append((region.end, checkpoint))
 

@@ -19,7 +19,7 @@ def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Grap
     A parameter with several names (tied weights) has the first of them there; `order` is the model's.
     """
     storages = {p.value.name: p.alias_of or p.value.name for p in graph.parameters}
-    names: dict[str, str] = {}  # of a storage: the first name
+    names = _tied(graph) if graph.format == "onnx" else {}
     for p in order:
         names.setdefault(storages.get(p.value.name, p.value.name), p.fqn)
     found = re.compile(pattern)
@@ -31,3 +31,18 @@ def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Grap
         replace(p, trainable=False) if (p.alias_of or p.value.name) in frozen else p for p in graph.parameters
     )
     return replace(graph, parameters=parameters), []
+
+
+def _tied(graph: Graph) -> dict[str, str]:
+    """Names of weights that two modules read, by the module that reads first: an ONNX file keeps one name of them."""
+    leaves = {p.value.name: p.fqn.rpartition(".") for p in graph.parameters}
+    readers: dict[str, dict[str, None]] = {}
+    for op in graph.ops:
+        for name in op.refs():
+            if name in leaves and op.modules and op.modules[-1].path:
+                readers.setdefault(name, {})[op.modules[-1].path] = None
+    return {
+        name: f"{next(iter(paths))}.{leaves[name][2]}"
+        for name, paths in readers.items()
+        if len(paths) > 1 and leaves[name][0] in paths
+    }

@@ -13,6 +13,7 @@ OPTIMIZERS = (
     "sgd", "adam", "adamw", "rmsprop", "adagrad", "radam", "nadam", "adamax", "adadelta", "adafactor", "lion",
     "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit",
 )  # fmt: skip
+FUSED = ("sgd", "adam", "adamw", "adagrad", "adam-8bit", "adamw-8bit", "lion-8bit")  # have fused kernels
 IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
 LOSSES = ("auto", "cross-entropy", "mse", "mean", "none")
 SDPA_KERNELS = ("auto", "cudnn", "flash", "efficient", "math")
@@ -26,6 +27,8 @@ class Scenario:
     """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`.
 
     `sdpa` is the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 device.
+
+    `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
 
     Levers (docs/levers.md). The defaults are PyTorch's:
         checkpoint: modules that run under `torch.utils.checkpoint(use_reentrant=False)`: class names (`Bottleneck`, or
@@ -100,6 +103,13 @@ class Scenario:
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:
+        if self.optimizer_impl == "fused" and self.optimizer is not None and self.optimizer not in FUSED:
+            raise UsageError(
+                f"{self.optimizer} has no fused implementation",
+                f"Fused kernels exist for {', '.join(FUSED)}.",
+                "Use --optimizer-impl foreach.",
+                code="SM133",
+            )
         for flag, given, wanted in (
             ("nesterov", self.nesterov, ("sgd",)),
             ("dampening", self.dampening, ("sgd",)),

@@ -24,6 +24,7 @@ from staticmem.training.checkpointing import Checkpoints
 from staticmem.training.freezing import freeze
 from staticmem.training.gradients import GradScaler, clip_grad_norm
 from staticmem.training.interpreter import Interpreter
+from staticmem.training.lever_notes import notes_of
 from staticmem.training.precision import WholeModelCast
 from staticmem.training.regions import Region, regions_of
 from staticmem.training.scenario import Scenario
@@ -88,6 +89,7 @@ class _Step:
         self.target: Tensor | None = None
         self.loss = Owner("value", "loss")
         self.recomputed: tuple[int, ...] = ()
+        self.overwritten = 0
         self.scaler = GradScaler(self.e) if scenario.training and scenario.grad_scaler else None
 
     def run(self) -> StepResult:
@@ -226,7 +228,7 @@ class _Step:
         e.grad_enabled = False
         e.trace.op = -1
         if checkpoints is not None:
-            self.recomputed = tuple(checkpoints.recomputed)
+            self.recomputed, self.overwritten = tuple(checkpoints.recomputed), len(checkpoints.overwritten)
         return shapes
 
     def _backward(self, loss: Tensor) -> None:
@@ -292,6 +294,8 @@ class _Step:
         for (what, why), count in sorted(self.e.choices.items()):
             text = f"{what}: {why} (as on an sm_90 GPU; --sdpa changes it)"
             self.notes.append(Note("assumption", "SM340", text, count))
+        if self.scenario.training:
+            self.notes += notes_of(self.scenario, self.overwritten)
         return StepResult(
             self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
             trained, self.output_dtypes, self.recomputed,
