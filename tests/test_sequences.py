@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,10 @@ def ours(scenario: dict[str, Any]) -> Iterator[Row]:
     path = next(found for folder in FOLDERS if (found := folder / f"{scenario['graph']}.pt2").exists())
     model = open_model(str(path))
     graph = model.bind(resolve(model, batch=scenario["batch"]))
-    options = {k: v for k, v in scenario.items() if k in ("optimizer", "momentum", "loss")}
-    amp = dtypes.parse(scenario["amp"]) if "amp" in scenario else None
-    trace = run_step(graph, Scenario(mode="train", amp=amp, **options)).trace
+    known = {f.name for f in fields(Scenario)}
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in scenario.items() if k in known}
+    options["amp"] = dtypes.parse(scenario["amp"]) if "amp" in scenario else None
+    trace = run_step(graph, Scenario(mode="train", **options)).trace
     lifetimes = liveness(trace)
     made: dict[int, list[int]] = {}  # by kernel, in order
     for buffer in trace.buffers:
