@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-VERBS = ("analyze", "sweep", "init", "diff", "layers", "trace", "report", "doctor", "completion")
+VERBS = ("analyze", "sweep", "init", "diff", "layers", "trace", "report", "export", "doctor", "completion")
 HIDDEN = ("schema",)
 
 
@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2 if rest else 0
         if rest:
             args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.words = words
         code = int(args.run(args))
         sys.stdout.flush()
         return code

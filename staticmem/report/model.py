@@ -7,7 +7,8 @@ integers; shapes are lists of sizes in elements. Within schema major 1, fields a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 SCHEMA = "staticmem.report/1"
 
@@ -303,3 +304,20 @@ class Report:
     max_batch: LargestBatch | None = None
     device: DeviceInfo | None = None
     alive: tuple[TensorEntry, ...] = field(default=(), metadata={"json": False})
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from staticmem.report.notebook import render
+
+        return render(self)
+
+    def to_pandas(self) -> Any:
+        """The tensors alive at the peak as a pandas DataFrame, largest first: one row each, bytes rounded up to 512.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        columns = [f.name for f in fields(TensorEntry)]
+        return pd.DataFrame([[getattr(t, name) for name in columns] for t in self.alive], columns=columns)

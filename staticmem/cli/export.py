@@ -1,0 +1,176 @@
+"""`staticmem export MODULE:FACTORY -o FILE`: the faithful training export of a model's code, without weights."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from typing import Any
+
+from staticmem.cli.values import one_of
+from staticmem.errors import UsageError
+
+DESCRIPTION = """\
+Builds a model from your code on the meta device, where weights have no bytes, and exports it in training mode for
+'staticmem analyze': a .pt2 or an .onnx without weights. It imports and runs your code. PyTorch has to be installed.
+
+FACTORY is a function or class without required arguments. It returns the module, or the module and a tuple of example
+inputs. The batch (axis 0) stays open where the example inputs agree on it and it is 2 or more.
+"""
+
+EPILOG = """\
+examples:
+  staticmem export torchvision.models:resnet50 --input 2x3x224x224 -o resnet50.pt2
+  staticmem export train.py:build_model -o model.pt2
+  staticmem export mypackage.models:Encoder --input 2x128:int64 --input 2x128:bool -o encoder.onnx
+"""
+
+CODE = "SM172"
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "export",
+        help="export a model's code for analysis, without weights",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="a module or a .py file, and a name in it")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="model.pt2 or model.onnx")
+    parser.add_argument("--force", action="store_true", help="overwrite the output file")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="SHAPE[:DTYPE]", type=_tensor,
+        help="an example input, e.g. 2x3x224x224 or 2x128:int64; repeatable, in order",
+    )  # fmt: skip
+    parser.add_argument("--eval", action="store_true", help="export in evaluation mode")
+    parser.add_argument(
+        "--device", type=one_of("--device", ("meta", "cpu")), default="meta", metavar="DEVICE",
+        help="where the model is built: meta (default), or cpu for code that reads its weights",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stack-traces", action="store_true",
+        help="keep source lines in the file: they settle which variables live (inference), and name your files",
+    )  # fmt: skip
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    from staticmem.cli.output import check_target, write_atomically
+
+    check_target(args.output, args.force)
+    kind = os.path.splitext(args.output)[1].lower()
+    if kind not in (".pt2", ".onnx"):
+        raise UsageError(
+            f"no format for '{args.output}'", "The suffix decides: .pt2 or .onnx.", "Example: -o model.pt2", "SM141"
+        )
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            "PyTorch is not installed", "It makes the export.", "pip install 'staticmem[torch]'", CODE
+        ) from error
+    factory = _find(args.factory)
+    from staticmem.frontends import objects, writing
+
+    with torch.device(args.device):
+        module, inputs = _build(factory, args.factory)
+        if args.input:
+            inputs = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in args.input)
+    if inputs is None:
+        raise UsageError(
+            f"{args.factory} gives no inputs", "An export needs the shape of each input.",
+            "Add --input 2x3x224x224, or let the factory return (module, inputs).", CODE,
+        )  # fmt: skip
+    module.train(not args.eval)
+    program = objects.export(module, inputs)
+    write = writing.pt2_bytes if kind == ".pt2" else writing.onnx_bytes
+    write_atomically(args.output, write(program, stack_traces=args.stack_traces))
+    mode = "evaluation" if args.eval else "training"
+    sys.stderr.write(f"Wrote {args.output} ({mode} mode, no weights)\n")
+    return 0
+
+
+def _tensor(text: str) -> tuple[tuple[int, ...], str]:
+    """`2x128:int64` as a shape and a dtype of PyTorch."""
+    shape, _, dtype = text.partition(":")
+    if not re.fullmatch(r"\d{1,12}(x\d{1,12})*", shape, re.ASCII):
+        raise UsageError(
+            f"--input '{text}' is not a shape", "It is sizes with x between.", "Example: 2x3x224x224", CODE
+        )
+    from staticmem import dtypes
+
+    found = dtypes.parse(dtype or "float32")
+    if found is None:
+        raise UsageError(f"--input '{text}': no dtype '{dtype}'", "It is PyTorch's name.", "Example: 2x128:int64", CODE)
+    return tuple(int(n) for n in shape.split("x")), found.name
+
+
+def _find(name: str) -> Any:
+    """The object that `package.module:name` or `file.py:name` means."""
+    where, colon, attribute = name.rpartition(":")
+    if not colon or not where or not attribute:
+        raise UsageError(
+            f"'{name}' is not MODULE:FACTORY", "It is a module or a .py file, and a name in it.",
+            "Example: torchvision.models:resnet50", CODE,
+        )  # fmt: skip
+    try:
+        found = _load(where)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{where} cannot be imported", f"{type(error).__name__}: {_first_line(error)}",
+            "Run it in the environment and folder in which it works.", CODE,
+        ) from error  # fmt: skip
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{where} has no '{attribute}'", "The name was not found in it.", "Check the name.", CODE)
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{name} is not a function or class", "It has to return a model.", "Check the name.", CODE)
+    return found
+
+
+def _load(where: str) -> Any:
+    if not where.endswith(".py"):
+        sys.path.insert(0, os.getcwd())
+        return importlib.import_module(where)
+    if not os.path.isfile(where):
+        raise UsageError(f"{where} does not exist", "There is no such file.", "Check the path.", CODE)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
+    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(where))[0], where)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(factory: Any, name: str) -> tuple[Any, Any]:
+    import torch
+
+    try:
+        made = factory()
+    except Exception as error:
+        raise UsageError(
+            f"{name} failed", f"{type(error).__name__}: {_first_line(error)}",
+            "It has to work without arguments; for code that reads its weights try --device cpu.", CODE,
+        ) from error  # fmt: skip
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"{name} returns {type(module).__name__}", "It has to return an nn.Module, or (module, inputs).",
+            "Give a function that builds the model.", CODE,
+        )  # fmt: skip
+    return module, inputs
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
