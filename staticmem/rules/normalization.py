@@ -55,8 +55,9 @@ def _batch_norm(
             grad = contiguous_as(e, grad, input)
         e.kernel(kernel.replace(".default", "_backward.default"))
         by_input = suggest_like(e, input, grad.dtype)
-        by_weight = e.empty(channels, weight.dtype) if weight is not None and need[1] else None
-        by_bias = e.empty(channels, bias.dtype) if bias is not None and need[2] else None
+        every = cudnn and training  # native/cudnn/BatchNorm.cpp makes all three, whoever wants them
+        by_weight = e.empty(channels, weight.dtype) if weight is not None and (need[1] or every) else None
+        by_bias = e.empty(channels, bias.dtype) if bias is not None and (need[2] or every) else None
         return by_input, by_weight, by_bias
 
     name = "CudnnBatchNormBackward0" if cudnn else "NativeBatchNormBackward0"
