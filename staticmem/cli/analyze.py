@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from staticmem.analysis import Study
     from staticmem.report.model import LargestBatch
 
-FORMATS = ("table", "json", "md", "snapshot", "perfetto")
+FORMATS = ("table", "json", "html", "md", "snapshot", "perfetto")
 EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, not for readers
-SUFFIXES = {"json": "json", "txt": "table", "md": "md", "pickle": "snapshot", "perfetto.json": "perfetto"}
+SUFFIXES = {
+    "json": "json", "txt": "table", "html": "html", "md": "md", "pickle": "snapshot", "perfetto.json": "perfetto",
+}  # fmt: skip
 
 DESCRIPTION = """\
 The peak memory of one training or inference step: how much, when, and what is alive then.
@@ -35,6 +37,8 @@ examples:
       the largest batch on a card
   staticmem analyze model.pt2 --optimizer adam -o report.json
       the report as JSON, to a file
+  staticmem analyze model.pt2 --batch 32 --optimizer adam -o report.html
+      a page with charts and sliders: one file, no network
   staticmem analyze model.pt2 --optimizer adam -o step.pickle
       the allocator's timeline and segments, for pytorch.org/memory_viz
 """
@@ -84,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
             from staticmem.analysis.export import EXPORTS as MAKERS
 
             exported, report = MAKERS[kind](study), None
+        elif kind == "html":
+            exported, report = _page(study, largest, args), None
         else:
             exported, report = None, replace(study.report, max_batch=largest)
     if report is not None:
@@ -105,3 +111,16 @@ def _largest(study: Study) -> LargestBatch:
     if study.request.gpu is None:
         raise no_card()
     return largest_batch(study, study.request.gpu)
+
+
+def _page(study: Study, largest: LargestBatch | None, args: argparse.Namespace) -> str:
+    """The HTML page, with the words that made it."""
+    import shlex
+    from dataclasses import replace
+
+    from staticmem.analysis.page import page
+    from staticmem.cli.words import SLIDERS, without
+
+    command, others = (shlex.join(["staticmem", *words]) for words in (args.words, without(args.words, SLIDERS)))
+    report = replace(study.report, max_batch=largest)
+    return page(study, report, units=args.units, command=command, what_if_command=others)

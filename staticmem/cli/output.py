@@ -32,6 +32,10 @@ def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
         from staticmem.report.json import dumps
 
         text = dumps(report)
+    elif kind == "html":
+        from staticmem.report.html import render as render_page
+
+        text = render_page(report, units=args.units)
     elif kind == "md":
         from staticmem.report.report_markdown import render
 

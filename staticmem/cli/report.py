@@ -8,8 +8,8 @@ from typing import Any
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
 
-FORMATS = ("table", "json", "md")
-SUFFIXES = {"txt": "table", "json": "json", "md": "md"}
+FORMATS = ("table", "json", "html", "md")
+SUFFIXES = {"txt": "table", "json": "json", "html": "html", "md": "md"}
 
 DESCRIPTION = """\
 Shows a report that 'staticmem analyze MODEL -o FILE.json' saved, in any format. The model is not needed.

@@ -1,0 +1,136 @@
+"""What every page of staticmem shares: the frame with its style, escaping, tables, bars. Made of text, no templates.
+
+A page is one file that asks for nothing else: its Content-Security-Policy allows the style and the script in it by
+their hashes, and no request. So there are no `style` attributes: classes and SVG attributes carry what varies.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+CUT = 400  # characters of a name that a page shows; the embedded report has all of it
+
+
+def visible(text: str) -> str:
+    """The text with what has no shape of its own spelled out: control characters, and those that turn the direction of
+    what follows, are in names only to deceive."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"⟨{ord(c):04X}⟩" for c in text)
+
+
+def cut(text: str, room: int = CUT) -> str:
+    """The text in at most `room` characters; both ends of a long name say what it is."""
+    return text if len(text) <= room else f"{text[: room // 2]} … {text[-(room // 2 - 3) :]}"
+
+
+def esc(text: str) -> str:
+    """Text of a model or of ours, for an element or a quoted attribute."""
+    return html.escape(visible(cut(text)))
+
+
+def name(text: str, cls: str = "") -> str:
+    """A name out of a model: in a font for code, and apart from the direction of the text around it."""
+    return f'<bdi class="name{f" {cls}" if cls else ""}">{esc(text)}</bdi>'
+
+
+def json_text(value: Any) -> str:
+    """JSON for a script element: no character in it can end the element or open a comment."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def data(id: str, kind: str, text: str) -> str:
+    """A block of data for the page's script; `text` is of `json_text` or base64."""
+    return f'<script type="{kind}" id="{id}">{text}</script>'
+
+
+@cache
+def asset(file: str) -> str:
+    """The text of a file in `assets`."""
+    return (files(__package__) / "assets" / file).read_text(encoding="utf-8")
+
+
+def page(title: str, body: str, *, styles: Sequence[str] = (), scripts: Sequence[str] = (), blocks: str = "") -> str:
+    """A whole page.
+
+    Args:
+        title: of the window; escaped here.
+        body: HTML of the body.
+        styles, scripts: names of assets beside the shared ones (base.css, base.js).
+        blocks: data elements (`data`), behind the body.
+    """
+    style = "\n".join(asset(file) for file in ("base.css", *styles))
+    parts = "\n".join(asset(file) for file in ("base.js", *scripts))
+    script = f'"use strict";\n{parts}'
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
+        f'<link rel="icon" href="data:,">\n<title>{esc(title)}</title>\n<style>{style}</style>\n</head>\n'
+        f"<body>\n{body}\n{blocks}\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
+
+
+def section(id: str, title: str, body: str, lead: str = "", tools: str = "") -> str:
+    """A section with a heading, a sentence under it (`lead`) and what stands beside it. All but `title` is HTML."""
+    head = f'<div class="head"><h2 id="{id}-title">{esc(title)}</h2>{tools}</div>'
+    said = f'<p class="lead">{lead}</p>' if lead else ""
+    return f'<section id="{id}" aria-labelledby="{id}-title">{head}{said}{body}</section>'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, id: str = "", right: Sequence[int] = (),
+          classes: Sequence[str] = (), caption: str = "") -> str:  # fmt: skip
+    """A table; cells are HTML, heads and caption are text.
+
+    Args:
+        right: columns of numbers.
+        classes: a class for each row.
+    """
+    sides = ['class="num"' if column in right else "" for column in range(len(heads))]
+    head = "".join(f'<th scope="col" {side}>{esc(text)}</th>' for text, side in zip(heads, sides, strict=True))
+    body = []
+    for index, row in enumerate(rows):
+        cells = "".join(f"<td {side}>{cell}</td>" for cell, side in zip(row, sides, strict=True))
+        body.append(f'<tr class="{classes[index]}">{cells}</tr>' if classes else f"<tr>{cells}</tr>")
+    above = f'<caption class="unseen">{esc(caption)}</caption>' if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption or "table")}">'
+        f"<table{f' id={id}' if id else ''}>{above}<thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def stacked_bar(parts: Iterable[tuple[str, float, str]], label: str, whisker: tuple[float, float] | None = None) -> str:
+    """A bar of segments: (class that colours it, share of the whole width from 0 to 1, title). `whisker` is a band."""
+    shapes, at = [], 0.0
+    for cls, share, title in parts:
+        if share > 0:
+            shapes.append(
+                f'<rect class="{cls}" x="{at * 1000:.2f}" y="4" width="{share * 1000:.2f}" height="16">'
+                f"<title>{esc(title)}</title></rect>"
+            )
+            at += share
+    if whisker is not None and whisker[1] > whisker[0]:
+        low, high = (min(max(share, 0.0), 1.0) * 1000 for share in whisker)
+        shapes.append(f'<path class="whisker" d="M{low:.2f} 1V23M{low:.2f} 12H{high:.2f}M{high:.2f} 1V23"/>')
+    return (
+        f'<svg class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label="{esc(label)}">'
+        f"{''.join(shapes)}</svg>"
+    )

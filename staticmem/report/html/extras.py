@@ -1,0 +1,35 @@
+"""What a page shows beside the report. Each part is optional: a page leaves out what it was not given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staticmem.report.html.addresses import AddressMap
+from staticmem.report.html.cards import CardRow
+from staticmem.report.html.timeline import Timeline
+from staticmem.report.html.what_if import WhatIf
+
+
+@dataclass(frozen=True, slots=True)
+class LeverRow:
+    """A change of the step and the peak of live bytes with it. `flags` make it on the command line."""
+
+    name: str
+    flags: str
+    peak_bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """`command` reproduces the report; `what_if_command` is it without what the sliders set. `left_out` says in
+    sentences what is missing and why."""
+
+    timeline: Timeline | None = None
+    addresses: AddressMap | None = None
+    cards: tuple[CardRow, ...] = ()
+    what_if: WhatIf | None = None
+    levers: tuple[LeverRow, ...] = ()
+    command: str = ""
+    what_if_command: str = "staticmem analyze MODEL"
+    left_out: tuple[str, ...] = ()

@@ -1,0 +1,190 @@
+"""The top of the page: the verdict, the meters, and the cards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from staticmem.report.html.base import esc, name, section, stacked_bar, table
+from staticmem.report.html.cards import CardRow
+from staticmem.report.model import Report
+from staticmem.report.words import category_name, place, step_name
+from staticmem.units import format_bytes
+
+# from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
+ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary")
+BEYOND = ("workspace", "rounding", "cached", "context", "libraries")
+_BEYOND_NAMES = {
+    "workspace": "workspaces of kernels",
+    "rounding": "rounding of blocks",
+    "cached": "cached and fragmented",
+    "context": "CUDA context",
+    "libraries": "loaded libraries",
+}
+_PLURALS = {
+    "parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "activation": "activations",
+    "temporary": "temporaries", "input": "inputs",
+}  # fmt: skip
+_MARKS = {"fits": "✓", "tight": "≈", "does not fit": "✗"}
+_METERS = {
+    "live": ("live tensors", "what PyTorch holds in tensors; exact where the graph is known"),
+    "allocated": ("allocated", "torch.cuda.memory_allocated: blocks of live tensors, and workspaces of kernels"),
+    "reserved": ("reserved", "torch.cuda.memory_reserved: what the caching allocator took from the driver"),
+    "device": ("device", "what nvidia-smi shows for the process: reserved, CUDA context, libraries"),
+}
+
+
+def part_name(category: str) -> str:
+    return _BEYOND_NAMES.get(category, category_name(category))
+
+
+def top_bar(sections: Sequence[tuple[str, str]]) -> str:
+    """The bar above everything: links to the sections, and what the page can do."""
+    links = "".join(f'<a href="#{id}">{esc(title)}</a>' for id, title in sections)
+    return (
+        '<a class="skip" href="#main">Skip to the report</a>'
+        f'<header class="top"><span class="brand">staticmem</span><nav aria-label="Sections">{links}</nav>'
+        '<span class="actions"><button type="button" id="download" class="needs-script">JSON</button>'
+        '<button type="button" id="theme" class="needs-script" aria-label="Theme: as the system">Theme</button></span>'
+        "</header>"
+    )
+
+
+def verdict(report: Report, cards: Sequence[CardRow], units: str) -> str:
+    """The headline, and what follows from it in a sentence or two."""
+    peak, at = report.peak, place(report.peak)
+    model = name(os.path.basename(report.model.path))
+    step = esc(step_name(report)).replace(esc(os.path.basename(report.model.path)), model, 1)
+    phase = "before the step" if peak.phase == "setup" else f"in {'the ' * (peak.phase == 'optimizer')}{peak.phase}"
+    phase += " step" if peak.phase == "optimizer" else ""
+    when = f", when {name(at)} runs" if at else ""
+    largest = max(peak.by_category, key=lambda key: peak.by_category[key], default="")
+    share = peak.by_category.get(largest, 0) / peak.live_bytes if peak.live_bytes else 0
+    made = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
+    return (
+        f'<div class="verdict"><p class="eyebrow">{step}</p>'
+        f'<h1><span id="peak-bytes" data-bytes="{peak.live_bytes}">{format_bytes(peak.live_bytes, units)}</span> '
+        f'<span class="of">live at the peak</span></h1><p class="lead">Most is alive {phase}{when}: '
+        f"{peak.tensors:,} tensors.{made} {_outcome(report, cards, units)}</p></div>"
+    )
+
+
+def _outcome(report: Report, cards: Sequence[CardRow], units: str) -> str:
+    """Whether it fits: the card that was asked for, else the smallest that has the memory."""
+    gpu, device = report.gpu, report.peak.device_bytes
+    if gpu is not None and device is not None:
+        left = f"{format_bytes(gpu.headroom_bytes, units)} to spare"
+        short = f"{format_bytes(gpu.missing_bytes, units)} short"
+        says = short if gpu.fit == "does not fit" or (gpu.fit == "tight" and gpu.missing_bytes) else left
+        return (
+            f'It needs {format_bytes(device, units)} of device memory: <strong class="{_cls(gpu.fit)}">'
+            f"{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong> on a {esc(gpu.name)}, {says}."
+        )
+    fitting = next((card for card in cards if card.fit == "fits"), None)
+    if fitting is not None:
+        return (
+            f"The smallest card here that has room is the {esc(fitting.name)} "
+            f"({format_bytes(fitting.headroom, units)} to spare)."
+        )
+    return "No card of the catalogue has the memory." if cards else ""
+
+
+def meters(report: Report, units: str) -> str:
+    """Four bars on one scale, with bands, and what the device meter consists of."""
+    peak = report.peak
+    values = {
+        "live": peak.live_bytes, "allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes,
+        "device": peak.device_bytes,
+    }  # fmt: skip
+    known = {key: value for key, value in values.items() if value is not None}
+    scale = max([*known.values(), *(band.high for band in peak.bands.values()), 1])
+    rows = []
+    for key, value in known.items():
+        title, says = _METERS[key]
+        band = peak.bands.get(key)
+        open_ = band is not None and band.high > band.low
+        bounds = (
+            f"{format_bytes(band.low, units)} to {format_bytes(band.high, units)}" if band and open_ else f"{value:,} B"
+        )
+        whisker = (band.low / scale, band.high / scale) if band and open_ else None
+        parts = _parts(report, key, value, scale, units)
+        label = f"{title}: {format_bytes(value, units)}" + (f", {bounds}" if open_ else "")
+        rows.append(
+            f'<div class="meter" id="meter-{key}"><div class="meter-name"><dfn title="{esc(says)}">{title}</dfn>'
+            f"<small>{esc(says)}</small></div>"
+            f'<div class="meter-bar">{stacked_bar(parts, label, whisker)}</div>'
+            f'<div class="meter-value"><b data-bytes="{value}">{format_bytes(value, units)}</b>'
+            f"<small>{bounds}</small></div></div>"
+        )
+    present = [part for part in (*ORDER, *BEYOND) if peak.by_category.get(part) or peak.device_by_category.get(part)]
+    legend = "".join(f'<span class="key"><i class="c-{part}"></i>{esc(part_name(part))}</span>' for part in present)
+    device = report.device
+    lead = ""
+    if device is not None:
+        lead = (
+            f"Allocated, reserved and device memory are peaks over three steps from the start of a process on "
+            f"{'an assumed' if device.assumed else 'the'} {esc(device.name)}, PyTorch {esc(device.torch_version)}, "
+            f"cuDNN {esc(device.cudnn_version)}. Lines over the bars are bands: what is known of workspaces, "
+            "fragmentation and the context."
+        )
+    return section(
+        "meters", "Four meters", f'<div class="meters">{"".join(rows)}</div><p class="keys">{legend}</p>', lead
+    )
+
+
+def _parts(report: Report, key: str, value: int, scale: int, units: str) -> list[tuple[str, float, str]]:
+    """The segments of a meter's bar; one where its parts are not known."""
+    peak = report.peak
+    parts: dict[str, int] = {}
+    if key == "live":
+        parts = {part: peak.by_category.get(part, 0) for part in ORDER}
+    elif peak.device_by_category:
+        shown = {"allocated": BEYOND[:2], "reserved": BEYOND[:3], "device": BEYOND}[key]
+        parts = {part: peak.device_by_category.get(part, 0) for part in (*ORDER, *shown)}
+    if sum(parts.values()) != value:
+        return [("c-plain", value / scale, format_bytes(value, units))]
+    return [
+        (f"c-{part}", size / scale, f"{part_name(part)}: {format_bytes(size, units)}") for part, size in parts.items()
+    ]
+
+
+def _cls(fit: str) -> str:
+    return {"fits": "fits", "tight": "tight"}.get(fit, "short")
+
+
+def fit_table(cards: Sequence[CardRow], units: str) -> str:
+    """Every card, the smallest first: what it has, what the step needs there."""
+    if not cards:
+        return ""
+    rows, classes = [], []
+    for card in cards:
+        need = min(card.expected / card.usable, 1.0)
+        band = f"{format_bytes(card.low, units)} to {format_bytes(card.high, units)}"
+        label = f"{card.expected / card.usable:.0%} of {card.name}"
+        mark = f'<strong class="{_cls(card.fit)}">{_MARKS[card.fit]} {esc(card.fit)}</strong>'
+        margin = f"{format_bytes(abs(card.headroom), units)} {'free' if card.headroom >= 0 else 'short'}"
+        assumed = f' <abbr title="assumed, no source: {esc(", ".join(card.assumed))}">*</abbr>' if card.assumed else ""
+        rows.append(
+            (
+                f"{esc(card.name)}{assumed}",
+                f"<small>{esc(card.architecture)}</small>",
+                format_bytes(card.usable, units),
+                f'<span title="{band}">{format_bytes(card.expected, units)}</span>',
+                stacked_bar(
+                    [(f"b-{_cls(card.fit)}", need, label)], label, (card.low / card.usable, card.high / card.usable)
+                ),
+                mark,
+                margin,
+            )
+        )
+        classes.append("asked" if card.asked else "")
+    grid = table(
+        ("Card", "Arch", "Usable", "Needs", "Share of the card", "Verdict", "Margin"), rows, id="cards",
+        right=(2, 3, 6), classes=classes, caption="GPU fit",
+    )  # fmt: skip
+    fitting = sum(card.fit == "fits" for card in cards)
+    lead = (
+        f"{fitting} of {len(cards)} cards have room for the whole band below 95 % of what CUDA gives on them. "
+        "Hover over a need for its band; a star marks figures without a source."
+    )
+    return section("fit", "Does it fit?", f'<div class="tall">{grid}</div>', lead)

@@ -1,0 +1,258 @@
+"""The sections below the verdict: charts (drawn by the page's script), tables, and what the numbers rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.report.html.base import esc, name, section, stacked_bar, table
+from staticmem.report.html.extras import Extras, LeverRow
+from staticmem.report.html.head import ORDER, part_name
+from staticmem.report.html.what_if import WhatIf
+from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
+from staticmem.report.words import place
+from staticmem.units import format_bytes, format_count
+
+ROWS = 50  # tensors in the table; the timeline and the JSON have more
+
+_CHART_KEYS = (
+    "Drag to move, wheel or +/\u2212 to zoom (click the chart first), 0 for the whole step, P for the peak, "
+    "arrow keys to walk through time and tensors, Escape to let go."
+)
+
+
+def _chart(id: str, label: str, tools: str = "") -> str:
+    """Where a canvas goes; the script fills it."""
+    return (
+        f'<div class="chart needs-script" id="{id}"><div class="tools">{tools}'
+        '<span class="buttons"><button type="button" data-do="out" aria-label="Zoom out">\u2212</button>'
+        '<button type="button" data-do="in" aria-label="Zoom in">+</button>'
+        '<button type="button" data-do="all">Whole step</button>'
+        '<button type="button" data-do="peak">Peak</button></span></div>'
+        f'<div class="canvas"><canvas class="main" tabindex="0" role="application" aria-label="{esc(label)}" '
+        f'aria-describedby="{id}-keys {id}-now"></canvas><div class="tip" hidden></div></div>'
+        f'<canvas class="overview" aria-hidden="true"></canvas>'
+        f'<p class="now" id="{id}-now" aria-live="polite"></p>'
+        f'<p class="hint" id="{id}-keys">{esc(_CHART_KEYS)}</p></div>'
+        '<p class="no-script">The chart needs JavaScript; the tables do not.</p>'
+    )
+
+
+def timeline_section(report: Report) -> str:
+    lead = (
+        "Every tensor of the step, stacked by category. The axis counts allocations and releases, not time. "
+        "The dashed line is the peak."
+    )
+    tools = '<label>Compare with <select id="capacity"></select></label><span class="legend" id="legend"></span>'
+    return section(
+        "timeline", "Memory over the step", _chart("timeline-chart", "Live memory over the step", tools), lead
+    )
+
+
+def address_section(extras: Extras, units: str) -> str:
+    found = extras.addresses
+    if found is None:
+        return ""
+    lead = (
+        f"Where PyTorch's caching allocator puts them: step {found.step} of a replayed process, "
+        f"{format_bytes(found.reserved_bytes, units)} reserved in {len(found.rows):,} segments ({esc(found.setting)}). "
+        "A band across is a segment; grey in it is memory that is held and not used."
+    )
+    return section("addresses", "Address map", _chart("address-chart", "Segments of the allocator over the step"), lead)
+
+
+def peak_section(report: Report, units: str) -> str:
+    """What the peak consists of: categories, phases, tensors."""
+    peak = report.peak
+    rows = []
+    for part in sorted(peak.by_category, key=lambda part: -peak.by_category[part]):
+        size = peak.by_category[part]
+        if size:
+            share = size / max(peak.live_bytes, 1)
+            rows.append(
+                (_key(part), format_bytes(size, units),
+                 f"{share:.1%}", stacked_bar([(f"c-{part}", share, "")], f"{part_name(part)}: {share:.1%}"))
+            )  # fmt: skip
+    categories = table(("Category", "Bytes", "Share", ""), rows, right=(1, 2), caption="Categories at the peak")
+    return section(
+        "peak", "Alive at the peak",
+        f'<div class="two"><div>{categories}</div><div>{_phases(report, units)}</div></div>{_tensors(report, units)}',
+    )  # fmt: skip
+
+
+def _phases(report: Report, units: str) -> str:
+    phases = report.phases
+    rows = [("before the step", format_bytes(phases.start_bytes, units), "")]
+    for title, found in (("forward", phases.forward), ("backward", phases.backward), ("optimizer", phases.optimizer)):
+        if found is not None:
+            rows.append(
+                (f"{title}, peak", format_bytes(found.peak_bytes, units), name(place(found)) if place(found) else "")
+            )
+        if title == "forward":
+            kept = f"{format_bytes(phases.forward_end_activation_bytes, units)} of activations kept"
+            rows.append(("forward, end", format_bytes(phases.forward_end_bytes, units), kept))
+    return table(("Phase", "Bytes", ""), rows, right=(1,), caption="Phases")
+
+
+def _tensors(report: Report, units: str) -> str:
+    entries: Sequence[TensorEntry] = (report.alive or report.top_tensors)[:ROWS]
+    rows = [
+        (
+            format_bytes(entry.bytes, units),
+            _key(entry.category),
+            name(entry.name), name(entry.module), name(entry.op),
+            f'<span class="shape">{esc(entry.dtype)}[{", ".join(map(str, entry.shape))}]</span>',
+            "<br>".join(esc(why) for why in entry.why[:4]) + ("<br>…" if len(entry.why) > 4 else ""),
+        )
+        for entry in entries
+    ]  # fmt: skip
+    grid = table(
+        ("Bytes", "Category", "Tensor", "Module", "Op", "Type and shape", "Why it is alive"), rows, id="tensors",
+        right=(0,), caption="Largest tensors at the peak",
+    )  # fmt: skip
+    rest = report.peak.tensors - len(entries)
+    more = f"The {len(entries)} largest; {rest:,} more are in the chart above." if rest > 0 else "All of them."
+    tools = (
+        '<div class="head"><h3>Largest tensors</h3><input type="search" id="tensor-filter" class="needs-script" '
+        'placeholder="Filter" aria-label="Filter the tensors"></div>'
+    )
+    return f'{tools}<p class="lead">{more}</p><div class="tall">{grid}</div>'
+
+
+def _key(category: str) -> str:
+    return f'<span class="key"><i class="c-{esc(category)}"></i>{esc(part_name(category))}</span>'
+
+
+def module_section(report: Report, units: str) -> str:
+    """The icicle, and the same as a table for readers that have no script, and for print."""
+    rows = [
+        (name(row.module) if row.module else "the model itself", format_bytes(row.bytes, units),
+         f"{row.bytes / max(report.peak.live_bytes, 1):.1%}",
+         stacked_bar([(f"c-{part}", row.by_category.get(part, 0) / max(report.peak.live_bytes, 1),
+                       f"{part_name(part)}: {format_bytes(row.by_category.get(part, 0), units)}") for part in ORDER],
+                     f"{row.bytes / max(report.peak.live_bytes, 1):.1%}"))
+        for row in report.peak.by_module[:30]
+    ]  # fmt: skip
+    grid = table(("Module (its own)", "Bytes", "Share", ""), rows, right=(1, 2), caption="Modules at the peak")
+    body = (
+        '<div class="icicle needs-script"><p class="crumbs" id="crumbs"></p>'
+        '<svg id="icicle" role="tree" aria-label="Memory at the peak by module"></svg>'
+        '<p class="now" id="icicle-now" aria-live="polite"></p></div>'
+        f"<details><summary>The {len(rows)} largest modules as a table</summary>{grid}</details>"
+    )
+    lead = "From left to right: the model, its modules, theirs. Choose one to see it alone; Backspace goes back."
+    return section("modules", "By module", body, lead)
+
+
+def what_if_section(found: WhatIf | None) -> str:
+    if found is None:
+        return ""
+    title = "What if"
+    if not found.settings:
+        return section("what-if", title, f"<p>No sliders for this model: {esc(found.reason)}.</p>")
+    lead = (
+        "The peak of live tensors for other settings, computed here from its closed form: every buffer has "
+        "<i>base + slope \u00d7 batch</i> bytes, rounded up to 512. The figures are those of "
+        "<code>staticmem analyze</code>, to the byte. Allocator, workspaces and context come on top."
+    )
+    body = (
+        '<form class="what-if needs-script" id="what-if-form"><div class="controls">'
+        '<label for="batch-range">Batch</label><div class="batch-row">'
+        '<input type="range" id="batch-range" min="0" max="1000" step="1">'
+        '<input type="number" id="batch" min="1" step="1" inputmode="numeric" aria-label="Batch"></div>'
+        '<label>Precision <select id="precision"></select></label>'
+        '<label>Optimizer <select id="optimizer"></select></label>'
+        '<label id="resolution-label">Resolution <select id="resolution"></select>'
+        '<small id="resolution-fixed" hidden>fixed in the file</small></label></div>'
+        '<div class="answer"><p class="big"><output id="what-if-peak"></output></p><p id="what-if-delta"></p>'
+        '<svg id="what-if-bar" class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img"></svg>'
+        '<p id="what-if-when"></p><p class="reason" id="what-if-reason" role="status"></p>'
+        '<svg id="what-if-chart" role="img" aria-label="Peak against batch"></svg></div>'
+        '<p class="command"><code id="what-if-command"></code></p></form>'
+        '<p class="no-script">The sliders need JavaScript.</p>'
+    )
+    return section("what-if", title, body, lead)
+
+
+def lever_section(levers: Sequence[LeverRow], peak: int, units: str) -> str:
+    """What changes of the step would give, the most helpful first."""
+    if not levers:
+        return ""
+    rows = []
+    for lever in sorted(levers, key=lambda lever: lever.peak_bytes):
+        change = lever.peak_bytes - peak
+        sign = "\u2212" if change < 0 else "+" if change > 0 else "±"
+        rows.append(
+            (esc(lever.name), f"<code>{esc(lever.flags)}</code>", format_bytes(lever.peak_bytes, units),
+             f"{sign}{format_bytes(abs(change), units)}", f"{change / max(peak, 1):+.0%}", esc(lever.note))
+        )  # fmt: skip
+    grid = table(("Lever", "Flags", "Peak", "Change", "", ""), rows, right=(2, 3, 4), caption="Levers")
+    return section("levers", "Levers", grid, "One change at a time, the rest as it is.")
+
+
+def basis_section(report: Report, extras: Extras, units: str) -> str:
+    """Assumptions, warnings, coverage, inputs: what the numbers rest on."""
+    ops = report.coverage.ops
+    total = max(ops.ruled + ops.transparent + ops.unknown, 1)
+    covered = (
+        f"<p>{ops.ruled + ops.transparent:,} of {total:,} ops are known"
+        + (
+            f'; <strong class="tight">{ops.unknown:,} are not</strong>, and are sized with caution.'
+            if ops.unknown
+            else "."
+        )
+        + "</p>"
+    )
+    if report.coverage.unknown:
+        rows = [(name(row.op), f"{row.count:,}", format_bytes(row.bytes, units)) for row in report.coverage.unknown]
+        covered += table(("Unknown op", "Count", "Bytes of results"), rows, right=(1, 2), caption="Unknown ops")
+    blocks = [f"<h3>Coverage</h3>{covered}"]
+    blocks += [
+        f"<h3>{title}</h3>{_notes(notes)}"
+        for title, notes in (
+            ("Warnings", report.warnings),
+            ("Assumptions", report.assumptions),
+            ("Notes", report.notes),
+        )
+        if notes
+    ]
+    if extras.left_out:
+        blocks.append(
+            f"<h3>Left out of this page</h3><ul>{''.join(f'<li>{esc(text)}</li>' for text in extras.left_out)}</ul>"
+        )
+    return section("basis", "What the numbers rest on", "".join(blocks))
+
+
+def _notes(notes: Sequence[NoteInfo]) -> str:
+    items = (
+        f"<li>{esc(note.text)}{f' <small>({note.count:,} places)</small>' if note.count > 1 else ''} "
+        f"<code>{esc(note.code)}</code></li>"
+        for note in notes
+    )
+    return f'<ul class="notes">{"".join(items)}</ul>'
+
+
+def model_section(report: Report, extras: Extras, units: str) -> str:
+    """The file, its inputs and outputs, and the command."""
+    model, parameters = report.model, report.parameters
+    rows = [("input", *_tensor(spec)) for spec in model.inputs] + [("output", *_tensor(spec)) for spec in model.outputs]
+    grid = table(("", "Name", "Type and shape", "In the file"), rows, caption="Inputs and outputs")
+    facts = (
+        f"<p>{name(model.path)}: {esc(model.format)}, {esc(model.producer)}, {format_bytes(model.file_bytes, units)}, "
+        f"{model.ops:,} ops, {format_count(parameters.count)} parameters ({parameters.count:,}, "
+        f"{format_bytes(parameters.bytes, units)}).</p>"
+    )
+    digest = f'<p>SHA-256 <code class="digest">{esc(model.sha256)}</code></p>' if model.sha256 else ""
+    command = ""
+    if extras.command:
+        command = (
+            '<h3>Reproduce</h3><div class="command"><pre id="command"><code>'
+            f"{esc(extras.command)}</code></pre>"
+            '<button type="button" id="copy" class="needs-script">Copy</button></div>'
+        )
+    return section("model", "Model and command", facts + digest + grid + command)
+
+
+def _tensor(spec: TensorInfo) -> tuple[str, str, str]:
+    shape = f'<span class="shape">{esc(spec.dtype)}[{", ".join(map(str, spec.shape))}]</span>'
+    symbolic = f"[{', '.join(map(str, spec.symbolic))}]" if spec.symbolic else ""
+    return name(spec.name), shape, name(symbolic) if symbolic else ""
