@@ -33,6 +33,7 @@ class Binder:
         self.bounds = DataBounds(self.symbols, self.tensors, self.sized)
         self.notes: list[Note] = []
         self.frames: dict[str, tuple[Frame, ...]] = {}
+        self.known_frames: dict[Frame, Frame] = {}
         self.rename: dict[str, str] = {}
         self.rebinder = BatchRebinder(archive.inputs, binding)
 
@@ -249,7 +250,8 @@ class Binder:
                 if not cls or fqn.startswith("_empty_nn_module_stack"):
                     continue
                 call = key.rpartition("@")[2] if "@" in key else ""
-                made.append(Frame(fqn, cls, int(call) if call.isdecimal() and len(call) < 16 else 0))
+                frame = Frame(fqn, cls, int(call) if call.isdecimal() and len(call) < 16 else 0)
+                made.append(self.known_frames.setdefault(frame, frame))  # one object each: they are compared a lot
             frames = self.frames[stack] = tuple(made)
         return frames
 

@@ -41,6 +41,9 @@ class Frame:
     cls: str = ""
     call: int = 0
 
+    def __hash__(self) -> int:
+        return hash(self.path)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:

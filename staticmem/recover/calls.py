@@ -13,21 +13,28 @@ def numbered(ops: Sequence[Op]) -> list[Op]:
     """The ops with `Frame.call` set: a path that is entered again after it was left is another call."""
     entered: Counter[str] = Counter()
     stack: list[Frame] = []
+    last: tuple[Frame, ...] = ()  # modules of the op before, in the file and with calls
+    modules: tuple[Frame, ...] = ()
     result: list[Op] = []
     for op in ops:
         if not op.modules:  # size arithmetic and the like, without a module: no call ends there
             result.append(op)
             continue
-        depth = 0
-        while depth < min(len(stack), len(op.modules)) and _same(stack[depth], op.modules[depth]):
-            depth += 1
-        del stack[depth:]
-        for frame in op.modules[depth:]:
-            stack.append(replace(frame, call=entered[frame.path]))
-            entered[frame.path] += 1
-        result.append(replace(op, modules=tuple(stack)))
+        if op.modules is not last:
+            last, depth = op.modules, 0
+            while depth < min(len(stack), len(last)) and _same(stack[depth], last[depth]):
+                depth += 1
+            del stack[depth:]
+            for frame in last[depth:]:
+                call = entered[frame.path]
+                stack.append(frame if frame.call == call else replace(frame, call=call))
+                entered[frame.path] += 1
+            modules = tuple(stack)
+            if modules == last:
+                modules = last
+        result.append(op if modules is last else replace(op, modules=modules))
     return result
 
 
 def _same(a: Frame, b: Frame) -> bool:
-    return a.path == b.path and a.cls == b.cls
+    return a is b or (a.path == b.path and a.cls == b.cls)

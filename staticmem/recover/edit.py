@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from staticmem.graph.ir import Arg, Op, Ref
 
@@ -12,17 +13,29 @@ class Ops:
     """Ops in order, with producers and readers. Changes are collected and applied by `done`."""
 
     def __init__(self, ops: Sequence[Op], outputs: Sequence[str] = ()) -> None:
+        self.given = ops
         self.ops: list[Op | None] = list(ops)
-        self.producer: dict[str, int] = {}
-        self.readers: dict[str, list[int]] = {}
-        for index, op in enumerate(ops):
-            for name in op.refs():
-                self.readers.setdefault(name, []).append(index)
-            for name in op.outputs:
-                self.producer[name] = index
         self.outputs = frozenset(outputs)
         self.renamed: dict[str, str] = {}
         self.inserted: dict[int, list[Op]] = {}
+
+    @cached_property
+    def producer(self) -> dict[str, int]:
+        """Index of the op that makes a value."""
+        return {name: index for index, op in enumerate(self.given) for name in op.outputs}
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """Indices of the ops that read a value, once for each use."""
+        found: dict[str, list[int]] = {}
+        for index, op in enumerate(self.given):
+            for name in op.refs():
+                known = found.get(name)
+                if known is None:
+                    found[name] = [index]
+                else:
+                    known.append(index)
+        return found
 
     def made_by(self, arg: Arg) -> Op | None:
         """The op that made a value, unless it is gone."""

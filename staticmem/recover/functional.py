@@ -77,7 +77,9 @@ def _promotions(ops: Ops, net: Net) -> None:
 def _each(ops: Ops, net: Net) -> None:
     for op in list(ops.ops):
         if op is not None and op.outputs:
-            ops.put(op, _single(op))
+            changed = _single(op)
+            if changed is not op:
+                ops.put(op, changed)
 
 
 def _single(op: Op) -> Op:

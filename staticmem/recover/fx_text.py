@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from staticmem import dtypes
@@ -20,6 +21,7 @@ MAX_DEPTH = 16
 
 _HEAD = re.compile(r"%(?P<name>[A-Za-z_]\w*) : (?:\[[^\]]*\] )?= (?P<kind>\w+)\[target=(?P<target>[^\]]+)\]\(args = ")
 _ATOM = re.compile(r"[^,()\[\]{}]+")
+_KEY = re.compile(r"\w+")
 _INT = re.compile(r"-?\d{1,19}\Z")
 _FLOAT = re.compile(r"-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)\Z")
 _WORDS: dict[str, Arg] = {"None": None, "True": True, "False": False}
@@ -101,18 +103,25 @@ class _Reader:
         match = _ATOM.match(self.text, self.position)
         if match is None:  # an empty string prints as nothing
             return ""
-        self.position = match.end()
-        word = match.group()
-        if self.text.startswith("(", self.position):  # slice(0, 1, None), device(type='cpu')
+        self.position = end = match.end()
+        word = match[0]
+        if self.text[end : end + 1] == "(":  # slice(0, 1, None), device(type='cpu')
             return (word, *self._items(")", depth))
         return _atom(word.strip())
 
     def _items(self, close: str, depth: int) -> tuple[Any, ...]:
         self.position += 1
         items: list[Any] = []
-        while not self.text.startswith(close, self.position):
+        text = self.text
+        while text[self.position : self.position + 1] != close:
             items.append(self.value(depth + 1))
-            self._comma(close)
+            after = text[self.position : self.position + 1]
+            if after == ",":
+                self.position += 2 if text[self.position + 1 : self.position + 2] == " " else 1
+                while text[self.position : self.position + 1] == " ":
+                    self.position += 1
+            elif after != close:
+                raise FxTextError(f"{close!r} expected at {self.position}")
         self.position += 1
         return tuple(items)
 
@@ -120,7 +129,7 @@ class _Reader:
         self.position += 1
         items: dict[str, Any] = {}
         while not self.text.startswith("}", self.position):
-            match = re.compile(r"\w+").match(self.text, self.position)
+            match = _KEY.match(self.text, self.position)
             if match is None:
                 raise FxTextError(f"key expected at {self.position}")
             self.position = match.end()
@@ -139,6 +148,7 @@ class _Reader:
             raise FxTextError(f"{close!r} expected at {self.position}")
 
 
+@lru_cache(4096)
 def _atom(word: str) -> Arg:
     if word.startswith("%"):
         return Ref(word[1:])

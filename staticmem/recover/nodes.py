@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union
 
 from staticmem.graph.ir import Frame, Note, Op, Value
@@ -107,7 +108,13 @@ class Recovered:
 
 def frames(node: Node) -> tuple[Frame, ...]:
     """The module calls around a node of a dynamo export. The last element of the lists is the operator itself."""
-    if not node.scopes or node.scopes[0].startswith("_empty_nn_module_stack"):
+    return _frames(node.scopes, node.classes) if node.scopes else ()
+
+
+@lru_cache(4096)
+def _frames(scopes: tuple[str, ...], classes: tuple[str, ...]) -> tuple[Frame, ...]:
+    """The same objects for all nodes of a module: they are compared all the time."""
+    if scopes[0].startswith("_empty_nn_module_stack"):
         return ()
-    classes = (*node.classes, *[""] * len(node.scopes))
-    return tuple(Frame(path, cls) for path, cls in zip(node.scopes[:-1], classes, strict=False))
+    classes = (*classes, *[""] * len(scopes))
+    return tuple([Frame(path, cls) for path, cls in zip(scopes[:-1], classes, strict=False)])

@@ -113,8 +113,9 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: We
     roles, stats = _roles(nodes)
     first = {p for node in nodes for p in node.inputs[:1]}
     names: set[str] = set()
+    known = set(found.all)
     for proto in graph.input:
-        if proto.name in found.all:
+        if proto.name in known:
             names.add(proto.name)
             continue
         value = type_value(proto.name, proto.type)
@@ -126,6 +127,7 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: We
         if kind is None and not (named and (used or _leaf_of_weight(proto.name))):
             continue
         _place(found, value, kind, roles, stats)
+        known.add(proto.name)
         names.add(proto.name)
     return names
 
@@ -140,14 +142,17 @@ def _leaf_of_weight(name: str) -> bool:
 def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights) -> None:
     """Weights that are made by Constant and ConstantOfShape nodes, added to `found`."""
     # ones and zeros of an InstanceNormalization are how a group norm is written
+    made = [node for node in nodes if node.op in ("Constant", "ConstantOfShape") and node.outputs]
+    if not made:
+        return
     roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
-    for node in nodes:
-        if node.op not in ("Constant", "ConstantOfShape") or not node.outputs:
-            continue
+    known = set(found.all)
+    for node in made:
         name = node.outputs[0]
         value = values.get(name)
-        if value is None or value.shape is None or name in found.all:
+        if value is None or value.shape is None or name in known:
             continue
+        known.add(name)
         if name in stats and value.dtype.is_floating_point:
             found.buffers[name] = value
         elif node.op == "Constant" and not value.dtype.is_floating_point and value.numel >= TABLE:
@@ -180,7 +185,7 @@ def lost_buffers(nodes: Sequence[Node], found: Weights, signature: Signature) ->
             continue  # statistics that the graph computes: a norm without running ones
         prefix = node.inputs[3].rpartition(".")[0] or node.name or node.outputs[0]
         name = f"{prefix}.num_batches_tracked"
-        if name not in found.all and name not in added:
+        if name not in known and name not in added:
             added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
     return list(added.values())
 
