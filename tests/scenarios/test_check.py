@@ -82,7 +82,7 @@ def test_levels_and_scenarios_of_a_config(tmp_path: Path, peak: int, capsys: pyt
 
 def test_what_cannot_be_analysed_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenarios = [{"name": "good"}, {"name": "bad", "resolution": 32, "dims": {"none": 3}}]
-    path = config(tmp_path, scenarios=scenarios, budgets=[{"metric": "live", "limit": "1 TiB"}])
+    path = config(tmp_path, scenarios=scenarios, budgets=[{"metric": "live", "limit": "100 GiB"}])
     code, out = run(capsys, path)
     assert code == 2
     assert "could not be checked" in out
