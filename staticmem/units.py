@@ -29,7 +29,7 @@ def format_count(n: int) -> str:
     return str(n)
 
 
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kKMGT]?i?B?)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
