@@ -15,6 +15,10 @@ class Band(NamedTuple):
     def plus(self, other: Band) -> Band:
         return Band(self.low + other.low, self.expected + other.expected, self.high + other.high)
 
+    def minus(self, other: Band) -> Band:
+        """What is left of a sum when one of its parts is taken away."""
+        return Band(self.low - other.low, self.expected - other.expected, self.high - other.high)
+
 
 def exactly(nbytes: int) -> Band:
     return Band(nbytes, nbytes, nbytes)

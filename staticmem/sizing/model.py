@@ -1,0 +1,131 @@
+"""The sizing report as frozen values; formats read it and none computes.
+
+Field names are those of the JSON (`schemas/sizing-1.schema.json` is generated from these classes). Bytes are integers.
+Within schema major 1, fields are only added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from staticmem.report.model import ModelInfo, NoteInfo, OpCount, ScenarioInfo
+
+SCHEMA = "staticmem.sizing/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many of a card a strategy needs: the fewest of 2, 4, 8, ... whose expected need is within 95 % of the usable
+    memory. `devices` is None where none is enough, and `why` says what stands in the way.
+
+    `device_bytes` is the need of the rank with the most. `checkpointing` says that the blocks had to be checkpointed.
+    """
+
+    strategy: str
+    devices: int | None
+    device_bytes: int | None
+    checkpointing: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What the user's price file says: `buy` for a card, `hour` for an hour of one."""
+
+    currency: str
+    buy: float | None
+    hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """One card. `device_*_bytes` is what the step needs on it, `fit` "fits", "tight" or "does not fit".
+
+    `headroom_bytes` is what the expected need leaves of the usable memory, `missing_bytes` what it is short of.
+    `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
+    `max_batch` is the largest batch that was tried and whose expected need is within 95 % of the usable memory (0: not
+    even the smallest), None where the batch is fixed. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a
+    second. `assumed` names figures of the card without a source.
+    """
+
+    slug: str
+    name: str
+    vendor: str
+    form: str | None
+    architecture: str
+    nominal_bytes: int
+    nvml_bytes: int
+    usable_bytes: int
+    device_low_bytes: int
+    device_bytes: int
+    device_high_bytes: int
+    fit: str
+    headroom_bytes: int
+    missing_bytes: int
+    fit_with_checkpointing: str | None
+    max_batch: int | None
+    max_batch_with_checkpointing: int | None
+    counts: tuple[Count, ...]
+    bandwidth_gb_s: int | None
+    tflops: Mapping[str, float]
+    tdp_w: int | None
+    link: str | None
+    year: int | None
+    price_class: str | None
+    price: Price | None
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The need at a batch or a resolution on the reference architecture; None with checkpointing where it does not
+    apply."""
+
+    batch: int | None
+    resolution: tuple[int, ...] | None
+    live_bytes: int
+    device_bytes: int
+    device_with_checkpointing_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change of the step: live peak with it, and what is saved (negative: what it costs). `flags` do it."""
+
+    what: str
+    flags: str
+    live_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """All of it. `date` is given by the user, or None; `data_checked` is the date of the catalog.
+
+    `blocks` is the class of the modules that checkpointing would take, None where the model repeats nothing.
+    """
+
+    schema: str
+    version: str
+    date: str | None
+    data_checked: str
+    model: ModelInfo
+    scenario: ScenarioInfo
+    step: str
+    parameters: int
+    live_bytes: int
+    recommendation: str
+    recommended: str | None
+    cards: tuple[CardRow, ...]
+    strategies: tuple[str, ...]
+    batches: tuple[Point, ...]
+    resolutions: tuple[Point, ...]
+    blocks: str | None
+    levers: tuple[Lever, ...]
+    coverage: OpCount
+    unknown_ops: tuple[str, ...]
+    assumptions: tuple[NoteInfo, ...]
+    warnings: tuple[NoteInfo, ...]
+    not_included: tuple[str, ...]
+    command: str
