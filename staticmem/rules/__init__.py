@@ -25,6 +25,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     padding,
     pointwise,
     pooling,
+    quantized,
     recurrent,
     reduction,
     resample,

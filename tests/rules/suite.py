@@ -37,6 +37,12 @@ _DYNAMIC = (
 _LIBRARIES = (
     "torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align",
     "torchvision::ps_roi_pool", "torchvision::deform_conv2d", "transformers::grouped_mm_fallback",
+    "com.microsoft::MatMulNBits", "quantized_decomposed::quantize_per_tensor",
+    "quantized_decomposed::quantize_per_channel", "quantized_decomposed::quantize_per_channel_group",
+    "quantized_decomposed::quantize_per_token", "quantized_decomposed::dequantize_per_tensor",
+    "quantized_decomposed::dequantize_per_channel", "quantized_decomposed::dequantize_per_channel_group",
+    "quantized_decomposed::dequantize_per_token", "quantized_decomposed::choose_qparams",
+    "quantized_decomposed::choose_qparams_symmetric",
 )  # fmt: skip
 UNCOVERED: dict[str, str] = {
     **{f"aten::{name}": _DATA for name in _DYNAMIC},

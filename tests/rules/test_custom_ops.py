@@ -56,3 +56,21 @@ def test_products_of_experts_make_both_gradients_at_once() -> None:
     assert seen.forward == [(200, 200)]
     assert seen.saved == ["in0", "in1"]
     assert [n for n, _ in seen.backward] == [160, 240]
+
+
+def test_quantised_values_take_one_byte_after_a_temporary_of_four() -> None:
+    """torch/ao/quantization/fx/_decomposed.py: scaled, rounded and clamped in the input's type, then converted."""
+    args = (f(4, 8).fixed, 0.1, 0, 0, 255)
+    seen = observed(call("quantized_decomposed::quantize_per_tensor", *args, dtype=dtypes.uint8))
+    assert [n for n, _ in seen.forward] == [128, 32]
+    assert seen.outputs[0] is not None
+    assert seen.outputs[0].dtype == "uint8"
+    back = observed(call("quantized_decomposed::dequantize_per_channel", i(4, 8), f(4).fixed, i(4)))
+    assert [n for n, _ in back.forward] == [128, 128]
+
+
+def test_a_weight_of_four_bits_gets_no_gradient() -> None:
+    seen = observed(call("com.microsoft::MatMulNBits", f(2, 6, 32), i(48, 1, 2), f(48).fixed, N=48))
+    assert seen.forward == [(2 * 6 * 48 * 4, 2304)]
+    assert seen.saved == ["in1"]
+    assert seen.backward == [(2 * 6 * 32 * 4, 1536)]

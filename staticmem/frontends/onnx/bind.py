@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import DimensionError
-from staticmem.frontends.onnx import branches, shapes, weights
+from staticmem.frontends.onnx import branches, loops, sequences, shapes, weights
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.rebind import Rebinder
@@ -20,16 +20,24 @@ if TYPE_CHECKING:
     from staticmem.frontends.onnx.model import OnnxModel
 
 
+_BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "torchvision::nms")
+
+
 def bind(model: OnnxModel, binding: Binding) -> Graph:
     """The ATen graph at these sizes."""
     proto = shapes.bound_proto(model.proto, binding.shapes)
     net, extra = _net(model, proto, model.nodes)
-    guessed = 0
+    guessed = endless = 0
     for _ in range(branches.MAX_ROUNDS):
-        if not branches.has_branches(proto.graph):
+        structured = branches.has_branches(proto.graph) or loops.has_loops(proto.graph)
+        listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
+        if not structured and not listed:
             break
         net.filled()
         guessed += branches.inline(proto.graph, net.consts)[1]
+        endless += loops.unroll(proto.graph, net.consts, net.values).guessed
+        if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
+            break
         converter = Converter()
         net, extra = _net(model, proto, tuple(converter.node(n) for n in proto.graph.node))
     names = net.weights
@@ -46,6 +54,13 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
                 guessed,
             )
         )
+    if endless:
+        text = "Loop or Scan whose number of turns is in the data: one turn was taken, training needs more"
+        notes.append(Note("warning", "SM266", text, endless))
+    by_data = sum(op.base in _BY_DATA for op in found.ops)
+    if by_data:
+        text = "sizes that are in the data (NonZero, Unique, masks) were taken as large as they can get"
+        notes.append(Note("assumption", "SM267", text, by_data))
     for name in found.restored:
         value = extra.constants.pop(name, None)
         if value is not None:

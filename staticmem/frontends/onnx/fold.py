@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from staticmem import dtypes
+from staticmem.frontends.onnx import contrib
 from staticmem.frontends.onnx.convert import type_value
 from staticmem.frontends.onnx.evaluate import EVALUATE, LIMIT, constant
 from staticmem.graph.ir import Value
@@ -119,6 +120,14 @@ class Folder:
         from onnx.defs import SchemaError
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
+        if node.domain == "com.microsoft" or node.op == "SimplifiedLayerNormalization":
+            try:
+                found_here = contrib.infer(node, self.net.values)
+            except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):
+                found_here = []  # a node that breaks its operator's definition
+            for known in found_here:
+                self.net.values.setdefault(known.name, known)
+            return
         version = self.versions.get(proto.domain, self.versions.get("ai.onnx"))
         if version is None:
             return

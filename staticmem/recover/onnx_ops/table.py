@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 from staticmem.graph.ir import Op
 from staticmem.recover.nodes import Node
-from staticmem.recover.onnx_ops import conv, matmul, norm, pointwise, recurrent, reduction, shape
+from staticmem.recover.onnx_ops import attention, conv, matmul, norm, pointwise, quantized, recurrent, reduction, shape
 from staticmem.recover.onnx_ops.context import Context, Rule
 
 RULES: Mapping[str, Rule] = {
+    **attention.RULES,
     **conv.RULES,
     **matmul.RULES,
     **norm.RULES,
     **pointwise.RULES,
+    **quantized.RULES,
     **recurrent.RULES,
     **reduction.RULES,
     **shape.RULES,
