@@ -20,7 +20,7 @@ from staticmem.report.model import SCHEMA, Report
 from staticmem.units import format_bytes
 
 T = TypeVar("T")
-CODE = "SM160"
+CODE = "SM173"
 LARGEST = 512 << 20  # bytes: a report with every tensor of a graph of a million ops is below it
 
 

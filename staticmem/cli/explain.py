@@ -1,0 +1,71 @@
+"""`staticmem explain CODE`: what a code of an error or a note means, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from staticmem.errors import UsageError, did_you_mean
+
+DESCRIPTION = "What the code of an error, warning or assumption means. Without a code, the list of all."
+
+KINDS = {
+    "SM1": "input", "SM2": "coverage, and what was found in a file", "SM3": "assumptions and levers",
+    "SM4": "hardware",
+}  # fmt: skip
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "explain", help="what a code such as SM301 means", description=DESCRIPTION, allow_abbrev=False
+    )
+    parser.set_defaults(run=run, parser=parser)
+    parser.add_argument("code", metavar="CODE", nargs="?", help="for example SM301")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def entries() -> dict[str, tuple[str, str]]:
+    """Title and text of every code."""
+    import yaml
+
+    found = yaml.safe_load((Path(__file__).with_name("codes.yaml")).read_text(encoding="utf-8"))
+    return {code: (entry["title"], entry["text"]) for code, entry in found.items()}
+
+
+def run(args: argparse.Namespace) -> int:
+    known = entries()
+    if args.code is None:
+        lines = [f"{code}  {title}" for code, (title, _) in known.items()]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return 0
+    code = args.code.strip().strip("[]").upper()
+    code = f"SM{code}" if code.isdigit() else code
+    if code not in known:
+        raise UsageError(
+            f"unknown code '{args.code}'", "Codes are SM and three digits; 'staticmem explain' lists them.",
+            did_you_mean(code, list(known)), "SM134",
+        )  # fmt: skip
+    title, text = known[code]
+    sys.stdout.write(f"{code}: {title} ({KINDS[code[:3]]})\n\n{textwrap.fill(text, 100)}\n")
+    return 0
+
+
+def page() -> str:
+    """docs/codes.md: written by `python -m staticmem.cli.explain`."""
+    parts = [
+        "# Codes",
+        "Errors, warnings and assumptions have codes that keep their meaning; `staticmem explain CODE` shows these\n"
+        "texts. This page is made by `python -m staticmem.cli.explain > docs/codes.md`.",
+    ]
+    known = entries()
+    for prefix, kind in KINDS.items():
+        rows = [f"| {code} | {title} | {text} |" for code, (title, text) in known.items() if code.startswith(prefix)]
+        parts.append(f"## {prefix}xx: {kind}\n\n| code | | |\n|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,48 @@
+"""Every code has an explanation, and every explanation a code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from staticmem.cli import explain
+from staticmem.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_codes_are_those_of_the_source() -> None:
+    used: set[str] = set()
+    for path in (ROOT / "staticmem").rglob("*.py"):
+        used |= set(re.findall(r"SM\d{3}\b", path.read_text(encoding="utf-8")))
+    assert used == set(explain.entries())
+
+
+def test_entries_are_sentences() -> None:
+    for code, (title, text) in explain.entries().items():
+        assert re.fullmatch(r"SM[1-4]\d\d", code)
+        assert not title.endswith(".")
+        assert text.endswith(".")
+        assert "|" not in text
+
+
+@pytest.mark.parametrize("word", ["SM301", "sm301", "[SM301]", "301"])
+def test_explain(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", word]) == 0
+    assert capsys.readouterr().out.startswith("SM301: batch assumed (assumptions and levers)\n\n")
+
+
+def test_list_and_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(explain.entries())
+    assert main(["explain", "SM999"]) == 2
+    assert "[SM134]" in capsys.readouterr().err
+
+
+def test_page_is_fresh(request: pytest.FixtureRequest) -> None:
+    path = ROOT / "docs" / "codes.md"
+    if request.config.getoption("--overwrite-golden"):
+        path.write_text(explain.page(), encoding="utf-8", newline="\n")
+    assert path.read_text(encoding="utf-8") == explain.page()
