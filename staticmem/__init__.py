@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from staticmem.analysis import analyze as analyze
     from staticmem.report.model import Report as Report
+    from staticmem.scenarios.sweep import sweep as sweep
 
-__all__ = ["Report", "StaticmemError", "__version__", "analyze"]
+__all__ = ["Report", "StaticmemError", "__version__", "analyze", "sweep"]
 
 from staticmem.errors import StaticmemError
 from staticmem.version import __version__
 
 
 def __getattr__(name: str) -> Any:
-    """`analyze` and `Report` on first use: importing the package alone costs nothing."""
+    """`analyze`, `sweep` and `Report` on first use: importing the package alone costs nothing."""
     if name == "analyze":
         from staticmem.analysis import analyze
 
         return analyze
+    if name == "sweep":
+        from staticmem.scenarios.sweep import sweep
+
+        return sweep
     if name == "Report":
         from staticmem.report.model import Report
 

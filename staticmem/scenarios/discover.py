@@ -78,7 +78,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if variable not in known:
             hint = did_you_mean(variable, known)
             if hint.startswith("Did") and _near(variable, hint):
-                raise ConfigError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM174")
+                raise ConfigError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM196")
             continue
         name = known[variable]
         words[name] = entries[name].kind.read(_node(variable, name, text))
@@ -129,20 +129,19 @@ def combined(below: Words, above: Words) -> dict[str, Any]:
     if "dims" in below and "dims" in above:
         words["dims"] = {**below["dims"], **above["dims"]}
     inherited = set(below) - set(above)
+    if above.get("mode") == "infer":
+        from staticmem.scenarios.fields import TRAINING
+
+        for name in inherited & set(TRAINING):
+            words.pop(name, None)
     if words.get("optimizer") == "none":
         words["optimizer"] = None
     optimizer = words.get("optimizer")
-    if optimizer is not None and above.get("optimizer") is not None and "mode" not in above:
-        words["mode"] = "train"
+    if above.get("optimizer") is not None and "mode" not in above:
+        words["mode"] = "train"  # with an optimizer or with "none", the question is training
     for name, owners in _OWNERS.items():
         if name in inherited and optimizer not in owners:
-            words.pop(name)
-    if "optimizer_impl" in inherited and optimizer == "rmsprop" and words["optimizer_impl"] == "fused":
-        words.pop("optimizer_impl")
-    if above.get("mode") == "infer" and "optimizer" in inherited:
-        words.pop("optimizer")
-    if above.get("mode") == "train" and "optimizer" not in words:
-        words.pop("momentum", None)
+            words.pop(name, None)
     if "checkpoint_every" in inherited and not words.get("checkpoint"):
         words.pop("checkpoint_every")
     if "checkpoint_sequential" in inherited and not words.get("checkpoint_segments"):

@@ -16,12 +16,13 @@ import numpy as np
 
 from staticmem.analysis import Request, Study, without_cycle_search
 from staticmem.errors import StaticmemError
-from staticmem.report.model import CATEGORIES
 from staticmem.scenarios.structure import Affine, Core, Curves, OptimizerPart, curves, take_apart
 
 # Words that change the optimizer's part of a step and nothing else of it. Whatever else a request says divides groups.
 # That they change nothing else is checked at every step that is run: `_Group._add`.
-OPTIMIZER_WORDS = ("optimizer", "optimizer_impl", "momentum", "weight_decay", "nesterov", "amsgrad", "centered")
+OPTIMIZER_WORDS = (
+    "optimizer", "optimizer_impl", "momentum", "dampening", "weight_decay", "nesterov", "amsgrad", "centered",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def run_one(study: Study, request: Request) -> Row:
 def row_of(study: Study) -> Row:
     """The row of a study's own request."""
     core, _ = take_apart(study.lifetimes, apart=False)
-    nothing = OptimizerPart.nothing(len(CATEGORIES))
+    nothing = OptimizerPart.nothing()
     return _rows([study.request], study.scenario.mode, curves(core, core.sizes()), [nothing], ["run"])[0]
 
 
@@ -169,7 +170,7 @@ class _Group:
     def _whole(self) -> list[Outcome]:
         """As `_together`, with the optimizer as part of the core."""
         batches = sorted({r.batch for r in self.requests}, key=lambda b: b or 0)
-        nothing = OptimizerPart.nothing(len(CATEGORIES))
+        nothing = OptimizerPart.nothing()
         rows: dict[int | None, Row] = {}
         for piece, covered in self._pieces(batches):
             method = "arrays" if isinstance(piece, Affine) else "run"
@@ -267,19 +268,19 @@ def _rows(
     requests: Sequence[Request], mode: str, made: Curves, parts: Sequence[OptimizerPart], methods: Sequence[str]
 ) -> list[Row]:
     """Rows of a core's peaks with the optimizer's part put back."""
-    state = CATEGORIES.index("optimizer_state")
     rows = []
     for i, (request, part) in enumerate(zip(requests, parts, strict=True)):
         live, phase = int(made.peak[i]) + part.state, made.peak_phase[i]
-        categories = made.by_category[i].copy()
+        by_category = dict(zip(made.categories, made.by_category[i].tolist(), strict=True))
         step = int(made.end[i]) + part.state + part.peak
         if step > live:
             live, phase = step, "optimizer"
-            categories = made.end_by_category[i] + np.asarray(part.peak_by_category)
-        categories[state] += part.state
+            by_category = dict(zip(made.categories, made.end_by_category[i].tolist(), strict=True))
+            for name, size in part.peak_by_category:
+                by_category[name] = by_category.get(name, 0) + size
+        by_category["optimizer_state"] += part.state
         peaks = dict(zip(made.phases, (made.phase_peak[i] + part.state).tolist(), strict=True))
         at_step = max(step, peaks.get("optimizer", 0)) if request.optimizer and mode == "train" else None
-        by_category = dict(zip(CATEGORIES, map(int, categories), strict=True))
         found = Row(
             request, mode, live, phase, by_category, peaks["forward"], peaks.get("backward"), at_step, methods[i]
         )

@@ -65,6 +65,12 @@ def modes() -> Sequence[str]:
     return MODES
 
 
+def _strategies() -> Sequence[str]:
+    from staticmem.parallel.names import STRATEGIES
+
+    return ("none", *STRATEGIES)
+
+
 def _in_place() -> Sequence[str]:
     from staticmem.recover.inplace import POLICIES
 
@@ -142,6 +148,8 @@ TRAINING: Mapping[str, Entry] = {
     "grad_scaler": Entry(Flag(), "torch.amp.GradScaler around loss and step.", "false"),
     "set_to_none": Entry(Flag(), "What zero_grad does.", "true"),
     "clip_grad_norm": Entry(Flag(), "clip_grad_norm_ before the step.", "false"),
+    "parallel": Entry(Word(_strategies), "Strategy of several GPUs: what one of them holds.", "zero3"),
+    "devices": Entry(Whole(example=8), "GPUs that share the work of parallel.", "8"),
 }  # fmt: skip
 # Of the device. A key is there where `Request` has the field.
 SOFTWARE: Mapping[str, Entry] = {

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from staticmem.errors import did_you_mean
 from staticmem.scenarios.document import ConfigError, Node
-from staticmem.units import GIB, KIB, MIB
+from staticmem.units import parse_bytes
 
-UNKNOWN_KEY, WRONG_VALUE = "SM172", "SM173"
+UNKNOWN_KEY, WRONG_VALUE = "SM194", "SM195"
 
 
 class Kind(Protocol):
@@ -147,18 +147,6 @@ class Resolution:
         return {"anyOf": [size, {"type": "string", "pattern": "^[0-9]+x[0-9]+$"}, pair]}
 
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(b|kib|mib|gib|kb|mb|gb)?", re.IGNORECASE)
-_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-def parse_bytes(text: str) -> int | None:
-    """`40 GiB`, `512MiB`, `16GB` (10^9 bytes) or plain bytes; None: it is none of them."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or len(text) > 40:
-        return None
-    return int(float(match[1]) * _UNITS[(match[2] or "b").lower()])
-
-
 @dataclass(frozen=True)
 class Bytes:
     """`40 GiB`, `512MiB`, `16GB` (10^9 bytes), or a number of bytes."""
@@ -170,10 +158,10 @@ class Bytes:
             found = parse_bytes(value)
         if found is not None and found > 0:
             return found
-        raise wrong(node, "It is a size with a unit: KiB, MiB, GiB, kB, MB, GB.", "Example: 40 GiB")
+        raise wrong(node, "It is a size with a unit: KiB, MiB, GiB, TiB, kB, MB, GB, TB.", "Example: 40 GiB")
 
     def schema(self) -> dict[str, Any]:
-        pattern = r"^[0-9]+(\.[0-9]+)? *([KkMmGg][Ii]?)?[Bb]?$"
+        pattern = r"^[0-9]+(\.[0-9]+)? *([KkMmGgTt][Ii]?)?[Bb]?$"
         return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 1}]}
 
 

@@ -101,7 +101,7 @@ class _Search:
             self.study.ask(self._request(batch)).result  # noqa: B018 - for its error
         except DimensionError as error:
             return self._fixed(batch, error)
-        return UsageError("no batch can be analysed", "", "Try 'staticmem analyze' with --batch 1.", code="SM179")
+        return UsageError("no batch can be analysed", "", "Try 'staticmem analyze' with --batch 1.", code="SM199")
 
     def _fixed(self, batch: int, error: DimensionError | None = None) -> UsageError:
         if error is None:
@@ -112,7 +112,7 @@ class _Search:
         why = f"{error.what[0].upper()}{error.what[1:]}." if error is not None else f"The file allows {batch} alone."
         return UsageError(
             "the batch of this model is fixed", why,
-            "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}.", code="SM179",
+            "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}.", code="SM199",
         )  # fmt: skip
 
     # -- live memory ---------------------------------------------------------------------------------------------
@@ -227,5 +227,5 @@ def with_largest(
 
 def no_card() -> UsageError:
     return UsageError(
-        "--max-batch needs a card", "The largest batch is that of a card's memory.", "Example: --gpu rtx-4090", "SM179"
+        "--max-batch needs a card", "The largest batch is that of a card's memory.", "Example: --gpu rtx-4090", "SM199"
     )

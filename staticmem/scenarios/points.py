@@ -41,7 +41,7 @@ def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, t
     if chosen is None and "model" not in lists and not all("model" in s for s in config.scenarios or ({},)):
         raise UsageError(
             "no model to analyse", "Neither the command line nor the config names one.",
-            "Write `model: file.pt2` into the config, or name the file.", code="SM176",
+            "Write `model: file.pt2` into the config, or name the file.", code="SM198",
         )  # fmt: skip
     words = dict(config.words)
     if model is not None and config.model is not None and model != config.model:
@@ -52,7 +52,7 @@ def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, t
         count = prod(len(values) for values in lists.values())
         if count > LIMIT:
             raise UsageError(
-                f"{count:,} configurations", f"A sweep has at most {LIMIT:,}.", "Shorten the lists.", code="SM175"
+                f"{count:,} configurations", f"A sweep has at most {LIMIT:,}.", "Shorten the lists.", code="SM197"
             )
         given = [(None, dict(zip(lists, values, strict=True))) for values in product(*lists.values())]
     return [
@@ -128,17 +128,17 @@ def parse_axes(words: Iterable[str]) -> dict[str, tuple[Any, ...]]:
                 f"--what-if '{word}' is not NAME=A,B",
                 "It lists what to try.",
                 "Example: --what-if batch=16,32",
-                "SM177",
+                "SM197",
             )
         if name not in known and not name.startswith("dims."):
             if not all(v.isascii() and v.isdigit() for v in values):
                 raise UsageError(
                     f"--what-if '{name}' is not known", f"Known: {', '.join(known)}, and dims.NAME.",
-                    did_you_mean(name, known), "SM177",
+                    did_you_mean(name, known), "SM197",
                 )  # fmt: skip
             name = f"dims.{word.partition('=')[0].strip()}"
         if name in found:
-            raise UsageError(f"--what-if {name} is given twice", "", f"Write {name}=A,B.", "SM177")
+            raise UsageError(f"--what-if {name} is given twice", "", f"Write {name}=A,B.", "SM197")
         kind = known["batch" if name.startswith("dims.") else name].kind
         found[name] = kind.read(_node(name, values))
     return found

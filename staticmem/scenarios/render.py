@@ -139,7 +139,8 @@ def render_csv(sweep: Sweep) -> str:
     """A header and a row for each configuration; bytes as integers, columns of cards have their name in brackets."""
     settings = list(dict.fromkeys(name for row in sweep.rows for name in row.settings if name != "mode"))
     header = ["index", "name", "model", "mode", *settings, "live_bytes", "phase"]
-    header += [f"{category}_bytes" for category in CATEGORIES]
+    categories = list(dict.fromkeys((*CATEGORIES, *(name for row in sweep.rows for name in row.by_category))))
+    header += [f"{category}_bytes" for category in categories]
     header += ["forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes", "method"]
     figures: tuple[str, ...] = (
         "fit",
@@ -161,7 +162,7 @@ def render_csv(sweep: Sweep) -> str:
     writer.writerow(header)
     for row in sweep.rows:
         cells: list[object] = [row.index, row.name, row.model, row.mode, *(row.settings.get(s) for s in settings)]
-        cells += [row.live_bytes, row.phase, *(row.by_category.get(c) for c in CATEGORIES)]
+        cells += [row.live_bytes, row.phase, *(row.by_category.get(c) for c in categories)]
         cells += [row.forward_peak_bytes, row.backward_peak_bytes, row.optimizer_peak_bytes, row.method]
         for number in range(len(sweep.gpus)):
             card = row.cards[number] if row.cards else None

@@ -38,12 +38,12 @@ class OptimizerPart:
     identity: int
     state: int
     peak: int
-    peak_by_category: tuple[int, ...]
+    peak_by_category: tuple[tuple[str, int], ...]
 
     @classmethod
-    def nothing(cls, categories: int) -> OptimizerPart:
+    def nothing(cls) -> OptimizerPart:
         """The part of no optimizer."""
-        return cls(0, 0, 0, (0,) * categories)
+        return cls(0, 0, 0, ())
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Core:
     """The step without its optimizer.
 
     `structure` is equal where two steps differ in bytes alone. `events` has an index into `nbytes` for an allocation,
-    and its complement for a release. `phases` has the phase of each event, as an index into `names`.
+    and its complement for a release. `phases` has the phase of each event, as an index into `names`, and `categories`
+    that of each buffer, as an index into `category_names`.
     """
 
     structure: int
@@ -61,6 +62,7 @@ class Core:
     events: Ints
     phases: Ints
     names: tuple[str, ...]
+    category_names: tuple[str, ...]
 
     def sizes(self) -> Ints:
         """Bytes of every buffer, rounded up to 512, as one row."""
@@ -118,22 +120,25 @@ def _core(lifetimes: Lifetimes, left_out: set[int]) -> Core:
     parameters = tuple(
         (b.name, b.shape, b.dtype.name, b.nbytes) for b in kept if b.category in ("parameter", "gradient")
     )
-    category = {name: index for index, name in enumerate(CATEGORIES)}
+    category_names = tuple(dict.fromkeys((*CATEGORIES, *(b.category for b in kept))))
+    category = {name: index for index, name in enumerate(category_names)}
     return Core(
         structure=hash((described, ran, tuple(events), names, tuple(phases.tolist()))),
         parameters=hash(parameters),
         nbytes=np.asarray([b.nbytes for b in kept], dtype=np.int64),
-        categories=np.asarray([category.get(b.category, len(CATEGORIES) - 1) for b in kept], dtype=np.int64),
+        categories=np.asarray([category[b.category] for b in kept], dtype=np.int64),
         events=np.asarray(events, dtype=np.int64),
         phases=phases,
         names=names,
+        category_names=category_names,
     )
 
 
 def _optimizer_part(
     lifetimes: Lifetimes, state: Sequence[int], added: Sequence[int], start: int, sizes: Sequence[int]
 ) -> OptimizerPart:
-    trace, categories = lifetimes.trace, dict.fromkeys(CATEGORIES, 0)
+    trace = lifetimes.trace
+    categories: dict[str, int] = {}
     level = lifetimes.level_before(start)
     within = lifetimes.live[start:]
     highest = max(within, default=level)
@@ -141,7 +146,8 @@ def _optimizer_part(
         tick = start + within.index(highest)
         for index in added:
             if lifetimes.born[index] <= tick < lifetimes.died[index]:
-                categories[trace.buffers[index].category] += lifetimes.sizes[index]
+                category = trace.buffers[index].category
+                categories[category] = categories.get(category, 0) + lifetimes.sizes[index]
     identity = hash(
         (
             tuple((trace.buffers[i].name, lifetimes.sizes[i]) for i in state),
@@ -150,7 +156,7 @@ def _optimizer_part(
         )
     )
     total = sum(lifetimes.sizes[i] for i in state)
-    return OptimizerPart(identity, total, max(highest - level, 0), tuple(categories.values()))
+    return OptimizerPart(identity, total, max(highest - level, 0), tuple(categories.items()))
 
 
 @dataclass(frozen=True)
@@ -210,13 +216,14 @@ class Curves:
     end_by_category: Ints
     phases: tuple[str, ...]
     phase_peak: Ints
+    categories: tuple[str, ...]
 
     def take(self, rows: Sequence[int]) -> Curves:
         """Some of the rows, in this order."""
         chosen = list(rows)
         return Curves(
             self.peak[chosen], [self.peak_phase[i] for i in chosen], self.by_category[chosen], self.end[chosen],
-            self.end_by_category[chosen], self.phases, self.phase_peak[chosen],
+            self.end_by_category[chosen], self.phases, self.phase_peak[chosen], self.categories,
         )  # fmt: skip
 
 
@@ -233,7 +240,7 @@ def curves(core: Core, sizes: Ints) -> Curves:
     order = np.arange(len(events))
     born[buffers[events >= 0]] = order[events >= 0]
     died[buffers[events < 0]] = order[events < 0]
-    onehot = np.eye(len(CATEGORIES), dtype=np.int64)[core.categories]
+    onehot = np.eye(len(core.category_names), dtype=np.int64)[core.categories]
     alive = (born[None, :] <= at[:, None]) & (at[:, None] < died[None, :])
     lasting = (died == len(events)).astype(np.int64)
     phase_peak = np.zeros((len(sizes), len(core.names)), dtype=np.int64)
@@ -253,4 +260,5 @@ def curves(core: Core, sizes: Ints) -> Curves:
         end_by_category=(sizes * lasting[None, :]) @ onehot,
         phases=core.names,
         phase_peak=phase_peak,
+        categories=core.category_names,
     )

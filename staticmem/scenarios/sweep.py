@@ -74,7 +74,7 @@ def _known_names(axes: Mapping[str, Any]) -> None:
 
     for name in axes:
         if name not in known() and not name.startswith("dims."):
-            raise UsageError(f"what_if '{name}' is not known", "", did_you_mean(name, known()), "SM177")
+            raise UsageError(f"what_if '{name}' is not known", "", did_you_mean(name, known()), "SM197")
 
 
 def run(

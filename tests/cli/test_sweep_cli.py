@@ -1,0 +1,206 @@
+"""`staticmem sweep`, `init`, configs and `--max-batch` as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import cli_files as files
+import jsonschema
+import pytest
+
+from staticmem.cli.main import main
+from staticmem.cli.progress import Progress
+from staticmem.scenarios.schema import config_schema, sweep_schema
+
+SEED = str(files.SEED)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert main(list(words)) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_init_then_sweep_then_analyze(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, err = said(capsys, "init", SEED)
+    assert out == ""
+    assert err == "Wrote staticmem.yaml and staticmem.schema.json\n"
+    assert json.loads((tmp_path / "staticmem.schema.json").read_text()) == config_schema()
+    assert (tmp_path / "staticmem.yaml").read_text().startswith("# yaml-language-server: $schema=./staticmem.schema")
+    before = (tmp_path / "staticmem.yaml").read_text()
+    _, err = said(capsys, "init", code=2)
+    assert "staticmem.yaml exists" in err
+    assert (tmp_path / "staticmem.yaml").read_text() == before
+    said(capsys, "init", SEED, "--force")
+    out, err = said(capsys, "sweep", "staticmem.yaml", "-j", "1")
+    assert err == ""
+    assert out.splitlines()[-1].startswith("6 configurations; 6 fit h100-sxm-80gb")
+    out, err = said(capsys, "analyze", "--batch", "2")
+    assert err == "Using staticmem.yaml\n"
+    assert "batch 2, Adam" in out.splitlines()[-1]
+    assert "fits a H100" in out.splitlines()[-1]
+    out, err = said(capsys, "analyze", "--no-config", code=2)
+    assert "no model to analyse" in err
+
+
+def test_init_to_another_folder_and_to_stdout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    said(capsys, "init", "m.pt2", "-o", "sub/c.yaml")
+    assert "model: ../m.pt2" in (tmp_path / "sub" / "c.yaml").read_text()
+    out, _ = said(capsys, "init", "-o", "-")
+    assert out.startswith("# yaml-language-server")
+    (tmp_path / "staticmem.schema.json").write_text("mine")
+    _, err = said(capsys, "init", code=2)
+    assert "staticmem.schema.json exists" in err
+    assert not (tmp_path / "staticmem.yaml").exists()
+    assert (tmp_path / "staticmem.schema.json").read_text() == "mine"
+
+
+def test_config_errors_have_three_lines_and_a_place(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("version: 1\ntrain:\n  optimizer: adamm\n")
+    for words in (["sweep", "c.yaml"], ["analyze", SEED, "--config", "c.yaml"]):
+        out, err = said(capsys, *words, code=2)
+        assert out == ""
+        assert (
+            err.splitlines()
+            == [
+                "error: c.yaml:3:14: optimizer is 'adamm' [SM195]",
+                "  It is one of sgd, adam, adamw, rmsprop, adagrad.",
+                "  Did you mean 'adam'?",
+            ]
+            or "Did you mean 'adam'?" in err.splitlines()[2]
+        )
+        assert err.startswith("error: c.yaml:3:14: optimizer is 'adamm' [SM195]\n")
+
+
+def test_flags_over_environment_over_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(f"version: 1\nmodel: {SEED}\ntrain: {{optimizer: sgd, batch: 2, momentum: 0.9}}\n")
+    out, _ = said(capsys, "analyze", "--config", "c.yaml", "-q")
+    assert "batch 2, SGD with momentum 0.9" in out
+    monkeypatch.setenv("STATICMEM_BATCH", "3")
+    out, _ = said(capsys, "analyze", "--config", "c.yaml", "-q", "--optimizer", "adam")
+    assert "batch 3, Adam" in out
+    out, _ = said(capsys, "analyze", "--config", "c.yaml", "-q", "--batch", "4", "--mode", "infer")
+    assert "inference of seed.pt2, batch 4" in out
+    monkeypatch.setenv("STATICMEM_CONFIG", "c.yaml")
+    out, err = said(capsys, "analyze")
+    assert "batch 3, SGD" in out
+    assert err == "Using c.yaml\n"
+
+
+def test_sweep_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sweep", SEED, "--no-config", "--what-if", "batch=1,2,3", "--what-if", "optimizer=none,adam"]
+    out, err = said(capsys, *words)
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].split() == ["#", "batch", "optimizer", "live", "phase"]
+    assert len(lines) == 1 + 6 + 2
+    assert lines[-1].startswith("6 configurations, live peaks from ")
+    out, _ = said(capsys, *words, "-f", "csv")
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert [row["batch"] for row in table] == ["1", "1", "2", "2", "3", "3"]
+    out, _ = said(capsys, *words, "-f", "json")
+    document = json.loads(out)
+    jsonschema.validate(document, sweep_schema())
+    assert [row["live_bytes"] for row in document["rows"]] == [int(row["live_bytes"]) for row in table]
+    alone, _ = said(capsys, "analyze", SEED, "--no-config", "--batch", "3", "--optimizer", "adam", "-f", "json")
+    assert document["rows"][-1]["live_bytes"] == json.loads(alone)["peak"]["live_bytes"]
+    target = tmp_path / "sweep.csv"
+    out, err = said(capsys, *words, "-o", str(target))
+    assert (out, err) == ("", f"Wrote {target}\n")
+    assert len(target.read_text().splitlines()) == 7
+    said(capsys, *words, "-o", str(target), code=2)
+    out, _ = said(capsys, *words, "-q")
+    assert len(out.splitlines()) == 1
+
+
+def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", SEED, "--no-config", "--what-if", "batch=1,64", "-j", "1"]
+    out, _ = said(capsys, *words, "--gpu", "2GiB", "--gpu", "l4")
+    last = out.splitlines()[-1]
+    assert last.startswith("2 configurations; 1 fit 2gib, the largest with ")
+    assert "1 fit l4" in last or "2 fit l4" in last
+    out, _ = said(capsys, *words, "--gpu", "2GiB", "--meter", "live")
+    assert "may fit" in out
+    out, _ = said(capsys, *words, "--gpu", "2GiB", "--max-batch")
+    assert "max batch" in out.splitlines()[0]
+    _, err = said(capsys, *words, "--max-batch", code=2)
+    assert "needs a card" in err
+
+
+def test_sweep_failures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, err = said(capsys, "sweep", str(tmp_path / "no.pt2"), "--no-config", "--what-if", "batch=1,2", code=2)
+    assert out == ""
+    assert "does not exist" in err
+    words = ["sweep", SEED, "--no-config", "--optimizer-impl", "fused", "--what-if", "optimizer=adam,rmsprop"]
+    out, err = said(capsys, *words)
+    assert err == "warning: 1 of 2 configurations could not be analysed\n"
+    assert "rmsprop has no fused implementation" in out
+    (tmp_path / "c.yaml").write_text("version: 1\n")
+    _, err = said(capsys, "sweep", str(tmp_path / "c.yaml"), code=2)
+    assert "no model to analyse" in err
+    _, err = said(capsys, "sweep", str(tmp_path / "c.yaml"), "--config", "d.yaml", code=2)
+    assert "two configs" in err
+
+
+def test_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["analyze", SEED, "--no-config", "--optimizer", "adam", "--max-batch"]
+    out, _ = said(capsys, *words, "--gpu", "2GiB", "-f", "json")
+    report = json.loads(out)
+    found = report["max_batch"]
+    assert report["scenario"]["batch"] == found["batch"] > 0
+    assert report["peak"]["device_bytes"] == found["device_bytes"] <= 2 << 30 < found["next_device_bytes"]
+    out, _ = said(capsys, *words, "--gpu", "2GiB", "--batch", "1", "-q")
+    assert f"The largest batch on 2gib is {found['batch']} (" in out
+    assert "batch 1," in out
+    out, _ = said(capsys, *words, "--gpu", "64MiB", "-q")
+    assert "No batch fits 64mib" in out
+    _, err = said(capsys, *words, code=2)
+    assert err.splitlines()[0] == "error: --max-batch needs a card [SM199]"
+
+
+@pytest.mark.parametrize("kind", ["report", "config", "sweep"])
+def test_schema(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, "schema", kind)
+    assert out == (files.ROOT / "schemas" / f"{kind}-1.schema.json").read_text(encoding="utf-8")
+
+
+def test_schema_of_what(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, "schema", "configs", code=2)
+    assert "Did you mean 'config'?" in err
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_waits_and_goes_away() -> None:
+    screen = Screen()
+    with Progress("configurations", stream=screen) as bar:
+        bar.update(1, 4)
+        assert screen.getvalue() == ""
+        bar.start -= 1
+        bar.update(2, 4)
+        assert screen.getvalue() == f"\rconfigurations [{'#' * 15}{'.' * 15}] 2 of 4"
+    assert screen.getvalue().endswith("\r\x1b[2K")
+    for quiet, stream in ((True, Screen()), (False, io.StringIO())):
+        with Progress("x", quiet, stream) as bar:
+            bar.start -= 1
+            bar.update(1, 2)
+        assert stream.getvalue() == ""
