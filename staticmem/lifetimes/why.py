@@ -57,6 +57,12 @@ def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
     place = op_place(graph, hold.op)
     if hold.kind == "saved":
         return f"saved for the backward of {place or _loss(hold.who)}"
+    if hold.kind == "recomputed":
+        return f"run again for the backward of {place or _loss(hold.who)}"
+    if hold.kind == "checkpoint":
+        return f"input of the checkpoint of {hold.who or 'the model'}, which runs again from it"
+    if hold.kind == "local":
+        return f"variable {hold.who} of optimizer.step()"
     if hold.kind == "gradient":
         if hold.who == "root gradient":
             return "first gradient of backward()"
