@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
 
 def page() -> str:
     """docs/codes.md: written by `python -m staticmem.cli.explain`."""
-    parts = [
-        "# Codes",
+    intro = (
         "Errors, warnings and assumptions have codes that keep their meaning; `staticmem explain CODE` shows these\n"
-        "texts. This page is made by `python -m staticmem.cli.explain > docs/codes.md`.",
-    ]
+        "texts. This page is made by `python -m staticmem.cli.explain > docs/codes.md`."
+    )
+    parts = ["# Codes", intro]
     known = entries()
     for prefix, kind in KINDS.items():
         rows = [f"| {code} | {title} | {text} |" for code, (title, text) in known.items() if code.startswith(prefix)]
