@@ -50,9 +50,9 @@ def choose_qparams(e: Eager, input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 @rule("com.microsoft::MatMulNBits")
-def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, N: int) -> Tensor:
+def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, columns: int) -> Tensor:
     """Saves the packed weight for the gradient of the input; the weight has none."""
-    out = e.empty((*a.shape[:-1], N), a.dtype, kernel="com.microsoft.MatMulNBits")
+    out = e.empty((*a.shape[:-1], columns), a.dtype, kernel="com.microsoft.MatMulNBits")
 
     def gradient(e: Eager, grads: Grads, need: Any) -> Tensor:
         return e.empty(a.shape, a.dtype, kernel="com.microsoft.MatMulNBits")

@@ -70,7 +70,7 @@ def test_quantised_values_take_one_byte_after_a_temporary_of_four() -> None:
 
 
 def test_a_weight_of_four_bits_gets_no_gradient() -> None:
-    seen = observed(call("com.microsoft::MatMulNBits", f(2, 6, 32), i(48, 1, 2), f(48).fixed, N=48))
+    seen = observed(call("com.microsoft::MatMulNBits", f(2, 6, 32), i(48, 1, 2), f(48).fixed, columns=48))
     assert seen.forward == [(2 * 6 * 48 * 4, 2304)]
     assert seen.saved == ["in1"]
     assert seen.backward == [(2 * 6 * 32 * 4, 1536)]

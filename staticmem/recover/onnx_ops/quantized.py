@@ -1,7 +1,7 @@
 """Quantised graphs (QDQ), local response normalisation, and selections whose size is in the data.
 
-QuantizeLinear and DequantizeLinear are what torch.ao writes as `quantized_decomposed`. Operators on integers (ConvInteger,
-QLinearConv) have no counterpart in PyTorch: they stay under their own names, with the sizes of their definitions.
+QuantizeLinear and DequantizeLinear are what torch.ao writes as `quantized_decomposed`. Operators on integers
+(ConvInteger, QLinearConv) have no counterpart in PyTorch: they keep their names, with the sizes of their definitions.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def non_zero(ctx: Context, node: Node) -> list[Op] | None:
 def matmul_n_bits(ctx: Context, node: Node) -> list[Op]:
     """com.microsoft MatMulNBits: a weight of few bits, which no gradient reaches."""
     args = [ctx.ref(name) if name else None for name in node.inputs]
-    return [ctx.op(node, "com.microsoft::MatMulNBits", *args, kwargs={"N": integer(node, "N", 0)})]
+    return [ctx.op(node, "com.microsoft::MatMulNBits", *args, kwargs={"columns": integer(node, "N", 0)})]
 
 
 RULES: dict[str, Rule] = {
