@@ -26,16 +26,17 @@ from staticmem.rules.dispatch import call
 from staticmem.rules.registry import RULES, Rule, rule
 
 _NAMES = {
-    "absolute": "abs", "arccos": "acos", "arcsin": "asin", "arctan": "atan",
-    "fix": "trunc", "negative": "neg", "multiply": "mul", "subtract": "sub", "divide": "div",
+    "absolute": "abs", "arccos": "acos", "arcsin": "asin", "arctan": "atan", "fix": "trunc", "negative": "neg",
+    "multiply": "mul", "subtract": "sub", "divide": "div",
 }  # fmt: skip
 _OUT_OF_PLACE = {
-    "arccosh": "acosh", "arcsinh": "asinh", "arctanh": "atanh", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne", "moveaxis": "movedim",
-    "unsafe_chunk": "chunk", "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes",
-    "linalg_matmul": "matmul", "bitwise_left_shift": "__lshift__", "bitwise_right_shift": "__rshift__",
-    "special_erf": "erf", "special_erfc": "erfc", "special_expit": "sigmoid", "special_exp2": "exp2", "special_expm1": "expm1",
-    "special_gammaln": "lgamma", "special_log1p": "log1p", "special_logit": "logit", "special_round": "round",
-    "special_softmax": "softmax", "special_log_softmax": "log_softmax", "special_logsumexp": "logsumexp",
+    "arccosh": "acosh", "arcsinh": "asinh", "arctanh": "atanh", "greater": "gt", "greater_equal": "ge", "less": "lt",
+    "less_equal": "le", "not_equal": "ne", "moveaxis": "movedim", "unsafe_chunk": "chunk", "unsafe_split": "split",
+    "unsafe_split_with_sizes": "split_with_sizes", "linalg_matmul": "matmul", "bitwise_left_shift": "__lshift__",
+    "bitwise_right_shift": "__rshift__", "special_erf": "erf", "special_erfc": "erfc", "special_expit": "sigmoid",
+    "special_exp2": "exp2", "special_expm1": "expm1", "special_gammaln": "lgamma", "special_log1p": "log1p",
+    "special_logit": "logit", "special_round": "round", "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax", "special_logsumexp": "logsumexp",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Complex tensors: views as pairs of real numbers, their parts, and what makes them.
 
-Conjugation is a flag of a view (aten/src/ATen/native/ComplexHelper.h, c10 `Conjugate` key): it allocates nothing until a
-kernel that cannot read it gets a copy.
+Conjugation is a flag of a view (aten/src/ATen/native/ComplexHelper.h, c10 `Conjugate` key): it allocates nothing
+until a kernel that cannot read it gets a copy.
 """
 
 from __future__ import annotations

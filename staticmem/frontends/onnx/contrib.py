@@ -1,5 +1,6 @@
-"""Sizes of results of com.microsoft's operators, for which onnx has no inference (onnxruntime/docs/ContribOperators.md).
+"""Sizes of results of com.microsoft's operators, for which onnx has no inference.
 
+Source: onnxruntime/docs/ContribOperators.md.
 Only sizes: what the operators mean is `recover/onnx_ops`.
 """
 

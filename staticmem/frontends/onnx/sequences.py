@@ -1,7 +1,7 @@
 """Sequences of tensors out of the way of inference, which keeps no sizes for their elements.
 
-`slice_splits` has the common pair of a split and its elements; `flatten` follows every list through the graph, as Python
-lists are no op in PyTorch either.
+`slice_splits` has the common pair of a split and its elements; `flatten` follows every list through the graph: Python's
+lists are no ops in PyTorch either.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention operators: the calls of PyTorch that they stand for.
 
-ONNX `Attention` (opset 23) and com.microsoft's `Attention`, `MultiHeadAttention`, `GroupQueryAttention` are projections,
+`Attention` (opset 23) and com.microsoft's `Attention`, `MultiHeadAttention`, `GroupQueryAttention` are projections,
 views as heads and one scaled-dot-product attention. `RotaryEmbedding` is what models write: x * cos + rotated(x) * sin.
 Definitions: onnx/docs/Operators.md, onnxruntime/docs/ContribOperators.md.
 """
