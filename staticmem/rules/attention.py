@@ -54,6 +54,35 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_
     return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
 
 
+def refusal(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> str | None:
+    """Why PyTorch has no such kernel for these inputs (sdp_utils.cpp, the constraints of each), or None.
+
+    It raises "No available kernel" where nothing else is allowed, and takes another one where it is.
+    """
+    half = q.dtype in (dtypes.float16, dtypes.bfloat16)
+    head = q.shape[-1]
+    reason = None
+    if kernel == "math":
+        return None
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        reason = "takes 4-D inputs only"
+    elif kernel in ("flash", "cudnn") and not half:
+        reason = f"takes half precision only, not {q.dtype.name}"
+    elif kernel == "flash" and mask is not None:
+        reason = "takes no mask"
+    elif kernel in ("flash", "cudnn") and head > 256:
+        reason = f"takes heads of up to 256, not {head}"
+    elif kernel == "cudnn" and (head % 8 or v.shape[-1] % 8):
+        reason = f"takes heads of a multiple of 8, not {head}"
+    elif kernel == "cudnn" and mask is not None and mask.requires_grad:
+        reason = "takes no mask that needs a gradient"
+    elif kernel == "efficient" and (head % (8 if half else 4) or v.shape[-1] % (8 if half else 4)):
+        reason = f"takes heads of a multiple of {8 if half else 4}, not {head}"
+    elif kernel == "efficient" and q.dtype is dtypes.float64:
+        reason = "has no float64"
+    return None if reason is None else f"{kernel} was asked for, but {reason}: PyTorch fails if it may take no other"
+
+
 @rule("aten::scaled_dot_product_attention", autocast="half")
 def scaled_dot_product_attention(
     e: Eager, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -66,7 +95,8 @@ def scaled_dot_product_attention(
         attn_mask = _float_mask(e, attn_mask, query)
     choice = choose_kernel(query, key, value, attn_mask, dropout_p)
     if e.sdpa != "auto":
-        choice = Choice(e.sdpa, "asked for")
+        why_not = refusal(e.sdpa, query, key, value, attn_mask, dropout_p)
+        choice = Choice(e.sdpa, "asked for") if why_not is None else Choice(choice.kernel, why_not)
     e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason] += 1
     if choice.kernel == "math":
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)

@@ -226,3 +226,23 @@ def test_an_op_without_rule_saves_what_goes_in_and_out() -> None:
     assert bench.saved() == [64, 16, 100]
     assert out.requires_grad
     assert fallback(bench.e, "custom::check", [x], []) == []
+
+
+@pytest.mark.parametrize(
+    ("sdpa", "dtype", "masked", "head", "kernel", "reason"),
+    [
+        ("flash", bfloat16, True, D, "cudnn", "flash was asked for, but takes no mask"),
+        ("flash", float32, False, D, "efficient", "half precision only, not float32"),
+        ("cudnn", bfloat16, False, 12, "flash", "heads of a multiple of 8, not 12"),
+        ("efficient", float64, False, D, "math", "has no float64"),
+        ("flash", bfloat16, False, D, "flash", "asked for"),
+        ("math", float32, True, D, "math", "asked for"),
+    ],
+)
+def test_a_kernel_that_pytorch_would_refuse_is_not_taken(
+    sdpa: str, dtype: DType, masked: bool, head: int, kernel: str, reason: str
+) -> None:
+    """sdp_utils.cpp: flash has `check_for_attn_mask`; with that backend alone PyTorch says "No available kernel"."""
+    bench, _ = attention(dtype, head, mask=(dtype, B, H, L, L) if masked else None, sdpa=sdpa)
+    ((what, why),) = bench.e.choices
+    assert (kernel in what, reason in why) == (True, True), (what, why)
