@@ -35,7 +35,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
             break
         net.filled()
         guessed += branches.inline(proto.graph, net.consts)[1]
-        endless += loops.unroll(proto.graph, net.consts, net.values).guessed
+        endless += loops.unroll(proto.graph, net.consts, net.values, model.opset).guessed
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()

@@ -29,14 +29,18 @@ def has_loops(graph: Any) -> bool:
     return any(node.op_type in ("Loop", "Scan") and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
-def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value]) -> Unrolled:
-    """Replaces the Loop and Scan nodes of a GraphProto by their turns. `contents` are known small tensors."""
+def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int) -> Unrolled:
+    """Replaces the Loop and Scan nodes of a GraphProto by their turns. `contents` are known small tensors.
+
+    Scan before opset 9 has a batch dimension of its own: it stays as it is.
+    """
     done = Unrolled()
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
         body = next((a.g for a in node.attribute if a.name == "body" and a.type == 5), None)
-        if node.domain not in ("", "ai.onnx") or node.op_type not in ("Loop", "Scan") or body is None:
+        names = ("Loop", "Scan") if opset >= 9 else ("Loop",)
+        if node.domain not in ("", "ai.onnx") or node.op_type not in names or body is None:
             graph.node.append(node)
             continue
         turns = _trips(node, contents) if node.op_type == "Loop" else _scanned(node, body, values)
