@@ -10,6 +10,7 @@ from staticmem.allocators import parse_settings
 from staticmem.analysis.request import Request
 from staticmem.hardware import communicators, gpus, profile
 from staticmem.hardware.kernels import Setup
+from staticmem.hardware.reductions import Multiprocessors
 from staticmem.meters import Device, DeviceMeters, on_device
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.training.step import StepResult
@@ -39,6 +40,7 @@ def device_of(request: Request) -> Device:
     setup = Setup(
         gpu.architecture, torch, allow_tf32=request.tf32, channels_last=request.channels_last,
         benchmark=request.cudnn_benchmark, cudnn=_library(request), profile=known,
+        multiprocessors=Multiprocessors(gpu.processors, gpus.THREADS[gpu.architecture]),
     )  # fmt: skip
     return Device(gpu, setup, parse_settings(request.alloc_conf))
 

@@ -26,7 +26,7 @@ from staticmem.eager.autograd import (
     zeros_of,
 )
 from staticmem.eager.tensor import Owner, Storage, Tensor
-from staticmem.eager.trace import Buffer, Hold, Kernel, Trace
+from staticmem.eager.trace import Buffer, Hold, Kernel, Reduction, Trace
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -338,7 +338,18 @@ class Eager:
         )
         strides = layout.contiguous_strides(kept)
         result = self.empty(kept, tensor.dtype, strides, "aten.sum.dim_IntList")
+        self.reduces(tensor, tuple(i for i, size in enumerate(tensor.shape) if kept[i] != size))
         return result if not lead else self.alias(result, shape, strides[lead:])
+
+    def reduces(self, tensor: Tensor, axes: Sequence[int]) -> None:
+        """The running kernel sums `tensor` over `axes`: its own memory depends on that (`hardware.reductions`)."""
+        self.trace.reductions[self._kernel] = Reduction(tensor.shape, tensor.strides, tuple(axes))
+
+    def copies(self, *tensors: Tensor) -> None:
+        """The running kernel makes these contiguous for itself, where they are not."""
+        made = tuple(t.dtype.nbytes(t.numel) for t in tensors if not t.is_contiguous)
+        if made:
+            self.trace.copies[self._kernel] = made
 
     def to_dtype(self, tensor: Tensor, dtype: DType) -> Tensor:
         """`to(dtype)`: the tensor itself when it has it already, else a copy that keeps the layout."""

@@ -6,6 +6,7 @@ Time is a tick: every allocation and every release is one tick, so an interval [
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from staticmem.dtypes import DType
 
@@ -60,15 +61,29 @@ class Hold:
     op: int = -1
 
 
+class Reduction(NamedTuple):
+    """What a kernel sums: sizes and strides (elements) of its input, and the axes that go."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
 @dataclass
 class Trace:
-    """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time."""
+    """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
+
+    `reductions` has the input of kernels (by index) whose own memory depends on it; `copies` the bytes of inputs that a
+    kernel makes contiguous for itself.
+    """
 
     kernels: list[Kernel] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
+    reductions: dict[int, Reduction] = field(default_factory=dict)
+    copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ticks: int = 0
     phase: str = "setup"
     op: int = -1

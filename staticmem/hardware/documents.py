@@ -39,7 +39,7 @@ def _parse(data: bytes) -> Any:
 
 
 # A YAML file of the package may have the same in JSON beside it: reading that takes a tenth of the time, and a start
-# without PyYAML. It counts only while it is of the very same YAML. `python -m staticmem.hardware.documents` writes them.
+# without PyYAML. It counts only while it is of the very same YAML. python -m staticmem.hardware.documents writes them.
 
 
 def _twin(path: Path, data: bytes) -> Any:

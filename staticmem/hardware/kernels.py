@@ -13,9 +13,11 @@ from staticmem.graph.ir import Graph
 from staticmem.hardware import conv_ops, temporaries
 from staticmem.hardware.band import NOTHING, Band, exactly
 from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
+from staticmem.hardware.conv_ops import Shape
 from staticmem.hardware.conv_workspace import fastest_plan, largest_plan, plans, workspace
 from staticmem.hardware.gpus import DEFAULT_ARCHITECTURE
-from staticmem.hardware.profile import DEFAULT_TORCH, Profile, load
+from staticmem.hardware.profile import DEFAULT_TORCH, Profile, load, version
+from staticmem.hardware.reductions import Multiprocessors, reduction_buffer
 
 if TYPE_CHECKING:
     from staticmem.hardware.cudnn import Cudnn
@@ -32,6 +34,7 @@ class Setup:
     benchmark: bool = False  # torch.backends.cudnn.benchmark
     cudnn: Cudnn | None = None  # asked instead of the tables of the package
     profile: Profile = field(default_factory=load)
+    multiprocessors: Multiprocessors = field(default_factory=Multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,13 @@ class KernelWorkspaces:
         if name in _GEMMS:
             return self._gemm(kernel, name)
         rule = _RULES.get(name)
-        return rule(self, kernel) if rule is not None else ()
+        needs = rule(self, kernel) if rule is not None else ()
+        if kernel in self.trace.reductions:
+            needs = (*needs, *self._reduction(kernel))
+        if kernel in self.trace.copies:
+            copies = self.trace.copies[kernel]
+            needs = (*[Need(exactly(n), FIRST, held=True, what="contiguous copy") for n in copies], *needs)
+        return needs
 
     # -- matrix products -----------------------------------------------------------------------------------------
 
@@ -195,13 +204,46 @@ class KernelWorkspaces:
             return ()
         (b, h, queries, head), (_, key_heads, keys, _) = buffers[0].shape, buffers[1].shape
         name = self.trace.kernels[kernel].name
+        itemsize = buffers[0].dtype.itemsize
         if "flash" in name:
-            band = temporaries.flash_backward(b, h, queries, keys, head, key_heads, buffers[0].dtype.itemsize)
+            bands = temporaries.flash_backward(b, h, queries, keys, head, key_heads, itemsize)
         elif "cudnn" in name:
-            band = temporaries.cudnn_attention_backward(b, h, queries, head)
+            bands = (temporaries.cudnn_attention_backward(b, h, queries, head),)
         else:
-            band = temporaries.efficient_backward(b, h, queries, head)
-        return (Need(band, held=True, what="attention backward"),)
+            bands = temporaries.efficient_backward(b, h, queries, head, itemsize)
+            if itemsize == 4:  # the product is gone when its sum is there
+                product, *bands_left = bands
+                first = Need(product, what="attention backward: product")
+                return [first, *[Need(band, held=True, what="attention backward") for band in bands_left]]
+        return [Need(band, held=True, what="attention backward") for band in bands]
+
+    # -- sums ----------------------------------------------------------------------------------------------------
+
+    def _reduction(self, kernel: int) -> list[Need]:
+        """Partial results of blocks that share an output, and their semaphores."""
+        shape, strides, axes = self.trace.reductions[kernel]
+        buffers = self._buffers.get(kernel)
+        return self._sum(shape, strides, axes, buffers[-1].dtype.itemsize) if buffers else []
+
+    def _sum(self, shape: Shape, strides: Shape, axes: Sequence[int], itemsize: int) -> list[Need]:
+        accumulator = max(itemsize, 4)
+        found = reduction_buffer(shape, strides, axes, self.setup.multiprocessors, accumulator)
+        names = ("partial sums", "semaphores")
+        return [Need(exactly(n), held=True, what=what) for n, what in zip(found, names, strict=True) if n]
+
+    def _layer_norm_backward(self, kernel: int) -> Sequence[Need]:
+        """Many short rows: gradients of weight and bias as partial sums of 32 rows, and then a sum over these."""
+        buffers = self._buffers.get(kernel, [])
+        parameters = buffers[1:]
+        if not parameters or version(self.setup.torch) < temporaries.LAYER_NORM_PARTIALS_SINCE:
+            return ()
+        columns, itemsize = conv_ops.numel(parameters[0].shape), parameters[0].dtype.itemsize
+        rows = conv_ops.numel(buffers[0].shape) // max(columns, 1)
+        blocks = temporaries.layer_norm_blocks(rows, columns, self.setup.multiprocessors.count)
+        if not blocks:
+            return ()
+        partial = Need(exactly(blocks * columns * itemsize), held=True, what="layer_norm backward: partial sums")
+        return [*[partial for _ in parameters], *self._sum((blocks, columns), (columns, 1), (0,), itemsize)]
 
     # -- indices -------------------------------------------------------------------------------------------------
 
@@ -246,6 +288,7 @@ _RULES: dict[str, Callable[[KernelWorkspaces, int], Sequence[Need]]] = {
     "aten.convolution.default": KernelWorkspaces._conv_forward,
     "aten.convolution_backward.default": KernelWorkspaces._conv_backward,
     "aten.embedding_dense_backward.default": KernelWorkspaces._embedding_backward,
+    "aten.native_layer_norm_backward.default": KernelWorkspaces._layer_norm_backward,
     "aten.index_put.default": KernelWorkspaces._index_put,
     "aten.index_put_.default": KernelWorkspaces._index_put,
     "aten.sort.default": KernelWorkspaces._sort,

@@ -15,17 +15,19 @@ def _round(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def flash_backward(batch: int, heads: int, queries: int, keys: int, head: int, key_heads: int, itemsize: int) -> Band:
+def flash_backward(
+    batch: int, heads: int, queries: int, keys: int, head: int, key_heads: int, itemsize: int
+) -> tuple[Band, ...]:
     """FlashAttention-2 backward: the sum over d_out x out, the query gradient in float32, expanded key gradients.
 
     aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum, rounded to 128
     queries and to 32 (above 128: 64) of the head; dk and dv of all query heads where there are fewer key heads.
     """
     rows, width = _round(queries, 128), _round(head, 32 if head <= 128 else 64)
-    total = batch * heads * rows * FLOAT + batch * heads * rows * width * FLOAT
+    bands = [exactly(batch * heads * rows * FLOAT), exactly(batch * heads * rows * width * FLOAT)]
     if key_heads != heads:
-        total += 2 * batch * keys * heads * _round(head, 8) * itemsize
-    return exactly(total)
+        bands += [exactly(batch * keys * heads * _round(head, 8) * itemsize)] * 2
+    return tuple(bands)
 
 
 def cudnn_attention_backward(batch: int, heads: int, queries: int, head: int) -> Band:
@@ -37,17 +39,47 @@ def cudnn_attention_backward(batch: int, heads: int, queries: int, head: int) ->
     return Band(batch * heads * queries * FLOAT, total, total + batch * heads * _round(queries, 128) * FLOAT)
 
 
-def efficient_backward(batch: int, heads: int, queries: int, head: int) -> Band:
+_GRADIENT_BLOCK = 64  # queries; kernel_backward.h: kBlockSizeI of kernels for heads up to 64 (128 for larger ones)
+_BLOCK_HEADER = 16  # bytes; kernel_backward.h, GradQTempStorage: a lock, a counter and padding
+
+
+def efficient_backward(batch: int, heads: int, queries: int, head: int, itemsize: int) -> tuple[Band, ...]:
     """Memory-efficient backward: delta, and the query gradient in blocks of float32.
 
-    aten/src/ATen/native/transformers/cuda/attention_backward.cu (delta) and mem_eff_attention/kernel_backward.h,
-    workspace_elements_gq: blocks of kBlockSizeI (64 or 128) queries by columns of the head; key and value gradients
-    stay in registers up to a head of 128.
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu: in float32 delta is (grad_out x out).sum(-1), made
+    contiguous: a product of the size of the result, which the sum outlives, and delta twice. In half precision the
+    kernel computes it. mem_eff_attention/kernel_backward.h, workspace_elements_gq: blocks of queries by 64 columns of
+    the head, each with a header; key and value gradients stay in registers up to a head of 128.
     """
-    delta = batch * heads * queries * FLOAT
-    least = batch * heads * _round(queries, 64) * _round(head, 32) * FLOAT
-    most = batch * heads * _round(queries, 128) * _round(head, 128) * FLOAT
-    return Band(delta, delta + least, delta + most)
+    delta = exactly(batch * heads * queries * FLOAT)
+    tiles, block = -(-head // 64), _GRADIENT_BLOCK if head <= 64 else 2 * _GRADIENT_BLOCK
+
+    def gradient(rows: int) -> int:
+        blocks = batch * heads * -(-queries // rows) * tiles
+        return blocks * (rows * 64 * FLOAT + _BLOCK_HEADER)
+
+    expected = gradient(block)
+    other = gradient(3 * _GRADIENT_BLOCK - block)
+    accumulated = Band(min(expected, other), expected, max(expected, other))
+    if itemsize < FLOAT:
+        return delta, accumulated
+    return exactly(batch * heads * queries * head * FLOAT), delta, delta, accumulated
+
+
+LAYER_NORM_PARTIALS_SINCE = (2, 8)  # torch; pull request 148605 of pytorch, merged in March 2025
+_LAYER_NORM_ROWS, _LAYER_NORM_COLUMNS, _LAYER_NORM_GRID = 32, 32, 32 * 1024
+
+
+def layer_norm_blocks(rows: int, columns: int, multiprocessors: int) -> int:
+    """Blocks of rows whose partial gradients are kept; 0 where one block of threads sums all rows of a column.
+
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: more than 65,536 rows that are
+    too short to fill half of the multiprocessors.
+    """
+    if rows <= 64 * 1024 or columns // _LAYER_NORM_COLUMNS >= multiprocessors // 2:
+        return 0
+    wide = -(-columns // _LAYER_NORM_COLUMNS)
+    return min(_LAYER_NORM_GRID // wide, -(-rows // _LAYER_NORM_ROWS))
 
 
 EMBEDDING_SORTS_ABOVE = 3072  # aten/src/ATen/native/cuda/Embedding.cu: up to here one kernel without a sort

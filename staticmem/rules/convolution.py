@@ -79,6 +79,7 @@ def convolution(
         if need[2]:
             assert bias is not None
             by_bias = e.empty(bias.shape, grad.dtype)
+            e.reduces(grad, [axis for axis in range(grad.ndim) if axis != 1])
         return by_input, by_weight, by_bias
 
     e.record("ConvolutionBackward0", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], [input, weight])

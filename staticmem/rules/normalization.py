@@ -132,11 +132,13 @@ def native_layer_norm(
     """As `layer_norm`; also returns the mean and the reciprocal std."""
     rows = input.ndim - (1 if isinstance(normalized_shape, int) else len(tuple(normalized_shape)))
     out = e.empty(input.shape, input.dtype, kernel="aten.native_layer_norm.default")
+    e.copies(input)
     stat_shape = input.shape[:rows] + (1,) * (input.ndim - rows)
     stats = [e.empty(stat_shape, _stat_dtype(input)) for _ in range(2)]
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.native_layer_norm_backward.default")
+        e.copies(input, grad_of(grads))
         results: list[Tensor | None] = [e.empty(input.shape, input.dtype) if need[0] else None]
         for parameter, wanted in ((weight, need[1]), (bias, need[2])):
             results.append(e.empty(parameter.shape, parameter.dtype) if parameter is not None and wanted else None)

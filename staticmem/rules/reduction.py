@@ -54,6 +54,7 @@ def mean(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     axes = axes_of(self, dim)
     name = "aten.mean.default" if dim is None else "aten.mean.dim"
     out = e.empty(reduced_shape(self, axes, keepdim), dtype or self.dtype, kernel=name)
+    e.reduces(self, axes)
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.pointwise("aten.div.Scalar", expanded(e, grad_of(grads), self, axes, keepdim))
@@ -70,6 +71,7 @@ def sum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: D
     axes = axes_of(self, dim)
     result = dtype or (self.dtype if self.dtype.is_differentiable else dtypes.int64)
     out = e.empty(reduced_shape(self, axes, keepdim), result, kernel="aten.sum.dim_IntList")
+    e.reduces(self, axes)
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return expanded(e, grad_of(grads), self, axes, keepdim)

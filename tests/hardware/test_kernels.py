@@ -171,14 +171,34 @@ def test_index_put_accumulates_in_backward_only() -> None:
     assert lone(name, "forward", op, inputs, (100, 100)).workspaces(0) == ()
 
 
-@pytest.mark.parametrize(("kernel", "nbytes"), [("flash", 2 * 4 * 128 * 4 * 65), ("efficient", 2 * 4 * 128 * 4 * 65)])
-def test_attention_backward(kernel: str, nbytes: int) -> None:
+ROWS = 2 * 4 * 128 * 4  # bytes of a float32 for each query
+
+
+@pytest.mark.parametrize(
+    ("kernel", "taken"),
+    [
+        ("flash", [(ROWS, True), (ROWS * 64, True)]),
+        # two blocks of 64 queries a head, each with a header of 16 bytes; the product is gone when its sum is there
+        ("efficient", [(ROWS * 64, False), (ROWS, True), (ROWS, True), (ROWS * 64 + 2 * 4 * 2 * 16, True)]),
+    ],
+)
+def test_attention_backward(kernel: str, taken: list[tuple[int, bool]]) -> None:
     op = Op("a", "aten::scaled_dot_product_attention", (Ref("q"),), {}, ("y",))
     shape = (2, 4, 128, 64)
     name = f"aten._scaled_dot_product_{kernel}_attention_backward.default"
-    (found,) = lone(name, "backward", op, (), shape, shape, shape).workspaces(0)
-    assert found.nbytes == nbytes
-    assert found.held
+    found = lone(name, "backward", op, (), shape, shape, shape).workspaces(0)
+    assert [(w.nbytes, w.held) for w in found] == taken
+
+
+def test_sums_and_copies_of_a_real_step() -> None:
+    """ConvNeXt: biases of its linear layers are summed over 16 x 56 x 56 rows; its downsampling norms read permuted."""
+    model = open_model(str(MODELS.parent / "tests" / "data" / "graphs" / "convnext_tiny.pt2"))
+    result = run_step(model.bind(resolve(model, batch=16)), Scenario("train", "sgd"))
+    found = needs(result)
+    sums = [need.band.expected for name, need in found if need.what == "partial sums" and "sum" in name]
+    assert max(sums) == 138_412_032
+    norms = {name for name, need in found if need.what == "contiguous copy"}
+    assert norms <= {"aten.native_layer_norm.default", "aten.native_layer_norm_backward.default"}
 
 
 def test_kernels_that_take_nothing() -> None:

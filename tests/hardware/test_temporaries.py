@@ -11,20 +11,35 @@ from staticmem.hardware.band import Band, exactly
 def test_flash_backward_rounds_queries_and_head() -> None:
     # 8 x 12 heads, 512 queries, head 64: row sums and the float32 query gradient
     rows = 8 * 12 * 512 * 4
-    assert t.flash_backward(8, 12, 512, 512, 64, 12, 2) == exactly(rows + rows * 64)
+    assert t.flash_backward(8, 12, 512, 512, 64, 12, 2) == (exactly(rows), exactly(rows * 64))
     # 100 queries count as 128, a head of 72 as 96
-    assert t.flash_backward(1, 1, 100, 100, 72, 1, 2) == exactly(128 * 4 + 128 * 96 * 4)
+    assert t.flash_backward(1, 1, 100, 100, 72, 1, 2) == (exactly(128 * 4), exactly(128 * 96 * 4))
 
 
 def test_flash_backward_expands_keys_of_grouped_queries() -> None:
-    plain = t.flash_backward(1, 32, 128, 256, 64, 32, 2).expected
-    assert t.flash_backward(1, 32, 128, 256, 64, 8, 2).expected - plain == 2 * 256 * 32 * 64 * 2
+    expanded = exactly(256 * 32 * 64 * 2)
+    assert t.flash_backward(1, 32, 128, 256, 64, 8, 2)[2:] == (expanded, expanded)
+    assert t.flash_backward(1, 32, 128, 256, 64, 32, 2)[2:] == ()
 
 
-def test_efficient_backward_is_a_query_gradient_and_delta() -> None:
-    low, expected, high = t.efficient_backward(2, 12, 512, 64)
-    delta = 2 * 12 * 512 * 4
-    assert (low, expected, high) == (delta, delta + delta * 64, delta + delta * 128)
+@pytest.mark.parametrize(
+    ("batch", "heads", "queries", "seen"),
+    [(16, 12, 197, 12_595_200), (4, 12, 512, 6_297_600)],  # PyTorch 2.14 on a stub: ViT-B/16, GPT-2
+)
+def test_the_query_gradient_of_efficient_backward(batch: int, heads: int, queries: int, seen: int) -> None:
+    product, delta, again, accumulated = t.efficient_backward(batch, heads, queries, 64, 4)
+    assert product == exactly(batch * heads * queries * 64 * 4)
+    assert delta == again == exactly(batch * heads * queries * 4)
+    assert accumulated.expected == seen
+    assert accumulated.low <= seen <= accumulated.high
+    assert t.efficient_backward(batch, heads, queries, 64, 2) == (delta, accumulated)
+
+
+def test_layer_norm_keeps_partial_sums_of_many_short_rows() -> None:
+    assert t.layer_norm_blocks(64 * 1024, 96, 132) == 0
+    assert t.layer_norm_blocks(200_704, 96, 132) == 200_704 // 32
+    assert t.layer_norm_blocks(4_000_000, 96, 132) == 32 * 1024 // 3  # the largest grid
+    assert t.layer_norm_blocks(200_704, 32 * 66, 132) == 0  # columns alone fill half of the multiprocessors
 
 
 @pytest.mark.parametrize("indices", [1, 3072])

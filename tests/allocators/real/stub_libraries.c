@@ -32,6 +32,7 @@ int cudaPointerGetAttributes(void *a, const void *p) {
 int cudaFuncGetAttributes(void *a, const void *f) {
   memset(a, 0, 200);
   ((int *)a)[6] = 1024; /* maxThreadsPerBlock */
+  ((int *)a)[9] = 90; /* binaryVersion: attention kernels check it */
   return 0;
 }
 int cuCtxGetCurrent(void **c) { *c = (void *)1; return 0; }
