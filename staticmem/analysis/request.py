@@ -140,10 +140,10 @@ class Request:
         return scenario, notes
 
     def _check_momentum(self, optimizer: str | None) -> None:
-        if self.momentum and optimizer != "sgd":
+        if self.momentum and optimizer not in ("sgd", "rmsprop"):
             raise UsageError(
                 f"--momentum does not apply to {optimizer or 'a step without optimizer'}",
-                "Only sgd has a momentum buffer here.",
+                "sgd and rmsprop have a momentum buffer.",
                 "Use --optimizer sgd, or leave --momentum out.",
                 code="SM132",
             )

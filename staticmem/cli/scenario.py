@@ -59,7 +59,7 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
     step = parser.add_argument_group("the step")
     step.add_argument("--optimizer", metavar="NAME", help="sgd, adam, adamw, rmsprop, adagrad; makes it training")
     step.add_argument("--optimizer-impl", metavar="IMPL", help="foreach (default, as on CUDA), fused, for-loop")
-    step.add_argument("--momentum", type=float, metavar="M", help="momentum of sgd (default 0)")
+    step.add_argument("--momentum", type=float, metavar="M", help="momentum of sgd or rmsprop (default 0)")
     step.add_argument("--mode", metavar="MODE", help="train or infer (default: train if an optimizer is given)")
     step.add_argument(
         "--loss", metavar="LOSS",
@@ -231,7 +231,7 @@ def model_of(args: argparse.Namespace) -> str:
         "no model to analyse",
         "Neither the command line nor a config names one.",
         "Example: staticmem analyze model.pt2; 'staticmem init' writes a config.",
-        code="SM176",
+        code="SM198",
     )
 
 
