@@ -257,4 +257,4 @@ def test_process_imports_only_what_it_needs() -> None:
     assert "torch" not in done.stdout.splitlines()[-1]
     code = "import sys, staticmem; print(*sorted(m for m in sys.modules if m.split('.')[0] == 'staticmem'))"
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert bare.stdout.strip() == "staticmem staticmem.errors"
+    assert bare.stdout.strip() == "staticmem staticmem.errors staticmem.version"
