@@ -14,7 +14,7 @@ LIMIT = 3_000  # ops: every lever costs a step, and the levers of a larger graph
 
 
 def lever_rows(study: Study) -> tuple[LeverRow, ...]:
-    """The levers that apply and change something, with their peaks of live bytes."""
+    """The levers that apply and help, with their peaks of live bytes."""
     if not study.scenario.training or len(study.result.graph.ops) > LIMIT:
         return ()
     rows = []
@@ -23,7 +23,7 @@ def lever_rows(study: Study) -> tuple[LeverRow, ...]:
             peak = study.ask(replace(study.request, gpu=None, **words)).lifetimes.peak_bytes
         except StaticmemError:
             continue  # a lever that this step cannot have
-        if peak != study.lifetimes.peak_bytes:
+        if peak < study.lifetimes.peak_bytes:
             rows.append(LeverRow(name, flags, peak, note))
     return tuple(rows)
 

@@ -109,10 +109,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, id: str = "", 
     for index, row in enumerate(rows):
         cells = "".join(f"<td {side}>{cell}</td>" for cell, side in zip(row, sides, strict=True))
         body.append(f'<tr class="{classes[index]}">{cells}</tr>' if classes else f"<tr>{cells}</tr>")
+    named = f' id="{id}"' if id else ""
     above = f'<caption class="unseen">{esc(caption)}</caption>' if caption else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption or "table")}">'
-        f"<table{f' id={id}' if id else ''}>{above}<thead><tr>{head}</tr></thead>"
+        f"<table{named}>{above}<thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 

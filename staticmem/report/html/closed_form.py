@@ -65,7 +65,7 @@ class ClosedForm:
         """
         if not self.low <= batch <= self.high:
             raise ValueError(f"batch {batch} is not in {self.low} to {self.high}")
-        return max(moment.at(batch) for moment in self.moments)
+        return max((moment.at(batch) for moment in self.moments), default=0)
 
 
 class NotAffineError(Exception):
@@ -126,24 +126,26 @@ def _lines(traced: Mapping[int, Lifetimes], batches: Sequence[int]) -> list[Line
 
 def _candidates(of: Lifetimes, lines: Sequence[Line], low: int, high: int) -> list[int]:
     """Ticks that may be the peak for some batch in the range; the earliest of equal ones."""
-    changes: list[tuple[int, int, int] | None] = [None] * of.ticks
+    changes: list[tuple[int, int, int, int] | None] = [None] * of.ticks  # sign, base, slope, slack
     for index, (base, slope) in enumerate(lines):
         exact = slope % ROUND == 0
         size = (round_up(base) if exact else base, slope, 0 if exact else ROUND - 1)
-        changes[of.born[index]] = size
+        changes[of.born[index]] = (1, *size)
         if of.died[index] < of.ticks:
-            changes[of.died[index]] = (-size[0], -size[1], -size[2])
+            changes[of.died[index]] = (-1, *size)
     tops: dict[tuple[int, int, int, int], int] = {}
     base = slope = slack = 0
     last, rising = 0, False
-    for tick, change in enumerate([*changes, (-1, 0, 0)]):
+    for tick, change in enumerate([*changes, (-1, 0, 0, 0)]):
         if change is None:
             continue
-        growing = change[0] > 0 or change[1] > 0
+        sign, growing = change[0], change[0] > 0
         if rising and not growing:  # equal lines are equal sums only where nothing is rounded
             tops.setdefault((base, slope, slack, tick if slack else 0), last)
-        base, slope, slack = base + change[0], slope + change[1], slack + change[2]
+        base, slope, slack = base + sign * change[1], slope + sign * change[2], slack + sign * change[3]
         rising, last = growing, tick
+    if not tops:
+        return []
     lines_of_tops = {top[:2] for top in tops}
     edges = _upper_edges(sorted(lines_of_tops), low, high)
     best = [max(line[0] + line[1] * batch for line in lines_of_tops) for batch in edges]

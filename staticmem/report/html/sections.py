@@ -180,10 +180,10 @@ def lever_section(levers: Sequence[LeverRow], peak: int, units: str) -> str:
     rows = []
     for lever in sorted(levers, key=lambda lever: lever.peak_bytes):
         change = lever.peak_bytes - peak
-        sign = "\u2212" if change < 0 else "+" if change > 0 else "±"
+        sign = "\u2212" if change < 0 else "+"
         rows.append(
             (esc(lever.name), f"<code>{esc(lever.flags)}</code>", format_bytes(lever.peak_bytes, units),
-             f"{sign}{format_bytes(abs(change), units)}", f"{change / max(peak, 1):+.0%}", esc(lever.note))
+             f"{sign}{format_bytes(abs(change), units)}", f"{sign}{abs(change) / max(peak, 1):.0%}", esc(lever.note))
         )  # fmt: skip
     grid = table(("Lever", "Flags", "Peak", "Change", "", ""), rows, right=(2, 3, 4), caption="Levers")
     return section("levers", "Levers", grid, "One change at a time, the rest as it is.")

@@ -332,12 +332,16 @@ function initTimeline(columns, settings) {
   const root = byId("timeline-chart");
   if (columns === null || root === null) return null;
   const source = new Timeline(columns, settings);
-  const known = capacities(settings.cards);
   const asked = settings.cards.find(([name]) => name === settings.asked);
-  if (asked !== undefined && !known.some(({ name }) => name === asked[0])) known.push({ name: asked[0], bytes: asked[1] });
+  const known = capacities(settings.cards.filter((card) => card !== asked));
+  if (asked !== undefined) known.push({ name: asked[0], bytes: asked[1] });
   known.sort((a, b) => a.bytes - b.bytes);
-  const near = known.find(({ bytes }) => bytes >= settings.peak_bytes && bytes <= settings.peak_bytes * 2.5);
-  const chosen = asked === undefined ? near : known.find(({ name }) => name === asked[0]);
+  // a card with room to spare would press the curve flat: then its line is there for those who choose it
+  const fair = ({ bytes }) => bytes <= settings.peak_bytes * 2.5;
+  const wanted = asked === undefined
+    ? known.find(({ bytes }) => bytes >= settings.peak_bytes)
+    : known.find(({ name }) => name === asked[0]);
+  const chosen = wanted !== undefined && fair(wanted) ? wanted : undefined;
   const select = byId("capacity");
   select.append(make("option", { value: "" }, "no card"));
   known.forEach((card, index) => select.append(make("option", { value: index }, `${card.name}, ${formatBytes(card.bytes, settings.units)}`)));
