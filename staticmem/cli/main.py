@@ -44,7 +44,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-VERBS = ("analyze", "sweep", "check", "init", "diff", "layers", "trace", "report", "export", "explain", "doctor", "completion")
+VERBS = (
+    "analyze", "sweep", "size", "gpus", "levers", "check", "init", "diff", "layers",
+    "trace", "report", "export", "explain", "doctor", "completion",
+)  # fmt: skip
 HIDDEN = ("schema",)
 
 

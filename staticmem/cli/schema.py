@@ -8,7 +8,7 @@ from typing import Any
 
 from staticmem.cli.values import one_of
 
-KINDS = ("report", "config", "sweep")
+KINDS = ("report", "config", "sweep", "levers", "sizing")
 
 
 def add_parser(verbs: Any) -> None:
@@ -29,8 +29,13 @@ def run(args: argparse.Namespace) -> int:
 
         sys.stdout.write(dumps())
         return 0
+    if args.kind == "sizing":
+        from staticmem.sizing.schema import dumps
+
+        sys.stdout.write(dumps())
+        return 0
     from staticmem.scenarios import schema
 
-    made = schema.config_schema() if args.kind == "config" else schema.sweep_schema()
+    made = getattr(schema, f"{args.kind}_schema")()
     sys.stdout.write(schema.dumps(made))
     return 0

@@ -45,6 +45,8 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
     properties = {}
     for field in fields:
         described = _type(hints[field.name], definitions)
+        if field.metadata.get("signed"):
+            described.pop("minimum")
         if "keys" in field.metadata:
             described["required"] = list(field.metadata["keys"])
         properties[field.name] = described

@@ -42,6 +42,7 @@ class Row:
 
 Outcome = Row | StaticmemError
 Done = Callable[[int], None]
+Progress = Callable[[int, int], None]  # so many done, of so many
 Key = tuple[Any, ...]
 Known = dict[tuple[Key, int, Key], OptimizerPart]  # by group, parameters, optimizer
 

@@ -4,11 +4,12 @@ integers; within schema major 1, fields are only added."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from staticmem.report.model import LargestBatch
 
 SCHEMA = "staticmem.sweep/1"
+LEVERS_SCHEMA = "staticmem.levers/1"
 
 MAY_FIT = "may fit"  # beside the words of hardware.sizing.Fit: live memory alone does not rule it out
 Setting = str | int | float | bool | None
@@ -78,3 +79,41 @@ class Sweep:
     meters: tuple[str, ...]
     gpus: tuple[str, ...]
     rows: tuple[SweepRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeverRow:
+    """A change of the step. `flags` are what to add to the command line, `live_bytes` and `device_bytes` its peaks,
+    analysed in full; `saved_bytes` is what it saves of the device memory, or of the live memory without a card
+    (negative: it takes more).
+
+    `operations` are floating-point operations of the step (products, convolutions, attention), and `compute` their
+    change as a fraction: 0.31 is 31 % more. `changes`: "none" but memory and time, "numerics", or "training".
+    """
+
+    does: str
+    flags: str
+    live_bytes: int
+    device_bytes: int | None
+    fit: str | None
+    saved_bytes: int = field(metadata={"signed": True})
+    operations: int
+    compute: float
+    changes: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Levers:
+    """The levers of a step, those that save most first. `base` is the step as it was asked for.
+
+    `gpu` and `usable_bytes` are the card's, `budget_bytes` what the step may need; None: not given.
+    """
+
+    schema: str
+    model: str
+    gpu: str | None
+    usable_bytes: int | None
+    budget_bytes: int | None
+    base: LeverRow
+    rows: tuple[LeverRow, ...]

@@ -10,7 +10,7 @@ from typing import Any
 
 from staticmem.report.schema import schema_of
 from staticmem.scenarios.fields import ROOT, VERSION
-from staticmem.scenarios.model import SCHEMA, Sweep
+from staticmem.scenarios.model import LEVERS_SCHEMA, SCHEMA, Levers, Sweep
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 
@@ -23,6 +23,11 @@ def config_schema() -> dict[str, Any]:
 def sweep_schema() -> dict[str, Any]:
     """The schema of `staticmem sweep -f json`."""
     return schema_of(Sweep, SCHEMA)
+
+
+def levers_schema() -> dict[str, Any]:
+    """The schema of `staticmem levers -f json`."""
+    return schema_of(Levers, LEVERS_SCHEMA)
 
 
 def dumps(schema: dict[str, Any]) -> str:

@@ -1,0 +1,86 @@
+"""`staticmem levers MODEL`: what would make the step smaller."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from staticmem.cli import scenario
+from staticmem.cli.reporting import add_output, chosen_format
+from staticmem.errors import UsageError
+
+FORMATS = ("table", "json")
+SUFFIXES = {"txt": "table", "json": "json"}
+
+DESCRIPTION = """\
+What would make a step smaller, ranked: mixed precision, checkpointing, gradient accumulation, other optimizers,
+freezing, offload, ... Each is a step of its own that is analysed in full; 'compute' is the change of its floating-point
+operations.
+With --gpu it is device memory that is saved, and each says whether it fits; else live memory.
+"""
+
+EPILOG = """\
+examples:
+  staticmem levers model.pt2 --batch 64 --optimizer adamw
+  staticmem levers model.pt2 --batch 64 --optimizer adamw --gpu rtx-4090
+  staticmem levers model.pt2 --batch 64 --optimizer adamw --budget 16GiB
+      with the set of checkpoints that reaches 16 GiB at least compute
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "levers",
+        help="what would make a step smaller, and what it costs",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    scenario.add_model(parser, optional=True)
+    scenario.add_scenario(parser)
+    question = parser.add_argument_group("the question")
+    question.add_argument(
+        "--budget", type=size, metavar="SIZE",
+        help="memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the card's)",
+    )  # fmt: skip
+    add_output(parser, FORMATS)
+
+
+def size(text: str) -> int:
+    """A size with its unit in bytes."""
+    from staticmem.units import parse_bytes
+
+    found = parse_bytes(text)
+    if not found:
+        raise UsageError(
+            f"--budget '{text}' is not a size", "It is a number with KiB, MiB, GiB, kB, MB or GB.",
+            "Example: --budget 16GiB", "SM195",
+        )  # fmt: skip
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    from staticmem.analysis import Study
+    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.progress import Progress
+    from staticmem.cli.source import model_path
+    from staticmem.report.json import plain_text
+    from staticmem.scenarios.levers import levers
+    from staticmem.scenarios.levers_text import render, verdict
+
+    if args.output not in (None, "-"):
+        check_target(args.output, args.force)
+    kind = chosen_format(args, SUFFIXES, "table")
+    wanted = scenario.request(args)
+    with model_path(scenario.model_of(args)) as path, Progress("levers", args.quiet) as bar:
+        found = levers(Study.open(path, wanted), wanted.gpu, args.budget, bar.update)
+    if kind == "json":
+        text = plain_text(found)
+    elif args.quiet:
+        text = style_of(args).plain(verdict(found, args.units)) + "\n"
+    else:
+        text = render(found, style_of(args), args.units)
+    put(text, args)
+    return 0
