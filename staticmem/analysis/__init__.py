@@ -64,6 +64,7 @@ def analyze(
     devices: int | None = None,
     method: str = "liveness",
     gpu: str | None = None,
+    gpus_file: str | os.PathLike[str] | None = None,
     alloc_conf: str | None = None,
     torch_version: str | None = None,
     tf32: bool = True,
@@ -102,6 +103,7 @@ def analyze(
         method: "textbook" adds the textbook estimate to the report.
         gpu: a card by name or size ("h100-sxm-80gb", "24GB"), which allocated, reserved and device memory are then
             for, and whether it fits. Without one they are for an H100.
+        gpus_file: a YAML file with cards of your own (docs/hardware.md).
         alloc_conf: settings of the allocator as PYTORCH_ALLOC_CONF spells them ("expandable_segments:True").
         torch_version: the PyTorch that runs ("2.13"): decides cuBLAS workspaces and the version of cuDNN.
         tf32: torch.backends.cudnn.allow_tf32. channels_last: the model and its inputs are in torch.channels_last.

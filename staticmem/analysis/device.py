@@ -31,7 +31,7 @@ def device_of(request: Request) -> Device:
         UsageError: no such card, or a word that is not understood.
         CudnnError: libcudnn was asked for and is not there.
     """
-    gpu = gpus.find(request.gpu or DEFAULT_GPU)
+    gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
     known = profile.load(Path(request.profile) if request.profile is not None else None)
     if request.parallel is not None:
         known = replace(known, libraries=known.libraries.plus(communicators.NCCL))

@@ -66,6 +66,7 @@ class Request:
     devices: int | None = None
     method: str = "liveness"
     gpu: str | None = None
+    gpus_file: str | None = None
     alloc_conf: str | None = None
     torch_version: str | None = None
     tf32: bool = True

@@ -189,6 +189,12 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|mb|mib|g|m)", re.IGNORECASE)
 _UNITS = {"gb": GIB, "g": GIB, "gib": GIB, "mb": MIB, "m": MIB, "mib": MIB}
 
 
+def parse_size(text: str) -> int | None:
+    """Bytes of `24GB` (as vendors count: 2**30), `24GiB`, `512MB`; None for other text."""
+    match = _SIZE.fullmatch(text.strip())
+    return int(float(match.group(1)) * _UNITS[match.group(2).lower()]) if match is not None else None
+
+
 def catalog(file: str | None = None) -> Mapping[str, Gpu]:
     """The cards of the package, and those of a user's file over them."""
     return cards() if file is None else {**cards(), **load(Path(file))}
@@ -208,16 +214,14 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | None 
     slug = re.sub(r"[\s_]+", "-", query.strip().lower())
     if slug in known:
         return known[slug]
-    match = _SIZE.fullmatch(query.strip())
-    if match is None:
+    size = parse_size(query)
+    if size is None:
         raise UsageError(
             f"unknown GPU '{query}'", "A GPU is a name or a size such as 24GB.", did_you_mean(slug, known), code="SM402"
         )
-    number, unit = float(match.group(1)), match.group(2).lower()
-    if number <= 0:
+    if size <= 0:
         raise UsageError(f"a GPU of {query}", "A size is more than zero.", code="SM402")
-    size = int(number * _UNITS[unit])
-    usable = size if unit.endswith("ib") else size - held_back(size // MIB) * MIB
+    usable = size if query.strip().lower().endswith("ib") else size - held_back(size // MIB) * MIB
     return Gpu(
         slug,
         query.strip(),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from staticmem.analysis import Request, Study
+from staticmem.analysis import Request, Study, without_cycle_search
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.hardware import gpus
 from staticmem.hardware.gpus import Gpu
 from staticmem.hardware.sizing import Fit
-from staticmem.parallel.names import STRATEGIES
 from staticmem.report.model import NoteInfo
 from staticmem.report.words import step_name
 from staticmem.sizing.bench import LIMIT, Ask, Bench
@@ -54,17 +53,24 @@ def size(study: Study, options: Options) -> Sizing:
         raise UsageError(
             "no card is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
-    return _Sizing(study, options).run()
+    with without_cycle_search():
+        return _size(study, options)
+
+
+def _size(study: Study, options: Options) -> Sizing:
+    request = study.request
+    if request.parallel is not None and request.devices is None:  # the fewest devices of this strategy
+        return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,)).run()
+    return _Sizing(study, options, _strategies(study)).run()
 
 
 class _Sizing:
-    def __init__(self, study: Study, options: Options) -> None:
-        self.study, self.options = study, options
+    def __init__(self, study: Study, options: Options, strategies: tuple[str, ...]) -> None:
+        self.study, self.options, self.strategies = study, options, strategies
         self.bench = Bench(study)
         self.request = replace(study.request, gpu=None)
         self.blocks = block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
-        self.strategies = _strategies(self.request, study)
 
     def run(self) -> Sizing:
         options, report = self.options, self.study.report
@@ -78,8 +84,12 @@ class _Sizing:
         pulled = () if self.request.parallel is not None else levers(self.bench, self.request, self.blocks)
         sentence, card = recommend(rows, self.request, report.scenario)
         notes = list(report.assumptions)
-        if len(self.study.result.trace.buffers) and self.study.result.trace.ticks > LIMIT:
-            notes.append(_note("the graph is large: workspaces of one architecture (sm_90) stand for those of all cards"))
+        if self._hopeless(cards):
+            notes.append(_note("no curves: the step needs more than twice the memory of the largest card"))
+        if self.study.result.trace.ticks > LIMIT:
+            notes.append(
+                _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all cards")
+            )
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
             text = f"cards of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
@@ -140,6 +150,8 @@ class _Sizing:
     def _curves(self, cards: Sequence[Gpu], card: Gpu) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
         scenario = self.study.report.scenario
         batches: list[Point] = []
+        if self._hopeless(cards):
+            return (), ()
         found = batch_range(self.study.model)
         if found is not None and scenario.batch is not None:
             for batch in _around(scenario.batch, *found):
@@ -148,6 +160,11 @@ class _Sizing:
         for size in _sizes(self.study, scenario.resolution):
             self._point(resolutions, card, resolution=size)
         return tuple(batches), tuple(resolutions)
+
+    def _hopeless(self, cards: Sequence[Gpu]) -> bool:
+        """A large graph whose step no card comes near to: its curves would cost more than they say."""
+        largest = max(card.usable for card in cards)
+        return self.study.result.trace.ticks > LIMIT and self.study.lifetimes.peak_bytes > 2 * largest
 
     def _point(
         self, points: list[Point], card: Gpu, *, batch: int | None = None, resolution: tuple[int, int] | None = None
@@ -175,12 +192,11 @@ def _checkpointed(request: Request, blocks: str | None) -> Request | None:
     return replace(request, checkpoint=(blocks,))
 
 
-def _strategies(request: Request, study: Study) -> tuple[str, ...]:
-    """The strategies that are counted: the asked one, or all that can make the need of a device smaller."""
-    if request.parallel is not None:
-        return () if request.devices is not None else (request.parallel,)
-    training = study.scenario.training
-    return DEFAULT_STRATEGIES if training else tuple(name for name in STRATEGIES if name in ("fsdp", "tp", "pp"))
+def _strategies(study: Study) -> tuple[str, ...]:
+    """Those that can make the need of a device smaller; none where the step is that of a rank already."""
+    if study.request.parallel is not None:
+        return ()
+    return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", "tp", "pp")
 
 
 def _around(batch: int, low: int, most: int) -> list[int]:

@@ -51,11 +51,11 @@ def _tried(study: Study, request: Request, blocks: str | None) -> list[tuple[str
     if not scenario.training:
         return tried
     if blocks is not None and not request.checkpoint and not request.checkpoint_segments:
-        words = {"checkpoint": (blocks,)}
-        tried.append((f"activation checkpointing of every {blocks}", f"--checkpoint {blocks}", words))
+        what = f"activation checkpointing of every {blocks}"
+        tried.append((what, f"--checkpoint {blocks}", {"checkpoint": (blocks,)}))
     if batch is not None and batch > 1 and batch % 2 == 0 and request.accumulate == 1:
-        words = {"batch": batch // 2, "accumulate": 2}
-        tried.append((f"two micro-batches of {batch // 2}", f"--batch {batch // 2} --accumulate 2", words))
+        flags = f"--batch {batch // 2} --accumulate 2"
+        tried.append((f"two micro-batches of {batch // 2}", flags, {"batch": batch // 2, "accumulate": 2}))
     if scenario.optimizer in ("sgd", "adam", "adamw", "adagrad") and request.optimizer_impl == "foreach":
         tried.append(("the fused optimizer", "--optimizer-impl fused", {"optimizer_impl": "fused"}))
     if scenario.optimizer in ("adam", "adamw"):

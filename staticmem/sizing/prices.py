@@ -1,10 +1,10 @@
 """Prices out of a user's own file; the package has none, and nothing is fetched.
 
-    version: 1
-    currency: EUR
-    prices:
-      l40s: {buy: 8000, hour: 1.05}
-      h100-sxm-80gb: {hour: 2.4}
+version: 1
+currency: EUR
+prices:
+  l40s: {buy: 8000, hour: 1.05}
+  h100-sxm-80gb: {hour: 2.4}
 """
 
 from __future__ import annotations

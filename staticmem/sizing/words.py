@@ -37,9 +37,12 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     with_blocks = " and checkpointed blocks" if count.checkpointing else ""
     need = count.device_bytes or 0
     left = _share(row.usable_bytes - need, row.usable_bytes)
-    text = f"{count.devices} × {row.name} {what} with {TITLES[count.strategy]}{with_blocks}, with {left} headroom"
+    text = f"{count.devices} x {row.name} {what} with {TITLES[count.strategy]}{with_blocks}, with {left} headroom"
     nearest = max(rows, key=lambda r: r.usable_bytes)
-    return f"{text}; no single card can: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.", row.slug
+    return (
+        f"{text}; no single card can: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
+        row.slug,
+    )
 
 
 def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:
@@ -60,17 +63,18 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     return f"{text}.", best.slug
 
 
-def _of_ranks(
-    one: Sequence[CardRow], rows: Sequence[CardRow], request: Request, what: str
-) -> tuple[str, str | None]:
+def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request, what: str) -> tuple[str, str | None]:
     assert request.parallel is not None
     how = f"{request.devices} devices with {TITLES[request.parallel]}"
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
-        return f"No card of the list can {what} on {how}: the {best.name} is short by {format_bytes(best.missing_bytes)}.", None
+        return (
+            f"No card of the list can {what} on {how}: the {best.name} is short by {format_bytes(best.missing_bytes)}.",
+            None,
+        )
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    return f"{request.devices} × {best.name} {what} with {TITLES[request.parallel]}, with {left} headroom.", best.slug
+    return f"{request.devices} x {best.name} {what} with {TITLES[request.parallel]}, with {left} headroom.", best.slug
 
 
 def _cheapness(row: CardRow) -> tuple[float, float, int]:
@@ -102,14 +106,14 @@ def outcome(row: CardRow) -> str:
 
 
 def count_text(count: Count) -> str:
-    """`4`, `8†` (with checkpointing), `–`."""
+    """`4`, `8†` (with checkpointing), `-`."""
     if count.devices is None:
-        return "–"
+        return "-"
     return f"{count.devices}†" if count.checkpointing else str(count.devices)
 
 
 def batch_text(batch: int | None) -> str:
-    return "" if batch is None else str(batch) if batch else "–"
+    return "" if batch is None else str(batch) if batch else "-"
 
 
 def tflops_text(row: CardRow) -> str:
