@@ -69,11 +69,11 @@ def _grid(ceiling: float, y: Callable[[float], float], units: str) -> str:
 
 def _step(ceiling: float) -> float:
     """A round distance of lines: 1, 2 or 5 times a power of ten GiB (or of two below it), four to eight of them."""
-    unit: float = GIB
+    unit = float(GIB)
     while unit * 4 > ceiling:
         unit /= 2
     for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
-        if ceiling / (unit * factor) <= 7:
+        if ceiling / (unit * factor) <= 8:
             return unit * factor
     return ceiling / 5
 

@@ -59,7 +59,9 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     if tight:
         text += f"; the {tight[-1].name} is tight"
     if short:
-        text += f"; the {short[-1].name} is short by {format_bytes(short[-1].missing_bytes)}"
+        nearest = short[-1]
+        less = ", but not with checkpointed blocks" if nearest.fit_with_checkpointing == FITS else ""
+        text += f"; the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}{less}"
     return f"{text}.", best.slug
 
 
