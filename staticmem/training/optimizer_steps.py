@@ -251,9 +251,14 @@ def _adafactor_hf(s: Scenario) -> OptimizerFacts:
         return State("exp_avg_sq", None, full), rms
 
     def loop(shape: Shape, dtype: DType) -> Steps:
-        half = dtype in (dtypes.float16, dtypes.bfloat16)
-        casts: Steps = (Make("aten._to_copy.default", "grad", dtype=full),) if half else ()
-        parameter: Steps = (Make("aten._to_copy.default", "p_data_fp32", dtype=full),) if half else ()
+        casts: Steps = ()
+        if dtype in (dtypes.float16, dtypes.bfloat16):  # each variable is the tensor itself first, then its cast
+            casts = (
+                Drop(("grad",)),
+                Make("aten._to_copy.default", "grad", dtype=full),
+                Drop(("p_data_fp32",)),
+                Make("aten._to_copy.default", "p_data_fp32", dtype=full),
+            )
         squared = (
             Make("aten.pow.Tensor_Scalar", "square", dtype=full),
             Make("aten.add.Tensor", "update", ("square",), dtype=full),
@@ -270,7 +275,7 @@ def _adafactor_hf(s: Scenario) -> OptimizerFacts:
         else:
             update = (Make("aten.rsqrt.default", "update", dtype=full),)
         last = (Make("aten.linalg_vector_norm.default", shape=_scalar), Make("aten.neg.default", dtype=full))
-        return (*casts, *parameter, *squared, *update, *last)
+        return (*casts, *squared, *update, *last)
 
     return OptimizerFacts(states, loop)
 

@@ -180,6 +180,30 @@ def test_adafactor_of_transformers_has_three_full_tensors_at_most_in_float32() -
     assert max(alive for _, alive in ours(Scenario("train", "adafactor-hf"), shapes=(shape, shape))) == 3 * 4 * 64 * 32
 
 
+# (bytes, alive) of each temporary over SHAPES: recorded with PyTorch 2.13's profiler on the CPU from transformers 5.23
+# (Adafactor with its defaults) and timm 1.0.31 (Lion)
+RECORDED = {
+    ("adafactor-hf", "foreach", dtypes.float32): [
+        (240, 240), (240, 480), (24, 264), (40, 280), (24, 264), (40, 304), (240, 544), (240, 480), (40, 280),
+        (40, 320), (40, 80), (40, 80), (280, 320), (280, 600), (28, 308), (40, 320), (28, 308), (40, 348), (280, 628),
+        (280, 560), (240, 520), (240, 760), (60, 300), (48, 288), (12, 252), (60, 312), (48, 348), (240, 588), (240, 480),
+    ],
+    ("adafactor-hf", "foreach", dtypes.bfloat16): [
+        (240, 240), (240, 480), (240, 720), (240, 960), (24, 744), (40, 760), (24, 744), (40, 784), (240, 1024),
+        (240, 960), (40, 520), (40, 320), (40, 360), (40, 400), (40, 160), (40, 160), (280, 360), (280, 600),
+        (280, 880), (280, 1160), (28, 868), (40, 880), (28, 868), (40, 908), (280, 1188), (280, 1120),
+        (240, 800), (240, 760), (240, 1000), (240, 1240), (60, 780), (48, 768), (12, 732), (60, 792), (48, 828), (240, 1068), (240, 960),
+    ],
+    ("lion", "foreach", dtypes.float32): [(240, 240), (40, 280), (280, 560), (240, 800)],
+    ("lion", "for-loop", dtypes.float32): [(240, 240), (40, 280), (280, 320), (240, 520)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "impl", "dtype"), RECORDED, ids=lambda value: str(value))
+def test_temporaries_of_other_libraries(name: str, impl: str, dtype: DType) -> None:
+    assert ours(Scenario("train", name, impl), dtype=dtype) == RECORDED[name, impl, dtype]
+
+
 @pytest.mark.parametrize(("name", "count"), [("adam-8bit", 2), ("adamw-8bit", 2), ("lion-8bit", 1)])
 def test_eight_bit_states_are_a_byte_an_element_and_a_maximum_a_block(name: str, count: int) -> None:
     shapes = ((64, 64), (4095,), (64, 65))  # 4,096 elements, one less, and a block that is not full
