@@ -1,0 +1,141 @@
+"""From a ModelProto to the graph that the runtime executes: constants apart, functions without a kernel written out.
+
+Source: onnxruntime/core/graph/graph.cc (Constant nodes become initializers when a graph is loaded; functions that no
+kernel computes are written out, their nodes get the next free numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
+from staticmem.allocators.onnxruntime.infer import fill, inferred, merged
+
+
+def build(model: Any) -> ExecGraph:
+    """The executed graph of a ModelProto whose own functions are inlined. Shapes are those that inference finds for
+    open dimensions as they are in the file: the runtime plans without knowing the sizes of a run."""
+    symbolic, numeric = inferred(model)
+    versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    return _graph(symbolic.graph, numeric.graph, {}, versions)
+
+
+def _types(proto: Any, numeric: Any) -> dict[str, PlannedType]:
+    types: dict[str, PlannedType] = {}
+    for graph in (proto, numeric):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            found = planned_type(value.type)
+            if found is not None:
+                types[value.name] = merged(found, types.get(value.name))
+    return types
+
+
+def _graph(proto: Any, numeric: Any, outer: Mapping[str, PlannedType], versions: Mapping[str, int]) -> ExecGraph:
+    types = _types(proto, numeric)
+    initializers: dict[str, PlannedType] = {}
+    for tensor in proto.initializer:
+        dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
+        initializers[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
+    protos = []
+    for node, twin in zip(proto.node, numeric.node, strict=True):
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            initializers[node.output[0]] = types.get(node.output[0]) or constant_type(node)
+        else:
+            protos.append((node, twin))
+    own = {v.name for v in proto.input} | set(initializers) | {name for node, _ in protos for name in node.output}
+    known = {**outer, **types, **initializers}
+    fill(proto, known, versions)
+    nodes: list[ExecNode] = []
+    outside: dict[str, None] = {}
+    results = {v.name for v in proto.output}
+    renamed: dict[str, str] = {}
+    for (node, twin), index in zip(protos, _numbers([node for node, _ in protos]), strict=True):
+        if _no_cast(node, known) and node.output[0] not in results:
+            renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
+            continue
+        built = _renamed(_node(node, twin, index, known, versions), renamed)
+        nodes.append(built)
+        outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
+    outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
+    kept = own | set(outside)
+    return ExecGraph(
+        tuple(nodes),
+        tuple(v.name for v in proto.input if v.name not in initializers),
+        tuple(v.name for v in proto.output),
+        initializers,
+        {name: kind for name, kind in known.items() if name in kept},
+        tuple(outside),
+    )
+
+
+def _numbers(protos: list[Any]) -> list[int]:
+    """CastLike has no kernel: a Cast takes its place, numbered behind all nodes of the file."""
+    expanded = [_is_cast_like(p) for p in protos]
+    last = len(protos)
+    numbers = []
+    for position, late in enumerate(expanded):
+        numbers.append(last if late else position)
+        last += late
+    return numbers
+
+
+def _is_cast_like(proto: Any) -> bool:
+    return bool(proto.op_type == "CastLike" and proto.domain in ("", "ai.onnx"))
+
+
+def _no_cast(proto: Any, known: Mapping[str, PlannedType]) -> bool:
+    """A Cast to the type that its input has is taken out at every optimization level (insert_cast_transformer.cc)."""
+    if proto.op_type != "Cast" or proto.domain not in ("", "ai.onnx"):
+        return False
+    kind = known.get(proto.input[0])
+    wanted = dtypes.ONNX_CODES.get(next((a.i for a in proto.attribute if a.name == "to"), 0))
+    return kind is not None and kind.dtype is wanted
+
+
+def _renamed(node: ExecNode, names: Mapping[str, str]) -> ExecNode:
+    if not names or not any(name in names for name in (*node.inputs, *node.implicit)):
+        return node
+    inputs = tuple(names.get(name, name) for name in node.inputs)
+    return replace(node, inputs=inputs, implicit=tuple(names.get(name, name) for name in node.implicit))
+
+
+def _node(
+    proto: Any, twin: Any, index: int, known: Mapping[str, PlannedType], versions: Mapping[str, int]
+) -> ExecNode:
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    if _is_cast_like(proto):
+        return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
+    bodies = {
+        a.name: _graph(a.g, b.g, known, versions)
+        for a, b in zip(proto.attribute, twin.attribute, strict=True)
+        if a.type == 5
+    }
+    implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
+    return ExecNode(
+        index, proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output), implicit, bodies, proto
+    )
+
+
+def inlined(model: Any) -> Any:
+    """The model with its own functions written out, as the runtime does when it loads a file."""
+    if not model.functions:
+        return model
+    import onnx.inliner
+
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError, TypeError):
+        return model
+
+
+def touched(model: Any, saved: Any) -> bool:
+    """Whether the runtime changed a graph before it saved it. It executes a changed graph in the order of the saved
+    file; one that it did not change it executes in its own order, and the saved file has another one."""
+    return _listing(model) != _listing(saved)
+
+
+def _listing(model: Any) -> list[tuple[str, str]]:
+    return sorted((n.op_type, n.name) for n in model.graph.node if n.op_type != "Constant")

@@ -1,0 +1,122 @@
+"""The graph that the ONNX Runtime executes: ONNX nodes with their numbers, and what it knows of sizes when it plans.
+
+This is not the ATen graph of the rest of staticmem: the runtime executes ONNX nodes, so nothing is recovered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.dtypes import DType
+
+Dim = int | str | None  # a size, a symbol, or unknown
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedType:
+    """What the runtime knows of a value when it plans. `dims` is None where even the rank is open."""
+
+    dtype: DType
+    dims: tuple[Dim, ...] | None
+    tensor: bool = True  # False: a sequence, a map or an optional
+
+
+@dataclass(slots=True)
+class ExecNode:
+    """A node. `index` is its number in the runtime, which counts no Constant nodes. `implicit` are the outer values
+    that its bodies read."""
+
+    index: int
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    implicit: tuple[str, ...] = ()
+    bodies: Mapping[str, ExecGraph] = field(default_factory=dict)
+    proto: Any = None
+
+    @property
+    def label(self) -> str:
+        """How profiles name it: a node without a name is its operator and number."""
+        return self.name or f"{self.op}_{self.index}"
+
+
+@dataclass(slots=True)
+class ExecGraph:
+    """A graph or the body of If, Loop or Scan. `initializers` has those of Constant nodes too."""
+
+    nodes: tuple[ExecNode, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    initializers: Mapping[str, PlannedType]
+    types: Mapping[str, PlannedType]
+    outer: tuple[str, ...] = ()
+    proto: Any = None
+
+    def planned(self, name: str) -> PlannedType | None:
+        """What is known of a value at planning."""
+        return self.types.get(name) or self.initializers.get(name)
+
+
+def constant_type(node: Any) -> PlannedType:
+    """What a Constant node gives."""
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            dtype = dtypes.ONNX_CODES.get(attribute.t.data_type, dtypes.float32)
+            return PlannedType(dtype, tuple(int(d) for d in attribute.t.dims))
+        if attribute.name == "value_ints":
+            return PlannedType(dtypes.int64, (len(attribute.ints),))
+        if attribute.name == "value_floats":
+            return PlannedType(dtypes.float32, (len(attribute.floats),))
+        if attribute.name == "value_int":
+            return PlannedType(dtypes.int64, ())
+    return PlannedType(dtypes.float32, ())
+
+
+def planned_type(proto: Any) -> PlannedType | None:
+    """A TypeProto as the planner sees it. Names that inference makes up for open sizes say nothing to the runtime."""
+    kind = proto.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind != "tensor_type":
+        return PlannedType(dtypes.float32, None, tensor=False)
+    tensor = proto.tensor_type
+    dtype = dtypes.ONNX_CODES.get(tensor.elem_type)
+    if dtype is None:
+        return None
+    if not tensor.HasField("shape"):
+        return PlannedType(dtype, None)
+    return PlannedType(dtype, tuple(_dim(d) for d in tensor.shape.dim))
+
+
+def _dim(dim: Any) -> Dim:
+    which = dim.WhichOneof("value")
+    if which == "dim_value":
+        return int(dim.dim_value)
+    name = str(dim.dim_param) if which == "dim_param" else ""
+    return name if name and not name.startswith("unk__") else None
+
+
+def same_size(first: PlannedType | None, second: PlannedType | None) -> bool:
+    """Whether the planner takes two tensors to be of one size: equal dimensions and equal element sizes."""
+    if first is None or second is None or not (first.tensor and second.tensor):
+        return False
+    if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
+        return False
+    if dtypes.string in (first.dtype, second.dtype) or element_size(first.dtype) != element_size(second.dtype):
+        return False
+    return all(a == b and a is not None for a, b in zip(first.dims, second.dims, strict=True))
+
+
+def element_size(dtype: DType) -> int:
+    """Bytes of an element in the runtime's memory. Booleans take one."""
+    return max(dtype.bits // 8, 1)
+
+
+def names(nodes: Sequence[ExecNode]) -> list[str]:
+    """All results of some nodes."""
+    return [name for node in nodes for name in node.outputs if name]

@@ -1,0 +1,128 @@
+"""What the runtime knows of sizes when it plans: inference over open dimensions, its own operators included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from staticmem import dtypes
+from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
+from staticmem.allocators.onnxruntime.graph import Dim, PlannedType, planned_type
+from staticmem.frontends.onnx.convert import Converter
+
+_CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
+
+
+def inferred(model: Any) -> tuple[Any, Any]:
+    """The model with shapes as inference finds them, twice: with the file's symbols, and without symbols but with the
+    contents of small tensors followed. The runtime follows contents as far as they are numbers, symbols it does not
+    (core/graph/graph.cc, getSymbolicInput; core/graph/data_propagation)."""
+    import onnx
+
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    _strip(plain.graph)
+    return _infer(model, contents=False), _infer(plain, contents=True)
+
+
+def _infer(model: Any, contents: bool) -> Any:
+    import onnx
+    from onnx.checker import ValidationError
+    from onnx.shape_inference import InferenceError
+
+    try:
+        return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=contents)
+    except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
+        return model
+
+
+def _strip(graph: Any) -> None:
+    """Takes symbols out of the shapes of a graph and its bodies."""
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.WhichOneof("value") == "tensor_type":
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.WhichOneof("value") == "dim_param":
+                    dim.Clear()
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == 5:
+                _strip(attribute.g)
+
+
+def fill(proto: Any, types: dict[str, PlannedType], versions: Mapping[str, int]) -> None:
+    """Adds to `types` what follows from the runtime's own operators, at which onnx's inference stops.
+
+    Args:
+        proto: a GraphProto after inference.
+        types: what is known; initializers and outer values included.
+        versions: the opset of each domain.
+    """
+    if all(_closed(types.get(name)) for node in proto.node for name in node.output if name):
+        return
+    converter = Converter()
+    contents = {t.name: t for t in proto.initializer if t.data_location == 0 and (t.raw_data or not t.dims)}
+    block = block_size([types.get(n.input[1]) for n in proto.node if n.domain == NCHWC and n.op_type == "Conv"])
+    for node in proto.node:
+        open_results = [n for n in node.output if n and not _closed(types.get(n))]
+        if not open_results:
+            continue
+        rule = CONTRIB.get((node.domain, node.op_type))
+        if rule is not None:
+            plain = with_block(converter.node(node), block)
+            found = rule(plain, [types.get(n) if n else None for n in node.input])
+            for name, kind in zip(node.output, found, strict=False):
+                if name in open_results and kind is not None:
+                    types[name] = merged(kind, types.get(name))
+        else:
+            _ask(node, types, contents, versions, open_results)
+
+
+def _ask(
+    node: Any,
+    types: dict[str, PlannedType],
+    contents: Mapping[str, Any],
+    versions: Mapping[str, int],
+    wanted: list[str],
+) -> None:
+    """onnx's inference of one node."""
+    import onnx
+    from onnx.checker import ValidationError
+    from onnx.defs import SchemaError
+    from onnx.shape_inference import InferenceError, infer_node_outputs
+
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = versions.get(domain)
+    if version is None or any(a.type == 5 for a in node.attribute):
+        return
+    known = {name: _proto(types[name]) for name in node.input if name and name in types and types[name].tensor}
+    data = {name: contents[name] for name in node.input if name in contents}
+    opsets = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, domain)
+        found = infer_node_outputs(schema, node, known, data, opset_imports=opsets, ir_version=10)
+    except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError, KeyError):
+        return
+    for name in wanted:
+        kind = planned_type(found[name]) if name in found else None
+        if kind is not None:
+            types[name] = merged(kind, types.get(name))
+
+
+def _closed(kind: PlannedType | None) -> bool:
+    return kind is not None and (not kind.tensor or (kind.dims is not None and None not in kind.dims))
+
+
+def merged(found: PlannedType, old: PlannedType | None) -> PlannedType:
+    """Both are right; the more precise size of each dimension stays."""
+    if old is None or old.dims is None or found.dims is None or len(old.dims) != len(found.dims):
+        return found if found.dims is not None or old is None else old
+    dims = tuple(a if isinstance(a, int) or b is None else b for a, b in zip(found.dims, old.dims, strict=True))
+    return PlannedType(old.dtype, dims, old.tensor)
+
+
+def _proto(kind: PlannedType) -> Any:
+    import onnx
+
+    code = _CODES.get(kind.dtype.name, 1)
+    dims: tuple[Dim, ...] | None = kind.dims
+    return onnx.helper.make_tensor_type_proto(code, dims)

@@ -1,0 +1,146 @@
+"""The allocation plan: which results get a buffer of their own, and when buffers are free.
+
+Source: onnxruntime/core/framework/allocation_planner.cc (ComputeReuseCount, FindReusableInput, FindReusableTensor,
+ComputeSingleStreamReusePlan, GenerateDeallocationPlan).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, same_size
+from staticmem.allocators.onnxruntime.kernels import ALIAS, MAY_INPLACE
+
+# AllocKind of the runtime
+ALLOCATE = "allocate"
+OUTPUT = "output"  # a result of the graph: never in another buffer
+REUSE = "reuse"
+EXISTING = "existing"  # inputs, outer values, initializers
+
+
+@dataclass(slots=True)
+class Plan:
+    """`order` are positions of nodes; `kind` and `root` say for each value where it lives; `release[i]` are the
+    buffers that are given back after the i-th executed node."""
+
+    order: list[int]
+    kind: dict[str, str] = field(default_factory=dict)
+    root: dict[str, str] = field(default_factory=dict)
+    release: list[list[str]] = field(default_factory=list)
+
+
+class Planner:
+    """Plans one graph; bodies have plans of their own.
+
+    Args:
+        graph: the executed graph.
+        order: positions of its nodes in execution order.
+        provider: "cpu" or "cuda", whose kernels decide what is in place.
+        reuse: `enable_mem_reuse`: whether a freed buffer serves a later value.
+        loop_body: whether the graph is the body of a Loop, where Identity of an input makes no copy.
+    """
+
+    def __init__(
+        self, graph: ExecGraph, order: Sequence[int], provider: str = "cpu", reuse: bool = True, loop_body: bool = False
+    ) -> None:
+        self.graph, self.provider, self.reuse, self.loop_body = graph, provider, reuse, loop_body
+        self.plan = Plan(list(order))
+        self.uses: Counter[str] = Counter()
+        self.free: list[str] = []  # the most recently freed last
+        self.existing = {*graph.inputs, *graph.outer, *graph.initializers}
+
+    def run(self) -> Plan:
+        """The plan of the whole graph."""
+        graph, plan = self.graph, self.plan
+        self._count()
+        for name in self.existing:
+            plan.kind[name], plan.root[name] = EXISTING, name
+        results = set(graph.outputs)
+        for position in plan.order:
+            node = graph.nodes[position]
+            for number, name in enumerate(node.outputs):
+                if name:
+                    self._place(node, number, name, results)
+            for name in (*node.inputs, *node.implicit, *node.outputs):
+                if name:
+                    self._used(name)
+        self._deallocation()
+        return plan
+
+    def _count(self) -> None:
+        uses = self.uses
+        uses.update(self.existing)
+        for position in self.plan.order:
+            node = self.graph.nodes[position]
+            uses.update(n for n in (*node.inputs, *node.implicit, *node.outputs) if n)
+        uses.update(self.graph.outputs)
+
+    def _place(self, node: ExecNode, number: int, name: str, results: set[str]) -> None:
+        plan = self.plan
+        kind = self.graph.planned(name)
+        if name in results:
+            plan.kind[name], plan.root[name] = OUTPUT, name
+            if self.loop_body and node.op == "Identity" and not node.domain:
+                source = node.inputs[0]
+                if plan.kind.get(source) == EXISTING and source != next(iter(self.graph.inputs), None):
+                    self._share(source, name)
+            return
+        found = self._input_of(node, number, kind)
+        if found is None and kind is not None and kind.tensor and self.reuse:
+            found = self._freed(kind)
+        if found is not None:
+            self._share(found, name)
+            return
+        plan.kind[name], plan.root[name] = ALLOCATE, name
+
+    def _share(self, source: str, name: str) -> None:
+        root = self.plan.root[source]
+        self.plan.kind[name], self.plan.root[name] = REUSE, root
+        self.uses[root] += self.uses[name]
+
+    def _input_of(self, node: ExecNode, number: int, kind: PlannedType | None) -> str | None:
+        """The input whose buffer the result takes."""
+        key = (node.domain, node.op)
+        for source, target in ALIAS[self.provider].get(key, ()):
+            if target == number and source < len(node.inputs) and node.inputs[source]:
+                return node.inputs[source]
+        for source, target in MAY_INPLACE[self.provider].get(key, ()):
+            if target != number or source >= len(node.inputs) or not node.inputs[source]:
+                continue
+            name = node.inputs[source]
+            if self.uses[self.plan.root[name]] == 1 and same_size(self.graph.planned(name), kind):
+                return name
+        return None
+
+    def _freed(self, kind: PlannedType) -> str | None:
+        """The most recently freed buffer of the same size; scalars are never matched."""
+        if not kind.dims:
+            return None
+        for index in range(len(self.free) - 1, -1, -1):
+            if same_size(self.graph.planned(self.free[index]), kind):
+                return self.free.pop(index)
+        return None
+
+    def _used(self, name: str) -> None:
+        root = self.plan.root.get(name)
+        if root is None:
+            return
+        self.uses[root] -= 1
+        if self.uses[root] == 0:
+            self.free.append(root)
+
+    def _deallocation(self) -> None:
+        """A buffer is given back after the last node that reads it, under whatever name."""
+        plan = self.plan
+        last: dict[str, int] = {}
+        for step, position in enumerate(plan.order):
+            node = self.graph.nodes[position]
+            for name in (*node.inputs, *node.implicit):
+                root = plan.root.get(name)
+                if root is not None and plan.kind.get(root) == ALLOCATE:
+                    last[root] = step
+        plan.release = [[] for _ in plan.order]
+        for root, step in last.items():
+            plan.release[step].append(root)

@@ -1,0 +1,270 @@
+"""Runs of a session, replayed on the arena: what each node finds there when it ends.
+
+Source: onnxruntime/core/framework/execution_frame.cc (AllocateMLValueTensorSelfOwnBuffer, TraceAllocate, the block of
+the memory pattern), session_state.cc (ResolveMemoryPatternFlag), and core/providers/cpu/controlflow/{if,loop}.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from staticmem import dtypes
+from staticmem.allocators.onnxruntime.arena import Arena, Chunk
+from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode
+from staticmem.allocators.onnxruntime.order import execution_order
+from staticmem.allocators.onnxruntime.pattern import PatternPlanner
+from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, Plan, Planner
+from staticmem.allocators.onnxruntime.sizes import RunSizes
+from staticmem.graph.ir import Value
+
+BLOCK_ALIGNMENT = 256  # kAllocAlignment of core/framework/allocator.h: values in the block of a memory pattern
+STRING = 32  # bytes of a std::string in libstdc++; longer texts lie elsewhere on the heap
+
+Workspace = Callable[[ExecNode, RunSizes], Sequence[int]]  # bytes that a kernel takes and gives back
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """The arena when a node has ended, before its inputs are given back. Bytes, initializers not counted."""
+
+    run: int
+    name: str
+    op: str
+    requested: int
+    in_use: int
+    held: int
+    workspace: int = 0
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What the runs left behind. `tensors` is the largest sum of buffers alive at a node, `peak` that of each run."""
+
+    rows: list[NodeRow] = field(default_factory=list)
+    peak: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    block: int = 0
+    unknown: dict[str, None] = field(default_factory=dict)
+    unmodelled: dict[str, None] = field(default_factory=dict)
+
+
+def value_bytes(value: Value | None) -> int | None:
+    """Bytes of a tensor in the runtime's memory, None where its sizes are not known."""
+    if value is None or value.shape is None:
+        return None
+    if value.dtype is dtypes.string:
+        return value.numel * STRING
+    return value.dtype.nbytes(value.numel)
+
+
+class Session:
+    """Plans of a graph and its bodies, and runs of them.
+
+    Args:
+        graph: the executed graph.
+        arena: its memory; initializers are reserved in it already.
+        pattern: `enable_mem_pattern`.
+        reuse: `enable_mem_reuse`.
+        in_file_order: the graph was saved by the runtime: its nodes are in execution order.
+        workspace: bytes that a kernel takes for itself.
+    """
+
+    def __init__(
+        self,
+        graph: ExecGraph,
+        arena: Arena,
+        provider: str = "cpu",
+        pattern: bool = True,
+        reuse: bool = True,
+        in_file_order: bool = False,
+        workspace: Workspace | None = None,
+    ) -> None:
+        self.graph, self.arena, self.provider, self.pattern, self.reuse = graph, arena, provider, pattern, reuse
+        self.in_file_order, self.workspace = in_file_order, workspace
+        self.result = Replayed()
+        self._plans: dict[int, Plan] = {}
+        self._patterns: dict[tuple[int, object], PatternPlanner] = {}
+        self._run = 0
+
+    def plan(self, graph: ExecGraph, loop_body: bool = False) -> Plan:
+        """The allocation plan of a graph or body."""
+        found = self._plans.get(id(graph))
+        if found is None:
+            order = range(len(graph.nodes)) if self.in_file_order else execution_order(graph.nodes)
+            found = Planner(graph, list(order), self.provider, self.reuse, loop_body).run()
+            self._plans[id(graph)] = found
+        return found
+
+    def run(self, sizes: RunSizes) -> None:
+        """One run. Its results are given back before the next one, as by a caller that copies them."""
+        self._run += 1
+        before = len(self.result.rows)
+        frame = _Frame(self, self.graph, sizes, None, {})
+        for chunk in frame.run():
+            self.arena.free(chunk)
+        rows = self.result.rows[before:]
+        self.result.peak.append(max((row.requested for row in rows), default=0))
+        self.result.held.append(self.arena.held)
+
+    def record(self, node: ExecNode, workspace: int) -> None:
+        """The state of the arena when a node has ended."""
+        arena = self.arena
+        self.result.rows.append(
+            NodeRow(
+                self._run,
+                node.label,
+                node.op,
+                arena.requested - arena.reserved,
+                arena.in_use - arena.reserved,
+                arena.held,
+                workspace,
+            )
+        )
+
+
+class _Frame:
+    """One execution of a graph or a body. `given` are results that the caller places: a chunk, or a function that
+    allocates when the result is made."""
+
+    def __init__(
+        self,
+        session: Session,
+        graph: ExecGraph,
+        sizes: RunSizes,
+        parent: ExecNode | None,
+        given: Mapping[str, Callable[[], None]],
+    ) -> None:
+        self.session, self.graph, self.sizes, self.given = session, graph, sizes, given
+        self.plan = session.plan(graph, parent is not None and parent.op == "Loop")
+        self.chunks: dict[str, Chunk | None] = {}
+        self.tracer: PatternPlanner | None = None
+        self.known: PatternPlanner | None = None
+        self.block: Chunk | None = None
+        if session.pattern and self._all_ranked():
+            key = (id(graph), tuple(self._key(name) for name in (*graph.inputs, *graph.outer)))
+            self.known = session._patterns.get(key)
+            if self.known is None:
+                self.tracer = session._patterns[key] = PatternPlanner()
+            else:
+                self.block = session.arena.allocate(self.known.peak)
+                if parent is None:
+                    session.result.block = self.known.peak
+
+    def _all_ranked(self) -> bool:
+        """A pattern needs inputs with a rank; a body's outer values are its inputs too."""
+        kinds = [self.graph.types.get(name) for name in self.graph.inputs]
+        for name in self.graph.outer:
+            kinds.append(self.graph.planned(name))
+        return all(kind is not None and kind.tensor and kind.dims is not None for kind in kinds)
+
+    def _key(self, name: str) -> object:
+        return self.sizes.shape(name)
+
+    def run(self) -> list[Chunk | None]:
+        """Executes the nodes; gives the chunks of the results, which the caller frees."""
+        session, arena = self.session, self.session.arena
+        for step, position in enumerate(self.plan.order):
+            node = self.graph.nodes[position]
+            workspace = 0
+            if node.bodies:
+                self._control(node)
+            else:
+                for name in node.outputs:
+                    if name:
+                        self.make(name)
+                if session.workspace is not None:
+                    wanted = session.workspace(node, self.sizes)
+                    workspace = sum(wanted)
+                    for chunk in [arena.allocate(size) for size in wanted]:
+                        arena.free(chunk)
+            session.record(node, workspace)
+            for root in self.plan.release[step]:
+                self._release(root)
+        results = [self.chunks.pop(name, None) for name in self.graph.outputs]
+        for chunk in self.chunks.values():
+            arena.free(chunk)
+        arena.free(self.block)
+        return results
+
+    def make(self, name: str) -> None:
+        """Allocates the buffer of a result that has one of its own."""
+        kind = self.plan.kind.get(name)
+        if kind not in (ALLOCATE, OUTPUT) or name in self.chunks:
+            return
+        given = self.given.get(name)
+        if given is not None:
+            given()
+            return
+        planned = self.graph.planned(name)
+        size = value_bytes(self.sizes.values.get(name))
+        if planned is not None and not planned.tensor:
+            self.session.result.unmodelled[name] = None
+            return
+        if size is None:
+            self.session.result.unknown[name] = None
+            return
+        if kind == ALLOCATE:
+            aligned = -(-size // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+            if self.known is not None and name in self.known.offsets:
+                self.chunks[name] = None
+                return
+            if self.tracer is not None and (planned is None or planned.dtype is not dtypes.string):
+                self.tracer.allocate(name, aligned)
+        self.chunks[name] = self.session.arena.allocate(size)
+
+    def _release(self, root: str) -> None:
+        self.session.arena.free(self.chunks.pop(root, None))
+        if self.tracer is not None:
+            self.tracer.free(root)
+
+    def _control(self, node: ExecNode) -> None:
+        runs = self.sizes.bodies.get(node.outputs[0], [])
+        if node.op == "If" and runs:
+            self._if(node, node.bodies[runs[0].body], runs[0].sizes)
+        elif node.op == "Loop":
+            self._loop(node)
+        else:
+            self.session.result.unmodelled[f"{node.op} {node.name}"] = None
+            for name in node.outputs:
+                if name:
+                    self.make(name)
+
+    def _if(self, node: ExecNode, body: ExecGraph, sizes: RunSizes) -> None:
+        """A branch writes into the results of the If node: at once where their sizes are fixed, else when made."""
+        given: dict[str, Callable[[], None]] = {}
+        for mine, theirs in zip(node.outputs, body.outputs, strict=False):
+            if not mine:
+                continue
+            kind = body.planned(theirs)
+            if kind is not None and kind.dims is not None and all(isinstance(d, int) for d in kind.dims):
+                self.make(mine)
+            given[theirs] = _later(self, mine)
+        for chunk in _Frame(self.session, body, sizes, node, given).run():
+            self.session.arena.free(chunk)
+
+    def _loop(self, node: ExecNode) -> None:
+        """Every iteration has results of its own; the last ones are copied, those of scans are joined."""
+        arena = self.session.arena
+        body = node.bodies["body"]
+        runs = self.sizes.bodies.get(node.outputs[0], [])
+        state = len(node.inputs) - 2
+        counter, condition = arena.allocate(8), arena.allocate(1)
+        carried: list[Chunk | None] = []
+        kept: list[Chunk | None] = []
+        for run in runs:
+            results = _Frame(self.session, body, run.sizes, node, {}).run()
+            for chunk in carried:
+                arena.free(chunk)
+            arena.free(condition)
+            condition, carried = results[0], results[1 : 1 + state]
+            kept.extend(results[1 + state :])
+        for name in node.outputs:
+            if name:
+                self.make(name)
+        for chunk in (*carried, *kept, condition, counter):
+            arena.free(chunk)
+
+
+def _later(frame: _Frame, name: str) -> Callable[[], None]:
+    return lambda: frame.make(name)

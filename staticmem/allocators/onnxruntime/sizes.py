@@ -1,0 +1,234 @@
+"""Sizes of every value in a run, bodies of If and Loop included, for the graph as the runtime executes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from staticmem import dtypes
+from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
+from staticmem.allocators.onnxruntime.graph import PlannedType
+from staticmem.frontends.onnx.convert import Converter, array, tensor_value, type_value
+from staticmem.frontends.onnx.fold import Folder
+from staticmem.graph.ir import Value
+from staticmem.recover.nodes import Net, Node
+
+MAX_ITERATIONS = 256  # of a Loop whose sizes are worked out one by one
+
+
+@dataclass(slots=True)
+class BodyRun:
+    """One execution of a body: which attribute it is, and its sizes."""
+
+    body: str
+    sizes: RunSizes
+
+
+@dataclass(slots=True)
+class RunSizes:
+    """Sizes of one execution of a graph. `bodies` has the executions of each If or Loop by the name of its first
+    result; `guessed` counts branches and iterations that data decides; `unknown` are values without sizes."""
+
+    values: dict[str, Value]
+    consts: dict[str, Any]
+    bodies: dict[str, list[BodyRun]] = field(default_factory=dict)
+    guessed: list[str] = field(default_factory=list)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Sizes of a value, None where they depend on data."""
+        value = self.values.get(name)
+        return None if value is None else value.shape
+
+
+class Sizer(Folder):
+    """Works out sizes node by node; goes into bodies and knows the runtime's own operators."""
+
+    def __init__(self, net: Net, graph: Any, opsets: Sequence[Any]) -> None:
+        super().__init__(net, _Model(graph, opsets))
+        self.opsets = opsets
+        self.result = RunSizes(net.values, net.consts)
+        convolutions = [n for n in net.nodes if n.domain == NCHWC and n.op == "Conv"]
+        self.block = block_size([_known(net.values.get(n.inputs[1])) for n in convolutions])
+
+    def _sizes(self, node: Node, proto: Any) -> None:
+        if proto.op_type in ("If", "Loop") and not node.domain:
+            (self._if if proto.op_type == "If" else self._loop)(node, proto)
+            return
+        contrib = CONTRIB.get((node.domain, node.op))
+        if contrib is not None:
+            inputs = [_known(self.net.values.get(n)) if n else None for n in node.inputs]
+            for name, found in zip(node.outputs, contrib(with_block(node, self.block), inputs), strict=False):
+                if name and found is not None and found.dims is not None:
+                    sizes = tuple(d for d in found.dims if isinstance(d, int))
+                    if len(sizes) == len(found.dims):
+                        self.net.values[name] = Value(name, found.dtype, sizes)
+            return
+        super()._sizes(node, proto)
+
+    def _if(self, node: Node, proto: Any) -> None:
+        branches = {a.name: a.g for a in proto.attribute if a.type == 5}
+        yes, no = branches.get("then_branch"), branches.get("else_branch")
+        if yes is None or no is None:
+            return
+        condition = self.net.consts.get(node.inputs[0])
+        if condition is not None and condition.size == 1:
+            choice = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+        else:
+            choice = "then_branch" if len(yes.node) >= len(no.node) else "else_branch"
+            self.result.guessed.append(f"If {node.name or node.outputs[0]}")
+        inner = self._body(branches[choice], {}, {})
+        for mine, theirs in zip(node.outputs, branches[choice].output, strict=False):
+            self._copy(mine, inner, theirs.name)
+        self.result.bodies[node.outputs[0]] = [BodyRun(choice, inner)]
+
+    def _loop(self, node: Node, proto: Any) -> None:
+        body = next((a.g for a in proto.attribute if a.name == "body"), None)
+        if body is None:
+            return
+        trips = self._trips(node)
+        limit = min(trips if trips is not None else 1, MAX_ITERATIONS)
+        carried = list(node.inputs[2:])
+        values = {p.name: self.net.values.get(n) for p, n in zip(body.input[2:], carried, strict=False)}
+        consts = {p.name: self.net.consts.get(n) for p, n in zip(body.input[2:], carried, strict=False)}
+        runs: list[BodyRun] = []
+        scalars = [(0, dtypes.int64), (1, dtypes.bool_)]
+        for iteration in range(limit):
+            for index, dtype in scalars:
+                if index < len(body.input):
+                    values[body.input[index].name] = Value(body.input[index].name, dtype, ())
+            if body.input:
+                consts[body.input[0].name] = np.asarray(iteration, dtype=np.int64)
+            inner = self._body(body, values, consts)
+            runs.append(BodyRun("body", inner))
+            keep = inner.consts.get(body.output[0].name)
+            if keep is not None and keep.size == 1 and not bool(keep.reshape(-1)[0]):
+                trips = iteration + 1
+                break
+            if keep is None and trips is None:
+                break
+            results = body.output[1 : 1 + len(carried)]
+            names = [p.name for p in body.input[2:]]
+            values = {p: inner.values.get(r.name) for p, r in zip(names, results, strict=False)}
+            consts = {p: inner.consts.get(r.name) for p, r in zip(names, results, strict=False)}
+        if trips is None:
+            self.result.guessed.append(f"Loop {node.name or node.outputs[0]}")
+        self.result.bodies[node.outputs[0]] = runs
+        if not runs:
+            for mine, source in zip(node.outputs, carried, strict=False):
+                value = self.net.values.get(source)
+                if value is not None:
+                    self.net.values[mine] = Value(mine, value.dtype, value.shape)
+            return
+        for number, mine in enumerate(node.outputs):
+            theirs = body.output[1 + number].name
+            if number < len(carried):
+                self._copy(mine, runs[-1].sizes, theirs)
+                continue
+            parts = [run.sizes.values.get(theirs) for run in runs]
+            first = parts[0]
+            if first is not None and first.shape is not None and len(runs) == (trips or 0):
+                self.net.values[mine] = Value(mine, first.dtype, (len(runs), *first.shape))
+
+    def _trips(self, node: Node) -> int | None:
+        """How often a Loop runs, None where data decides."""
+        count = self.net.consts.get(node.inputs[0]) if node.inputs and node.inputs[0] else None
+        start = self.net.consts.get(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
+        if start is not None and start.size == 1 and not bool(start.reshape(-1)[0]):
+            return 0
+        if count is None or count.size != 1:
+            return None
+        return max(int(count.reshape(-1)[0]), 0)
+
+    def _body(self, proto: Any, values: Mapping[str, Value | None], consts: Mapping[str, Any]) -> RunSizes:
+        known = dict(self.net.values)
+        contents = dict(self.net.consts)
+        for name, value in values.items():
+            known.pop(name, None)
+            if value is not None:
+                known[name] = Value(name, value.dtype, value.shape)
+        for name, found in consts.items():
+            contents.pop(name, None)
+            if found is not None:
+                contents[name] = found
+        return run_sizes(proto, self.opsets, known, contents, self.result.guessed)
+
+    def _copy(self, mine: str, inner: RunSizes, theirs: str) -> None:
+        value = inner.values.get(theirs)
+        if mine and value is not None:
+            self.net.values[mine] = Value(mine, value.dtype, value.shape)
+        found = inner.consts.get(theirs)
+        if mine and found is not None:
+            self.net.consts[mine] = found
+
+
+def _known(value: Value | None) -> PlannedType | None:
+    return None if value is None else PlannedType(value.dtype, value.shape)
+
+
+@dataclass(slots=True)
+class _Model:
+    """What `Folder` reads of a ModelProto."""
+
+    graph: Any
+    opset_import: Sequence[Any]
+
+
+def run_sizes(
+    graph: Any,
+    opsets: Sequence[Any],
+    values: dict[str, Value],
+    consts: dict[str, Any],
+    guessed: list[str] | None = None,
+) -> RunSizes:
+    """Sizes of a GraphProto whose inputs and outer values are known. Results of nodes are worked out anew."""
+    converter = Converter()
+    nodes = tuple(converter.node(n) for n in graph.node)
+    for tensor in graph.initializer:
+        values[tensor.name] = tensor_value(tensor)
+        found = array(tensor)
+        if found is not None:
+            consts[tensor.name] = found
+    for node in nodes:
+        for name in node.outputs:
+            values.pop(name, None)
+            consts.pop(name, None)
+    net = Net(nodes, (), (), values, consts, frozenset())
+    sizer = Sizer(net, graph, opsets)
+    if guessed is not None:
+        sizer.result.guessed = guessed
+    sizer.run()
+    return sizer.result
+
+
+def bound_sizes(model: Any, shapes: Mapping[str, tuple[int, ...]], symbols: Mapping[str, int]) -> RunSizes:
+    """Sizes of a ModelProto whose inputs have `shapes`. What inference leaves open is taken from the shapes that the
+    file gives with its symbols replaced (`symbols`), as they are in models that the runtime saved."""
+    values: dict[str, Value] = {}
+    for proto in model.graph.input:
+        value = type_value(proto.name, proto.type)
+        dtype = value.dtype if value is not None else dtypes.float32
+        values[proto.name] = Value(proto.name, dtype, shapes.get(proto.name))
+    result = run_sizes(model.graph, model.opset_import, values, {})
+    for proto in (*model.graph.value_info, *model.graph.output):
+        old = result.values.get(proto.name)
+        if old is None or old.shape is None:
+            filled = _substituted(proto, symbols)
+            if filled is not None:
+                result.values[proto.name] = filled
+    return result
+
+
+def _substituted(proto: Any, symbols: Mapping[str, int]) -> Value | None:
+    import onnx
+
+    if proto.type.WhichOneof("value") != "tensor_type" or not proto.type.tensor_type.HasField("shape"):
+        return None
+    kind = onnx.TypeProto()
+    kind.CopyFrom(proto.type)
+    for dim in kind.tensor_type.shape.dim:
+        if dim.WhichOneof("value") == "dim_param" and dim.dim_param in symbols:
+            dim.dim_value = symbols[dim.dim_param]
+    return type_value(proto.name, kind)
