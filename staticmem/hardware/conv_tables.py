@@ -69,6 +69,7 @@ def versions() -> tuple[str, ...]:
     return tuple(sorted((path.name for path in FOLDER.iterdir() if path.is_dir()), key=numbers))
 
 
+@lru_cache(maxsize=8)
 def closest(cudnn: str) -> str:
     """The version whose tables stand for a version: the latest that is not later, else the oldest."""
     known = versions()
