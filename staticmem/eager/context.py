@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from sys import intern
 from typing import Any, TypeVar, cast
 
 from staticmem import dtypes
@@ -66,7 +67,7 @@ class Eager:
         if last is not None and last.op == op and last.name == name and last.phase == trace.phase:
             kernels.append(last)  # lists of calls that differ in nothing, as optimizer state is made
         else:
-            kernels.append(Kernel(name, trace.phase, op))
+            kernels.append(Kernel(intern(name), trace.phase, op))
 
     def empty(
         self, shape: Sequence[int], dtype: DType, strides: layout.Strides | None = None, kernel: str = ""

@@ -10,6 +10,7 @@ buffer is alive at t where born <= t < died.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +54,7 @@ class Lifetimes:
             delta[born] += size
             if died < self.ticks:
                 delta[died] -= size
-        self.live: list[int] = list(accumulate(delta))
+        self.live = array("q", accumulate(delta))
         self.peak_bytes = max(self.live)
         self.peak_tick = self.live.index(self.peak_bytes)
 

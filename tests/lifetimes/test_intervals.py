@@ -74,7 +74,7 @@ def example() -> Trace:
 
 def test_by_hand() -> None:
     lifetimes = liveness(example())
-    assert lifetimes.live == [1024, 1536, 2560, 3072, 2560, 2048, 1024]
+    assert list(lifetimes.live) == [1024, 1536, 2560, 3072, 2560, 2048, 1024]
     assert (lifetimes.peak_bytes, lifetimes.peak_tick) == (3072, 3)
     assert lifetimes.died == [7, 5, 6, 4]
     assert lifetimes.by_category(3) == {"parameter": 1024, "activation": 1536, "temporary": 512}

@@ -24,4 +24,4 @@ def open_onnx(path: str) -> OnnxModel:
 
     proto = read(path)
     with guarded(path):
-        return OnnxModel(path, proto)
+        return OnnxModel(path, proto, lambda: read(path))

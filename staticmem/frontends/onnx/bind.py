@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "torchvision::nms")
 
 
-def bind(model: OnnxModel, binding: Binding) -> Graph:
-    """The ATen graph at these sizes."""
-    proto = shapes.bound_proto(model.proto, binding.shapes)
+def bind(model: OnnxModel, binding: Binding, spent: bool = False) -> Graph:
+    """The ATen graph at these sizes. `spent`: nobody needs the model's own proto afterwards."""
+    proto = shapes.bound_proto(model.proto, binding.shapes, in_place=spent)
     net, extra = _net(model, proto, model.nodes)
     guessed = endless = 0
     for _ in range(branches.MAX_ROUNDS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from staticmem import dtypes
@@ -15,16 +15,22 @@ from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
 from staticmem.recover.nodes import Attr, Node, Subgraph
 
+LARGE = 20_000  # nodes: from here on it pays to read the file again rather than to keep them
 _NAME = re.compile(r"[A-Za-z_][\w.]*$")
 
 
 class OnnxModel:
-    """A model of an ONNX file. `proto` is kept without metadata and old shapes: it is what inference gets."""
+    """A model of an ONNX file. `proto` is kept without metadata and old shapes: it is what inference gets.
+
+    With `again`, which reads the file once more, a large model lets its nodes go when it is bound: the ATen graph takes
+    their place in memory.
+    """
 
     format = "onnx"
 
-    def __init__(self, path: str, proto: Any) -> None:
+    def __init__(self, path: str, proto: Any, again: Callable[[], Any] | None = None) -> None:
         self.path = path
+        self.again = again
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
         proto = _inlined(proto)
         graph = proto.graph
@@ -58,9 +64,26 @@ class OnnxModel:
             DimensionError: a size that was asked for contradicts a shape that is fixed in the file.
         """
         from staticmem.frontends.onnx.bind import bind
+        from staticmem.frontends.onnx.shapes import give_back
 
         with guarded(self.path):
-            return bind(self, binding)
+            if not self.nodes and self.again is not None:
+                fresh = OnnxModel(self.path, self.again())
+                if (fresh.inputs, fresh.outputs) != (self.inputs, self.outputs):
+                    raise ModelFileError(
+                        f"{self.path} changed while it was analysed",
+                        "Its inputs or outputs are not those of before.",
+                        "Run it again.",
+                        code="SM158",
+                    )
+                self.nodes, self.proto = fresh.nodes, fresh.proto
+            spent = len(self.nodes) > LARGE and self.again is not None
+            try:
+                return bind(self, binding, spent)
+            finally:
+                if spent:
+                    self.nodes, self.proto = (), None
+                    give_back()
 
     def _check_defined(self) -> None:
         """An export without initializers that does not keep them as inputs has lost the weights' shapes."""

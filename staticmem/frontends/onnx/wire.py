@@ -48,6 +48,35 @@ def strip(data: Buffer) -> bytes:
     return b"".join(chunks)
 
 
+def without_nodes(data: bytes) -> bytes:
+    """The GraphProto of a well-formed ModelProto, less its nodes."""
+    position = start = end = 0
+    while position < len(data):
+        tag, position = varint(data, position, len(data))
+        length, after = varint(data, position, len(data))
+        if tag & 7 == 2:
+            if tag >> 3 == 7:
+                start, end = after, after + length
+            after += length
+        elif tag & 7:
+            after = position + (8 if tag & 7 == 1 else 4)
+        position = after
+    chunks = []
+    position = run = start
+    while position < end:
+        field = position
+        tag, position = varint(data, position, end)
+        length, position = varint(data, position, end)
+        if tag & 7 == 2:
+            position += length
+        if tag == 10:  # node
+            if run < field:
+                chunks.append(data[run:field])
+            run = position
+    chunks.append(data[run:end])
+    return b"".join(chunks)
+
+
 def _too_large(kept: int) -> ModelFileError:
     return ModelFileError(
         f"the graph without its weights has {kept >> 20} MiB",

@@ -1,0 +1,64 @@
+"""Large ONNX graphs: their nodes go when they are bound and are read again when they are needed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from staticmem.errors import ModelFileError
+from staticmem.frontends import open_model
+from staticmem.frontends.onnx import model as onnx_model
+from staticmem.frontends.onnx import wire
+from staticmem.graph.model import resolve
+
+
+def chain(path: Path, count: int, output: str = "y") -> None:
+    names = ["x", *(f"v{i}" for i in range(count - 1)), output]
+    nodes = [helper.make_node("Relu", [a], [b], f"relu{i}") for i, (a, b) in enumerate(zip(names, names[1:]))]  # noqa: B905
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])
+    y = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", 8])
+    graph = helper.make_graph(nodes, "chain", [x], [y])
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
+def test_nodes_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chain.onnx"
+    chain(path, 12)
+    kept = open_model(str(path))
+    expected = [kept.bind(resolve(kept, batch=b)).values["v3"].shape for b in (2, 5)]
+    monkeypatch.setattr(onnx_model, "LARGE", 10)
+    model = open_model(str(path))
+    assert isinstance(model, onnx_model.OnnxModel)
+    found = []
+    for batch in (2, 5):
+        graph = model.bind(resolve(model, batch=batch))
+        assert len(graph.ops) == 12
+        found.append(graph.values["v3"].shape)
+        assert model.nodes == ()
+    assert found == expected == [(2, 8), (5, 8)]
+
+
+def test_a_file_that_changed_is_not_mixed_with_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chain.onnx"
+    chain(path, 12)
+    monkeypatch.setattr(onnx_model, "LARGE", 10)
+    model = open_model(str(path))
+    model.bind(resolve(model, batch=2))
+    chain(path, 12, output="z")
+    with pytest.raises(ModelFileError, match="changed while it was analysed"):
+        model.bind(resolve(model, batch=2))
+
+
+def test_a_model_without_its_nodes() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
+    w = helper.make_tensor("w", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
+    nodes = [helper.make_node("Add", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], [w], value_info=[y]))
+    graph = onnx.GraphProto()
+    graph.ParseFromString(wire.without_nodes(model.SerializeToString()))
+    del model.graph.node[:]
+    assert graph == model.graph
