@@ -1,10 +1,10 @@
 """The best set of checkpoints under a memory budget: the least that has to run again.
 
 The blocks are the repeated modules of the model (`blocks`). Greedy, with every answer from a full analysis: blocks in
-the order of the bytes that they keep for backward to the operations that they would run again; the shortest beginning of
-that order that stays within the budget, by bisection; then each of its blocks is taken out again, the most expensive
-first, where the step stays within the budget without it. It is not proven to be the least, and says so in its note. Where
-even all blocks are not enough, groups of 2, 3, ... that share a checkpoint are tried.
+the order of the bytes that they keep for backward to the operations that they would run again; the shortest beginning
+of that order that stays within the budget, by bisection; then each of its blocks is taken out again, the most expensive
+first, where the step stays within the budget without it. It is not proven to be the least, and says so in its note.
+Where even all blocks are not enough, groups of 2, 3, ... that share a checkpoint are tried.
 """
 
 from __future__ import annotations

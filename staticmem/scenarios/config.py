@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from staticmem.errors import UsageError
 from staticmem.scenarios.document import ConfigError, Node, read_yaml
 from staticmem.scenarios.fields import ROOT, VERSION
-from staticmem.scenarios.kinds import UNKNOWN_KEY
+from staticmem.scenarios.kinds import UNKNOWN_KEY, wrong
 
 Words = Mapping[str, Any]
+UNKNOWN_CARD = "SM402"
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,11 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     words |= found.get("device", {})
     if "conf" in found.get("allocator", {}):
         words["alloc_conf"] = found["allocator"]["conf"]
-    if "profile" in words:
-        words["profile"] = _from(folder, words["profile"])
+    for name in ("profile", "gpus_file"):
+        if name in words:
+            words[name] = _from(folder, words[name])
+    if "gpus" in found:
+        _check_cards(root.value["gpus"][1], words.get("gpus_file"))
     axes = _axes(found.get("what_if", {}), folder)
     scenarios = tuple(
         {**s, "model": _from(folder, s["model"])} if "model" in s else s for s in found.get("scenarios", ())
@@ -81,6 +86,18 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     budgets = tuple(Budget(b["metric"], b["limit"], b.get("level", "error")) for b in found.get("budgets", ()))
     path = _from(folder, model) if model is not None else None
     return Config(root.file, path, words, tuple(found.get("gpus", ())), axes, scenarios, budgets)
+
+
+def _check_cards(gpus: Node, file: str | None) -> None:
+    from staticmem.hardware.gpus import find
+
+    for node in gpus.value if isinstance(gpus.value, list) else [gpus]:
+        try:
+            find(str(node.value), file=file)
+        except UsageError as error:
+            if error.code != UNKNOWN_CARD:  # the file of cards itself is wrong
+                raise
+            raise wrong(node, error.why, error.hint) from error
 
 
 def _axes(found: Mapping[str, Any], folder: str) -> dict[str, tuple[Any, ...]]:

@@ -151,6 +151,6 @@ def combined(below: Words, above: Words) -> dict[str, Any]:
 
 # which optimizers an option belongs to (training.scenario checks the same of what is given outright)
 _OWNERS = {
-    "momentum": ("sgd",), "nesterov": ("sgd",), "dampening": ("sgd",), "amsgrad": ("adam", "adamw"),
+    "momentum": ("sgd", "rmsprop"), "nesterov": ("sgd",), "dampening": ("sgd",), "amsgrad": ("adam", "adamw"),
     "centered": ("rmsprop",),
 }  # fmt: skip

@@ -94,24 +94,6 @@ class Segments:
         return {"anyOf": [{"const": "sqrt"}, {"type": "integer", "minimum": 0}]}
 
 
-class Card:
-    """A card of the catalogue by its name, or a size."""
-
-    def read(self, node: Node) -> str:
-        from staticmem.errors import UsageError
-        from staticmem.hardware import gpus
-
-        name: str = Text("h100-sxm-80gb").read(node)
-        try:
-            gpus.find(name)
-        except UsageError as error:
-            raise wrong(node, error.why, error.hint) from error
-        return name
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
-
-
 PRECISION = Word(_precisions, shown=_TYPES)
 DIMS = Named(Whole(example=512))
 ALLOCATOR = Text("expandable_segments:True")
@@ -159,6 +141,7 @@ SOFTWARE: Mapping[str, Entry] = {
     "cudnn_benchmark": Entry(Flag(), "torch.backends.cudnn.benchmark.", "false"),
     "cudnn": Entry(Word(lambda: ("tables", "library")), "Where workspaces of cuDNN are from.", "tables"),
     "profile": Entry(Text("profile.yaml"), "File of measured contexts and libraries.", "profile.yaml"),
+    "gpus_file": Entry(Text("gpus.yaml"), "File with cards of your own.", "gpus.yaml"),
 }
 STEP = {**SIZES, **COMMON, **TRAINING}
 
@@ -241,7 +224,7 @@ def _root() -> Mapping[str, Entry]:
         "model": Entry(MODEL, "The model: a path, or path and dims.", "model.pt2"),
         "train": Entry(Table(_train), "A training step."),
         "infer": Entry(Table(_infer, hints=_INFER_HINTS), "An inference, in place of train."),
-        "gpus": Entry(Several(Card()), "Cards by name or size.", "[h100-sxm-80gb, 24GB]"),
+        "gpus": Entry(Several(Text("h100-sxm-80gb")), "Cards by name or size.", "[h100-sxm-80gb, 24GB]"),
         "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the card."),
         "allocator": Entry(
             Table(lambda: {"conf": Entry(ALLOCATOR, "PYTORCH_ALLOC_CONF.", ALLOCATOR.example)}),

@@ -89,7 +89,8 @@ def run(
     """The rows of configurations; `largest`: with the largest batch of each on every card."""
     from staticmem.hardware import gpus as catalog
 
-    slugs = tuple(catalog.find(gpu).slug for gpu in gpus)  # unknown cards are told before any work
+    file = made[0].request.gpus_file if made else None
+    slugs = tuple(catalog.find(gpu, file=file).slug for gpu in gpus)  # unknown cards are told before any work
     if meter not in (None, *METERS):
         raise UsageError(f"unknown meter '{meter}'", f"It is one of {', '.join(METERS)}.", "Use live.", "SM134")
     meter = meter or ("device" if gpus else "live")
