@@ -89,4 +89,6 @@ def _from_table(conv: Convolution, architecture: str, version: str) -> Band:
     sizes = [form_bytes(conv, form) for form in forms(conv, architecture, version)]
     if not sizes:  # no table: nothing, or a copy of all three tensors
         return Band(0, 0, sum(piece_bytes(conv, 8).values()))
+    if len(conv.stride) == 3:  # the tables are of 2-D convolutions: their forms, within nothing and a copy of all
+        return Band(0, sizes[0], max(*sizes, sum(piece_bytes(conv, 8).values())))
     return Band(min(sizes), sizes[0], max(sizes))

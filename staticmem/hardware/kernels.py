@@ -77,6 +77,7 @@ class KernelWorkspaces:
         self._forward: dict[int, Convolution | None] = {}
         self._known: dict[Convolution, tuple[Band, tuple[int, ...]]] = {}
         self._searched: dict[Convolution, Band] = {}
+        self._results: dict[int, tuple[int, int]] = {}  # of recurrent layers: bytes of the result and of the reserve
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         self._cudnn = self.setup.profile.cudnn(self.setup.torch)
         self._learn_inputs()
@@ -245,6 +246,16 @@ class KernelWorkspaces:
         partial = Need(exactly(blocks * columns * itemsize), held=True, what="layer_norm backward: partial sums")
         return [*[partial for _ in parameters], *self._sum((blocks, columns), (columns, 1), (0,), itemsize)]
 
+    def _recurrent(self, kernel: int) -> Sequence[Need]:
+        """cuDNN's workspace of a recurrent layer, from its result: of the forward for the backward too."""
+        call = self.trace.kernels[kernel]
+        if call.phase != "backward":
+            buffers = self._buffers.get(kernel, [])
+            self._results[call.op] = (buffers[0].nbytes, buffers[-1].nbytes) if buffers else (0, 0)
+        result, reserve = self._results.get(call.op, (0, 0))
+        band = temporaries.recurrent(result, reserve)
+        return (Need(band, held=True, what="cuDNN recurrent layer"),) if band != NOTHING else ()
+
     # -- indices -------------------------------------------------------------------------------------------------
 
     def _indices(self, kernel: int, of: int) -> int | None:
@@ -289,6 +300,8 @@ _RULES: dict[str, Callable[[KernelWorkspaces, int], Sequence[Need]]] = {
     "aten.convolution_backward.default": KernelWorkspaces._conv_backward,
     "aten.embedding_dense_backward.default": KernelWorkspaces._embedding_backward,
     "aten.native_layer_norm_backward.default": KernelWorkspaces._layer_norm_backward,
+    "aten._cudnn_rnn.default": KernelWorkspaces._recurrent,
+    "aten._cudnn_rnn_backward.default": KernelWorkspaces._recurrent,
     "aten.index_put.default": KernelWorkspaces._index_put,
     "aten.index_put_.default": KernelWorkspaces._index_put,
     "aten.sort.default": KernelWorkspaces._sort,

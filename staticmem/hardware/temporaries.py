@@ -82,6 +82,20 @@ def layer_norm_blocks(rows: int, columns: int, multiprocessors: int) -> int:
     return min(_LAYER_NORM_GRID // wide, -(-rows // _LAYER_NORM_ROWS))
 
 
+_MOST_GATES = 4  # of an LSTM, the most of all cells
+
+
+def recurrent(result: int, reserve: int) -> Band:
+    """cuDNN's workspace of a recurrent layer, which only cuDNN knows (cudnnGetRNNTempSpaceSizes; ATen's cudnn/RNN.cpp).
+
+    The products with the inputs of all steps are one (Appleyard, Kocisky and Blunsom 2016, "Optimizing Performance of
+    Recurrent Neural Networks on GPUs"), so the gates of all steps of one layer are expected; at least nothing, at most
+    those of all layers, which the reserve is made of.
+    """
+    gates = _MOST_GATES * result
+    return Band(0, gates, max(gates, reserve))
+
+
 EMBEDDING_SORTS_ABOVE = 3072  # aten/src/ATen/native/cuda/Embedding.cu: up to here one kernel without a sort
 _ROWS_PER_THREAD = 10  # aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu, NROWS_PER_THREAD
 

@@ -173,3 +173,15 @@ def test_a_precision_without_a_table_is_a_band_from_nothing() -> None:
     band = workspace(replace(CONV, precision="float64"), "sm_80", "9.26.0")
     assert band.low == band.expected == 0
     assert band.high > 0
+
+
+def test_three_dimensions_have_a_wide_band() -> None:
+    """The tables know 2-D ones only: between nothing and a copy of all three tensors."""
+    conv = Convolution(
+        FORWARD, "tf32", False, (2, 16, 8, 28, 28), (32, 16, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1
+    )  # fmt: skip
+    band = workspace(conv, "sm_80", "9.20.0")
+    copies = 4 * (2 * 16 * 8 * 28 * 28 + 2 * 32 * 8 * 28 * 28 + 32 * 16 * 27)
+    assert band.low == 0
+    assert band.high >= copies
+    assert band.low <= band.expected <= band.high

@@ -59,3 +59,10 @@ def test_sorts() -> None:
     assert t.index_put_accumulate(1000) == exactly(32000)
     assert t.sort(4096, 4096, 4) == exactly(0)
     assert t.sort(8192, 8192, 4).expected == 8192 * 12
+
+
+def test_recurrent_layers_have_a_band_around_the_gates_of_one_layer() -> None:
+    # 2 layers of an LSTM: the reserve has 5 values for each of the result's, in each layer
+    assert t.recurrent(1000, 10_000) == Band(0, 4000, 10_000)
+    assert t.recurrent(1000, 0) == Band(0, 4000, 4000)  # inference has no reserve
+    assert t.recurrent(0, 0) == exactly(0)
