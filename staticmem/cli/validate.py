@@ -134,5 +134,6 @@ def _record(path: str, args: argparse.Namespace) -> Record:
         cudnn_conv_algo_search=args.cudnn_conv_algo_search,
         runs=args.runs,
     )
-    sizes = Scenario(wanted.batch, wanted.resolution, wanted.dims)
+    side = wanted.resolution
+    sizes = Scenario(wanted.batch, (side, side) if isinstance(side, int) else side, wanted.dims)
     return validate(path, sizes, options, args.device, args.timeout, args.memory_limit)

@@ -21,7 +21,7 @@ LEVELS = {
 _READ = ("mem_bytes_requested_in_use", "mem_bytes_in_use", "mem_in_use_peak", "mem_arena_held")
 
 
-class Failed(Exception):
+class FailedError(Exception):
     """`kind` says what the parent makes of it."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -34,7 +34,7 @@ def main(path: str) -> int:
         job = json.load(file)
     try:
         answer = _work(job)
-    except Failed as failed:
+    except FailedError as failed:
         answer = {"error": {"kind": failed.kind, "message": failed.message}}
     except MemoryError:
         answer = {"error": {"kind": "memory", "message": "the process has no more memory"}}
@@ -50,13 +50,13 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         import numpy as np
         import onnxruntime as ort
     except ImportError as error:
-        raise Failed("import", str(error)) from error
+        raise FailedError("import", str(error)) from error
     if job["memory_limit"]:
         _limit(int(job["memory_limit"]))
     provider = job["provider"]
     if provider not in ort.get_available_providers():
         if job["strict_provider"]:
-            raise Failed("provider", ", ".join(ort.get_available_providers()))
+            raise FailedError("provider", ", ".join(ort.get_available_providers()))
         provider = "CPUExecutionProvider"
     options = _options(ort, job)
     wanted: list[Any] = ["CPUExecutionProvider"]
@@ -67,22 +67,22 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         session = ort.InferenceSession(job["model"], options, providers=wanted)
         real = session.get_providers()[0]
         if provider != real and job["strict_provider"]:
-            raise Failed("fallback", real)
+            raise FailedError("fallback", real)
         gpu.read("loaded")
         feeds = _feeds(np, job["inputs"], {i.name: i.type for i in session.get_inputs()})
         for _ in range(job["runs"]):
             session.run(None, feeds)
         gpu.read("ran")
         profile = session.end_profiling()
-    except Failed:
+    except FailedError:
         raise
     except MemoryError as error:
-        raise Failed("memory", str(error)) from error
+        raise FailedError("memory", str(error)) from error
     except Exception as error:  # every failure of the runtime has a class of its own
         text = str(error) or type(error).__name__
         lowered = text.lower()
         short = "bad_alloc" in lowered or "failed to allocate" in lowered or "out of memory" in lowered
-        raise Failed("memory" if short else "runtime", text) from error
+        raise FailedError("memory" if short else "runtime", text) from error
     del session  # the statistics are written when the session goes
     answer = {
         "version": ort.__version__,
@@ -131,10 +131,10 @@ def _feeds(np: Any, inputs: list[dict[str, Any]], types: dict[str, str]) -> dict
         elif dtype in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
             feeds[item["name"]] = rng.integers(0, min(item["high"], 127), shape).astype(dtype)
         else:
-            raise Failed("input", f"input '{item['name']}' is {dtype}")
+            raise FailedError("input", f"input '{item['name']}' is {dtype}")
     missing = [name for name in types if name not in feeds]
     if missing:
-        raise Failed("input", f"input '{missing[0]}' is {types[missing[0]]}")
+        raise FailedError("input", f"input '{missing[0]}' is {types[missing[0]]}")
     return feeds
 
 

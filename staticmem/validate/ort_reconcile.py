@@ -137,5 +137,7 @@ def explanations(found: SessionPrediction, read: Readings, table: tuple[Meter, .
     more = {name: size for name, size in read.workspaces.items() if size > expected.get(name, 0)}
     if more and held is not None and held.difference:
         name = max(more, key=lambda n: more[n])
-        result.append(f"Workspaces that were not predicted: {len(more)} nodes, the largest {more[name]:,} bytes at {name}.")
+        result.append(
+            f"Workspaces that were not predicted: {len(more)} nodes, the largest {more[name]:,} bytes at {name}."
+        )
     return result

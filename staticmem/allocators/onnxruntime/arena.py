@@ -15,7 +15,7 @@ MAX_EXTENSION = 1 << 30  # DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES
 STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
 
 
-class ArenaFull(Exception):
+class ArenaFullError(Exception):
     """The limit of the arena is reached. `needed` are the bytes that were asked for, `left` those that it may take."""
 
     def __init__(self, needed: int, left: int) -> None:
@@ -70,7 +70,7 @@ class Arena:
         """A chunk for a request, None for a request of no bytes.
 
         Raises:
-            ArenaFull: the limit does not allow it.
+            ArenaFullError: the limit does not allow it.
         """
         if size <= 0:
             return None
@@ -130,7 +130,7 @@ class Arena:
     def _extend(self, rounded: int) -> None:
         left = None if self._limit is None else max(self._limit - self.held, 0) // ALIGNMENT * ALIGNMENT
         if left is not None and rounded > left:
-            raise ArenaFull(rounded, left)
+            raise ArenaFullError(rounded, left)
         size = rounded
         if self._doubles:
             grown = rounded > self._next

@@ -15,12 +15,15 @@ from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedT
 from staticmem.allocators.onnxruntime.infer import fill, inferred, merged
 
 
-def build(model: Any) -> ExecGraph:
+def build(model: Any, executed: bool = False) -> ExecGraph:
     """The executed graph of a ModelProto whose own functions are inlined. Shapes are those that inference finds for
-    open dimensions as they are in the file: the runtime plans without knowing the sizes of a run."""
+    open dimensions as they are in the file: the runtime plans without knowing the sizes of a run.
+
+    `executed`: the runtime saved this graph, so what it does at every optimization level is done already.
+    """
     symbolic, numeric = inferred(model)
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    return _graph(symbolic.graph, numeric.graph, {}, versions)
+    return _Builder(versions, executed).graph(symbolic.graph, numeric.graph, {})
 
 
 def _types(proto: Any, numeric: Any) -> dict[str, PlannedType]:
@@ -33,42 +36,62 @@ def _types(proto: Any, numeric: Any) -> dict[str, PlannedType]:
     return types
 
 
-def _graph(proto: Any, numeric: Any, outer: Mapping[str, PlannedType], versions: Mapping[str, int]) -> ExecGraph:
-    types = _types(proto, numeric)
-    initializers: dict[str, PlannedType] = {}
-    for tensor in proto.initializer:
-        dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
-        initializers[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
-    protos = []
-    for node, twin in zip(proto.node, numeric.node, strict=True):
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            initializers[node.output[0]] = types.get(node.output[0]) or constant_type(node)
-        else:
-            protos.append((node, twin))
-    own = {v.name for v in proto.input} | set(initializers) | {name for node, _ in protos for name in node.output}
-    known = {**outer, **types, **initializers}
-    fill(proto, known, versions)
-    nodes: list[ExecNode] = []
-    outside: dict[str, None] = {}
-    results = {v.name for v in proto.output}
-    renamed: dict[str, str] = {}
-    for (node, twin), index in zip(protos, _numbers([node for node, _ in protos]), strict=True):
-        if _no_cast(node, known) and node.output[0] not in results:
-            renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
-            continue
-        built = _renamed(_node(node, twin, index, known, versions), renamed)
-        nodes.append(built)
-        outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
-    outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
-    kept = own | set(outside)
-    return ExecGraph(
-        tuple(nodes),
-        tuple(v.name for v in proto.input if v.name not in initializers),
-        tuple(v.name for v in proto.output),
-        initializers,
-        {name: kind for name, kind in known.items() if name in kept},
-        tuple(outside),
-    )
+class _Builder:
+    """Builds a graph and its bodies. `versions` has the opset of each domain."""
+
+    def __init__(self, versions: Mapping[str, int], executed: bool) -> None:
+        self.versions, self.executed = versions, executed
+
+    def graph(self, proto: Any, numeric: Any, outer: Mapping[str, PlannedType]) -> ExecGraph:
+        types = _types(proto, numeric)
+        initializers: dict[str, PlannedType] = {}
+        for tensor in proto.initializer:
+            dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
+            initializers[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
+        protos = []
+        for node, twin in zip(proto.node, numeric.node, strict=True):
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                initializers[node.output[0]] = types.get(node.output[0]) or constant_type(node)
+            else:
+                protos.append((node, twin))
+        own = {v.name for v in proto.input} | set(initializers) | {name for node, _ in protos for name in node.output}
+        known = {**outer, **types, **initializers}
+        fill(proto, known, self.versions)
+        nodes: list[ExecNode] = []
+        outside: dict[str, None] = {}
+        results = {v.name for v in proto.output}
+        renamed: dict[str, str] = {}
+        for (node, twin), index in zip(protos, _numbers([node for node, _ in protos]), strict=True):
+            if not self.executed and _no_cast(node, known) and node.output[0] not in results:
+                renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
+                continue
+            built = _renamed(self._node(node, twin, index, known), renamed)
+            nodes.append(built)
+            outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
+        outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
+        kept = own | set(outside)
+        return ExecGraph(
+            tuple(nodes),
+            tuple(v.name for v in proto.input if v.name not in initializers),
+            tuple(v.name for v in proto.output),
+            initializers,
+            {name: kind for name, kind in known.items() if name in kept},
+            tuple(outside),
+        )
+
+    def _node(self, proto: Any, twin: Any, index: int, known: Mapping[str, PlannedType]) -> ExecNode:
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        if _is_cast_like(proto):
+            return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
+        bodies = {
+            a.name: self.graph(a.g, b.g, known)
+            for a, b in zip(proto.attribute, twin.attribute, strict=True)
+            if a.type == 5
+        }
+        implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
+        return ExecNode(
+            index, proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output), implicit, bodies, proto
+        )
 
 
 def _numbers(protos: list[Any]) -> list[int]:
@@ -100,23 +123,6 @@ def _renamed(node: ExecNode, names: Mapping[str, str]) -> ExecNode:
         return node
     inputs = tuple(names.get(name, name) for name in node.inputs)
     return replace(node, inputs=inputs, implicit=tuple(names.get(name, name) for name in node.implicit))
-
-
-def _node(
-    proto: Any, twin: Any, index: int, known: Mapping[str, PlannedType], versions: Mapping[str, int]
-) -> ExecNode:
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
-    if _is_cast_like(proto):
-        return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
-    bodies = {
-        a.name: _graph(a.g, b.g, known, versions)
-        for a, b in zip(proto.attribute, twin.attribute, strict=True)
-        if a.type == 5
-    }
-    implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
-    return ExecNode(
-        index, proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output), implicit, bodies, proto
-    )
 
 
 def inlined(model: Any) -> Any:

@@ -73,7 +73,7 @@ def _pool(node: Node, inputs: Inputs) -> Result:
     data = inputs[0]
     if data is None or data.dims is None:
         return [None]
-    kernel = _ints(node, "kernel_shape", data.dims[2:])
+    kernel = _ints(node, "kernel_shape", ()) or data.dims[2:]
     return [PlannedType(data.dtype, (*data.dims[:2], *_windows(node, data.dims[2:], kernel)))]
 
 

@@ -153,9 +153,7 @@ class _Frame:
 
     def _all_ranked(self) -> bool:
         """A pattern needs inputs with a rank; a body's outer values are its inputs too."""
-        kinds = [self.graph.types.get(name) for name in self.graph.inputs]
-        for name in self.graph.outer:
-            kinds.append(self.graph.planned(name))
+        kinds = [self.graph.planned(name) for name in (*self.graph.inputs, *self.graph.outer)]
         return all(kind is not None and kind.tensor and kind.dims is not None for kind in kinds)
 
     def _key(self, name: str) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFull
+from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFullError
 from staticmem.allocators.onnxruntime.build import build
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
@@ -48,7 +48,10 @@ class SessionOptions:
         ):
             if value not in known:
                 raise UsageError(
-                    f"unknown {name} '{value}'", f"It is one of {', '.join(known)}.", did_you_mean(value, known), "SM134"
+                    f"unknown {name} '{value}'",
+                    f"It is one of {', '.join(known)}.",
+                    did_you_mean(value, known),
+                    "SM134",
                 )
         if self.runs < 1 or self.intra_op_num_threads < 1:
             raise UsageError("runs and threads are whole numbers of at least 1", code="SM110")
@@ -107,7 +110,7 @@ def predict_session(
         UsageError: an option is unknown, or `gpu_mem_limit` is too small for the session (SM508).
     """
     options = options or SessionOptions()
-    graph = build(model)
+    graph = build(model, in_file_order)
     arena = Arena(options.arena_extend_strategy, options.gpu_mem_limit)
     weights = weight_bytes(graph, options.provider)
     sizes = bound_sizes(model, shapes, symbols or {})
@@ -119,7 +122,7 @@ def predict_session(
         arena.reserve(weights.reserved)
         for _ in range(options.runs):
             session.run(sizes)
-    except ArenaFull as full:
+    except ArenaFullError as full:
         raise UsageError(
             f"gpu_mem_limit {options.gpu_mem_limit} is too small for this session",
             f"{full.needed} bytes more were needed, {full.left} were left of the limit.",
@@ -156,10 +159,13 @@ def _notes(
         text = "the runtime optimizes the graph before it runs; this is the graph of the file, not the executed one"
         notes.append(Note("assumption", "SM520", text))
     if sizes.guessed:
-        text = f"data decides which branch or how many iterations run; the larger branch and one iteration were taken: {_some(sizes.guessed)}"
+        text = "data decides which branch or how many iterations run; the larger branch and one iteration were taken: "
+        text += _some(sizes.guessed)
         notes.append(Note("assumption", "SM521", text, len(sizes.guessed)))
     if unknown:
-        notes.append(Note("warning", "SM522", f"sizes that depend on data are not counted: {_some(unknown)}", len(unknown)))
+        notes.append(
+            Note("warning", "SM522", f"sizes that depend on data are not counted: {_some(unknown)}", len(unknown))
+        )
     if unmodelled:
         text = f"values that are no tensors, and bodies of Scan, are not counted: {_some(unmodelled)}"
         notes.append(Note("warning", "SM523", text, len(unmodelled)))
@@ -167,18 +173,20 @@ def _notes(
         notes.append(Note("assumption", "SM524", "without an arena the runtime holds what is requested and no more"))
     if options.provider == "cuda":
         text = (
-            "predictions for CUDA follow the runtime's source and were not compared with a device: nodes that fall back "
-            "to the CPU, copies between devices and the CUDA kernels' in-place rules may differ"
+            "predictions for CUDA follow the runtime's source and were not compared with a device: nodes that fall "
+            "back to the CPU, copies between devices and the CUDA kernels' in-place rules may differ"
         )
         notes.append(Note("warning", "SM525", text))
         if options.cudnn_conv_algo_search == "EXHAUSTIVE":
             text = (
-                "cudnn_conv_algo_search=EXHAUSTIVE tries every convolution algorithm with its whole workspace, taken from "
-                "the arena; it is not in these numbers and can exceed them (HEURISTIC or DEFAULT avoid it)"
+                "cudnn_conv_algo_search=EXHAUSTIVE tries every convolution algorithm with its whole workspace, taken "
+                "from the arena; it is not in these numbers and can exceed them (HEURISTIC or DEFAULT avoid it)"
             )
             notes.append(Note("warning", "SM526", text))
         else:
-            notes.append(Note("warning", "SM526", "workspaces of cuDNN and cuBLAS come on top and are not in these numbers"))
+            notes.append(
+                Note("warning", "SM526", "workspaces of cuDNN and cuBLAS come on top and are not in these numbers")
+            )
     return tuple(notes)
 
 

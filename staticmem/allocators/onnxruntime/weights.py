@@ -2,8 +2,8 @@
 
 Source: onnxruntime/core/framework/session_state_utils.cc and graph.cc (initializers of more than 127 bytes are used
 where they were loaded, smaller ones are copied into memory reserved in the arena),
-core/mlas/lib/sgemm.cpp (MlasGemmPackBSize: the packed right side of a product), core/providers/cpu/math/{matmul,gemm}.cc
-(which weights are packed). Reserved bytes at the start of a session equal these sums on onnxruntime 1.31.
+core/mlas/lib/sgemm.cpp (MlasGemmPackBSize: the packed right side of a product), core/providers/cpu/math/matmul.cc and
+gemm.cc (which weights are packed). Reserved bytes at the start of a session equal these sums on onnxruntime 1.31.
 On CUDA initializers are one block on the device; that is read from the source and not verified.
 """
 

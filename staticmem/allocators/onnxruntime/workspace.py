@@ -1,8 +1,8 @@
 """What CPU kernels take from the arena for themselves while they run.
 
 Source: onnxruntime/core/mlas/lib/convolve.cpp (MlasConvPrepare), core/providers/cpu/tensor/where_op.cc,
-core/providers/cpu/nn/batch_norm.h, contrib_ops/cpu/bert/bias_gelu.cc; compared with the temporary allocations that onnxruntime 1.31 lists
-(`session.collect_node_memory_stats_to_file`). Kernels that are not here are taken to need nothing.
+core/providers/cpu/nn/batch_norm.h, contrib_ops/cpu/bert/bias_gelu.cc; compared with the temporary allocations that
+onnxruntime 1.31 lists (`session.collect_node_memory_stats_to_file`). Other kernels are taken to need nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMN_ALIGN = 16  # MLAS_SGEMM_STRIDEN_THREAD_ALIGN
 
 
 def workspace(threads: int) -> Callable[[ExecNode, RunSizes], Sequence[int]]:
-    """A function that gives the requests of a node's kernel in bytes, for a session with so many threads an operator."""
+    """A function that gives the requests of a node's kernel in bytes, for a session with so many threads."""
 
     def of(node: ExecNode, sizes: RunSizes) -> Sequence[int]:
         rule = _RULES.get((node.domain, node.op))
