@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 VERBS = (
     "analyze", "sweep", "size", "gpus", "levers", "check", "init", "diff", "layers",
-    "trace", "report", "export", "explain", "doctor", "completion",
+    "trace", "validate", "report", "export", "explain", "doctor", "completion",
 )  # fmt: skip
 HIDDEN = ("schema",)
 
