@@ -1,10 +1,11 @@
 """Makes staticmem/hardware/conv/search.json: the largest plan of a convolution, from an installed cuDNN's answers.
 
-    python scripts/conv_search_ranges.py --count 200      # some minutes; STATICMEM_CUDNN names a libcudnn
+    python scripts/conv_search_ranges.py --count 200      # some minutes; STATICMEM_CUDNN_LIBRARY names a libcudnn
 
 `torch.backends.cudnn.benchmark` tries every plan of a convolution, in one buffer that holds the largest workspace among
 them. The file has, for each architecture, precision, layout and pass, that workspace as a multiple of the bytes of
-input, weight and result: the 5th, 50th and 95th of 100 random convolutions of `conv_sampling`.
+input, weight and result: the quartiles over random convolutions of `conv_sampling`. Quartiles, because a network has
+many convolutions, and all of them at an extreme is not what a band should say.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def ranges(cudnn: Cudnn, architecture: str, cell: tuple[str, bool, str], count: 
         if plans:
             ratios.append(max(plan.workspace for plan in plans) / total)
     ratios.sort()
-    return [round(ratios[int(q * (len(ratios) - 1))], 3) for q in (0.05, 0.5, 0.95)] if ratios else [0.0, 0.0, 0.0]
+    return [round(ratios[int(q * (len(ratios) - 1))], 3) for q in (0.25, 0.5, 0.75)] if ratios else [0.0, 0.0, 0.0]
 
 
 def main() -> None:

@@ -7,8 +7,8 @@
 
 The tables in the package are of seeds 1 (4,000) and, with TF32 or half precision, 3 (5,000); checks are of seed 2.
 
-Needs a libcudnn of 9.8 or later (STATICMEM_CUDNN names another one than the installed), NumPy, and no GPU. The answers
-are data of the cuDNN that is asked; the tables hold which form of workspace it takes, not the answers themselves.
+Needs a libcudnn of 9.8 or later (STATICMEM_CUDNN_LIBRARY names another one than the installed), NumPy, and no GPU. The
+answers are data of the cuDNN that is asked; the tables hold which form of workspace it takes, not the answers.
 """
 
 from __future__ import annotations

@@ -67,6 +67,10 @@ class Cudnn:
             raise CudnnError(
                 "libcudnn is not installed", "Its answers were asked for.", "pip install 'staticmem[cudnn]'", "SM411"
             )
+        if not path.exists():
+            raise CudnnError(
+                f"{path} does not exist", "STATICMEM_CUDNN_LIBRARY names it.", "Name a libcudnn.so.9.", code="SM411"
+            )
         load_dependencies(path)
         try:
             self._c = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

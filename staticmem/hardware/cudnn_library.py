@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def find_library() -> Path | None:
-    """libcudnn.so.9: `STATICMEM_CUDNN`, else the one in NVIDIA's wheels (those that a CUDA build of torch brings)."""
-    named = os.environ.get("STATICMEM_CUDNN")
+    """libcudnn.so.9: `STATICMEM_CUDNN_LIBRARY`, else the one in NVIDIA's wheels, which a CUDA build of torch brings."""
+    named = os.environ.get("STATICMEM_CUDNN_LIBRARY")
     if named:
         return Path(named)
     spec = importlib.util.find_spec("nvidia")

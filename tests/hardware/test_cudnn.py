@@ -51,7 +51,7 @@ def test_a_library_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tmp_path / "a" / "b" / "libcudnn.so.9"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no library")
-    monkeypatch.setenv("STATICMEM_CUDNN", str(path))
+    monkeypatch.setenv("STATICMEM_CUDNN_LIBRARY", str(path))
     with pytest.raises(cudnn.CudnnError, match="cannot load"):
         cudnn.Cudnn()
 
@@ -94,3 +94,9 @@ def test_the_tables_agree_with_the_library(sampling: ModuleType) -> None:
                     total += 1
                     same += abs(size - found[0].workspace) <= max(2**20, 0.02 * found[0].workspace)
     assert same / total > (0.75 if version in conv_tables.versions() else 0.6)
+
+
+def test_a_library_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATICMEM_CUDNN_LIBRARY", "/nowhere.so")
+    with pytest.raises(cudnn.CudnnError, match="does not exist"):
+        cudnn.Cudnn()
