@@ -22,11 +22,10 @@ from staticmem.training.step import run_step
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = (TESTS.parent / "models", TESTS / "data" / "graphs")
-CASES: list[dict[str, Any]] = json.loads((TESTS / "data" / "measured" / "levers.json").read_text())["cases"]
+MEASURED: dict[str, list[dict[str, Any]]] = json.loads((TESTS / "data" / "measured" / "levers.json").read_text())
+CASES = MEASURED["cases"]
 FIELDS = {f.name for f in fields(Scenario)}
-# What T5's code decides by dtypes and by its cache is not in an export: docs/accuracy.md. Llama passes position ids to
-# layers that do not read them, so that no file shows that a checkpoint keeps them (8 KiB).
-TOLERANCE = {"t5-small": 0.001, "llama-1b": 0.00001}
+TOLERANCE = {"t5-small": 0.001}  # what its code decides by dtypes and by its cache is not in an export
 LEVERS = ("checkpoint", "checkpoint_segments", "accumulate", "freeze")
 
 
@@ -50,14 +49,15 @@ def label(case: Mapping[str, Any]) -> str:
 
 def check(case: dict[str, Any], suffix: str) -> None:
     result = run_step(bound(case["graph"], suffix, case["batch"]), scenario_of(case))
+    assert not [note for note in result.notes if note.code == "SM311"]  # PyTorch ran it
     lifetimes = liveness(result.trace)
-    tolerance = TOLERANCE.get(case["graph"], 0.0) * case["peak_bytes"]
+    tolerance = TOLERANCE.get(case["graph"], 0.0) * case["peak_bytes"] + case.get("argument_bytes", 0)
     assert abs(lifetimes.peak_bytes - case["peak_bytes"]) <= tolerance
     at = lifetimes.allocation_at(lifetimes.peak_tick)
     assert at is not None
     assert result.trace.kernels[result.trace.buffers[at].kernel].phase == case["phase"]
     forward_end = lifetimes.level_before(result.trace.marks["forward_end"])
-    assert abs(forward_end - case["forward_end_bytes"]) <= max(tolerance, 8192 * (case["graph"] == "llama-1b"))
+    assert abs(forward_end - case["forward_end_bytes"]) <= tolerance
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)
@@ -70,6 +70,13 @@ def test_peak_is_exact(case: dict[str, Any]) -> None:
 )
 def test_peak_is_exact_from_onnx(case: dict[str, Any]) -> None:
     check(case, ".onnx")
+
+
+@pytest.mark.parametrize("case", MEASURED["refused"], ids=label)
+def test_steps_that_pytorch_stops_are_warned_of(case: dict[str, Any]) -> None:
+    """A checkpoint that begins with an activation in place changes the input that it saved."""
+    result = run_step(bound(case["graph"], ".pt2", case["batch"]), scenario_of(case))
+    assert [note for note in result.notes if note.code == "SM311"]
 
 
 def test_the_cases_cover_every_lever() -> None:
