@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from staticmem.errors import StaticmemError
-from staticmem.scenarios.blocks import repeated_blocks
+from staticmem.scenarios.blocks import blocks_to_choose
 from staticmem.scenarios.compute import Counter
 from staticmem.scenarios.model import LeverRow
 from staticmem.training.regions import regions_of
@@ -70,11 +69,11 @@ def _blocks(bench: Bench) -> list[_Block]:
             op = trace.kernels[buffer.kernel].op
             kept_by_op[op] = kept_by_op.get(op, 0) + buffer.size
     found = []
-    for blocks in repeated_blocks(graph)[:1]:
-        for path in blocks.paths:
-            regions = regions_of(graph, replace(one.scenario, checkpoint=(path,)))
-            kept = sum(size for op, size in kept_by_op.items() if any(r.start <= op < r.end for r in regions))
-            found.append(_Block(path, kept, sum(counter.between(r.start, r.end) for r in regions)))
+    blocks = blocks_to_choose(graph)
+    for path in blocks.paths if blocks is not None else ():
+        regions = regions_of(graph, replace(one.scenario, checkpoint=(path,)))
+        kept = sum(size for op, size in kept_by_op.items() if any(r.start <= op < r.end for r in regions))
+        found.append(_Block(path, kept, sum(counter.between(r.start, r.end) for r in regions)))
     return found
 
 
@@ -99,13 +98,10 @@ def _need(bench: Bench, blocks: list[_Block]) -> int:
 
 def _groups(bench: Bench, budget: int) -> LeverRow | None:
     """All blocks, several to a checkpoint: less is kept, and more is alive while a group runs again."""
-    selector = repeated_blocks(bench.study.result.graph)[0].selector
-    count = len(repeated_blocks(bench.study.result.graph)[0].paths)
-    for every in range(2, min(count, 9)):
-        try:
-            row = _row(bench, (selector,), every, count)
-        except StaticmemError:
-            continue
+    blocks = blocks_to_choose(bench.study.result.graph)
+    assert blocks is not None
+    for every in range(2, min(blocks.row, 9)):
+        row = _row(bench, (blocks.selector,), every, len(blocks.paths))
         if bench.bytes_of(row) <= budget:
             return row
     return None

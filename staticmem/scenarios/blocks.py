@@ -7,17 +7,25 @@ from dataclasses import dataclass
 
 from staticmem.graph.ir import Frame, Graph
 
+SHARE = 0.3  # of the forward's ops: blocks with less of it keep little, whatever is done with them
+MANY = 6  # blocks that are enough to choose among
+
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks that are called by one name: `selector` is what `--checkpoint` takes, `paths` the modules it names."""
+    """Blocks that are called by one name: `selector` is what `--checkpoint` takes, `paths` the modules it names.
+
+    `row` is the most of them in one parent, which can share checkpoints.
+    """
 
     selector: str
     paths: tuple[str, ...]
+    row: int
 
 
 def repeated_blocks(graph: Graph) -> list[Blocks]:
-    """Classes of modules that the forward calls more than once and that contain others; outermost and most first.
+    """Classes of modules that the forward calls more than once, that contain others, and that have much of its ops;
+    outermost first.
 
     Modules of torch.nn itself are left out (a Sequential is how others are written), but for its own encoder layers.
     Where a file has no classes, blocks are siblings that are numbered (`layers.0`, `layers.1`).
@@ -32,13 +40,20 @@ def repeated_blocks(graph: Graph) -> list[Blocks]:
     inner = {path: pair for path, pair in frames.items() if path in parents and path}
     named = {path: frame.cls.rpartition(".")[2] for path, (frame, _) in inner.items() if _is_own(frame.cls)}
     selectors = named or {path: _numbered(path) for path in inner if _numbered(path)}
-    counts = Counter(selectors.values())
-    found = [
-        Blocks(name, tuple(path for path, other in selectors.items() if other == name))
-        for name, count in counts.items()
-        if count >= 2
-    ]
-    return sorted(found, key=lambda b: (min(inner[p][1] for p in b.paths), -len(b.paths), b.selector))
+    ops = Counter(name for op in graph.ops for name in {selectors.get(frame.path, "") for frame in op.modules})
+    found: list[tuple[float, Blocks]] = []
+    for name in dict.fromkeys(selectors.values()):
+        paths = tuple(path for path, other in selectors.items() if other == name)
+        if len(paths) >= 2 and ops[name] >= SHARE * len(graph.ops):
+            row = max(Counter(path.rpartition(".")[0] for path in paths).values())
+            found.append((sum(inner[path][1] for path in paths) / len(paths), Blocks(name, paths, row)))
+    return [blocks for _, blocks in sorted(found, key=lambda pair: (pair[0], pair[1].selector))]
+
+
+def blocks_to_choose(graph: Graph) -> Blocks | None:
+    """The outermost blocks that are many enough to choose among, else the outermost."""
+    found = repeated_blocks(graph)
+    return next((blocks for blocks in found if len(blocks.paths) >= MANY), found[0] if found else None)
 
 
 _BLOCKS_OF_TORCH = ("TransformerEncoderLayer", "TransformerDecoderLayer")

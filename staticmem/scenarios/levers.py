@@ -161,12 +161,12 @@ def _checkpoints(study: Study) -> Iterator[Lever]:
         words: dict[str, Any] = {"checkpoint": (found.selector,)}
         yield Lever(f"checkpoint every {_called(found.selector)}", words, SAME, f"{len(found.paths)} blocks")
         groups = round(len(found.paths) ** 0.5)
-        if groups >= 2:
+        if 2 <= groups <= found.row:
             words = {"checkpoint": (found.selector,), "checkpoint_every": groups}
             yield Lever(f"checkpoint {groups} of {_called(found.selector)} together", words, SAME)
-            if request.amp in (None, "none") and request.dtype is None:
-                words = {"amp": "bf16", "checkpoint": (found.selector,)}
-                yield Lever(f"autocast to bf16, and checkpoint every {_called(found.selector)}", words, NUMERICS)
+        if request.amp in (None, "none") and request.dtype is None:
+            words = {"amp": "bf16", "checkpoint": (found.selector,)}
+            yield Lever(f"autocast to bf16, and checkpoint every {_called(found.selector)}", words, NUMERICS)
     yield Lever("checkpoint_sequential in sqrt(n) segments", {"checkpoint_segments": "sqrt"}, SAME)
 
 

@@ -66,7 +66,7 @@ def test_optimizers_change_no_compute_and_checkpoints_add_some(found: Levers) ->
 
 
 def test_operations_by_hand() -> None:
-    """The stem of ResNet-18 at 224: 7 x 7 x 3 products for each of 64 x 112 x 112 results; its input needs no gradient."""
+    """The stem of ResNet-18: 7 x 7 x 3 products for each of 64 x 112 x 112 results; its input needs no gradient."""
     study = Study.open(RESNET, Request(batch=1, optimizer="sgd"))
     graph = study.result.graph
     counter = Counter(graph, training=True)
