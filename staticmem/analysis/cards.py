@@ -58,5 +58,5 @@ def _row(card: Gpu, outcome: Verdict, asked: bool) -> CardRow:
     low, expected, high = outcome.needed
     return CardRow(
         card.slug, card.name, card.architecture, card.nominal, card.usable, low, expected, high, outcome.fit.value,
-        outcome.headroom, asked, card.assumed,
+        outcome.headroom, asked, card.assumed, card.chip if card.chip != card.architecture else "",
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staticmem.analysis.device import device_of
 from staticmem.analysis.study import Study
-from staticmem.report.html import Extras, render
+from staticmem.report.html import Extras, LeverRow, render
 from staticmem.report.html.addresses import address_map
 from staticmem.report.html.cards import CardRow
 from staticmem.report.html.timeline import timeline
@@ -20,6 +20,7 @@ def page(
     units: str = "binary",
     command: str = "",
     what_if_command: str = "staticmem analyze MODEL",
+    levers: tuple[LeverRow, ...] | None = None,
 ) -> str:
     """The page as text.
 
@@ -28,14 +29,16 @@ def page(
         units: as in `units.format_bytes`.
         command: the command line that makes this report.
         what_if_command: the same without batch, resolution, optimizer and precision, for the sliders.
+        levers: changes of the step with their peaks, where they are known.
     """
-    return render(report or study.report, extras(study, command, what_if_command), units)
+    return render(report or study.report, extras(study, command, what_if_command, levers), units)
 
 
-def extras(study: Study, command: str = "", what_if_command: str = "") -> Extras:
+def extras(
+    study: Study, command: str = "", what_if_command: str = "", levers: tuple[LeverRow, ...] | None = None
+) -> Extras:
     """What the page shows beside the report, as far as the graph's size allows."""
     from staticmem.analysis.cards import LIMIT, card_rows
-    from staticmem.analysis.levers import lever_rows
     from staticmem.analysis.what_if import what_if
     from staticmem.meters import replayed
 
@@ -56,6 +59,8 @@ def extras(study: Study, command: str = "", what_if_command: str = "") -> Extras
             address = address_map(found, replay, f"{device.gpu.name}, {device.gpu.architecture}")
     else:
         left_out.append("cards and address map: they need a replay of the allocator (--gpu NAME asks for it)")
+    if levers is None:
+        left_out.append("levers: 'staticmem levers' works them out")
     return Extras(
-        line, address, cards, what_if(study), lever_rows(study), command, what_if_command, tuple(left_out)
+        line, address, cards, what_if(study), levers or (), command, what_if_command, tuple(left_out)
     )  # fmt: skip

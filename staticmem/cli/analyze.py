@@ -12,6 +12,7 @@ from staticmem.cli.values import positive
 
 if TYPE_CHECKING:
     from staticmem.analysis import Study
+    from staticmem.report.html import LeverRow
     from staticmem.report.model import LargestBatch
 
 FORMATS = ("table", "json", "html", "md", "snapshot", "perfetto")
@@ -19,6 +20,8 @@ EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, no
 SUFFIXES = {
     "json": "json", "txt": "table", "html": "html", "md": "md", "pickle": "snapshot", "perfetto.json": "perfetto",
 }  # fmt: skip
+
+LEVERS_LIMIT = 1_000  # ops: each lever is a step of its own
 
 DESCRIPTION = """\
 The peak memory of one training or inference step: how much, when, and what is alive then.
@@ -123,4 +126,16 @@ def _page(study: Study, largest: LargestBatch | None, args: argparse.Namespace) 
 
     command, others = (shlex.join(["staticmem", *words]) for words in (args.words, without(args.words, SLIDERS)))
     report = replace(study.report, max_batch=largest)
-    return page(study, report, units=args.units, command=command, what_if_command=others)
+    return page(study, report, units=args.units, command=command, what_if_command=others, levers=_levers(study))
+
+
+def _levers(study: Study) -> tuple[LeverRow, ...] | None:
+    """What would make the step smaller, for graphs of which a score of steps takes no more than seconds."""
+    from staticmem.report.html import LeverRow
+    from staticmem.scenarios.levers import levers
+
+    if len(study.result.graph.ops) > LEVERS_LIMIT:
+        return None
+    return tuple(
+        LeverRow(row.does, row.flags, row.live_bytes, row.compute, row.changes, row.note) for row in levers(study).rows
+    )

@@ -28,10 +28,12 @@ class AddressMap:
     Time is events of the replay: one allocation or one release each, from 0 to `events`. `rows` are in the order of
     addresses; block i lies at `offset[i]` of `rows[row[i]]` over [born[i], died[i]). `offset` and `size` are in units
     of 512 bytes. `buffer` is 1 + the index in the timeline, 0 for a workspace, which `what[i] - 1` of `words` names.
+    `failed`: the card was full at the end of what is shown, and the next allocation failed.
     """
 
     setting: str
     step: int
+    failed: bool
     events: int
     peak_at: int
     reserved_bytes: int
@@ -99,8 +101,8 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
     row_, offset_, size, born_, died_, buffer, what_ = zip(*columns, strict=True) if columns else ((),) * 7
     reserved = replay.peak_between(start, end)[1]
     return AddressMap(
-        setting, step, end - start, _first_at(rows, reserved), reserved, phases, tuple(rows), tuple(words.listed()),
-        row_, offset_, size, born_, died_, buffer, what_,
+        setting, step, replay.oom is not None, end - start, _first_at(rows, reserved), reserved, phases, tuple(rows),
+        tuple(words.listed()), row_, offset_, size, born_, died_, buffer, what_,
     )  # fmt: skip
 
 

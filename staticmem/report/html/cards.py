@@ -10,7 +10,8 @@ class CardRow:
     """What the step needs on a card, in bytes: `low`, `expected` and `high` are of device memory.
 
     `fit` is "fits", "tight" or "does not fit"; `headroom` is what the expected need leaves, negative where it is short.
-    `asked` is the card of the report. `assumed` names figures of the card without a source.
+    `stands_for` is the card's own chip where another architecture's workspaces are taken for it, else empty. `asked` is
+    the card of the report. `assumed` names figures of the card without a source.
     """
 
     slug: str
@@ -25,3 +26,4 @@ class CardRow:
     headroom: int
     asked: bool = False
     assumed: tuple[str, ...] = ()
+    stands_for: str = ""

@@ -12,11 +12,14 @@ from staticmem.report.html.what_if import WhatIf
 
 @dataclass(frozen=True, slots=True)
 class LeverRow:
-    """A change of the step and the peak of live bytes with it. `flags` make it on the command line."""
+    """A change of the step and the peak of live bytes with it. `flags` make it on the command line; `compute` is what
+    it adds to the operations of a step, as a fraction; `changes` is "none", "numerics" or "training"."""
 
     name: str
     flags: str
     peak_bytes: int
+    compute: float = 0.0
+    changes: str = "none"
     note: str = ""
 
 

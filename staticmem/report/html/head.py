@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from staticmem.report.html.base import esc, name, section, stacked_bar, table
 from staticmem.report.html.cards import CardRow
-from staticmem.report.model import Report
+from staticmem.report.model import LargestBatch, Report
 from staticmem.report.words import category_name, place, step_name
 from staticmem.units import format_bytes
 
@@ -78,7 +78,7 @@ def _outcome(report: Report, cards: Sequence[CardRow], units: str) -> str:
         says = short if gpu.fit == "does not fit" or (gpu.fit == "tight" and gpu.missing_bytes) else left
         return (
             f'It needs {format_bytes(device, units)} of device memory: <strong class="{_cls(gpu.fit)}">'
-            f"{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong> on a {esc(gpu.name)}, {says}."
+            f"{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong> on a {esc(gpu.name)}, {says}.{_largest(report.max_batch)}"
         )
     fitting = next((card for card in cards if card.fit == "fits"), None)
     if fitting is not None:
@@ -87,6 +87,15 @@ def _outcome(report: Report, cards: Sequence[CardRow], units: str) -> str:
             f"({format_bytes(fitting.headroom, units)} to spare)."
         )
     return "No card of the catalogue has the memory." if cards else ""
+
+
+def _largest(found: LargestBatch | None) -> str:
+    if found is None:
+        return ""
+    if not found.batch:
+        return " No batch fits there."
+    sure = "" if found.safe_batch == found.batch else f" ({found.safe_batch:,} where the whole band has to fit)"
+    return f" The largest batch there is {found.batch:,}{sure}."
 
 
 def meters(report: Report, units: str) -> str:
@@ -152,6 +161,10 @@ def _cls(fit: str) -> str:
     return {"fits": "fits", "tight": "tight"}.get(fit, "short")
 
 
+def _chip(card: CardRow) -> str:
+    return f"{card.stands_for}, as {card.architecture}" if card.stands_for else card.architecture
+
+
 def fit_table(cards: Sequence[CardRow], units: str) -> str:
     """Every card, the smallest first: what it has, what the step needs there."""
     if not cards:
@@ -167,7 +180,7 @@ def fit_table(cards: Sequence[CardRow], units: str) -> str:
         rows.append(
             (
                 f"{esc(card.name)}{assumed}",
-                f"<small>{esc(card.architecture)}</small>",
+                f"<small>{esc(_chip(card))}</small>",
                 format_bytes(card.usable, units),
                 f'<span title="{band}">{format_bytes(card.expected, units)}</span>',
                 stacked_bar(
@@ -185,6 +198,7 @@ def fit_table(cards: Sequence[CardRow], units: str) -> str:
     fitting = sum(card.fit == "fits" for card in cards)
     lead = (
         f"{fitting} of {len(cards)} cards have room for the whole band below 95 % of what CUDA gives on them. "
-        "Hover over a need for its band; a star marks figures without a source."
+        "Hover over a need for its band; a star marks figures without a source. "
+        "A chip without tables of its own is taken as the one that is named behind it."
     )
     return section("fit", "Does it fit?", f'<div class="tall">{grid}</div>', lead)

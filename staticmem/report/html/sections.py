@@ -12,6 +12,7 @@ from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
 from staticmem.report.words import place
 from staticmem.units import format_bytes, format_count
 
+MINUS = "\u2212"
 ROWS = 50  # tensors in the table; the timeline and the JSON have more
 
 _CHART_KEYS = (
@@ -56,6 +57,7 @@ def address_section(extras: Extras, units: str) -> str:
         f"Where PyTorch's caching allocator puts them: step {found.step} of a replayed process, "
         f"{format_bytes(found.reserved_bytes, units)} reserved in {len(found.rows):,} segments ({esc(found.setting)}). "
         "A band across is a segment; grey in it is memory that is held and not used."
+        + (' <strong class="short">The next allocation fails: the card is full.</strong>' if found.failed else "")
     )
     return section("addresses", "Address map", _chart("address-chart", "Segments of the allocator over the step"), lead)
 
@@ -174,19 +176,24 @@ def what_if_section(found: WhatIf | None) -> str:
 
 
 def lever_section(levers: Sequence[LeverRow], peak: int, units: str) -> str:
-    """What changes of the step would give, the most helpful first."""
-    if not levers:
+    """What changes of the step would save, the most helpful first."""
+    saving = sorted((lever for lever in levers if lever.peak_bytes < peak), key=lambda lever: lever.peak_bytes)
+    if not saving:
         return ""
     rows = []
-    for lever in sorted(levers, key=lambda lever: lever.peak_bytes):
-        change = lever.peak_bytes - peak
-        sign = "\u2212" if change < 0 else "+"
+    for lever in saving:
+        saved, share = peak - lever.peak_bytes, lever.peak_bytes / peak
+        compute = "" if not lever.compute else f"{'+' if lever.compute > 0 else MINUS}{abs(lever.compute):.0%}"
+        note = f"<br><small>{esc(lever.note)}</small>" if lever.note else ""
         rows.append(
-            (esc(lever.name), f"<code>{esc(lever.flags)}</code>", format_bytes(lever.peak_bytes, units),
-             f"{sign}{format_bytes(abs(change), units)}", f"{sign}{abs(change) / max(peak, 1):.0%}", esc(lever.note))
+            (f"{esc(lever.name)}{note}", f"<code>{esc(lever.flags)}</code>",
+             stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak"), format_bytes(lever.peak_bytes, units),
+             f"{MINUS}{format_bytes(saved, units)}", compute, "" if lever.changes == "none" else esc(lever.changes))
         )  # fmt: skip
-    grid = table(("Lever", "Flags", "Peak", "Change", "", ""), rows, right=(2, 3, 4), caption="Levers")
-    return section("levers", "Levers", grid, "One change at a time, the rest as it is.")
+    heads = ("Lever", "Flags", "Peak with it", "", "Saves", "Compute", "Changes")
+    grid = table(heads, rows, id="lever-table", right=(3, 4, 5), caption="Levers")
+    lead = "Each alone, the rest as it is, analysed in full: the peak of live tensors with it."
+    return section("levers", "Levers", f'<div class="tall">{grid}</div>', lead)
 
 
 def basis_section(report: Report, extras: Extras, units: str) -> str:

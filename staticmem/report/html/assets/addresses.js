@@ -70,7 +70,10 @@ class Addresses {
       const name = this.category(i);
       if (!shades.has(name)) shades.set(name, name === "workspace" ? colour("workspace") : categoryColour(name));
       const low = this.base[row[i]] + offset[i] * 512;
-      const [top, bottom] = [this.y(pen, low + size[i] * 512), this.y(pen, low)];
+      // on whole pixels: thousands of blocks of a part of one would mix with what is behind them
+      const snap = (y) => Math.round(y * pen.ratio) / pen.ratio;
+      const top = snap(this.y(pen, low + size[i] * 512));
+      const bottom = Math.max(snap(this.y(pen, low)), top + 1 / pen.ratio);
       ctx.fillStyle = shades.get(name);
       const thick = bottom - top > 3 && !pen.plain ? 0.6 : 0; // a seam between blocks that are large enough to have one
       ctx.fillRect(left, top + thick, Math.max(right - left, 0.6), bottom - top - thick);

@@ -149,7 +149,8 @@ class Chart {
     const at = x ?? LEFT + ((this.cursor - this.first) / (this.end - this.first)) * (width - LEFT);
     const room = this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(at + 16 + room < width ? at + 16 : at - room - 16, 0)}px`;
-    this.tip.style.top = `${Math.max((y ?? 30) - 20, 4)}px`;
+    const lowest = this.canvas.clientHeight - this.tip.offsetHeight - 4;
+    this.tip.style.top = `${Math.max(Math.min((y ?? 30) - 20, lowest), 4)}px`;
   }
 
   // -- input ---------------------------------------------------------------------------------------------------

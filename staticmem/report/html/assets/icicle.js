@@ -59,15 +59,28 @@ class Icicle {
     this.svg.querySelector("g")?.focus();
   }
 
-  depthOf(node, height, scale) {
-    const shown = [...node.children.values()].filter((child) => child.bytes * scale >= ICICLE_LEAST);
-    return 1 + Math.max(0, ...shown.map((child) => this.depthOf(child, height, scale)));
+  /** The children that are drawn, the largest first; those that are too thin for it are one. */
+  shown(node, scale) {
+    const sorted = [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
+    const large = sorted.filter((child) => child.bytes * scale >= ICICLE_LEAST);
+    const rest = { name: "", path: node.path, own: 0, bytes: 0, parts: {}, children: new Map(), count: sorted.length - large.length };
+    for (const child of sorted.slice(large.length)) {
+      rest.bytes += child.bytes;
+      for (const [category, bytes] of Object.entries(child.parts)) rest.parts[category] = (rest.parts[category] ?? 0) + bytes;
+    }
+    if (rest.count === 0 || rest.bytes * scale < ICICLE_LEAST) return large;
+    rest.name = `${rest.count.toLocaleString("en-US")} smaller ones`;
+    return [...large, rest];
+  }
+
+  depthOf(node, scale) {
+    return 1 + this.shown(node, scale).reduce((most, child) => Math.max(most, this.depthOf(child, scale)), 0);
   }
 
   draw() {
     this.width = this.svg.clientWidth || 1000;
     const scale = ICICLE_HEIGHT / Math.max(this.top.bytes, 1);
-    const depth = this.depthOf(this.top, ICICLE_HEIGHT, scale);
+    const depth = this.depthOf(this.top, scale);
     const column = this.width / Math.max(depth, 1);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${ICICLE_HEIGHT}`);
     this.svg.setAttribute("height", ICICLE_HEIGHT);
@@ -106,12 +119,12 @@ class Icicle {
         group.append(makeSvg("text", { x: x + 7, y: y + Math.min(height / 2 + 4, 17), class: parts[0]?.[0] === "parameter" ? "on-dark" : "" }, said));
       }
     }
-    group.addEventListener("click", () => this.go(trail));
+    if (node.count === undefined) group.addEventListener("click", () => this.go(trail));
     group.addEventListener("pointerenter", () => this.say(node));
     group.addEventListener("focus", () => this.say(node));
     this.svg.append(group);
     let at = y;
-    for (const child of [...node.children.values()].sort((a, b) => b.bytes - a.bytes)) {
+    for (const child of this.shown(node, scale)) {
       this.place(child, [...trail, child], level + 1, at, column, scale, depth + 1);
       at += child.bytes * scale;
     }
@@ -122,7 +135,8 @@ class Icicle {
     const parts = Object.entries(node.parts).sort((a, b) => b[1] - a[1])
       .map(([name, bytes]) => `${categoryName(name)} ${formatBytes(bytes, this.units)}`).join(", ");
     const own = node.children.size && node.own ? `, ${formatBytes(node.own, this.units)} its own` : "";
-    return `${node.path || "model"}: ${formatBytes(node.bytes, this.units)}, ${share} % of the peak${own} (${parts})`;
+    const who = node.count === undefined ? node.path || "model" : `${node.name} in ${node.path || "the model"}`;
+    return `${who}: ${formatBytes(node.bytes, this.units)}, ${share} % of the peak${own} (${parts})`;
   }
 
   say(node) {
