@@ -65,7 +65,7 @@ def ours(scenario: dict[str, Any]) -> Iterator[Row]:
     model = open_model(str(path))
     graph = model.bind(resolve(model, batch=scenario["batch"]))
     known = {f.name for f in fields(Scenario)}
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in scenario.items() if k in known}
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in scenario.items() if k in known}
     options["amp"] = dtypes.parse(scenario["amp"]) if "amp" in scenario else None
     trace = run_step(graph, Scenario(mode="train", **options)).trace
     lifetimes = liveness(trace)
