@@ -7,10 +7,10 @@ kernel computes are written out, their nodes get the next free numbers).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from staticmem import dtypes
+from staticmem.allocators.onnxruntime.casts import without_duplicates
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
 from staticmem.allocators.onnxruntime.infer import fill, inferred, merged
 
@@ -60,15 +60,13 @@ class _Builder:
         nodes: list[ExecNode] = []
         outside: dict[str, None] = {}
         results = {v.name for v in proto.output}
-        renamed: dict[str, str] = {}
         for (node, twin), index in zip(protos, _numbers([node for node, _ in protos]), strict=True):
-            if not self.executed and _no_cast(node, known) and node.output[0] not in results:
-                renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
-                continue
-            built = _renamed(self._node(node, twin, index, known), renamed)
+            built = self._node(node, twin, index, known)
             nodes.append(built)
             outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
         outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
+        if not self.executed:
+            nodes = list(without_duplicates(nodes, known, results))
         kept = own | set(outside)
         return ExecGraph(
             tuple(nodes),
@@ -107,22 +105,6 @@ def _numbers(protos: list[Any]) -> list[int]:
 
 def _is_cast_like(proto: Any) -> bool:
     return bool(proto.op_type == "CastLike" and proto.domain in ("", "ai.onnx"))
-
-
-def _no_cast(proto: Any, known: Mapping[str, PlannedType]) -> bool:
-    """A Cast to the type that its input has is taken out at every optimization level (insert_cast_transformer.cc)."""
-    if proto.op_type != "Cast" or proto.domain not in ("", "ai.onnx"):
-        return False
-    kind = known.get(proto.input[0])
-    wanted = dtypes.ONNX_CODES.get(next((a.i for a in proto.attribute if a.name == "to"), 0))
-    return kind is not None and kind.dtype is wanted
-
-
-def _renamed(node: ExecNode, names: Mapping[str, str]) -> ExecNode:
-    if not names or not any(name in names for name in (*node.inputs, *node.implicit)):
-        return node
-    inputs = tuple(names.get(name, name) for name in node.inputs)
-    return replace(node, inputs=inputs, implicit=tuple(names.get(name, name) for name in node.implicit))
 
 
 def inlined(model: Any) -> Any:

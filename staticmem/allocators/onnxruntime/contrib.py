@@ -152,11 +152,9 @@ def _reorder_input(node: Node, inputs: Inputs) -> Result:
     shape = data.dims
     if _int(node, "channels_last", 0):
         shape = (shape[0], shape[-1], *shape[1:-1])
-    channels = shape[1]
-    if not isinstance(channels, int):
-        return [None]
-    block = _int(node, BLOCK, 16)
-    return [PlannedType(data.dtype, (shape[0], -(-channels // block) * block, *shape[2:]))]
+    channels, block = shape[1], _int(node, BLOCK, 16)
+    padded = -(-channels // block) * block if isinstance(channels, int) else None
+    return [PlannedType(data.dtype, (shape[0], padded, *shape[2:]))]
 
 
 def _reorder_output(node: Node, inputs: Inputs) -> Result:

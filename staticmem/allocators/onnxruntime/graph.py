@@ -12,6 +12,7 @@ from typing import Any
 from staticmem import dtypes
 from staticmem.dtypes import DType
 
+MADE_UP = "unk__"  # names that onnx's inference gives to open sizes
 Dim = int | str | None  # a size, a symbol, or unknown
 
 
@@ -98,7 +99,7 @@ def _dim(dim: Any) -> Dim:
     if which == "dim_value":
         return int(dim.dim_value)
     name = str(dim.dim_param) if which == "dim_param" else ""
-    return name if name and not name.startswith("unk__") else None
+    return name if name and not name.startswith(MADE_UP) else None
 
 
 def same_size(first: PlannedType | None, second: PlannedType | None) -> bool:

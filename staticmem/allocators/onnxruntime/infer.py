@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from staticmem import dtypes
 from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
-from staticmem.allocators.onnxruntime.graph import Dim, PlannedType, planned_type
+from staticmem.allocators.onnxruntime.graph import MADE_UP, Dim, PlannedType, planned_type
 from staticmem.frontends.onnx.convert import Converter
 
 _CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
@@ -21,8 +21,12 @@ def inferred(model: Any) -> tuple[Any, Any]:
 
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
-    _strip(plain.graph)
-    return _infer(model, contents=False), _infer(plain, contents=True)
+    _symbols(plain.graph, lambda name: "")
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    # a file may have names of an earlier inference: they are symbols like others
+    _symbols(named.graph, lambda name: f"file:{name}" if name.startswith(MADE_UP) else name)
+    return _infer(named, contents=False), _infer(plain, contents=True)
 
 
 def _infer(model: Any, contents: bool) -> Any:
@@ -36,17 +40,22 @@ def _infer(model: Any, contents: bool) -> Any:
         return model
 
 
-def _strip(graph: Any) -> None:
-    """Takes symbols out of the shapes of a graph and its bodies."""
+def _symbols(graph: Any, rename: Callable[[str], str]) -> None:
+    """Renames the symbols in the shapes of a graph and its bodies; one without a name is an open size."""
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.WhichOneof("value") == "tensor_type":
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.WhichOneof("value") == "dim_param":
+        if value.type.WhichOneof("value") != "tensor_type":
+            continue
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.WhichOneof("value") == "dim_param":
+                name = rename(dim.dim_param)
+                if name:
+                    dim.dim_param = name
+                else:
                     dim.Clear()
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == 5:
-                _strip(attribute.g)
+                _symbols(attribute.g, rename)
 
 
 def fill(proto: Any, types: dict[str, PlannedType], versions: Mapping[str, int]) -> None:

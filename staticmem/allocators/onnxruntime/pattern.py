@@ -35,6 +35,9 @@ class PatternPlanner:
             if gap >= size and (waste < 0 or gap - size < waste):
                 at, position, waste = current, index, gap - size
             current = block.offset + block.size
+        tail = self.peak - current
+        if tail >= size and (waste < 0 or tail - size < waste):
+            at, position = current, len(self._live)
         self._live.insert(position, _Block(name, at, size))
         self.offsets[name] = at
         self.peak = max(self.peak, at + size)
