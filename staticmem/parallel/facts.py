@@ -126,7 +126,7 @@ def groups_of_ops(graph: Graph, paths: Sequence[str]) -> list[str]:
 
 def runs(trace: Trace, groups: Sequence[str]) -> list[Run]:
     """Which group works when, in order of time. `groups` has the group of each op; what belongs to no op (the loss,
-    sums of gradients) continues the run that it lies in."""
+    sums of gradients) continues the run that it lies in, and is no run before the first."""
     found: list[Run] = []
     starts = [*trace.phases, ("", trace.ticks)]
     segment = 0
@@ -139,9 +139,11 @@ def runs(trace: Trace, groups: Sequence[str]) -> list[Run]:
         if phase not in ("forward", "backward"):
             continue
         op = trace.kernels[buffer.kernel].op
+        last = found[-1] if found else None
         if 0 <= op < len(groups):
             group = groups[op]
-        last = found[-1] if found else None
+        elif last is None or last.segment != segment:
+            continue  # the loss's own backward: the model has not begun
         if last is not None and last.group == group and last.segment == segment:
             found[-1] = Run(group, phase, last.start, buffer.born, segment)
         else:

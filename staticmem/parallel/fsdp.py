@@ -172,7 +172,7 @@ class _Fsdp:
             key=lambda e: (e[0], e[1]),
         )
         if ROOT in self.groups and order:
-            self.gather(self.groups[order[0]], (segment[0], BEFORE))
+            self.gather(self.groups[order[0]], (found[0].start, BEFORE))
         for at, opens, name in events:
             group = self.groups[name]
             if not opens:

@@ -1,0 +1,142 @@
+"""A model of repeated blocks without attention, its export, and what a step of it holds in PyTorch on one rank.
+
+The processes of the other ranks are not there: PyTorch's fake process group answers collectives at once, with memory
+as they would have it. Every storage that any call of the step sees is counted, rounded up to 512 bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+VOCABULARY, WIDTH, BLOCKS, HIDDEN, LENGTH = 1000, 64, 4, 200, 16
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def export(path: Path) -> None:
+    """`tests/data/graphs/mlp_blocks.pt2`, without weights."""
+    with torch.device("meta"):
+        model, ids = Net().train(), torch.zeros((2, LENGTH), dtype=torch.int64)
+    made = torch.export.export(model, (ids,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False)
+    for node in made.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    torch.export.save(made, path)
+
+
+class Live(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of live storages, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, weakref.ref[Any]] = {}
+        self.skipped: set[int] = set()
+        self.peak = 0
+
+    def see(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = getattr(value, "_local_tensor", value)
+            storage = value.untyped_storage()
+            if storage._cdata not in self.skipped:
+                self.storages[storage._cdata] = weakref.ref(storage)
+
+    def now(self) -> int:
+        alive = [storage for ref in self.storages.values() if (storage := ref()) is not None]
+        return sum(-(-s.nbytes() // 512) * 512 for s in alive if s._cdata not in self.skipped)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, out)):
+            self.see(value)
+        self.peak = max(self.peak, self.now())
+        return out
+
+
+def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
+    """`fully_shard` on every block and on the model; `mixed`: parameters in bfloat16, reduction in float32."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    words: dict[str, Any] = {"mesh": init_device_mesh("cpu", (ranks,))} | ({"mp_policy": policy} if mixed else {})
+    assert isinstance(model, Net)
+    for layer in model.layers:
+        fully_shard(layer, **words)
+    fully_shard(model, **words)
+
+
+def peak(strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2) -> int:
+    """The peak of the third step of AdamW on rank 0."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    ddp = strategy == "ddp"
+    backend, store = ("gloo", dist.HashStore()) if ddp else ("fake", FakeStore())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
+        try:
+            return _step_peak(strategy, ranks, mixed, fused, batch)
+        finally:
+            dist.destroy_process_group()
+
+
+def _step_peak(strategy: str, ranks: int, mixed: bool, fused: bool, batch: int) -> int:
+    model: nn.Module = Net().train()
+    live = Live()
+    with live:
+        if strategy == "fsdp":
+            live.__exit__(None, None, None)
+            shard(model, ranks, mixed)
+            live.__enter__()
+        elif strategy == "ddp":  # its buckets are made here; they do not depend on the number of ranks
+            model = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=not fused, fused=fused)
+        ids = torch.zeros((batch, LENGTH), dtype=torch.int64)
+        target = torch.zeros((batch * LENGTH,), dtype=torch.int64)
+        for value in (*model.parameters(), ids, target):
+            live.see(value)
+        loss = None
+        for step in range(3):
+            if not fused:  # the counters of steps are on the CPU there too
+                live.skipped |= {s["step"].untyped_storage()._cdata for s in optimizer.state.values()}
+            if step == 2:
+                live.peak = 0
+            optimizer.zero_grad()
+            out = model(ids)
+            loss = nn.functional.cross_entropy(out.flatten(0, 1), target)
+            del out
+            loss.backward()
+            optimizer.step()
+    del loss
+    return live.peak
