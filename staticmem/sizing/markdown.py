@@ -28,7 +28,7 @@ def render(found: Sizing, units: str = "binary") -> str:
     notes = [f"- {escape(note.text)} `{note.code}`" for note in (*found.warnings, *found.assumptions)]
     known = found.coverage.ruled + found.coverage.transparent
     total = known + found.coverage.unknown
-    body = [f"{known:,} of {total:,} ops are known. {escape(ACCURACY)}", "", *notes, "", "Not included:", ""]
+    body = [f"{known:,} of {total:,} ops are known. {escape(' '.join(ACCURACY))}", "", *notes, "", "Not included:", ""]
     body += [f"- {escape(text)}" for text in found.not_included]
     parts += [details("Assumptions and confidence", "\n".join(body)), ""]
     if found.command:

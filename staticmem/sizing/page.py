@@ -155,12 +155,13 @@ def _levers(found: Sizing, units: str) -> str:
 def _confidence(found: Sizing) -> str:
     ops = found.coverage
     known = ops.ruled + ops.transparent
-    said = [f"{known:,} of {known + ops.unknown:,} ops are known.", ACCURACY]
+    said = [f"{known:,} of {known + ops.unknown:,} ops are known.", *ACCURACY]
     if found.unknown_ops:
         said.append(f"Unknown: {', '.join(found.unknown_ops[:8])}.")
     notes = "".join(f"<li>{esc(n.text)} <code>{esc(n.code)}</code></li>" for n in (*found.warnings, *found.assumptions))
     left = "".join(f"<li>{esc(text)}</li>" for text in found.not_included)
-    body = f"<p>{esc(' '.join(said))}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
+    sentences = " ".join(esc(text) for text in said)
+    body = f"<p>{sentences}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
     body += f"<h3>Not included</h3><ul class='notes'>{left}</ul>"
     body += "<p><small>* a figure of the card has no source of its own, or was not compared with one.</small></p>"
     return section("confidence", "How sure this is", body)

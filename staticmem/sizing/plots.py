@@ -41,10 +41,10 @@ def curve(
         parts.append(f'<path class="limit" d="M{LEFT} {y(at):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="limit-name" x="{WIDTH - RIGHT + 6}" y="{y(at) + 4:.1f}">{esc(text[:20])}</text>')
     for text, values in lines:
-        points = " ".join(f"{x(at):.1f},{y(n):.1f}" for at, n in zip(xs, values, strict=True))
+        points = " ".join(f"{x(value):.1f},{y(n):.1f}" for value, n in zip(xs, values, strict=True))
         parts.append(f'<polyline class="curve {esc(text)}" points="{points}"/>')
-        for at, label, n in zip(xs, labels, values, strict=True):
-            place = f'cx="{x(at):.1f}" cy="{y(n):.1f}" r="3"'
+        for value, label, n in zip(xs, labels, values, strict=True):
+            place = f'cx="{x(value):.1f}" cy="{y(n):.1f}" r="3"'
             said = esc(f"{text} at {label}: {format_bytes(n, units)}")
             parts.append(f'<circle class="dot {esc(text)}" {place}><title>{said}</title></circle>')
     keys = "".join(f'<span class="key"><i class="k-{esc(text)}"></i>{esc(text)}</span>' for text, _ in lines)

@@ -11,12 +11,19 @@ from staticmem.sizing.model import CardRow, Count
 from staticmem.units import format_bytes
 
 FITS, TIGHT = "fits", "tight"
-ACCURACY = (
+_LIVE = (
     "Live memory equals PyTorch's to the byte on 98 % of the 81 reference cases and is within 0.2 % on the others, for "
-    "torch.export files (docs/accuracy.md). What the allocator, workspaces and the context add has sources but was not "
-    "verified on hardware; the band from low to high says how far it is known. Steps on several devices agree with "
-    "PyTorch where that runs without GPUs (FSDP2, DDP); DeepSpeed, tensor and pipeline parallel follow their source."
+    "torch.export files (docs/accuracy.md)."
 )
+_DEVICE = (
+    "What the allocator, workspaces and the context add has sources but was not verified on hardware; the band from "
+    "low to high says how far it is known."
+)
+_RANKS = (
+    "Steps on several devices agree with PyTorch where that runs without GPUs (FSDP2, DDP); DeepSpeed, tensor and "
+    "pipeline parallel follow their source."
+)
+ACCURACY = (_LIVE, _DEVICE, _RANKS)
 
 
 def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo) -> tuple[str, str | None]:
