@@ -5,14 +5,16 @@ runs that differ in nothing that a graph can tell. Each jitter changes, determin
 
 - the order of segments in address space, which is the driver's choice and decides between free blocks of equal size;
 - all sizes that grow with the batch, by up to 4 %, because a real process has workspaces, metrics and batches that are
-  a little different from the ones predicted. The result is scaled back by what was allocated.
+  a little different from the ones predicted. The result is scaled back by what was allocated;
+- workspaces that are known as a band: one in four is at its least and one in four at its most, of each kernel the same
+  in all steps.
 
 The first replay is the one that is predicted, without change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -24,6 +26,7 @@ from staticmem.allocators.result import Replay
 from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
 
 REPLAYS = 11
+_FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
 WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
 
 
@@ -60,11 +63,21 @@ def jitters(count: int) -> Iterator[Jitter]:
         yield Jitter(1 + scale if index % 2 else 1 - scale, layouts[(index - 1) % len(layouts)])
 
 
-def scaled(process: Process, scale: float) -> list[int]:
-    """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is."""
+def scaled(process: Process, scale: float, draw: int = 0) -> list[int]:
+    """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.
+
+    `draw` above 0 chooses which kernels' workspaces are at a bound.
+    """
+    sizes: Sequence[int] = process.sizes
+    if draw and process.bounds:
+        sizes = drawn = list(sizes)
+        for id, (low, high) in process.bounds.items():
+            lot = (process.origins[id].kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
+            if lot < 2:
+                drawn[id] = high if lot else low
     return [
         round(nbytes * scale) if grows and nbytes > MIN_BLOCK else nbytes
-        for nbytes, grows in zip(process.sizes, process.scales, strict=True)
+        for nbytes, grows in zip(sizes, process.scales, strict=True)
     ]
 
 
@@ -83,8 +96,10 @@ def reserved_band(
     tight = nominal.oom is not None
     quick = settings == DEFAULTS and capacity is None and not process.empties
     calls = joined(process.calls, len(process.sizes)) if quick else []
-    for jitter in list(jitters(replays))[1:]:
-        sizes = scaled(process, jitter.scale)
+    for draw, jitter in enumerate(jitters(replays)):
+        if draw == 0:
+            continue
+        sizes = scaled(process, jitter.scale, draw)
         if quick:
             allocated, reserved = peaks(calls, sizes, jitter.layout)
         else:
