@@ -12,26 +12,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from staticmem.analysis import analyze as analyze
     from staticmem.report.model import Report as Report
+    from staticmem.scenarios.api import levers as levers
+    from staticmem.scenarios.api import max_batch as max_batch
     from staticmem.scenarios.sweep import sweep as sweep
 
-__all__ = ["Report", "StaticmemError", "__version__", "analyze", "sweep"]
+__all__ = ["Report", "StaticmemError", "__version__", "analyze", "levers", "max_batch", "sweep"]
 
 from staticmem.errors import StaticmemError
 from staticmem.version import __version__
 
+_PLACES = {
+    "analyze": "staticmem.analysis",
+    "Report": "staticmem.report.model",
+    "sweep": "staticmem.scenarios.sweep",
+    "max_batch": "staticmem.scenarios.api",
+    "levers": "staticmem.scenarios.api",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`analyze`, `sweep` and `Report` on first use: importing the package alone costs nothing."""
-    if name == "analyze":
-        from staticmem.analysis import analyze
+    """`analyze` and the others on first use: importing the package alone costs nothing."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'staticmem' has no attribute '{name}'")
+    from importlib import import_module
 
-        return analyze
-    if name == "sweep":
-        from staticmem.scenarios.sweep import sweep
-
-        return sweep
-    if name == "Report":
-        from staticmem.report.model import Report
-
-        return Report
-    raise AttributeError(f"module 'staticmem' has no attribute '{name}'")
+    return getattr(import_module(_PLACES[name]), name)

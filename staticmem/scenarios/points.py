@@ -46,15 +46,17 @@ def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, t
     words = dict(config.words)
     if model is not None and config.model is not None and model != config.model:
         words.pop("dims", None)  # dimensions have the names of a model
-    if config.scenarios and not axes:
-        given = [(s.get("name"), s) for s in config.scenarios]
-    else:
-        count = prod(len(values) for values in lists.values())
-        if count > LIMIT:
-            raise UsageError(
-                f"{count:,} configurations", f"A sweep has at most {LIMIT:,}.", "Shorten the lists.", code="SM197"
-            )
-        given = [(None, dict(zip(lists, values, strict=True))) for values in product(*lists.values())]
+    named = config.scenarios or ({},)
+    count = len(named) * prod(len(values) for values in lists.values())
+    if count > LIMIT:
+        raise UsageError(
+            f"{count:,} configurations", f"A sweep has at most {LIMIT:,}.", "Shorten the lists.", code="SM197"
+        )
+    given = [
+        (s.get("name"), {**s, **dict(zip(lists, values, strict=True))})
+        for s in named
+        for values in product(*lists.values())
+    ]
     return [
         _point(index, name, chosen or "", combined(words, flags), {k: v for k, v in own.items() if k != "name"}, flags)
         for index, (name, own) in enumerate(given)

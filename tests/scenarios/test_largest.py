@@ -99,3 +99,9 @@ def test_in_a_sweep() -> None:
     assert sgd.batch >= adam.batch > 0
     with pytest.raises(UsageError, match="needs a card"):
         with_largest(made, ())
+
+
+def test_from_python() -> None:
+    path = MODELS / "resnet18.pt2"
+    found = staticmem.max_batch(path, "2GiB", optimizer="sgd")
+    assert found == largest_batch(Study.open(path, Request(optimizer="sgd")), "2GiB")

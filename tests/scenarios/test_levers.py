@@ -202,3 +202,11 @@ def test_flags_are_quoted() -> None:
     words = {"freeze": "^(?!a b)", "dims": {"x[0]": 2}, "resolution": (2, 3), "set_to_none": False, "nesterov": True}
     assert as_flags(words) == "--freeze '^(?!a b)' --dim 'x[0]=2' --resolution 2x3 --no-set-to-none --nesterov"
     assert as_flags({"amp": None, "optimizer_impl": "foreach"}) == ""
+
+
+def test_from_python() -> None:
+    found = staticmem.levers(MODELS / "seed.pt2", batch=4, optimizer="adam", budget="1GiB")
+    assert found.budget_bytes == 1 << 30
+    assert found.rows
+    with pytest.raises(staticmem.StaticmemError, match="is not a size"):
+        staticmem.levers(MODELS / "seed.pt2", budget="much")

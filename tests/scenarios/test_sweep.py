@@ -53,6 +53,14 @@ def test_scenarios_one_by_one() -> None:
     ]  # fmt: skip
 
 
+def test_scenarios_times_lists() -> None:
+    config = Config(model="m.pt2", scenarios=({"name": "a", "amp": "bf16"}, {"name": "b"}))
+    made = points(config, None, {}, {"batch": (1, 2)})
+    assert [(p.name, p.request.batch, p.request.amp) for p in made] == [
+        ("a", 1, "bf16"), ("a", 2, "bf16"), ("b", 1, None), ("b", 2, None),
+    ]  # fmt: skip
+
+
 def test_words_that_exclude_each_other_are_an_error_of_their_row() -> None:
     found = staticmem.sweep(SEED, {"optimizer": ["adam", "rmsprop"]}, optimizer_impl="fused", batch=2)
     assert [row.error.code if row.error else None for row in found.rows] == [None, "SM133"]
