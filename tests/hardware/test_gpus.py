@@ -21,8 +21,68 @@ def test_memory_is_ordered_and_sourced(slug: str) -> None:
     assert 0 < gpu.usable <= gpu.nvml <= gpu.nominal
     assert gpu.usable >= 0.9 * gpu.nominal  # a typing mistake would be far off
     sourced = {figure for figure, url in gpu.sources if url.startswith("https://")}
-    assert sourced | set(gpu.assumed) == {"nominal", "nvml", "usable"}
+    known = {name for name in ("bandwidth", "tdp", "link") if getattr(gpu, name) is not None} | set(dict(gpu.tflops))
+    assert sourced | set(gpu.assumed) - {"architecture"} == {"nominal", "nvml", "usable"} | (known - set(gpu.unread))
+    assert set(gpu.unread) <= known
     assert gpu.architecture in ARCHITECTURES
+    assert ("architecture" in gpu.assumed) == (gpu.chip != gpu.architecture)
+
+
+@pytest.mark.parametrize("slug", CARDS)
+def test_specifications_are_plausible(slug: str) -> None:
+    """Bounds that hold for every card since 2016; a wrong unit or a figure with sparsity breaks them."""
+    gpu = CARDS[slug]
+    tflops = dict(gpu.tflops)
+    assert gpu.year is not None
+    assert 2016 <= gpu.year <= 2026
+    assert gpu.price_class in gpus.CLASSES
+    assert gpu.form
+    assert gpu.bandwidth is not None
+    assert 150 <= gpu.bandwidth <= 10_000
+    assert gpu.tdp is None or 50 <= gpu.tdp <= 1500
+    assert list(tflops) == [name for name in gpus.TYPES if name in tflops]
+    assert all(1 <= number <= 10_000 for number in tflops.values())
+    half = tflops.get("bf16", tflops.get("fp16"))
+    if half is not None and "fp32" in tflops:
+        assert 1.9 <= half / tflops["fp32"] <= 29  # B200: 28; with sparsity it would be twice as much
+    if "tf32" in tflops and half is not None:
+        assert half == pytest.approx(2 * tflops["tf32"], rel=0.06)
+    if "fp8" in tflops and half is not None:
+        assert half <= tflops["fp8"] <= 2.05 * half
+    # a card reads its own memory in 4 to 120 ms
+    assert 4 <= gpu.nominal / (gpu.bandwidth * 1e6) <= 120
+
+
+@pytest.mark.parametrize(("small", "large"), [
+    ("h100-sxm-80gb", "h200"), ("a100-sxm-40gb", "a100-sxm-80gb"), ("l40", "l40s"), ("rtx-4090", "rtx-5090"),
+    ("mi300x", "mi325x"), ("rtx-3090", "rtx-3090-ti"), ("a100-pcie-80gb", "a100-sxm-80gb"),
+])  # fmt: skip
+def test_a_successor_is_no_slower(small: str, large: str) -> None:
+    one, other = CARDS[small], CARDS[large]
+    assert (one.bandwidth or 0) <= (other.bandwidth or 0)
+    assert all(dict(other.tflops).get(name, number) >= number for name, number in one.tflops)
+
+
+def test_other_vendors_say_what_stands_in_for_them() -> None:
+    card = CARDS["mi300x"]
+    assert (card.vendor, card.chip, card.architecture) == ("AMD", "gfx942", "sm_90")
+    assert card.resident_threads == CARDS["h100-sxm-80gb"].resident_threads
+
+
+def test_a_file_of_your_own_comes_over_the_package(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "version: 1\nchecked: 2026-01-01\ncards:\n"
+        "  my-card: {name: Mine, arch: sm_90, processors: 100, nominal: 1000, source: s, class: workstation,"
+        " specs: {bandwidth: 500, tflops: {bf16: 10}, source: s, read: [bf16]}}\n"
+        "  l4: {name: L4 of ours, arch: sm_89, processors: 58, nominal: 20000, source: s}\n",
+        encoding="utf-8",
+    )
+    found = gpus.catalog(str(path))
+    assert len(found) == len(CARDS) + 1
+    assert found["my-card"].unread == ("bandwidth",)
+    assert gpus.find("l4", file=str(path)).nominal == 20000 * MIB
+    assert gpus.find("l4").nominal == 24576 * MIB
 
 
 def test_the_cards_that_people_ask_for_are_there() -> None:
@@ -95,6 +155,11 @@ GOOD = "{name: X, arch: sm_80, processors: 10, nominal: 1000, source: 'https://x
         ("{name: X, arch: sm_80, processors: 1, nominal: 1000, usabel: 1, source: s}", "unknown key 'usabel'"),
         ("{name: X, arch: sm_80, processors: 1, nominal: 1000, usable: {mib: 1}, source: s}", "lacks 'source'"),
         ("7", "not a mapping"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, class: cheap}", "cheap"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {source: s, tdp: 0}}", "tdp is 0"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {source: s, read: [tdp]}}", "tdp"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {tdp: 5}}", "lacks 'source'"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {source: s, tflops: {fp9: 1}}}", "fp9"),
     ],
 )
 def test_a_bad_card_is_an_error_that_says_where(tmp_path: Path, card: str, said: str) -> None:

@@ -31,7 +31,7 @@ def test_the_formula_agrees_with_the_readings(processors: int, threads: int, rea
 def test_a_context_is_of_a_plausible_size(slug: str) -> None:
     gpu = gpus.cards()[slug]
     low, expected, high = PROFILE.overhead(gpu)
-    assert 64 * MIB < low <= expected <= high < 1024 * MIB
+    assert 48 * MIB < low <= expected <= high < 1024 * MIB  # the smallest has ten multiprocessors
     assert high < gpu.usable / 8
 
 
