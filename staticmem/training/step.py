@@ -23,7 +23,7 @@ from staticmem.training import losses, optimizers
 from staticmem.training.checkpointing import Checkpoints
 from staticmem.training.freezing import freeze
 from staticmem.training.gradients import GradScaler, clip_grad_norm
-from staticmem.training.interpreter import Interpreter
+from staticmem.training.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.training.lever_notes import notes_of
 from staticmem.training.precision import WholeModelCast
 from staticmem.training.regions import Region, regions_of
@@ -241,7 +241,15 @@ class _Step:
         e.grad_enabled = False
         ones = e.empty_like(root, kernel="aten.ones_like.default")
         e.hold(ones, held)
-        run_backward(e, root, ones, self.grads)
+        try:
+            run_backward(e, root, ones, self.grads)
+        except (ValueError, *BAD_ARGUMENTS) as error:  # shapes that no real step has: the file contradicts itself
+            if 0 <= e.trace.op < len(self.graph.ops):
+                raise self.interpreter.explained(self.graph.ops[e.trace.op], error) from error
+            raise DimensionError(
+                "a gradient does not fit its parameter", f"Reason: {error}.",
+                "A shape in the file contradicts the op that reads it: export the model again.", code="SM118",
+            ) from error  # fmt: skip
         e.release(held)
 
     def _zeroed_gradients(self, parameters: Sequence[Tensor]) -> None:
