@@ -56,7 +56,8 @@ def run(command: Sequence[str]) -> Run:
     A child starts with the peak of the process that forks it, so this process imports nothing large.
     """
     start = time.perf_counter()
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # installed: with .pyc files
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
     with child.stdout as pipe:
         output = pipe.read()

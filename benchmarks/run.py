@@ -2,9 +2,12 @@
 
     python benchmarks/run.py               # about five minutes; the table of docs/performance.md
     python benchmarks/run.py --quick       # about a minute: fewer rounds, no VGG-19, no 100,000 nodes
+    python benchmarks/run.py --million     # a graph of 1,000,000 nodes too: minutes, and several GiB
     python benchmarks/run.py --json FILE   # every sample as well
+    python benchmarks/run.py --exports FOLDER --peers PYTHON   # beside MemTracker and torchinfo (peers.py, exports.py)
 
-Times are processor time (see measure.py). Nothing but staticmem and its dependencies is needed. Targets are what the
+Times are processor time (see measure.py). Nothing but staticmem and its
+dependencies is needed, except for --exports and --peers. Targets are what the
 project aims at on one core of a recent server; a ratio hardly depends on the machine, a time does.
 """
 
@@ -15,10 +18,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from compare import compare
 from measure import ROOT, Series, interleaved, machine, run
+from rows import Row, mib, ms, ratio, table
 
 CHILD = [sys.executable, str(ROOT / "benchmarks" / "child.py")]
 GRAPHS = [sys.executable, str(ROOT / "benchmarks" / "graphs.py")]
@@ -33,33 +38,11 @@ PER_NODE = 60e-6  # seconds
 BYTES_PER_NODE = 4295  # 4 GiB for a million nodes
 
 
-@dataclass
-class Row:
-    """A line of the table. `ok` is None where there is no target."""
-
-    what: str
-    value: str
-    rss: str = ""
-    against: str = ""
-    target: str = ""
-    ok: bool | None = None
+ANALYZE = [sys.executable, "-m", "staticmem", "analyze"]
 
 
 def analyze(path: str) -> list[str]:
-    return [sys.executable, "-m", "staticmem", "analyze", path, "--optimizer", "adam"]
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms"
-
-
-def mib(size: float) -> str:
-    return f"{size / 2**20:.0f} MiB"
-
-
-def _ratio(what: str, series: Series, base: Series, over: str, target: float) -> Row:
-    ratio = series.seconds / base.seconds
-    return Row(what, ms(series.seconds), mib(series.rss), f"{ratio:.2f}x {over}", f"<= {target}x", ratio <= target)
+    return [*ANALYZE, path, "--optimizer", "adam"]
 
 
 def cold(rounds: int) -> tuple[list[Row], list[Series]]:
@@ -68,8 +51,8 @@ def cold(rounds: int) -> tuple[list[Row], list[Series]]:
     floor = found["floor"]
     rows = [
         Row("floor: import onnx, load, infer shapes", ms(floor.seconds), mib(floor.rss)),
-        _ratio("cold resnet50.onnx --optimizer adam", found["onnx"], floor, "floor", COLD),
-        _ratio("cold resnet50.pt2 --optimizer adam", found["pt2"], floor, "floor", COLD),
+        ratio("cold resnet50.onnx --optimizer adam", found["onnx"], floor, "floor", COLD),
+        ratio("cold resnet50.pt2 --optimizer adam", found["pt2"], floor, "floor", COLD),
     ]
     return rows, list(found.values())
 
@@ -84,7 +67,7 @@ def embedded(name: str, source: str, folder: Path, rounds: int) -> tuple[list[Ro
     full.unlink()
     memory = series.rss / base.rss
     rows = [
-        _ratio(f"cold {name}.onnx with {size / 1e6:.0f} MB of weights", series, base, "weightless", EMBEDDED),
+        ratio(f"cold {name}.onnx with {size / 1e6:.0f} MB of weights", series, base, "weightless", EMBEDDED),
         Row(
             f"  its peak memory (weightless {mib(base.rss)})",
             "",
@@ -114,7 +97,10 @@ def growth(sizes: list[int], folder: Path, rounds: int) -> tuple[list[Row], list
         path = folder / f"chain{size}.onnx"
         run([*GRAPHS, "chain", str(size), str(path)])
         commands[f"{size:,} nodes"] = [*CHILD, "once", str(path), "4"]
+    largest = {name: commands.pop(name) for name in [*commands] if name == "1,000,000 nodes"}
     found = interleaved(commands, rounds)
+    for name, command in largest.items():  # minutes: once, and no round before
+        found[name] = Series(name, [run(command)])
     rows, reference = [], None
     base = next(iter(found.values())).rss
     for size, series in zip(sizes, found.values(), strict=True):
@@ -131,47 +117,41 @@ def growth(sizes: list[int], folder: Path, rounds: int) -> tuple[list[Row], list
                 Row("  memory", "", "", f"{memory:.0f} B a node", f"<= {BYTES_PER_NODE} B", memory <= BYTES_PER_NODE)
             )
         if size > 10_000 and reference is not None:
-            ratio = per_node / reference
-            rows.append(Row("  against 10,000 nodes", "", "", f"{ratio:.2f}x a node", f"<= {GROWTH}x", ratio <= GROWTH))
+            growth = per_node / reference
+            rows.append(
+                Row("  against 10,000 nodes", "", "", f"{growth:.2f}x a node", f"<= {GROWTH}x", growth <= GROWTH)
+            )
     return rows, list(found.values())
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as an aligned Markdown table."""
-    head = ["", "median", "peak RSS", "", "target", ""]
-    word = {True: "pass", False: "MISS", None: ""}
-    cells = [[row.what, row.value, row.rss, row.against, row.target, word[row.ok]] for row in rows]
-    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
-
-    def line(texts: list[str]) -> str:
-        aligned = [
-            t.ljust(w) if i in (0, 5) else t.rjust(w) for i, (t, w) in enumerate(zip(texts, widths, strict=True))
-        ]
-        return "| " + " | ".join(aligned) + " |"
-
-    rule = ["-" * w if i in (0, 5) else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    return "\n".join([line(head), line(rule), *map(line, cells)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and nothing large")
     parser.add_argument("--json", metavar="FILE", help="writes the table and every sample")
+    parser.add_argument("--million", action="store_true", help="a graph of 1,000,000 nodes too")
+    parser.add_argument("--exports", metavar="FOLDER", type=Path, help="with the files of exports.py")
+    parser.add_argument(
+        "--peers", metavar="PYTHON", default="", help="an interpreter that has PyTorch: MemTracker beside"
+    )
+    parser.add_argument("--only", metavar="PART", help="cold, embedded, warm, growth or compare")
     arguments = parser.parse_args()
     quick = arguments.quick
+    sizes = [1_000, 10_000, *([] if quick else [100_000]), *([1_000_000] if arguments.million else [])]
     rows: list[Row] = []
     series: list[Series] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parts: list[Callable[[], tuple[list[Row], list[Series]]]] = [
-            lambda: cold(3 if quick else 9),
-            lambda: embedded("resnet50", ONNX, folder, 5 if quick else 15),
-            *([] if quick else [lambda: embedded("vgg19", VGG, folder, 15)]),
-            lambda: warm(1 if quick else 3, 11 if quick else 31),
-            lambda: growth([1_000, 10_000] if quick else [1_000, 10_000, 100_000], folder, 1 if quick else 3),
+        parts: list[tuple[str, Callable[[], tuple[list[Row], list[Series]]]]] = [
+            ("cold", lambda: cold(3 if quick else 9)),
+            ("embedded", lambda: embedded("resnet50", ONNX, folder, 5 if quick else 15)),
+            *([] if quick else [("embedded", lambda: embedded("vgg19", VGG, folder, 15))]),
+            ("warm", lambda: warm(1 if quick else 3, 11 if quick else 31)),
+            ("compare", lambda: compare(arguments.exports, arguments.peers, ANALYZE, 1 if quick else 3)),
+            ("growth", lambda: growth(sizes, folder, 1 if quick else 3)),
         ]
-        for number, part in enumerate(parts, 1):
-            print(f"part {number} of {len(parts)}...", file=sys.stderr)
+        parts = [part for part in parts if arguments.only in (None, part[0])]
+        for number, (title, part) in enumerate(parts, 1):
+            print(f"part {number} of {len(parts)}: {title}", file=sys.stderr)
             more_rows, more_series = part()
             rows += more_rows
             series += more_series
