@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -47,7 +46,8 @@ class Net:
         final = []
         for number, (name, kind, rank) in enumerate(results):
             self.nodes.append(helper.make_node("Identity", [name], [f"y{number}"], name=f"result{number}"))
-            final.append(helper.make_tensor_value_info(f"y{number}", kind, None))
+            dims = [f"y{number}_{axis}" for axis in range(rank)]
+            final.append(helper.make_tensor_value_info(f"y{number}", kind, dims))
         graph = helper.make_graph(self.nodes, "net", list(inputs), final, self.weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 

@@ -15,6 +15,33 @@ from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedT
 from staticmem.allocators.onnxruntime.infer import fill, inferred, merged
 
 
+WRITTEN_OUT = "staticmem: written out"
+
+
+def written_out(model: Any) -> Any:
+    """The model with HardSwish as the two operators of its definition: the CPU provider has no kernel for it."""
+    import onnx
+
+    if not any(node.op_type == "HardSwish" for node in model.graph.node):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes = list(copy.graph.node)
+    del copy.graph.node[:]
+    for node in nodes:
+        if node.op_type != "HardSwish" or node.domain not in ("", "ai.onnx"):
+            copy.graph.node.append(node)
+            continue
+        inner = f"{node.output[0]}::HardSigmoid"
+        for new in (
+            onnx.helper.make_node("HardSigmoid", node.input, [inner], alpha=1 / 6, beta=0.5),
+            onnx.helper.make_node("Mul", [node.input[0], inner], node.output),
+        ):
+            new.doc_string = WRITTEN_OUT
+            copy.graph.node.append(new)
+    return copy
+
+
 def build(model: Any, executed: bool = False) -> ExecGraph:
     """The executed graph of a ModelProto whose own functions are inlined. Shapes are those that inference finds for
     open dimensions as they are in the file: the runtime plans without knowing the sizes of a run.
@@ -93,13 +120,18 @@ class _Builder:
 
 
 def _numbers(protos: list[Any]) -> list[int]:
-    """CastLike has no kernel: a Cast takes its place, numbered behind all nodes of the file."""
-    expanded = [_is_cast_like(p) for p in protos]
-    last = len(protos)
+    """What takes the place of an operator without a kernel is numbered behind all nodes of the file."""
+    expanded = [_is_cast_like(p) or p.doc_string == WRITTEN_OUT for p in protos]
+    # two nodes stand for each HardSwish, which had one number
+    early = sum(not late or _is_cast_like(p) for p, late in zip(protos, expanded, strict=True))
+    last = early + sum(p.doc_string == WRITTEN_OUT for p in protos) // 2
     numbers = []
-    for position, late in enumerate(expanded):
+    position, half = 0, False
+    for proto, late in zip(protos, expanded, strict=True):
         numbers.append(last if late else position)
         last += late
+        half = proto.doc_string == WRITTEN_OUT and not half
+        position += not half
     return numbers
 
 

@@ -250,12 +250,17 @@ class _Frame:
         counter, condition = arena.allocate(8), arena.allocate(1)
         carried: list[Chunk | None] = []
         kept: list[Chunk | None] = []
+        plan = self.session.plan(body, True)
         for run in runs:
             results = _Frame(self.session, body, run.sizes, node, {}).run()
-            for chunk in carried:
-                arena.free(chunk)
-            arena.free(condition)
-            condition, carried = results[0], results[1 : 1 + state]
+            old = dict(zip(body.inputs[1:], (condition, *carried), strict=False))
+            state_results = body.outputs[: 1 + state]
+            # a result that is an input handed on keeps that input's memory
+            new = [old.get(plan.root.get(n, n), c) for n, c in zip(state_results, results, strict=False)]
+            for chunk in old.values():
+                if not any(chunk is other for other in new):
+                    arena.free(chunk)
+            condition, carried = new[0], new[1:]
             kept.extend(results[1 + state :])
         for name in node.outputs:
             if name:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFullError
-from staticmem.allocators.onnxruntime.build import build
+from staticmem.allocators.onnxruntime.build import build, written_out
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
 from staticmem.allocators.onnxruntime.weights import WeightBytes, weight_bytes
@@ -110,6 +110,8 @@ def predict_session(
         UsageError: an option is unknown, or `gpu_mem_limit` is too small for the session (SM508).
     """
     options = options or SessionOptions()
+    if not in_file_order and options.provider == "cpu":
+        model = written_out(model)
     graph = build(model, in_file_order)
     arena = Arena(options.arena_extend_strategy, options.gpu_mem_limit)
     weights = weight_bytes(graph, options.provider)

@@ -1,0 +1,213 @@
+"""Models that really run with the ONNX Runtime, and what users get when they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from ort_graphs import GRAPHS, Net, image
+
+from staticmem.allocators.onnxruntime.session import SessionOptions
+from staticmem.cli.main import main
+from staticmem.errors import StaticmemError
+from staticmem.validate import ort_run
+from staticmem.validate.ort_inputs import RandomInput, plan_inputs
+from staticmem.validate.ort_model import prepare
+from staticmem.validate.ort_validate import Scenario, validate
+from staticmem.validate.record import Meter, Record
+
+ROOT = Path(__file__).parents[2]
+ORT = pytest.mark.skipif(not ort_run.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
+DIMS = {"batch": 2, "length": 16}
+
+
+def saved(tmp_path: Path, name: str) -> str:
+    path = tmp_path / f"{name}.onnx"
+    onnx.save(GRAPHS[name](), path)
+    return str(path)
+
+
+def run(path: str, **options: Any) -> Record:
+    known = {d for v in onnx.load(path).graph.input for d in (x.dim_param for x in v.type.tensor_type.shape.dim)}
+    dims = {name: size for name, size in DIMS.items() if name in known}
+    return validate(path, Scenario(dims=dims), SessionOptions(intra_op_num_threads=2, **options), "cpu")
+
+
+@ORT
+@pytest.mark.parametrize("name", GRAPHS)
+def test_requested_bytes_are_equal_at_every_node(tmp_path: Path, name: str) -> None:
+    """Pattern and reuse on and off, on the graph of the file and on the optimized one."""
+    path = saved(tmp_path, name)
+    for level, pattern, reuse in (("disable", True, True), ("all", True, True), ("disable", False, False)):
+        record = run(path, graph_optimization_level=level, enable_mem_pattern=pattern, enable_mem_reuse=reuse)
+        assert record.verdict == "exact", (level, pattern, reuse, record.explanations)
+        assert record.nodes.compared == record.nodes.equal > 0
+
+
+@ORT
+def test_a_real_export_without_weights() -> None:
+    path = str(ROOT / "models" / "resnet18.onnx")
+    record = validate(path, Scenario(batch=1), SessionOptions(intra_op_num_threads=2), "cpu")
+    assert record.verdict == "exact"
+    assert "SM511" in {note["code"] for note in record.notes}
+
+
+@ORT
+def test_command_line_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, target = saved(tmp_path, "conv_net"), tmp_path / "record.json"
+    assert main(["validate", path, "--batch", "3", "--device", "cpu", "--strict"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith("Verdict: exact.\n")
+    assert "requested bytes equal at" in shown
+    assert main(["validate", path, "--batch", "3", "--device", "cpu", "-o", str(target)]) == 0
+    record = json.loads(target.read_text())
+    schema = json.loads((ROOT / "schemas" / "record-1.schema.json").read_text())
+    jsonschema.validate(record, schema)
+    assert record["scenario"]["inputs"] == {"x": [3, 3, 32, 32]}
+    assert record["device"]["kind"] == "cpu"
+    assert main(["validate", path, "--batch", "3", "-o", str(target)]) == 2  # it exists
+
+
+@ORT
+def test_auto_says_that_it_was_the_cpu(tmp_path: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this build of onnxruntime has CUDA")
+    path = saved(tmp_path, "residual_net")
+    record = validate(path, Scenario(), SessionOptions(), "auto")
+    assert record.runtime["provider"] == "CPUExecutionProvider"
+    assert record.notes[0]["code"] == "SM510"
+    with pytest.raises(StaticmemError) as caught:
+        validate(path, Scenario(), SessionOptions(), "cuda")
+    assert caught.value.code == "SM501"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders go, to see that nothing stays."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def fails(path: str, *flags: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["validate", path, "--device", "cpu", *flags]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    return lines[0]
+
+
+@ORT
+def test_a_graph_that_the_runtime_cannot_run(tmp_path: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="example")
+    value = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    graph = helper.make_graph([node], "net", [image(4)], [value])
+    path = str(tmp_path / "odd.onnx")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("example", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    assert "[SM502]" in fails(path, capsys=capsys)
+    assert os.listdir(scratch) == []
+
+
+@ORT
+def test_not_enough_memory(tmp_path: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path, "conv_net")
+    assert "[SM503]" in fails(path, "--batch", "1000", "--memory-limit", "1MiB", capsys=capsys)
+    assert "[SM503]" in fails(path, "--batch", "100000000", capsys=capsys)
+    assert os.listdir(scratch) == []
+
+
+@ORT
+def test_a_crash_of_the_process(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in the place of onnxruntime that ends the process as a segmentation fault does."""
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "onnxruntime.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    real = ort_run._environment()
+    path = os.pathsep.join((str(fake), real["PYTHONPATH"]))
+    monkeypatch.setattr(ort_run, "_environment", lambda: {**real, "PYTHONPATH": path})
+    with pytest.raises(StaticmemError) as caught:
+        run(saved(tmp_path, "conv_net"))
+    assert caught.value.code == "SM504"
+    assert "SIGSEGV" in caught.value.why
+    assert os.listdir(scratch) == []
+
+
+@ORT
+def test_a_run_that_does_not_end(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "onnxruntime.py").write_text("import time\ntime.sleep(600)\n")
+    real = ort_run._environment()
+    path = os.pathsep.join((str(fake), real["PYTHONPATH"]))
+    monkeypatch.setattr(ort_run, "_environment", lambda: {**real, "PYTHONPATH": path})
+    with pytest.raises(StaticmemError) as caught:
+        validate(saved(tmp_path, "residual_net"), Scenario(), SessionOptions(), "cpu", timeout=1)
+    assert caught.value.code == "SM505"
+    assert os.listdir(scratch) == []
+
+
+def test_without_onnxruntime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ort_run, "installed", lambda: False)
+    assert "[SM500]" in fails(saved(tmp_path, "conv_net"), capsys=capsys)
+
+
+@ORT
+def test_what_the_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = saved(tmp_path, "residual_net")
+    assert "[SM509]" in fails(fixed, "--batch", "7", capsys=capsys)
+    assert "[SM512]" in fails(fixed, "--optimizer", "adam", capsys=capsys)
+    assert "[SM507]" in fails(str(ROOT / "models" / "resnet18.pt2"), "--batch", "1", capsys=capsys)
+
+
+def test_indices_stay_in_their_table() -> None:
+    graph = GRAPHS["embedding"]().graph
+    assert plan_inputs(graph, {"ids": (2, 16)}) == [RandomInput("ids", "int64", (2, 16), 100)]
+    assert plan_inputs(GRAPHS["loop"]().graph, {"x": (8, 16)}) == [RandomInput("x", "float32", (8, 16), 2)]
+
+
+def test_missing_weights_are_filled_beside_nothing(tmp_path: Path) -> None:
+    net = Net()
+    model = net.model([image(4, 512)], [(net.op("MatMul", "x", net.weight(512, 512)), TensorProto.FLOAT, 2)])
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "gone.bin"), ("length", str(512 * 512 * 4))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    home, folder = tmp_path / "home", tmp_path / "folder"
+    home.mkdir()
+    folder.mkdir()
+    path = home / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    found = prepare(str(path), str(folder))
+    assert (found.filled, found.nbytes) == (1, 512 * 512 * 4)
+    assert os.listdir(home) == ["model.onnx"]
+    filled = onnx.load(found.path)
+    values = numpy_helper.to_array(filled.graph.initializer[0])
+    assert values.shape == (512, 512)
+    assert 0.01 < float(np.abs(values).mean()) < 0.03
+
+
+def test_complete_models_are_run_where_they_are(tmp_path: Path) -> None:
+    path = saved(tmp_path, "conv_net")
+    assert prepare(path, str(tmp_path)).path == path
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "measured", "expected"),
+    [(10, 20, 15, 0), (10, 20, 25, 5), (10, 20, 4, -6), (None, None, 4, None), (1, 1, None, None)],
+)
+def test_difference_of_a_band(low: int | None, high: int | None, measured: int | None, expected: int | None) -> None:
+    assert Meter("m", low, high, measured).difference == expected
