@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from staticmem.hardware import gpus
 from staticmem.hardware.gpus import Gpu
+from staticmem.hardware.reductions import Multiprocessors
 from staticmem.hardware.sizing import Verdict, verdict
 from staticmem.meters import Device, DeviceMeters, on_device
 from staticmem.report.html.cards import CardRow
@@ -40,7 +41,10 @@ def _of(architecture: str, asked: Gpu) -> list[Gpu]:
 
 
 def _with(device: Device, card: Gpu) -> Device:
-    return replace(device, gpu=card, setup=replace(device.setup, architecture=card.architecture))
+    multiprocessors = Multiprocessors(card.processors, gpus.THREADS[card.architecture])
+    return replace(
+        device, gpu=card, setup=replace(device.setup, architecture=card.architecture, multiprocessors=multiprocessors)
+    )
 
 
 def _verdict(result: StepResult, device: Device, roomy: Device, found: DeviceMeters) -> Verdict:
