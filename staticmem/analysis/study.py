@@ -23,6 +23,7 @@ from staticmem.recover import inplace
 from staticmem.recover.add_norms import unfold_batch_norms
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
+from staticmem.training.hidden_frames import has_hidden_frames
 from staticmem.training.scenario import Scenario
 from staticmem.training.step import StepResult, run_step
 
@@ -114,7 +115,7 @@ class Study:
         graph, scenario = self.graph, self.scenario
         if self.request.parallel is not None:
             return None
-        if scenario.training or any(op.stack for op in graph.ops) or len(graph.ops) > BAND_LIMIT:
+        if scenario.training or len(graph.ops) > BAND_LIMIT or not has_hidden_frames(graph):
             return None
         low, high = (liveness(run_step(graph, scenario, policy).trace).peak_bytes for policy in ("last-use", "named"))
         return low, high

@@ -22,9 +22,9 @@ from staticmem.graph.ir import Frame, Graph, Op, Ref, Value
 from staticmem.rules import lookup
 from staticmem.rules.casts import to_copy
 from staticmem.rules.dispatch import call, fallback
-from staticmem.training.locals import Held, common_depth, held_locals
+from staticmem.training.hidden_frames import held_values
+from staticmem.training.locals import common_depth
 from staticmem.training.precision import WholeModelCast, inside
-from staticmem.training.source_locals import held_until
 from staticmem.training.symbolic import SCALAR_OPS
 
 Stack = tuple[Frame, ...]
@@ -62,8 +62,7 @@ class Interpreter:
         self.unknown_bytes: Counter[str] = Counter()
         self.covered: Counter[str] = Counter()
         self.last_use = self._last_uses()
-        named = held_until(graph) if locals_policy == "expected" else {}
-        held = Held(until=named) if named else held_locals(graph, locals_policy)
+        held = held_values(graph, locals_policy)
         self.locals = held.frames
         for name, index in held.until.items():
             self.last_use[name] = max(self.last_use.get(name, index), index)
@@ -204,7 +203,7 @@ class Interpreter:
             try:
                 self.env[op.outputs[0]] = scalar(*args)
             except (ValueError, *BAD_ARGUMENTS) as error:
-                raise self._explained(op, error) from error
+                raise self.explained(op, error) from error
             return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
@@ -223,7 +222,7 @@ class Interpreter:
                 result = self._unknown(op, [*args, *kwargs.values()])
             results = [result] if isinstance(result, Tensor) else list(result or ())
         except (ValueError, *BAD_ARGUMENTS) as error:
-            raise self._explained(op, error) from error
+            raise self.explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
                 self._bind(name, tensor, op)
@@ -306,7 +305,7 @@ class Interpreter:
         largest = max(tensors, key=lambda t: t.numel)
         return Value(name, value.dtype if value else largest.dtype, largest.shape)
 
-    def _explained(self, op: Op, error: Exception) -> DimensionError | ModelFileError:
+    def explained(self, op: Op, error: Exception) -> DimensionError | ModelFileError:
         """What an op's rule raised where sizes or arguments do not fit, as an error that names the node."""
         return self._contradiction(op, error) if isinstance(error, ValueError) else self._bad_arguments(op, error)
 

@@ -111,7 +111,19 @@ class _Locals:
                 held[name] = depth
             elif last.base in _LISTS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
+            if policy == "named" and name in held and self._may_be_the_callers(last):
+                held[name] = min(held[name], len(last.modules) - 2)
         return held
+
+    def _may_be_the_callers(self, join: Op) -> bool:
+        """A joined list that has something from outside of the module: its caller may have made it and keep it."""
+        outside = len(join.modules)
+        return (
+            join.base in _LISTS
+            and outside > 1
+            and len(join.refs()) > 2
+            and any(n in self.made and common_depth(self.made[n].modules, join.modules) < outside for n in join.refs())
+        )
 
     def statements(self) -> dict[str, int]:
         """Values that a module call reads last, whose result goes straight into a product of the caller's."""

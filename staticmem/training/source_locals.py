@@ -19,7 +19,8 @@ from staticmem.graph.ir import Graph, Op, SourceLine
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 _ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
-_JOINED = re.compile(r"\b(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
+_JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
+_ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
 _CALL = re.compile(r"[\w\])]\(")
 
 
@@ -31,6 +32,9 @@ class _Frame:
     modules: int  # how many module calls enclose it (itself included)
     names: dict[str, list[str]] = field(default_factory=dict)  # a list `xs` is kept under `xs[]`
     reads: set[str] = field(default_factory=set)  # by the ops of the running statement
+    began: int = 0  # index of the first op
+    since: int = 0  # of the first op of the running statement
+    opened: set[str] = field(default_factory=set)  # lists that a line of this frame assigned
 
 
 def held_until(graph: Graph) -> Mapping[str, int]:
@@ -51,7 +55,9 @@ class _Walk:
         self.holders: dict[str, int] = {}
         self.released: dict[str, int] = {}
         self.latest: tuple[str, ...] = ()
-        self.made: set[str] = set()
+        self.last_read = {name: index for index, op in enumerate(graph.ops) for name in op.refs()}
+        self.made: dict[str, int] = {}  # the op that made a value
+        self.attributes: dict[tuple[object, ...], list[str]] = {}  # `self.x = ...`: the module holds it on
 
     def run(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
@@ -59,7 +65,7 @@ class _Walk:
                 self._advance(op, index - 1)
                 if op.outputs:
                     self.latest = op.outputs
-                    self.made.update(op.outputs)
+                    self.made.update(dict.fromkeys(op.outputs, index))
                 for frame in self.frames:
                     frame.reads.update(op.refs())
         last = len(self.graph.ops) - 1
@@ -81,9 +87,10 @@ class _Walk:
                 frame = self.frames[level]
                 if frame.line.line != line.line or (level == depth - 1 and self._again(frame, op, level)):
                     self._finish(frame, now)
+                    frame.since = now + 1
                 frame.line = line
             else:
-                self.frames.append(_Frame(line, modules))
+                self.frames.append(_Frame(line, modules, began=now + 1, since=now + 1))
         self.modules = op.modules
 
     def _common(self, op: Op) -> int:
@@ -118,7 +125,8 @@ class _Walk:
                     self._drop(popped, now)
         joined = _JOINED.search(text)
         if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
-            kept = frame.names.setdefault(joined[1] + "[]", [])
+            owner, name = self._list_owner(frame, joined[1], reads)
+            kept = owner.names.setdefault(name + "[]", [])
             parts = tuple(v for v in reads if v not in kept and len(reads) > 1 and v in self.made)
             kept.extend(parts)
             self._hold(parts)
@@ -132,13 +140,23 @@ class _Walk:
             return
         names = [n.strip(" *") for n in assign[1].split(",")]
         values = self.latest
+        each = self._results(frame.since, now) if len(names) > 1 and len(values) == 1 else ()
         for position, name in enumerate(names):
+            if name.startswith("self.") and name.count(".") == 1 and len(names) == 1:
+                key = (*self.modules[: frame.modules], name)
+                self._hold(values[:1])
+                self._drop(self.attributes.pop(key, []), now)
+                self.attributes[key] = list(values[:1])
+                continue
             if name == "_" or "." in name:
                 continue
             if len(names) == 1:
                 taken = values[:1]
                 if text[assign.end() :].lstrip().startswith("["):
+                    frame.opened.add(name)
                     name += "[]"
+            elif len(values) != len(names) and len(each) == len(names):
+                taken = each[position : position + 1]
             elif len(values) == len(names):
                 taken = values[position : position + 1]
             else:
@@ -146,6 +164,30 @@ class _Walk:
             self._hold(taken)
             self._drop(frame.names.pop(name, []), now)
             frame.names[name] = list(taken)
+
+    def _results(self, since: int, now: int) -> tuple[str, ...]:
+        """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
+        made = (name for op in self.graph.ops[since : now + 1] for name in op.outputs)
+        return tuple(name for name in made if self.last_read.get(name, -1) > now)
+
+    def _list_owner(self, frame: _Frame, name: str, reads: set[str]) -> tuple[_Frame, str]:
+        """The frame that a joined list lives in, and its name there.
+
+        It is the caller's where the caller passes a name besides the first argument that no op was assigned to, and the
+        list came with contents: something in it is older than the frame (`self.conv_mid(x, output)`).
+        """
+        depth = self.frames.index(frame)
+        if depth == 0 or name in frame.opened or not any(self.made.get(v, -1) < frame.began for v in reads):
+            return frame, name
+        caller = self.frames[depth - 1]
+        passed = _ARGUMENTS.search(caller.line.text)
+        names = [a.strip() for a in passed[1].split(",")][1:] if passed is not None else []
+        lists = [a for a in names if a.isidentifier() and a not in caller.names and a not in ("None", "True", "False")]
+        if not lists:
+            return frame, name
+        moved = caller.names.setdefault(lists[-1] + "[]", [])
+        moved.extend(frame.names.pop(name + "[]", []))  # what this frame appended
+        return caller, lists[-1]
 
     def _hold(self, values: tuple[str, ...]) -> None:
         for value in values:

@@ -147,6 +147,46 @@ class Residual(nn.Module):  # type: ignore[misc]
         return torch.sin(out)
 
 
-MODELS = (
+class _Appends(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor, parts: list[Tensor]) -> Tensor:
+        parts.append(torch.exp(x))
+        parts.append(torch.sin(parts[-1]))
+        return torch.cat(parts)
+
+
+class CallersList(nn.Module):  # type: ignore[misc]
+    """A list that a child module adds to lives until its maker returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid = _Appends()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        output = [x]
+        x = self.mid(x, output)
+        x = torch.cos(x)
+        x = torch.neg(x)
+        return torch.exp(x)
+
+
+class _Sine(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+class TwoCalls(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.f1, self.f2 = _Sine(), _Sine()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x1, x2 = self.f1(x), self.f2(x)
+        x = torch.mul(x1, x2)
+        x = torch.cos(x)
+        return torch.neg(x)
+
+
+MODELS = (CallersList, TwoCalls,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip

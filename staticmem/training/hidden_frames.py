@@ -1,0 +1,101 @@
+"""Frames that stack traces leave out: methods other than `forward`.
+
+torch.export keeps only the frames of `forward` (torch/fx/proxy.py, `_record_forward_stack_traces_only`). A line such as
+`x = self.forward_features(x)` then stands for a whole function, whose variables no line shows. It is told from a call
+of a child module by the children that run during it and that it does not name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from staticmem.graph.ir import Frame, Graph, Op
+from staticmem.training.locals import Held, common_depth, held_locals
+from staticmem.training.source_locals import held_until
+
+_METHOD = re.compile(r"\bself\.(\w+)\(")
+Stack = tuple[Frame, ...]
+Line = tuple[Stack, str, int]  # a running module call, and where it is
+
+
+def held_values(graph: Graph, policy: str = "expected") -> Held:
+    """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing."""
+    named = held_until(graph)
+    if not named:
+        return held_locals(graph, policy)
+    hidden = hidden_values(graph)
+    if not hidden:
+        return Held(until=named)
+    guessed = held_locals(graph, policy)
+    frames = {name: depth for name, depth in guessed.frames.items() if name in hidden}
+    until = {**{name: index for name, index in guessed.until.items() if name in hidden}, **named}
+    return replace(guessed, frames=frames, until=until)
+
+
+def has_hidden_frames(graph: Graph) -> bool:
+    """Whether some of the code that handles values is not in the stack traces, or all of it."""
+    return not any(op.stack for op in graph.ops) or bool(hidden_values(graph))
+
+
+def hidden_values(graph: Graph) -> set[str]:
+    """Names that a frame which is not in the traces may hold."""
+    lines = _hidden_lines(graph)
+    if not lines:
+        return set()
+    made: dict[str, Op] = {}
+    found: set[str] = set()
+    for op in graph.ops:
+        for name in op.refs():
+            maker = made.get(name)
+            if maker is None or len(op.stack) != len(op.modules):
+                continue
+            level = common_depth(maker.modules, op.modules) - 1
+            if level >= 0 and _line(op, level) in lines:
+                found.add(name)
+        for name in op.outputs:
+            made[name] = op
+    return found
+
+
+def _line(op: Op, level: int) -> Line:
+    at = op.stack[level]
+    return op.modules[: level + 1], at.file, at.line
+
+
+def _hidden_lines(graph: Graph) -> set[Line]:
+    """Lines that call a method, during which children run that they do not name."""
+    children = _children(graph)
+    found: set[Line] = set()
+    for op in graph.ops:
+        if len(op.stack) != len(op.modules):
+            continue
+        for level in range(len(op.modules) - 1):
+            text = op.stack[level].text
+            methods = _METHOD.findall(text)
+            own: set[str] | frozenset[str] = children.get(op.modules[level].path, frozenset())
+            if not methods or all(m in own for m in methods):
+                continue
+            child = _first(op.modules[level].path, op.modules[level + 1].path)
+            if child and not re.search(rf"\b{re.escape(child)}\b", text):
+                found.add(_line(op, level))
+    return found
+
+
+def _first(parent: str, path: str) -> str:
+    """The name of a child module on the way to `path`."""
+    prefix = f"{parent}." if parent else ""
+    return path[len(prefix) :].split(".", 1)[0] if path.startswith(prefix) and path != parent else ""
+
+
+def _children(graph: Graph) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for stack in {op.modules for op in graph.ops}:
+        for outer, inner in pairwise(stack):
+            found.setdefault(outer.path, set()).add(_first(outer.path, inner.path))
+    return found
+
+
+__all__ = ["has_hidden_frames", "held_values", "hidden_values"]
