@@ -157,10 +157,10 @@ def test_a_real_local_cluster(tmp_path: Path) -> None:
 
     here = staticmem.sweep(SEED, WHAT_IF)
     with (
-        LocalCluster(  # type: ignore[no-untyped-call]
+        LocalCluster(
             n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, local_directory=str(tmp_path)
         ) as cluster,
-        Client(cluster) as client,  # type: ignore[no-untyped-call]
+        Client(cluster) as client,
     ):
         executor = client.get_executor(pure=False)
         first: Future[Any] = executor.submit(sum, [1, 2])
