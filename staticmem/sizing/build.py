@@ -218,4 +218,4 @@ def _sizes(study: Study, resolution: Sequence[int] | None) -> list[tuple[int, in
 
 
 def _note(text: str) -> NoteInfo:
-    return NoteInfo("SM406", text, 1)
+    return NoteInfo("SM407", text, 1)
