@@ -140,6 +140,7 @@ def _add_device(parser: argparse.ArgumentParser, many_gpus: bool) -> None:
         "--gpu", metavar="NAME|SIZE", action="append" if many_gpus else "store",
         help=f"{text}; repeatable" if many_gpus else f"{text} (default: an H100 is assumed)",
     )  # fmt: skip
+    device.add_argument("--gpus-file", metavar="FILE", help="YAML with cards of your own, over those of the package")
     device.add_argument(
         "--alloc-conf", metavar="CONF",
         help="settings of the allocator, as PYTORCH_ALLOC_CONF: expandable_segments:True,...",
