@@ -14,30 +14,38 @@ from staticmem.allocators.onnxruntime.casts import without_duplicates
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
 from staticmem.allocators.onnxruntime.infer import fill, inferred, merged
 
+WRITTEN_OUT = "staticmem: written out"  # the first node of a definition
+FOLLOWING = "staticmem: written out, following"
 
-WRITTEN_OUT = "staticmem: written out"
+# onnx/defs, function bodies; $x is the input, $y the result, others are made up
+_DEFINITIONS: Mapping[str, tuple[tuple[str, tuple[str, ...], str, Mapping[str, float]], ...]] = {
+    "HardSwish": (
+        ("HardSigmoid", ("$x",), "sigmoid", {"alpha": 1 / 6, "beta": 0.5}),
+        ("Mul", ("$x", "sigmoid"), "$y", {}),
+    ),
+    "Mish": (("Softplus", ("$x",), "plus", {}), ("Tanh", ("plus",), "tanh", {}), ("Mul", ("$x", "tanh"), "$y", {})),
+}
 
 
 def written_out(model: Any) -> Any:
-    """The model with HardSwish as the two operators of its definition: the CPU provider has no kernel for it."""
+    """The model with operators that the CPU provider has no kernel for as their definitions."""
     import onnx
 
-    if not any(node.op_type == "HardSwish" for node in model.graph.node):
+    if not any(node.op_type in _DEFINITIONS for node in model.graph.node):
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     nodes = list(copy.graph.node)
     del copy.graph.node[:]
     for node in nodes:
-        if node.op_type != "HardSwish" or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in _DEFINITIONS or node.domain not in ("", "ai.onnx"):
             copy.graph.node.append(node)
             continue
-        inner = f"{node.output[0]}::HardSigmoid"
-        for new in (
-            onnx.helper.make_node("HardSigmoid", node.input, [inner], alpha=1 / 6, beta=0.5),
-            onnx.helper.make_node("Mul", [node.input[0], inner], node.output),
-        ):
-            new.doc_string = WRITTEN_OUT
+        names = {"$x": node.input[0], "$y": node.output[0]}
+        for number, (kind, inputs, result, attributes) in enumerate(_DEFINITIONS[node.op_type]):
+            names.setdefault(result, f"{node.output[0]}::{result}")
+            new = onnx.helper.make_node(kind, [names[n] for n in inputs], [names[result]], **attributes)
+            new.doc_string = FOLLOWING if number else WRITTEN_OUT
             copy.graph.node.append(new)
     return copy
 
@@ -121,17 +129,13 @@ class _Builder:
 
 def _numbers(protos: list[Any]) -> list[int]:
     """What takes the place of an operator without a kernel is numbered behind all nodes of the file."""
-    expanded = [_is_cast_like(p) or p.doc_string == WRITTEN_OUT for p in protos]
-    # two nodes stand for each HardSwish, which had one number
-    early = sum(not late or _is_cast_like(p) for p, late in zip(protos, expanded, strict=True))
-    last = early + sum(p.doc_string == WRITTEN_OUT for p in protos) // 2
-    numbers = []
-    position, half = 0, False
-    for proto, late in zip(protos, expanded, strict=True):
+    last = sum(p.doc_string != FOLLOWING for p in protos)
+    numbers, position = [], 0
+    for proto in protos:
+        late = _is_cast_like(proto) or proto.doc_string in (WRITTEN_OUT, FOLLOWING)
         numbers.append(last if late else position)
         last += late
-        half = proto.doc_string == WRITTEN_OUT and not half
-        position += not half
+        position += proto.doc_string != FOLLOWING
     return numbers
 
 

@@ -4,7 +4,7 @@ Pairs are (input, output), as the kernels' registrations have them: `Alias` (the
 `MayInplace` (it may be, where nothing else needs the input any more).
 Source: KernelDefBuilder calls of onnxruntime/core/providers/cpu, onnxruntime/contrib_ops/cpu and, for CUDA,
 onnxruntime/core/providers/cuda; the CPU rows were also measured op by op on onnxruntime 1.31
-(scripts/ort_inplace.py). The rows of CUDA are read from the source alone.
+(tests/validate/test_ort_kernels.py). The rows of CUDA are read from the source alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ALIAS_BOTH = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Option
 
 _INPLACE_CPU = (
     "Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign", "HardSigmoid", "ThresholdedRelu",
-    "Celu", "Clip", "Softmax", "LogSoftmax", "Cast", "Scatter", "ScatterElements", "ScatterND",
+    "Celu", "Clip", "Softmax", "LogSoftmax", "Cast", "Scatter", "ScatterElements", "ScatterND", "Shrink",
+    "Trilu",
 )  # fmt: skip
 
 _CPU_MAY: dict[Key, Pairs] = {
