@@ -61,7 +61,7 @@ def what_if(study: Study) -> WhatIf:
     if first.form is not None and first.form.peak(batch) != study.lifetimes.peak_bytes:
         return WhatIf((), reason="the step as asked does other things than the same step at other batches")
     if first.form is None:
-        return WhatIf((), reason=first.reason)
+        return WhatIf((), reason=f"steps at other batches could not be compared: {first.reason}")
     return WhatIf(tuple(settings), batch=batch)
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from html_pages import MODELS, study_of
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 import staticmem
 from staticmem import dtypes
+from staticmem.analysis.page import page
 from staticmem.analysis.what_if import what_if
 from staticmem.eager.trace import Buffer, Kernel, Trace, round_up
 from staticmem.lifetimes import Lifetimes
+from staticmem.report.html.base import esc
 from staticmem.report.html.closed_form import NotAffineError, closed_form
 
 
@@ -115,3 +119,22 @@ def test_it_says_what_analyze_says(path: Path, words: dict[str, Any]) -> None:
 def test_without_a_batch_it_says_why() -> None:
     study = study_of(MODELS / "vgg16.pt2", batch=2, dtype="bf16", amp=None)
     assert what_if(study).settings[0].precision_words == "bfloat16 model"
+
+
+def test_a_batch_that_is_fixed_in_the_file_is_the_reason(tmp_path: Path) -> None:
+    """A reshape to the batch of the export: no other batch can be traced."""
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [2, 6])
+    nodes = [
+        helper.make_node("Constant", [], ["s"], "c", value=shape),
+        helper.make_node("Reshape", ["x", "s"], ["y"], "the_reshape"),
+    ]
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2, 3][: 3 - i]) for i, name in enumerate("xy")
+    ]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", infos[:1], infos[1:])), tmp_path / "fixed.onnx")
+    study = study_of(tmp_path / "fixed.onnx", batch=2)
+    found = what_if(study)
+    assert found.settings == ()
+    assert "steps at other batches could not be compared" in found.reason
+    assert "the_reshape" in found.reason
+    assert esc(found.reason) in page(study)

@@ -19,7 +19,7 @@ from staticmem.analysis import Study
 from staticmem.analysis.page import extras, page
 from staticmem.cli.main import main
 from staticmem.cli.words import SLIDERS, without
-from staticmem.report.html import render
+from staticmem.report.html import Extras, LeverRow, render
 from staticmem.report.html.base import cut, esc, json_text, stacked_bar, table, visible
 from staticmem.report.html.pack import block, packed_text, unpacked_text
 from staticmem.report.html.timeline import timeline
@@ -142,6 +142,26 @@ def test_card_of_the_report_is_marked_and_agrees(study: Study) -> None:
     assert (asked[0].fit, asked[0].expected) == (report.gpu.fit, report.peak.device_bytes)
 
 
+def test_levers_are_those_that_save_the_most_helpful_first(study: Study) -> None:
+    peak = study.report.peak.live_bytes
+    rows = (
+        LeverRow("worse", "--worse", peak + 512),
+        LeverRow("good <b>", "--good", peak // 2, 0.33, "numerics"),
+        LeverRow("best", "--best", peak // 4, -0.5),
+    )
+    text = render(study.report, Extras(levers=rows))
+    assert "<code>--worse" not in text
+    assert text.index("<code>--best") < text.index("<code>--good")
+    assert "good &lt;b&gt;" in text
+    assert "+33%" in text
+    assert "\u221250%" in text
+
+
+def test_what_is_left_out_is_said(study: Study) -> None:
+    assert "staticmem levers" in " ".join(extras(study).left_out)
+    assert extras(study, levers=()).left_out == ()
+
+
 # -- names out of models -------------------------------------------------------------------------------------------
 
 
@@ -251,6 +271,8 @@ def test_the_suffix_makes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     text = target.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert f"--batch 4 --optimizer sgd -o {target}" in text
+    assert '<section id="levers"' in text
+    assert "--amp bf16" in text
     what_if = json.loads(block_of(text, "sm-what-if"))
     assert what_if["command"] == f"staticmem analyze {MODELS / 'seed.pt2'}"
     assert main(words) == 2  # it exists
