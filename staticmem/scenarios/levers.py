@@ -135,6 +135,8 @@ def _candidates(study: Study) -> Iterator[Lever]:
         yield Lever("run activations in place", {"inplace_activations": "all"}, SAME, "ReLU(inplace=True) and the like")
     if request.alloc_conf is None:
         yield Lever("let segments of the allocator grow", {"alloc_conf": "expandable_segments:True"}, SAME)
+    if not request.channels_last:
+        yield Lever("channels_last", {"channels_last": True}, SAME, "workspaces of convolutions")
     if scenario.training:
         words = {"mode": "infer", "optimizer": None, **_without_training()}
         yield Lever("infer (no_grad)", words, TRAINING, "nothing is trained")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from staticmem.analysis import Request, Study, without_cycle_search
 from staticmem.errors import StaticmemError
-from staticmem.scenarios.evaluate import Outcome, Row, evaluate, row_of
+from staticmem.scenarios.evaluate import Done, Outcome, Row, evaluate, row_of
 from staticmem.scenarios.model import MAY_FIT, CardFit
 
 
@@ -23,17 +23,28 @@ Found = Measured | StaticmemError
 
 
 def measure(
-    path: str, requests: Sequence[Request], gpus: Sequence[str], device: bool, largest: bool = False
+    path: str,
+    requests: Sequence[Request],
+    gpus: Sequence[str],
+    device: bool,
+    largest: bool = False,
+    done: Done | None = None,
 ) -> list[Found]:
     """The rows of a model file; `device`: with what the allocator and the card add; `largest`: with the largest batch
-    of each. A function of plain values, so that any executor can run it where the file is."""
+    of each. A function of plain values, so that any executor can run it where the file is; `done` is told how many more
+    are done."""
     try:
         study = Study.open(path, Request())
     except StaticmemError as error:
         return [error] * len(requests)
     if device:
-        return [_with_device(study, request, gpus, largest) for request in requests]
-    return [live_only(outcome, gpus) for outcome in evaluate(study, requests)]
+        found = []
+        for request in requests:
+            found.append(_with_device(study, request, gpus, largest))
+            if done is not None:
+                done(1)
+        return found
+    return [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
 
 
 def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: bool) -> Found:

@@ -12,7 +12,7 @@ from typing import Any
 from staticmem.analysis.request import Request
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.scenarios.config import Config, load
-from staticmem.scenarios.evaluate import key_of
+from staticmem.scenarios.evaluate import Done, key_of
 from staticmem.scenarios.measure import Found, Measured, measure
 from staticmem.scenarios.model import SCHEMA, ErrorInfo, Sweep, SweepRow
 from staticmem.scenarios.points import Point, points, settings_of, varying
@@ -100,13 +100,19 @@ def run(
         gpus, slugs = (DEFAULT_GPU,), (DEFAULT_GPU,)
     tasks = _tasks(made, meter == "device")
     found: dict[int, Found] = {p.index: p.error for p in made if p.error is not None}
-    if progress is not None:
-        progress(len(found), len(made))
+    count = 0
+
+    def done(more: int) -> None:
+        nonlocal count
+        count += more
+        if progress is not None:
+            progress(count, len(made))
+
+    done(len(found))
     with _executor(executor, jobs, len(tasks)) as chosen:
-        for indices, results in _results(made, tasks, gpus, meter == "device", largest, chosen):
+        for indices, results in _results(made, tasks, gpus, meter == "device", largest, chosen, done):
             found.update(zip(indices, results, strict=True))
-            if progress is not None:
-                progress(len(found), len(made))
+            done(len(found) - count)
     rows = tuple(_row(point, found[point.index]) for point in made)
     meters = ("live", "allocated", "reserved", "device") if meter == "device" else ("live",)
     return Sweep(SCHEMA, tuple(dict.fromkeys(p.model for p in made)), varying(made), meters, slugs, rows)
@@ -160,11 +166,12 @@ def _results(
     device: bool,
     largest: bool,
     executor: Executor | None,
+    done: Done,
 ) -> Iterator[tuple[list[int], list[Found]]]:
     requests = {point.index: point.request for point in made}
     if executor is None:
         for model, indices in tasks:
-            yield indices, measure(model, [requests[i] for i in indices], gpus, device, largest)
+            yield indices, measure(model, [requests[i] for i in indices], gpus, device, largest, done)
         return
     waiting: dict[Future[list[Found]], list[int]] = {
         executor.submit(
