@@ -144,11 +144,14 @@ def test_without_tensor_cores_convolutions_need_less_workspace() -> None:
     assert (without.reserved_bytes or 0) < (with_tf32.reserved_bytes or 0)
 
 
-def test_the_search_of_cudnn_benchmark_widens_the_band_upwards() -> None:
-    """The expected value may fall: when a search ends, cached memory goes back to the driver."""
-    plain = _report("vgg16.pt2", "a100-sxm-80gb", **TRAINING).peak
-    search = _report("vgg16.pt2", "a100-sxm-80gb", cudnn_benchmark=True, **TRAINING).peak
-    assert search.bands["reserved"].high > plain.bands["reserved"].high
+def test_the_search_of_cudnn_benchmark_is_in_the_report() -> None:
+    """Reserved memory may rise or fall: the search takes large buffers, and gives the cache back when it ends."""
+    plain = _report("vgg16.pt2", "a100-sxm-80gb", **TRAINING)
+    search = _report("vgg16.pt2", "a100-sxm-80gb", cudnn_benchmark=True, **TRAINING)
+    assert plain.device is not None
+    assert search.device is not None
+    assert (plain.device.cudnn_benchmark, search.device.cudnn_benchmark) == (False, True)
+    assert search.peak.reserved_bytes != plain.peak.reserved_bytes
 
 
 def test_a_profile_of_ones_own_replaces_the_figures(tmp_path: Path) -> None:

@@ -72,12 +72,12 @@ def largest_plan(conv: Convolution, architecture: str, cudnn: Cudnn | None = Non
     return band if used else Band(0, 0, band.high)
 
 
-def fastest_plan(conv: Convolution, first: Band, largest: Band) -> Band:
-    """The plan that measured fastest can be any: the heuristic's first is expected, none to the largest is the band.
+def fastest_plan(first: Band, sizes: tuple[int, ...]) -> Band:
+    """The plan that is measured fastest: the heuristic's first is expected, its first three are the band.
 
-    cuDNN orders its heuristic by expected time, so that the first is the likeliest.
+    cuDNN orders its heuristic by expected time; what a card measures may order them otherwise.
     """
-    return Band(0, first.expected, max(first.high, largest.high))
+    return Band(min(first.low, *sizes), first.expected, max(first.high, *sizes)) if sizes else first
 
 
 def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:

@@ -151,9 +151,9 @@ class KernelWorkspaces:
         if conv not in self._known:
             setup = self.setup
             band = workspace(conv, setup.architecture, self._cudnn, setup.cudnn)
-            if setup.benchmark:
-                band = fastest_plan(conv, band, largest_plan(conv, setup.architecture, setup.cudnn))
             sizes = plans(conv, setup.architecture, self._cudnn, setup.cudnn)
+            if setup.benchmark:
+                band = fastest_plan(band, sizes)
             smaller = tuple(size for size in sizes[1:] if size < band.expected)
             self._known[conv] = band, (*smaller, 0) if band.expected else ()
         return self._known[conv]

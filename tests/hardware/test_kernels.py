@@ -204,3 +204,21 @@ def test_sums_and_copies_of_a_real_step() -> None:
 def test_kernels_that_take_nothing() -> None:
     op = Op("r", "aten::relu", (Ref("x"),), {}, ("y",))
     assert lone("aten.relu.default", "forward", op, (), (4, 4)).workspaces(0) == ()
+
+
+def test_the_search_of_benchmark_mode_runs_once_and_empties_the_cache() -> None:
+    """A search for each different pass of ResNet-18 in the first step, in a buffer of at least the plan's size."""
+    result = step("resnet18.pt2")
+    setup = Setup("sm_80", benchmark=True)
+    found = needs(result, setup)
+    searches = {need.once for _, need in found if need.once is not None}
+    assert searches
+    model = KernelWorkspaces(result.trace, result.graph, setup)
+    made = process(result.trace, model)
+    ran = [origin.step for origin in made.origins if origin.what.endswith(": search")]
+    assert len(ran) == len(searches) == len(made.empties)
+    assert set(ran) == {1}
+    replay = simulate(made.events, fallbacks=made.fallbacks)
+    given_back = [event for event in replay.segment_events if event.action == "segment_free"]
+    assert given_back
+    assert replay.retries == 0
