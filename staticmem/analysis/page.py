@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from staticmem.analysis import without_cycle_search
 from staticmem.analysis.device import device_of
 from staticmem.analysis.study import Study
 from staticmem.report.html import Extras, LeverRow, render
@@ -31,7 +32,8 @@ def page(
         what_if_command: the same without batch, resolution, optimizer and precision, for the sliders.
         levers: changes of the step with their peaks, where they are known.
     """
-    return render(report or study.report, extras(study, command, what_if_command, levers), units)
+    with without_cycle_search():
+        return render(report or study.report, extras(study, command, what_if_command, levers), units)
 
 
 def extras(
