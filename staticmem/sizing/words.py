@@ -11,6 +11,7 @@ from staticmem.sizing.model import CardRow, Count
 from staticmem.units import format_bytes
 
 FITS, TIGHT = "fits", "tight"
+DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 _LIVE = (
     "Live memory equals PyTorch's to the byte on 98 % of the 81 reference cases and is within 0.2 % on the others, for "
     "torch.export files (docs/accuracy.md)."
@@ -41,6 +42,7 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
         text = f"No card of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
         return f"{text} The levers say what makes it smaller.", None
     row, count = several
+    what = _each(what, count.strategy)
     with_blocks = " and checkpointed blocks" if count.checkpointing else ""
     need = count.device_bytes or 0
     left = _share(row.usable_bytes - need, row.usable_bytes)
@@ -74,6 +76,7 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
 
 def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request, what: str) -> tuple[str, str | None]:
     assert request.parallel is not None
+    what = _each(what, request.parallel)
     how = f"{request.devices} devices with {TITLES[request.parallel]}"
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
@@ -84,6 +87,11 @@ def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request,
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
     return f"{request.devices} x {best.name} {what} with {TITLES[request.parallel]}, with {left} headroom.", best.slug
+
+
+def _each(what: str, strategy: str) -> str:
+    """Data parallelism gives every device a batch of its own."""
+    return f"{what} each" if strategy in DATA_PARALLEL and " at batch " in what else what
 
 
 def _cheapness(row: CardRow) -> tuple[float, float, int]:

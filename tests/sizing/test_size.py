@@ -158,7 +158,7 @@ def test_prices_decide_where_there_are_some() -> None:
 
 def test_several_cards_where_one_is_too_small() -> None:
     found = sized(cards=("rtx-3070", "t4"), batch=160)
-    assert re.match(r"\d+ x .* train it at batch 160 with (ZeRO|FSDP|pipeline)", found.recommendation)
+    assert re.match(r"\d+ x .* train it at batch 160 (each )?with (ZeRO|FSDP|pipeline)", found.recommendation)
     assert "no single card can" in found.recommendation
 
 
@@ -172,7 +172,7 @@ def test_ranks_are_sized_as_asked() -> None:
     found = sized(BLOCKS, ("t4",), parallel="fsdp", devices=4, batch=8)
     assert found.strategies == ()
     assert found.scenario.devices == 4
-    assert found.recommendation.startswith("4 x Tesla T4 train it at batch 8 with FSDP2")
+    assert found.recommendation.startswith("4 x Tesla T4 train it at batch 8 each with FSDP2")
     one = sized(BLOCKS, ("t4",), parallel="zero3", batch=8)
     assert one.strategies == ("zero3",)
 
