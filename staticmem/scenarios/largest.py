@@ -22,6 +22,7 @@ from staticmem.scenarios.points import Point
 from staticmem.scenarios.structure import Affine, Core, curves, take_apart
 
 MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
+ROUNDS = 8  # of solving and running again at what was found: two are enough where there is one structure
 
 
 def largest_batch(study: Study, gpu: str) -> LargestBatch:
@@ -128,14 +129,15 @@ class _Search:
             return 0
         start = max(low, 2) if most > low + 1 else low
         ranged = self._structure(start, min(start + 2, most))
-        while True:
+        for _ in range(ROUNDS):
             found = self._solve(ranged, start, most, room)
-            if found <= start or found == ranged.high:
+            if found <= start or found <= ranged.high:
                 return found
-            wider = self._structure(start, found) if found > ranged.high else ranged
+            wider = self._structure(start, found)
             if wider.high == ranged.high:
                 return found
             ranged = wider
+        return self._solve(ranged, start, most, room)
 
     def _structure(self, low: int, high: int) -> Affine:
         """A structure through runs at both ends and between; where there is none, a line through the ends of the
