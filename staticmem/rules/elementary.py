@@ -249,3 +249,36 @@ def addbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1
     saves = [batch1 if e.needs_grad(batch2) else None, batch2 if e.needs_grad(batch1) else None]
     e.record("AddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
     return out
+
+
+@rule("aten::_weight_norm")
+def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Fused on CUDA for the first and the last dimension: saves v, g and float32 norms; both gradients in one go."""
+    out = e.empty_like(v, kernel="aten._weight_norm_interface.default")
+    norms = e.empty(g.shape, dtypes.float32 if g.dtype in (dtypes.float16, dtypes.bfloat16) else g.dtype)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("aten._weight_norm_interface_backward.default")
+        return e.empty_like(v), e.empty_like(g)
+
+    e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [v, g, norms])
+    return out
+
+
+@rule("aten::_is_all_true", "aten::_is_any_true")
+def is_all_true(e: Eager, self: Tensor) -> Tensor:
+    """One bool without gradient."""
+    return e.empty((), dtypes.bool_, kernel="aten._is_all_true.default")
+
+
+@rule("aten::isin")
+def isin(e: Eager, elements: Any, test_elements: Any, **_: Any) -> Tensor:
+    """A bool for each element, without gradient."""
+    like = elements if isinstance(elements, Tensor) else test_elements
+    shape = elements.shape if isinstance(elements, Tensor) else ()
+    return e.empty(shape, dtypes.bool_, kernel=f"aten.isin.{'Tensor_Tensor' if like is elements else 'Scalar_Tensor'}")
+
+
+@rule("aten::item", "aten::_local_scalar_dense", transparent=True)
+def item(e: Eager, self: Tensor) -> None:
+    """A number on the host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from observe import Case, call, f, h, i
+from observe import Case, b, call, f, h, i
 
 _UNARY = ("absolute", "arccos", "arcsin", "arctan", "fix", "negative")
 _COMPARE = ("greater", "greater_equal", "less", "less_equal", "not_equal")
@@ -38,6 +38,9 @@ def _elementary() -> list[Case]:
     cases += [call("aten::nansum", f(4, 3), (1,)), call("aten::nansum", f(4, 3), (0,), True)]
     cases += [call("aten::count_nonzero", f(4, 3)), call("aten::count_nonzero.dim_IntList", f(4, 3), (1,))]
     cases += [call("aten::histc", f(4, 3), 8)]
+    cases += [call("aten::_weight_norm", f(4, 3, 5), g, dim) for g, dim in ((f(4, 1, 1), 0), (f(1, 1, 5), 2))]
+    cases += [call("aten::_is_all_true", b(4)), call("aten::_is_any_true", b(4))]
+    cases += [call("aten::isin.Tensor_Tensor", i(4), i(3))]
     cases += [call("aten::addbmm", f(4, 3), f(2, 4, 5), f(2, 5, 3))]
     cases += [call("aten::addbmm", f(4, 3), f(2, 4, 5), f(2, 5, 3), beta=0.5, alpha=2)]
     return cases

@@ -47,6 +47,8 @@ _LIBRARIES = (
 UNCOVERED: dict[str, str] = {
     **{f"aten::{name}": _DATA for name in _DYNAMIC},
     **dict.fromkeys(_LIBRARIES, _CUSTOM),
+    "aten::item": "a number on the host: returns no tensor",
+    "aten::_local_scalar_dense": "a number on the host: returns no tensor",
     "aten::_assert_async": _CHECK,
     "aten::_assert_scalar": _CHECK,
     "aten::_assert_tensor_metadata": _CHECK,
