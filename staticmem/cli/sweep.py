@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and is_config(args.model):
         if args.config is not None:
             raise UsageError(
-                "two configs are given", f"{args.model} and --config {args.config}.", "Give one of them.", "SM178"
+                "two configs are given", f"{args.model} and --config {args.config}.", "Give one of them.", "SM197"
             )
         args.config, args.model = args.model, None
     config = scenario.settings(args)
