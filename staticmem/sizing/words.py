@@ -31,7 +31,7 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     """The sentence for whoever decides, and the slug of the card that it names first."""
     what = f"{'train' if scenario.mode == 'train' else 'run'} it at batch {scenario.batch}"
     what = what if scenario.batch is not None else what.partition(" at ")[0]
-    one = [row for row in rows if row.fit == FITS]
+    one = _known([row for row in rows if row.fit == FITS])
     if request.devices is not None and request.devices > 1:
         return _of_ranks(one, rows, request, what)
     if one:
@@ -89,6 +89,11 @@ def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request,
     return f"{request.devices} x {best.name} {what} with {TITLES[request.parallel]}, with {left} headroom.", best.slug
 
 
+def _known(rows: Sequence[CardRow]) -> Sequence[CardRow]:
+    """Those whose context and workspaces were looked into, if there are any: the surer ones are recommended."""
+    return [row for row in rows if row.vendor == "NVIDIA"] or rows
+
+
 def _each(what: str, strategy: str) -> str:
     """Data parallelism gives every device a batch of its own."""
     return f"{what} each" if strategy in DATA_PARALLEL and " at batch " in what else what
@@ -103,7 +108,8 @@ def _cheapness(row: CardRow) -> tuple[float, float, int]:
 
 def _several(rows: Sequence[CardRow]) -> tuple[CardRow, Count] | None:
     """The card and strategy with the fewest devices; of equal ones without checkpointing, then the least memory."""
-    found = [(row, count) for row in rows for count in row.counts if count.devices is not None]
+    able = _known([row for row in rows if any(count.devices is not None for count in row.counts)])
+    found = [(row, count) for row in able for count in row.counts if count.devices is not None]
     if not found:
         return None
     return min(found, key=lambda pair: (pair[1].devices or 0, pair[1].checkpointing, pair[0].usable_bytes))

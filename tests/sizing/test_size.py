@@ -405,3 +405,9 @@ def test_the_catalog_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == len(found["cards"])
     assert main(["gpus"]) == 0
     assert "L40S" in capsys.readouterr().out
+
+
+def test_a_card_of_which_less_is_known_is_named_last() -> None:
+    found = sized(cards=("mi210", "h200"), batch=256)
+    assert found.recommended == "h200"
+    assert sized(cards=("mi210",), batch=256).recommended == "mi210"
