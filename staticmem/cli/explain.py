@@ -14,7 +14,7 @@ DESCRIPTION = "What the code of an error, warning or assumption means. Without a
 
 KINDS = {
     "SM1": "input", "SM2": "coverage, and what was found in a file", "SM3": "assumptions and levers",
-    "SM4": "hardware",
+    "SM4": "hardware", "SM5": "the ONNX Runtime",
 }  # fmt: skip
 
 
