@@ -100,7 +100,7 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes
     rows: list[LeverRow] = []
-    listed = list(_candidates(study))
+    listed = list(candidates(study))
     for index, lever in enumerate(listed):
         try:
             rows.append(bench.try_out(lever))
@@ -123,7 +123,7 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
     )  # fmt: skip
 
 
-def _candidates(study: Study) -> Iterator[Lever]:
+def candidates(study: Study) -> Iterator[Lever]:
     request, scenario = study.request, study.scenario
     yield from _precision(request)
     if scenario.training:

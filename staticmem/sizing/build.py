@@ -81,7 +81,7 @@ class _Sizing:
         reference = next((card for card in cards if card.slug == REFERENCE), cards[-1])
         batches, resolutions = self._curves(cards, reference)
         options.progress(len(cards) + 1, total)
-        pulled = () if self.request.parallel is not None else levers(self.bench, self.request, self.blocks)
+        pulled = () if self.request.parallel is not None else levers(self.bench, self.request)
         sentence, card = recommend(rows, self.request, report.scenario)
         notes = list(report.assumptions)
         if self._hopeless(cards):

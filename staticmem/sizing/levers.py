@@ -1,66 +1,39 @@
-"""What would make a step smaller: each lever pulled alone, by its live peak."""
+"""What would make a step smaller: the levers of `staticmem levers` that a sizing report shows, by their live peak."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from staticmem.analysis import Request, Study
 from staticmem.errors import StaticmemError
-from staticmem.parallel.facts import blocks
+from staticmem.scenarios.blocks import repeated_blocks
+from staticmem.scenarios.flags import as_flags
+from staticmem.scenarios.levers import TRAINING, candidates
 from staticmem.sizing.bench import Ask, Bench
 from staticmem.sizing.model import Lever
 
+DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
+
 
 def block_class(study: Study) -> str | None:
-    """The class of the modules that a model repeats, as `--checkpoint` takes it; None where it repeats nothing."""
-    graph = study.result.graph
-    numel = {p.fqn: p.value.numel for p in graph.parameters if p.alias_of is None}
-    paths = blocks(graph, numel)
-    if not paths:
-        return None
-    for op in graph.ops:
-        for frame in op.modules:
-            if frame.path == paths[0]:
-                return frame.cls.rpartition(".")[2] or None
-    return None
+    """What `--checkpoint` takes for the outermost modules that a model repeats; None where it repeats nothing."""
+    found = repeated_blocks(study.result.graph)
+    return found[0].selector if found else None
 
 
-def levers(bench: Bench, request: Request, blocks: str | None) -> tuple[Lever, ...]:
-    """The levers that save something, the largest saving first."""
+def levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
+    """The levers that save something, the largest saving first. Those that train something else are left out, but for
+    optimizers with state of 8 bits."""
     now = bench.live(Ask(request))
     found = []
-    for what, flags, words in _tried(bench.study, request, blocks):
+    for lever in candidates(bench.study):
+        optimizer = str(lever.words.get("optimizer", ""))
+        if (lever.changes == TRAINING and not optimizer.endswith("-8bit")) or set(lever.words) & set(DEVICE_ONLY):
+            continue
         try:
-            live = bench.live(Ask(replace(request, **words)))
+            live = bench.live(Ask(replace(request, **lever.words)))
         except StaticmemError:
             continue  # it does not go with the rest of the request
         if live < now:
-            found.append(Lever(what, flags, live, now - live))
+            found.append(Lever(lever.does, as_flags(lever.words), live, now - live))
     return tuple(sorted(found, key=lambda lever: (-lever.saved_bytes, lever.what)))
-
-
-def _tried(study: Study, request: Request, blocks: str | None) -> list[tuple[str, str, dict[str, Any]]]:
-    scenario = study.scenario
-    batch = study.report.scenario.batch
-    tried: list[tuple[str, str, dict[str, Any]]] = []
-    if scenario.amp is None and scenario.dtype is None:
-        tried.append(("autocast to bfloat16", "--amp bf16", {"amp": "bf16"}))
-    if scenario.dtype is None:
-        tried.append(("the whole model in bfloat16", "--dtype bf16", {"dtype": "bf16", "amp": None}))
-    if not scenario.training:
-        return tried
-    if blocks is not None and not request.checkpoint and not request.checkpoint_segments:
-        what = f"activation checkpointing of every {blocks}"
-        tried.append((what, f"--checkpoint {blocks}", {"checkpoint": (blocks,)}))
-    if batch is not None and batch > 1 and batch % 2 == 0 and request.accumulate == 1:
-        flags = f"--batch {batch // 2} --accumulate 2"
-        tried.append((f"two micro-batches of {batch // 2}", flags, {"batch": batch // 2, "accumulate": 2}))
-    if scenario.optimizer in ("sgd", "adam", "adamw", "adagrad") and request.optimizer_impl == "foreach":
-        tried.append(("the fused optimizer", "--optimizer-impl fused", {"optimizer_impl": "fused"}))
-    if scenario.optimizer in ("adam", "adamw"):
-        name = f"{scenario.optimizer}-8bit"
-        tried.append(("8-bit optimizer state", f"--optimizer {name}", {"optimizer": name, "optimizer_impl": "foreach"}))
-    if scenario.optimizer is not None:
-        tried.append(("optimizer state on the CPU", "--offload-optimizer", {"offload_optimizer": True}))
-    return tried
