@@ -10,11 +10,13 @@ from typing import Any
 
 from staticmem import dtypes
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
-from staticmem.rules.pointwise import grad_of
+from staticmem.rules.dispatch import call
+from staticmem.rules.pointwise import add, div, grad_of, mul
 from staticmem.rules.reduction import softmax
-from staticmem.rules.registry import rule
+from staticmem.rules.registry import RULES, rule
+from staticmem.rules.views import reshape
 
 
 def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str) -> Tensor:
@@ -66,6 +68,7 @@ def binary_cross_entropy(
     return out
 
 
+@scoped
 def _nll(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     flat = log_probs.ndim <= 2
     name = "aten.nll_loss_forward" if flat else "aten.nll_loss2d_forward"
@@ -88,20 +91,96 @@ def nll_loss(
     return _nll(e, self, target, weight, reduction)
 
 
-@rule("aten::cross_entropy_loss")
-def cross_entropy_loss(
-    e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """log_softmax in the input's dtype, which saves its result, then nll_loss; class indices without smoothing only."""
-    if target.dtype.is_differentiable or label_smoothing:
-        raise ValueError("cross_entropy with class probabilities or label smoothing has no rule")
-    log_probs = softmax(e, self, 1 if self.ndim > 1 else 0, kernel="aten._log_softmax")
+@scoped
+def _nll_nd(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    """nll_loss as the dispatcher calls it: autocast casts log-probabilities to float32, for as long as the call."""
     if e.autocast is not None and log_probs.dtype in (dtypes.float16, dtypes.bfloat16):
         from staticmem.rules.casts import to_copy
 
         log_probs = to_copy(e, log_probs, dtypes.float32)
     return _nll(e, log_probs, target, weight, reduction)
+
+
+@rule("aten::cross_entropy_loss")
+@scoped
+def cross_entropy_loss(
+    e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """log_softmax in the input's dtype, which saves its result, then nll_loss; products for targets that are
+    probabilities (a target of the input's shape), and nll_loss beside a sum over the classes with label smoothing.
+
+    Source: aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss_symint`.
+    """
+    classes = 1 if self.ndim > 1 else 0
+    log_probs = softmax(e, self, classes, kernel="aten._log_softmax")
+    if self.shape == target.shape:
+        return _of_probabilities(e, log_probs, target, weight, reduction, label_smoothing)
+    if label_smoothing > 0:
+        return _smoothed(e, log_probs, target, weight, reduction, label_smoothing)
+    return _nll_nd(e, log_probs, target, weight, reduction)
+
+
+def _class_weights(e: Eager, weight: Tensor, like: Tensor) -> Tensor:
+    """Weights of the classes as a view that broadcasts over the input."""
+    shape = tuple(weight.numel if d == 1 else 1 for d in range(like.ndim))
+    return reshape(e, weight, shape) if like.ndim > 1 else weight
+
+
+def _called(e: Eager, name: str, *args: Any) -> Tensor:
+    """A call through the dispatcher, so that autocast sees it."""
+    result: Tensor = call(e, RULES[f"aten::{name}"], args, {})
+    return result
+
+
+def _of_probabilities(
+    e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float
+) -> Tensor:
+    """`cross_entropy_loss_prob_target`: -(log_probs * target * weight), summed."""
+    if label_smoothing > 0:
+        scaled = mul(e, target, 1 - label_smoothing)
+        target = add(e, scaled, label_smoothing)
+        e.free(scaled)
+    weights = None if weight is None else _class_weights(e, weight, log_probs)
+    product = mul(e, log_probs, target)
+    if weights is not None:
+        product = mul(e, product, weights)
+    total = _called(e, "sum", product, (1,)) if reduction == 0 and log_probs.ndim > 1 else _called(e, "sum", product)
+    loss = _called(e, "neg", total)
+    return div(e, loss, log_probs.numel) if reduction == 1 else loss
+
+
+def _smoothed(
+    e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float
+) -> Tensor:
+    """`cross_entropy_loss_label_smoothing`: nll_loss and the mean over the classes, each with its share."""
+    loss = _nll_nd(e, log_probs, target, weight, reduction)
+    classes = 1 if log_probs.ndim > 1 else 0
+    product = log_probs if weight is None else mul(e, log_probs, _class_weights(e, weight, log_probs))
+    total = _called(e, "sum", product, (classes,))
+    smooth = _called(e, "neg", total)
+    e.free(total)
+    if product is not log_probs:
+        e.free(product)
+    ignored = _called(e, "eq", target, 0)
+    smooth = _called(e, "masked_fill_", smooth, ignored, 0.0)
+    if reduction == 1:
+        smooth = _mean_over_kept(e, smooth, ignored, target, weight)
+    elif reduction == 2:
+        smooth = _called(e, "sum", smooth)
+    share = mul(e, loss, 1 - label_smoothing)
+    return add(e, share, mul(e, smooth, label_smoothing))
+
+
+@scoped
+def _mean_over_kept(e: Eager, smooth: Tensor, ignored: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    """The sum by the number of targets that are not ignored, or by their weights (none is taken to be ignored)."""
+    kept = _called(e, "bitwise_not", ignored)
+    if weight is not None:
+        chosen = e.empty((target.numel,), target.dtype, kernel="aten.masked_select.default")
+        kept = _called(e, "gather", weight, 0, chosen)
+    count = _called(e, "sum", kept)
+    return div(e, _called(e, "sum", smooth), count)
 
 
 @rule("aten::embedding_bag", "aten::_embedding_bag")

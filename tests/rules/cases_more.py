@@ -22,7 +22,28 @@ def _losses() -> list[Case]:
             ]
     cases += [call("aten::nll_loss", f(4, 7), i(4)), call("aten::nll_loss2d", f(2, 7, 4, 5), i(2, 4, 5))]
     cases += [call("aten::cross_entropy_loss", h(4, 7), i(4), autocast=True)]
+    cases += _soft_targets()
     return cases
+
+
+def _soft_targets() -> list[Case]:
+    """Label smoothing and class probabilities, with and without weights of the classes."""
+    name = "aten::cross_entropy_loss"
+    cases: list[Case] = []
+    for reduction in (0, 1, 2):
+        for x, y in ((f(4, 7), i(4)), (f(2, 7, 4, 5), i(2, 4, 5))):
+            cases += [call(name, x, y, None, reduction, -100, 0.1), call(name, x, x.fixed, None, reduction)]
+            cases += [call(name, x, x, f(7).fixed, reduction, -100, 0.1)]
+            parts = ("outputs", "forward", "saved") if reduction == 1 else ()
+            why = (
+                "under a dispatch mode PyTorch masks the weights of ignored targets instead of selecting"
+                if parts
+                else ""
+            )
+            cases += [call(name, x, y, f(7).fixed, reduction, -100, 0.1, skip=parts, why=why if parts else "")]
+    for y, smoothing in ((i(4), 0.1), (f(4, 7).fixed, 0.0), (h(4, 7).fixed, 0.1)):
+        cases += [call(name, h(4, 7), y, None, 1, -100, smoothing, autocast=True)]
+    return [*cases, call(name, f(7), f(7).fixed)]
 
 
 def _rest() -> list[Case]:
