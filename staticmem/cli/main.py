@@ -1,16 +1,16 @@
 """The `staticmem` command: finds the verb, turns errors into three lines and an exit code.
 
-Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 interrupted.
+Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 interrupted; 143 terminated.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from staticmem.cli import streams
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.version import __version__
 
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 VERBS = (
     "analyze", "sweep", "size", "gpus", "levers", "check", "init", "diff", "layers",
-    "trace", "validate", "report", "export", "explain", "doctor", "completion",
+    "trace", "validate", "reconcile", "calibrate", "compare-snapshot", "report", "export", "explain", "doctor", "completion",
 )  # fmt: skip
 HIDDEN = ("schema",)
 
@@ -70,7 +70,15 @@ def make_parser(word: str | None = None) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    streams.open_closed_streams()
+    try:
+        with streams.terminable():
+            return _main(list(sys.argv[1:] if argv is None else argv))
+    except streams.Terminated:
+        return streams.TERMINATED
+
+
+def _main(words: list[str]) -> int:
     debug = "--debug" in words
     try:
         parser = make_parser(next((word for word in words if not word.startswith("-")), None))
@@ -91,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         # the reader (head, less) has what it wanted; Python would complain at its own flush on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop_stdout()
         return 0
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -107,6 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     except Exception as error:
+        if isinstance(error, OSError) and streams.is_full(error):
+            streams.drop_stdout()
+            print_error(UsageError("stdout cannot be written", f"{error.strerror}.", "Give a file: -o FILE.", "SM142"))
+            return 2
         if debug:
             raise
         detail = (str(error).splitlines() or [""])[0][:200]
@@ -122,8 +134,7 @@ def print_error(error: StaticmemError) -> None:
     lines.append(f"  {_line(error.why) or 'It cannot be analysed so.'}")
     lines.append(f"  {_line(error.hint) or _HELP}")
     text = "\n".join(lines) + "\n"
-    encoding = sys.stderr.encoding or "ascii"
-    sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stderr.write(streams.printable(text, sys.stderr.encoding))
 
 
 def _line(text: str) -> str:

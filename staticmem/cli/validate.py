@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json")
 SUFFIXES = {"txt": "table", "json": "json"}
-RUNTIMES = ("onnxruntime",)
+RUNTIMES = ("onnxruntime", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 LEVELS = ("disable", "basic", "extended", "layout", "all")
 SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
@@ -33,6 +33,8 @@ examples:
       inference with the ONNX Runtime, on CUDA where the session really runs there, else on the CPU
   staticmem validate model.onnx --batch 4 --device cpu --optimization disable
   staticmem validate model.onnx --batch 4 -o record.json
+  staticmem validate model.pt2 --batch 8 --optimizer adam --runtime torch --device cpu
+      training steps with PyTorch, live storages counted at every op
 """
 
 
@@ -50,7 +52,7 @@ def add_parser(verbs: Any) -> None:
     runs = parser.add_argument_group("the runs")
     runs.add_argument(
         "--runtime", type=one_of("--runtime", RUNTIMES), default=RUNTIMES[0], metavar="NAME",
-        help="what runs the model: onnxruntime (default)",
+        help="what runs the model: onnxruntime (default), or torch: training steps too, of .pt2 and .onnx",
     )  # fmt: skip
     runs.add_argument(
         "--device", type=one_of("--device", DEVICES), default="auto", metavar="DEVICE",
@@ -64,6 +66,10 @@ def add_parser(verbs: Any) -> None:
         "--memory-limit", type=byte_size("--memory-limit"), metavar="SIZE",
         help="main memory for the process that runs the model, e.g. 8GiB (default: what is available)",
     )  # fmt: skip
+    runs.add_argument(
+        "--snapshot", metavar="FILE",
+        help="torch on CUDA: PyTorch's own memory snapshot goes there ('staticmem compare-snapshot' reads it)",
+    )  # fmt: skip
     session = parser.add_argument_group("the session of the ONNX Runtime")
     session.add_argument(
         "--optimization", type=one_of("--optimization", LEVELS), default="all", metavar="LEVEL",
@@ -72,7 +78,10 @@ def add_parser(verbs: Any) -> None:
     session.add_argument("--no-mem-pattern", action="store_true", help="enable_mem_pattern=False")
     session.add_argument("--no-mem-reuse", action="store_true", help="enable_mem_reuse=False")
     session.add_argument(
-        "--threads", type=positive("--threads"), metavar="N", help="intra_op_num_threads (default: the processor's)"
+        "--threads",
+        type=positive("--threads"),
+        metavar="N",
+        help="intra_op_num_threads (default: the processor's), of torch too",
     )
     session.add_argument(
         "--arena-extend-strategy", type=one_of("--arena-extend-strategy", STRATEGIES), default=STRATEGIES[0],
@@ -100,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
     with model_path(args.model) as path:
-        record = _record(path, args)
+        record = _torch_record(path, args) if args.runtime == "torch" else _record(path, args)
     if kind == "json":
         text = record.dumps()
     else:
@@ -108,6 +117,19 @@ def run(args: argparse.Namespace) -> int:
         text = text.splitlines()[-1] + "\n" if args.quiet else text
     put(text, args)
     return 1 if args.strict and record.verdict == "differs" else 0
+
+
+def _torch_record(path: str, args: argparse.Namespace) -> Record:
+    from staticmem.cli.output import check_target
+    from staticmem.validate.torch_predict import words_of
+    from staticmem.validate.torch_validate import validate_torch
+
+    if args.snapshot is not None:
+        check_target(args.snapshot, args.force)
+    return validate_torch(
+        path, words_of(scenario.request(args)), args.device, args.runs, args.timeout, args.memory_limit,
+        args.snapshot, args.threads, args.debug,
+    )  # fmt: skip
 
 
 def _record(path: str, args: argparse.Namespace) -> Record:

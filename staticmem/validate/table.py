@@ -24,7 +24,8 @@ def render(record: Record, units: str = "binary") -> str:
         lines.append("  ".join(cells).rstrip())
     nodes = record.nodes
     if nodes.compared:
-        lines += ["", f"Nodes: requested bytes equal at {nodes.equal:,} of {nodes.compared:,}"]
+        what = "Ops: live bytes" if runtime["name"] == "torch" else "Nodes: requested bytes"
+        lines += ["", f"{what} equal at {nodes.equal:,} of {nodes.compared:,}"]
         for worst in nodes.worst:
             change = f"{worst.measured - worst.predicted:+,} bytes"
             lines.append(f"  run {worst.run}  {worst.op} {_plain(worst.name)}  {change}")

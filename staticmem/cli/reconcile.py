@@ -1,0 +1,59 @@
+"""`staticmem reconcile RECORDS...`: the errors of many validations, meter by meter."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from staticmem.cli.reporting import add_output, chosen_format
+
+FORMATS = ("table", "md", "csv", "json")
+SUFFIXES = {"txt": "table", "md": "md", "csv": "csv", "json": "json"}
+
+DESCRIPTION = """\
+How far predictions are from readings, over many records that 'staticmem validate -o record.json' saved: for each meter
+the median, the 95th percentile and the largest error, and the share of readings inside the predicted band.
+"""
+
+EPILOG = """\
+examples:
+  staticmem reconcile records/
+  staticmem reconcile a.json b.json -f md
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "reconcile",
+        help="errors of many validations, meter by meter",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    parser.add_argument("records", metavar="RECORD", nargs="+", help="records (.json), or folders of them")
+    add_output(parser, FORMATS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from staticmem.cli.output import check_target, put
+    from staticmem.validate import aggregate
+    from staticmem.validate.load import load_records
+
+    if args.output not in (None, "-"):
+        check_target(args.output, args.force)
+    kind = chosen_format(args, SUFFIXES, "table")
+    records = load_records(args.records)
+    rows, counts = aggregate.errors(records), aggregate.verdicts(records)
+    if kind == "json":
+        text = aggregate.render_json(rows, counts)
+    elif kind == "csv":
+        text = aggregate.render_csv(rows)
+    elif kind == "md":
+        text = aggregate.render_markdown(rows, counts)
+    else:
+        text = aggregate.render_table(rows, counts)
+        text = text.splitlines()[-1] + "\n" if args.quiet else text
+    put(text, args)
+    return 0

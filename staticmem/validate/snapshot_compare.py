@@ -1,0 +1,247 @@
+"""A predicted memory snapshot against a real one: peaks, the last step allocation by allocation, and who is missing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from staticmem.units import format_bytes
+from staticmem.validate.snapshots import Allocation, Snapshot
+
+WORK = 20_000_000  # pairs of equal sizes that an alignment looks at: more takes minutes
+TAIL = 3  # times the predicted step: how far back the real step is looked for
+MOMENTS = 10
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point of the last step that both have: bytes allocated after it on each side."""
+
+    share: float  # of the step's matched allocations, 0 to 1
+    what: str
+    predicted: int
+    measured: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Allocations of one side under one name: how many, and their bytes together."""
+
+    what: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Category:
+    """Bytes that the predicted step allocates in a category, and those of them that the real one has too."""
+
+    name: str
+    predicted: int
+    matched: int
+
+
+@dataclass(frozen=True)
+class SnapshotComparison:
+    """All of it. Bytes; peaks are (predicted, measured). `aligned` False: too long, only sizes were counted."""
+
+    allocated: tuple[int, int]
+    reserved: tuple[int, int]
+    predicted_at: str
+    measured_at: str
+    allocations: tuple[int, int]
+    matched: int
+    aligned: bool
+    categories: tuple[Category, ...] = ()
+    predicted_only: tuple[Group, ...] = ()
+    measured_only: tuple[Group, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
+    """The comparison. The predicted snapshot is one that this package made: its frames say tensor and step."""
+    mine = last_step(predicted)
+    theirs = list(measured.allocations[-TAIL * len(mine) - 1000 :])
+    pairs, aligned = _pairs(mine, theirs)
+    notes = [] if aligned else ["the step is too long to be aligned: allocations were paired by size alone"]
+    if measured.before:
+        notes.append(
+            f"the real recording began with {measured.before:,} bytes allocated, whose origin it does not have"
+        )
+    first, last = (pairs[0][1], pairs[-1][1]) if pairs else (0, -1)
+    used = {j for _, j in pairs}
+    known = {i for i, _ in pairs}
+    alone = [theirs[j] for j in range(first, last + 1) if j not in used]
+    return SnapshotComparison(
+        allocated=(predicted.peak_allocated[0], measured.peak_allocated[0]),
+        reserved=(predicted.peak_reserved[0], measured.peak_reserved[0]),
+        predicted_at=_when(predicted),
+        measured_at=_when(measured),
+        allocations=(len(mine), max(last - first + 1, 0)),
+        matched=len(pairs),
+        aligned=aligned,
+        categories=_categories(mine, known),
+        predicted_only=_groups([a for i, a in enumerate(mine) if i not in known], ours=True),
+        measured_only=_groups(alone, ours=False),
+        moments=_moments(predicted, measured, [(mine[i], theirs[j]) for i, j in pairs]) if aligned else (),
+        notes=tuple(notes),
+    )
+
+
+def last_step(snapshot: Snapshot) -> list[Allocation]:
+    """The allocations of the last step, by the frames that a predicted snapshot has; all where it has none."""
+    steps = [_step(a) for a in snapshot.allocations]
+    last = max((s for s in steps if s is not None), default=None)
+    return [a for a, s in zip(snapshot.allocations, steps, strict=True) if s == last]
+
+
+def _step(allocation: Allocation) -> int | None:
+    for name, _, _ in reversed(allocation.frames):
+        if name.startswith("step ") and name[5:].isdigit():
+            return int(name[5:15])
+    return None
+
+
+def _pairs(mine: Sequence[Allocation], theirs: Sequence[Allocation]) -> tuple[list[tuple[int, int]], bool]:
+    """Indices of both sides that belong together, in order; the end of the recording is the end of the step."""
+    a, b = [x.size for x in mine], [x.size for x in theirs]
+    end = 0
+    while end < min(len(a), len(b)) and a[-1 - end] == b[-1 - end]:
+        end += 1
+    tail = [(len(a) - k, len(b) - k) for k in range(end, 0, -1)]
+    a, b = a[: len(a) - end], b[: len(b) - end]
+    counts = Counter(b)
+    if sum(counts[size] for size in a) > WORK:
+        return [*_by_size(a, b), *tail], False
+    blocks = difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
+    found = [(m.a + k, m.b + k) for m in blocks for k in range(m.size)]
+    return found + tail, True
+
+
+def _by_size(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+    places: dict[int, list[int]] = {}
+    for j, size in enumerate(b):
+        places.setdefault(size, []).append(j)
+    return sorted(((i, places[s].pop()) for i, s in reversed(list(enumerate(a))) if places.get(s)), key=lambda p: p[1])
+
+
+def _categories(mine: Sequence[Allocation], known: set[int]) -> tuple[Category, ...]:
+    total: Counter[str] = Counter()
+    matched: Counter[str] = Counter()
+    for i, allocation in enumerate(mine):
+        name = _category(allocation)
+        total[name] += allocation.size
+        matched[name] += allocation.size if i in known else 0
+    return tuple(Category(name, size, matched[name]) for name, size in total.most_common())
+
+
+def _category(allocation: Allocation) -> str:
+    return allocation.frames[1][0] if len(allocation.frames) > 1 else "unknown"
+
+
+def _groups(found: Sequence[Allocation], ours: bool) -> tuple[Group, ...]:
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for allocation in found:
+        name = _own_name(allocation) if ours else _place(allocation)
+        sizes[name] += allocation.size
+        counts[name] += 1
+    return tuple(Group(name, counts[name], size) for name, size in sizes.most_common(TOP))
+
+
+def _own_name(allocation: Allocation) -> str:
+    """The kernel and the kind of tensor of a predicted allocation."""
+    if not allocation.frames:
+        return "unknown"
+    return f"{allocation.frames[0][2]} ({_category(allocation)})"
+
+
+def _place(allocation: Allocation) -> str:
+    """The innermost frames of a real allocation: C++ ones, and the line of Python below them."""
+    if not allocation.frames:
+        return "no stack"
+    inner = allocation.frames[0]
+    python = next((f for f in allocation.frames if f[0].endswith(".py")), None)
+    shown = inner[2] or inner[0]
+    return shown if python is None or python is inner else f"{shown} < {python[0]}:{python[1]} {python[2]}"
+
+
+def _when(snapshot: Snapshot) -> str:
+    """Where allocated memory peaks: the allocation that reaches it."""
+    event = snapshot.peak_allocated[1]
+    found = next((a for a in snapshot.allocations if a.born == event), None)
+    share = f"{event + 1:,} of {len(snapshot.allocated):,} events"
+    if found is None:
+        return share
+    step = _step(found)
+    return f"{share}, {_place(found)}" + (f", step {step}" if step is not None else "")
+
+
+def _moments(
+    predicted: Snapshot, measured: Snapshot, pairs: Sequence[tuple[Allocation, Allocation]]
+) -> tuple[Moment, ...]:
+    """Allocated memory of both sides at points of the step, and at the point of the predicted peak."""
+    if not pairs:
+        return ()
+    count = len(pairs)
+    chosen = {round(k * (count - 1) / (MOMENTS - 1)) for k in range(MOMENTS)}
+    chosen.add(max(range(count), key=lambda k: predicted.allocated[pairs[k][0].born]))
+    return tuple(
+        Moment(
+            k / max(count - 1, 1), _own_name(pairs[k][0]), predicted.allocated[pairs[k][0].born],
+            measured.allocated[pairs[k][1].born],
+        )
+        for k in sorted(chosen)
+    )  # fmt: skip
+
+
+def to_json(found: SnapshotComparison) -> str:
+    """All of it as JSON."""
+    return json.dumps(asdict(found), indent=2, ensure_ascii=False) + "\n"
+
+
+def render(found: SnapshotComparison, units: str = "binary") -> str:
+    """Lines for people; the last one is the sum of it."""
+
+    def shown(nbytes: int) -> str:
+        return format_bytes(nbytes, units)
+
+    lines = [f"{'Meter':<10}  {'predicted':>12}  {'measured':>12}  {'difference':>10}"]
+    for name, (mine, theirs) in (("allocated", found.allocated), ("reserved", found.reserved)):
+        share = f"{mine / theirs - 1:+.2%}" if theirs else "-"
+        lines.append(f"{name:<10}  {shown(mine):>12}  {shown(theirs):>12}  {share:>10}")
+    lines += ["", f"Peak, predicted  {_plain(found.predicted_at)}", f"Peak, measured   {_plain(found.measured_at)}", ""]
+    lines.append(f"Last step: {found.matched:,} of {found.allocations[0]:,} predicted allocations are in the real one")
+    for c in found.categories:
+        lines.append(f"  {_plain(c.name):<16}  {shown(c.predicted):>12}  matched {shown(c.matched):>12}")
+    for title, groups in (
+        ("Predicted, and not in the real step", found.predicted_only),
+        ("In the real step, and not predicted", found.measured_only),
+    ):
+        if groups:
+            lines += ["", title]
+            lines += [f"  {shown(g.nbytes):>12}  {g.count:>6,}  {_plain(g.what)}" for g in groups]
+    if found.moments:
+        lines += ["", "Allocated over the step: predicted, measured"]
+        for m in found.moments:
+            lines.append(
+                f"  {m.share:>5.0%}  {shown(m.predicted):>12}  {shown(m.measured):>12}  {_plain(m.what)}".rstrip()
+            )
+    if found.notes:
+        lines += ["", *(f"Note: {_plain(note)}." for note in found.notes)]
+    mine, theirs = found.allocated
+    total = f"{mine / theirs - 1:+.2%}" if theirs else "nothing"
+    lines += [
+        "",
+        f"Allocated {total} of the real peak; {found.matched:,} of {found.allocations[0]:,} allocations match.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

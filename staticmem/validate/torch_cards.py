@@ -1,0 +1,37 @@
+"""The card of the catalog that a driver's name means."""
+
+from __future__ import annotations
+
+import re
+
+from staticmem.hardware import gpus
+from staticmem.units import GIB
+
+_WORDS = re.compile(r"\b(nvidia|geforce|tesla|quadro|generation|gpu)\b", re.I)
+
+
+def card_of(name: str, total: int) -> str | None:
+    """The slug of the card that the driver calls `name` and that has about `total` bytes; None where none fits.
+
+    `NVIDIA GeForce RTX 4090` is `rtx-4090`; of cards sold with several memories the closest counts.
+    """
+    words = set(re.findall(r"[a-z0-9]+", _WORDS.sub(" ", name.lower()))) - {""}
+    if not words:
+        return None
+    fitting = []
+    for slug, gpu in gpus.cards().items():
+        own = set(slug.split("-"))
+        label = set(re.findall(r"[a-z0-9]+", _WORDS.sub(" ", gpu.name.lower())))
+        model = {w for w in own if not re.fullmatch(r"\d+gb", w)}
+        if model <= words or words <= label:
+            fitting.append((abs(gpu.usable - total) if total else 0, -len(model & words), slug))
+    if not fitting:
+        return None
+    away, _, slug = min(fitting)
+    return slug if not total or away <= total // 10 else None
+
+
+def gpu_word(name: str, total: int) -> str:
+    """A word for `--gpu`: the card's, else its memory as it is."""
+    found = card_of(name, total)
+    return found if found is not None else f"{total / GIB:.3f}GiB"

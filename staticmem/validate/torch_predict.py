@@ -1,0 +1,119 @@
+"""The prediction that a run of a graph is compared with: the same step, without what a graph does not have.
+
+`analyze` predicts the model: its module calls keep their inputs alive, its variables keep values. A graph that is run
+op by op has neither: each value goes after its last use. So the prediction is made for the graph without modules and
+lines of code, by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+from staticmem.analysis import Study
+from staticmem.analysis.request import Request, request_of
+from staticmem.errors import DimensionError, UsageError
+from staticmem.graph.ir import Graph, Op
+from staticmem.lifetimes import Lifetimes, liveness
+from staticmem.training.scenario import Scenario
+from staticmem.training.step import StepResult, run_step
+from staticmem.validate.torch_words import OPTIMIZERS
+
+_REFUSED = {  # levers of a model's code, which a graph does not have, or of other packages
+    "checkpoint": "--checkpoint", "checkpoint_segments": "--checkpoint-segments", "parallel": "--parallel",
+    "offload_optimizer": "--offload-optimizer", "grad_scaler": "--grad-scaler",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A step of a graph without frames."""
+
+    study: Study
+    scenario: Scenario
+    result: StepResult
+    lifetimes: Lifetimes
+
+
+def predicted(path: str, words: Mapping[str, Any], device: str) -> Predicted:
+    """The prediction for a run on `device`, "cpu" or "cuda".
+
+    Args:
+        path: an .onnx or a .pt2 file.
+        words: fields of a `Request` that were given, as JSON has them.
+
+    Raises:
+        UsageError: a lever that a run of a graph cannot have (SM226).
+        DimensionError: a size that the file fixes otherwise (SM236).
+        ModelFileError: the file cannot be read.
+    """
+    request = request_from(words)
+    _check(request)
+    study = Study.open(path, request)
+    if study.binding.rebound:
+        raise DimensionError(
+            f"the file fixes {', '.join(study.binding.rebound)}",
+            "PyTorch runs the graph as it is, and shapes are written in it.",
+            "Leave the size away, or export the model with this dimension dynamic.",
+            code="SM236",
+        )
+    scenario = study.scenario
+    graph = without_frames(study.graph)
+    if device == "cpu":
+        scenario = replace(scenario, sdpa="math")
+        graph = replace(graph, ops=tuple(_without_dropout(op) for op in graph.ops))
+    result = run_step(graph, scenario, "last-use")
+    return Predicted(study, scenario, result, liveness(result.trace))
+
+
+def words_of(request: Request) -> dict[str, Any]:
+    """The fields of a request that are not the default, as JSON can have them; the inverse of `request_from`."""
+    found: dict[str, Any] = {}
+    for field in fields(Request):
+        value = getattr(request, field.name)
+        default = field.default if field.default is not MISSING else {}
+        if value != default:
+            found[field.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def request_from(words: Mapping[str, Any]) -> Request:
+    """A request of words that went through JSON: lists are tuples again."""
+    return request_of({k: tuple(v) if isinstance(v, list) else v for k, v in words.items()})
+
+
+def without_frames(graph: Graph) -> Graph:
+    """The graph without module calls and lines of code."""
+    return replace(graph, ops=tuple(_bare(op) for op in graph.ops))
+
+
+def _bare(op: Op) -> Op:
+    return replace(op, modules=(), stack=())
+
+
+def _without_dropout(op: Op) -> Op:
+    """Attention without dropout of its weights: inside of the CPU's math kernel its mask is float, on CUDA bytes."""
+    if op.base != "aten::scaled_dot_product_attention":
+        return op
+    args = (*op.args[:4], 0.0, *op.args[5:]) if len(op.args) > 4 else op.args
+    kwargs = {**op.kwargs, "dropout_p": 0.0} if "dropout_p" in op.kwargs else op.kwargs
+    return replace(op, args=args, kwargs=kwargs)
+
+
+def _check(request: Request) -> None:
+    for field, flag in _REFUSED.items():
+        if getattr(request, field):
+            raise UsageError(
+                f"{flag} cannot be run",
+                "A run has the model's graph, not its code and not several GPUs.",
+                f"Leave {flag} away; 'staticmem analyze' predicts it.",
+                code="SM226",
+            )
+    if request.optimizer is not None and request.optimizer not in OPTIMIZERS:
+        raise UsageError(
+            f"{request.optimizer} cannot be run",
+            "It is not an optimizer of PyTorch's own.",
+            f"Choose one of {', '.join(OPTIMIZERS)}.",
+            code="SM226",
+        )
