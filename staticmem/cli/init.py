@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+from staticmem import files
+
 DESCRIPTION = """\
 Writes a commented config, and beside it the JSON Schema with which editors check and complete it.
 Neither file is overwritten unless --force says so.
@@ -56,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _same(path: str, text: str) -> bool:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read() == text
+        return files.read(path, 1 << 20).decode("utf-8") == text
     except (OSError, UnicodeDecodeError):
         return False

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
+import stat
 import sys
 import tempfile
 from typing import TYPE_CHECKING
 
+from staticmem.cli.streams import printable
 from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +21,9 @@ if TYPE_CHECKING:
 
 def check_target(path: str, force: bool) -> None:
     """Refuses, before any work, what could not be written after it."""
-    folder = os.path.dirname(path) or "."
+    if _is_stream(path):
+        return
+    folder = os.path.dirname(os.path.realpath(path))
     if os.path.isdir(path):
         raise UsageError(f"{path} is a directory", "The output is one file.", "Give a file name in it.", code="SM142")
     if os.path.exists(path) and not force:
@@ -49,7 +55,7 @@ def put(data: str | bytes, args: argparse.Namespace) -> None:
     """Text or bytes to stdout, or whole into the output file."""
     if args.output in (None, "-"):
         if isinstance(data, str):
-            sys.stdout.write(data)
+            sys.stdout.write(printable(data, sys.stdout.encoding))
         else:
             _put_bytes(data)
         return
@@ -88,22 +94,53 @@ def _table(report: Report, args: argparse.Namespace) -> str:
     return render(report, style, args.units, args.verbose, args.explain_peak)
 
 
-def write_atomically(path: str, data: str | bytes) -> None:
-    """A reader of `path` sees the old file or the new one, never a part."""
-    folder = os.path.dirname(path) or "."
+def _is_stream(path: str) -> bool:
+    """Whether it is a pipe or a character device (`/dev/stdout`, `/dev/null`, `>(gzip)`): nothing to overwrite."""
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".staticmem-", dir=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data.encode("utf-8") if isinstance(data, str) else data)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a report is an ordinary file
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def write_atomically(path: str, data: str | bytes) -> None:
+    """A reader of `path` sees the old file or the new one, never a part. Links are followed; streams are written to.
+
+    Raises:
+        UsageError: it cannot be written. What was there is there still.
+    """
+    content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+    try:
+        if _is_stream(path):
+            _stream(path, content)
+        else:
+            _replace(os.path.realpath(path), content)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written", f"{error.strerror or error}.", "Choose another place.", code="SM142"
         ) from error
+
+
+def _replace(path: str, content: bytes) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):  # a disk, a socket: never replaced
+        raise OSError(errno.EINVAL, "It is not an ordinary file", path)
+    descriptor, temporary = tempfile.mkstemp(prefix=".staticmem-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a report is an ordinary file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _stream(path: str, content: bytes) -> None:
+    # without waiting: a pipe that nobody reads is an error, not a program that hangs
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -18,7 +18,7 @@ def model_path(name: str) -> Iterator[str]:
     if name != "-":
         yield name
         return
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise UsageError(
             "nothing to read",
             "'-' reads the model from stdin.",
@@ -27,8 +27,16 @@ def model_path(name: str) -> Iterator[str]:
         )
     with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
         path = os.path.join(folder, "stdin")
-        with open(path, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+        try:
+            with open(path, "wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        except OSError as error:
+            raise UsageError(
+                "the model from stdin cannot be kept",
+                f"It goes to a temporary file in {os.path.dirname(folder)}: {error.strerror or error}.",
+                "Write it to a file where there is room (TMPDIR), and give its name.",
+                code="SM101",
+            ) from error
         try:
             yield path
         except StaticmemError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from staticmem import files
 from staticmem.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _head(path: str) -> bytes:
             raise ModelFileError(
                 f"{path} is a directory", "A model is one file.", "Give the .onnx or .pt2 file in it.", code="SM101"
             )
-        with open(path, "rb") as file:
+        with files.opened(path, seekable=True) as file:
             head = file.read(HEAD)
     except FileNotFoundError as error:
         raise ModelFileError(
@@ -68,7 +69,10 @@ def _head(path: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelFileError(
-            f"{path} cannot be read", f"{reason}.", "Check the path and its rights.", code="SM101"
+            f"{path} cannot be read",
+            f"{reason}.",
+            "Check the path and its rights. A model from a pipe is '-'.",
+            "SM101",
         ) from error
     if not head:
         raise ModelFileError(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from staticmem import files
 from staticmem.errors import UsageError, did_you_mean
 
 CODE = "SM401"  # a hardware file that cannot be used
+MAX_BYTES = 4 << 20  # the largest of the package has 60 KiB
+MAX_DEPTH = 20
 _HERE = Path(__file__).parent
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        data = path.read_bytes()
+        data = files.read(path, MAX_BYTES)
         twin = _twin(path, data)
         document = _parse(data) if twin is None else twin
     except OSError as error:
@@ -33,9 +36,25 @@ def _parse(data: bytes) -> Any:
     try:
         # libyaml's parser is ten times as fast; both build plain data only
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return yaml.load(data.decode("utf-8"), Loader=loader)  # noqa: S506 - a safe one
-    except yaml.YAMLError as error:
+        text = data.decode("utf-8")
+        _check(yaml.parse(text, Loader=loader))
+        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
+    except (yaml.YAMLError, TypeError, RecursionError) as error:  # TypeError: a key that is a list
         raise ValueError(str(error)) from error
+
+
+def _check(events: Iterable[Any]) -> None:
+    """Bounds what the loader, which recurses in C, will build: depth, and aliases, which would multiply it."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it has an alias (*{event.anchor}), which these files do not need")
 
 
 # A YAML file of the package may have the same in JSON beside it: reading that takes a tenth of the time, and a start

@@ -12,12 +12,11 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
+from staticmem import files
 from staticmem.errors import UsageError
 from staticmem.report.model import SCHEMA, Report
-from staticmem.units import format_bytes
 
 T = TypeVar("T")
 CODE = "SM173"
@@ -48,11 +47,7 @@ def read_json(path: str) -> Any:
         UsageError: no file, too large, or no JSON.
     """
     try:
-        size = Path(path).stat().st_size
-        if size > LARGEST:
-            what = f"It has {format_bytes(size)}; a report has at most {format_bytes(LARGEST)}."
-            raise UsageError(f"{path} is too large", what, "Is it the right file?", CODE)
-        text = Path(path).read_text(encoding="utf-8")
+        text = files.read(path, LARGEST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{path} cannot be read", f"{reason}.", "Check the path.", CODE) from error

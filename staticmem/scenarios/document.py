@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from staticmem import files
 from staticmem.errors import StaticmemError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def read_text(path: str) -> str:
     try:
         if os.path.isdir(path):
             raise ConfigError(f"{path} is a directory", "A config is one file.", "Name the file in it.", UNREADABLE)
-        with open(path, "rb") as file:
+        with files.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(

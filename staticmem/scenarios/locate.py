@@ -53,8 +53,10 @@ def _short(path: str) -> str:
 
 
 def _peek(path: str) -> str:
+    from staticmem import files
+
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
+        with files.opened(path) as file:
+            return file.read(1 << 20).decode("utf-8", "replace")
     except OSError:
         return ""
