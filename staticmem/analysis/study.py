@@ -80,7 +80,7 @@ class Study:
         """Sizes of all inputs and symbols."""
         request, given = self.request, dict(self.request.dims)
         if request.batch is None:
-            assumed, self._size_notes = _assumed_batch(self.model, given)
+            assumed, self._size_notes = assumed_batch(self.model, given)
             given |= assumed
         return resolve(self.model, batch=request.batch, resolution=request.image_size, dims=given)
 
@@ -140,7 +140,7 @@ class Study:
     def report(self) -> Report:
         """All of it as frozen values."""
         request, graph = self.request, self.result.graph
-        size, digest = _fingerprint(self.model.path)
+        size, digest = fingerprint(self.model.path)
         sources = Sources(
             self.model, size, digest, self.binding, graph, self.scenario, self.result, self.lifetimes, self.notes,
             self.live_band,
@@ -159,7 +159,7 @@ class Study:
         return report
 
 
-def _fingerprint(path: str) -> tuple[int, str | None]:
+def fingerprint(path: str) -> tuple[int, str | None]:
     """Size in bytes and SHA-256 of a file; None for a large one. An object has neither."""
     if path.startswith("<") and not os.path.exists(path):  # an object in memory
         return 0, None
@@ -192,7 +192,7 @@ def _unknown(unknown: Mapping[str, int]) -> Note:
     return Note("warning", "SM201", text, sum(unknown.values()))
 
 
-def _assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:
+def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:
     """Sizes for open batch dimensions (axis 0) that nobody gave: 1, or the least that the export allows."""
     assumed: dict[str, int] = {}
     for spec in model.inputs:

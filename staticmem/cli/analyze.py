@@ -6,15 +6,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import scenario
+from staticmem.cli import scenario, session
 from staticmem.cli.reporting import add_output, chosen_format
-from staticmem.cli.values import positive
+from staticmem.cli.values import one_of, positive
 
 if TYPE_CHECKING:
     from staticmem.analysis import Study
     from staticmem.report.html import LeverRow
     from staticmem.report.model import LargestBatch
 
+RUNTIMES = ("torch", "onnxruntime")
 FORMATS = ("table", "json", "html", "md", "snapshot", "perfetto")
 EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, not for readers
 SUFFIXES = {
@@ -38,6 +39,8 @@ examples:
       open dimensions by name, mixed precision
   staticmem analyze model.pt2 --optimizer adam --gpu rtx-4090 --max-batch
       the largest batch on a card
+  staticmem analyze model.onnx --batch 8 --runtime onnxruntime --provider cuda --gpu l4
+      a session of the ONNX Runtime: its arena, and the device
   staticmem analyze model.pt2 --optimizer adam -o report.json
       the report as JSON, to a file
   staticmem analyze model.pt2 --batch 32 --optimizer adam -o report.html
@@ -64,6 +67,11 @@ def add_parser(verbs: Any) -> None:
         "--max-batch", action="store_true",
         help="the largest batch on the card of --gpu; without --batch the report is that of it",
     )  # fmt: skip
+    question.add_argument(
+        "--runtime", type=one_of("--runtime", RUNTIMES), default=RUNTIMES[0], metavar="NAME",
+        help="what runs the model: torch (default), or onnxruntime: inference in a session of it, of .onnx",
+    )  # fmt: skip
+    session.add_analyzed(parser)
     output = add_output(parser, FORMATS)
     output.add_argument("--top", type=positive("--top"), metavar="N", help="how many tensors to list (default 10)")
     output.add_argument("--explain-peak", action="store_true", help="everything alive at the peak, by module")
@@ -81,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
+    if args.runtime == "onnxruntime":
+        return session.run(args, kind)
+    session.check_not_given(args)
     wanted = scenario.request(args, top=ALL if args.explain_peak and kind == "json" else args.top)
     with model_path(scenario.model_of(args)) as path, without_cycle_search():
         study = Study.open(path, wanted)

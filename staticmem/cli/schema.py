@@ -8,7 +8,7 @@ from typing import Any
 
 from staticmem.cli.values import one_of
 
-KINDS = ("report", "config", "sweep", "levers", "sizing")
+KINDS = ("report", "config", "sweep", "levers", "sizing", "session")
 
 
 def add_parser(verbs: Any) -> None:
@@ -28,6 +28,12 @@ def run(args: argparse.Namespace) -> int:
         from staticmem.report.schema import dumps
 
         sys.stdout.write(dumps())
+        return 0
+    if args.kind == "session":
+        from staticmem.report.schema import plain_schema
+        from staticmem.report.session import SCHEMA, SessionReport
+
+        sys.stdout.write(plain_schema(SessionReport, SCHEMA))
         return 0
     if args.kind == "sizing":
         from staticmem.sizing.schema import dumps

@@ -18,7 +18,12 @@ from staticmem.report.model import SCHEMA, Report
 
 def dumps() -> str:
     """The schema as JSON text with a final newline."""
-    return json.dumps(schema(), indent=2) + "\n"
+    return plain_schema(Report, SCHEMA)
+
+
+def plain_schema(cls: type, title: str) -> str:
+    """The schema of another frozen dataclass as JSON text."""
+    return json.dumps(schema_of(cls, title), indent=2) + "\n"
 
 
 def schema() -> dict[str, Any]:

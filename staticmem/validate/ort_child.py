@@ -102,6 +102,7 @@ def _options(ort: Any, job: dict[str, Any]) -> Any:
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[job["level"]])
     options.enable_mem_pattern = job["pattern"]
     options.enable_mem_reuse = job["reuse"]
+    options.enable_cpu_mem_arena = job["arena"]
     options.enable_profiling = True
     options.profile_file_prefix = job["profile"]
     options.log_severity_level = 4

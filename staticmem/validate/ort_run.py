@@ -151,6 +151,7 @@ def _job(
         "level": options.graph_optimization_level,
         "pattern": options.enable_mem_pattern,
         "reuse": options.enable_mem_reuse,
+        "arena": options.enable_cpu_mem_arena,
         "threads": options.intra_op_num_threads,
         "runs": options.runs,
         "inputs": [item.to_json() for item in inputs],

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from staticmem.allocators.onnxruntime.build import inlined, touched
 from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction, predict_session
-from staticmem.errors import DimensionError, UsageError
-from staticmem.frontends.onnx import reader
+from staticmem.analysis.session import open_session, predicted
 from staticmem.graph.ir import Note
-from staticmem.graph.model import Binding, resolve
+from staticmem.graph.model import Binding
 from staticmem.validate import ort_reconcile, ort_run
 from staticmem.validate.ort_inputs import RandomInput, plan_inputs
 from staticmem.validate.ort_model import prepare
@@ -58,7 +56,8 @@ def validate(
         RunError: the model cannot be run here (SM500 to SM506).
     """
     ort_run.require()
-    proto, binding, shapes = bound(path, scenario)
+    opened = open_session(path, scenario.batch, scenario.resolution, scenario.dims)
+    proto, binding, shapes = opened.proto, opened.binding, opened.shapes
     options = replace(options or SessionOptions(), provider="cpu" if device == "cpu" else "cuda")
     wanted = plan_inputs(proto.graph, shapes)
     with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
@@ -70,7 +69,7 @@ def validate(
         )
         real = "cuda" if read.provider == ort_run.PROVIDERS["cuda"] else "cpu"
         options = replace(options, provider=real)
-        found = predicted(proto, shapes, binding.symbols, options, read.saved)
+        found = predicted(opened, options, read.saved)
     notes = list(found.notes)
     if device != "cpu" and real == "cpu":
         text = "this ran on the CPU: the session has no CUDA here, whatever was asked for"
@@ -79,51 +78,6 @@ def validate(
         text = f"{prepared.filled} weights without contents were filled with random data ({prepared.nbytes:,} bytes)"
         notes.append(Note("assumption", "SM511", text, prepared.filled))
     return _record(path, binding, shapes, wanted, options, found, read, notes)
-
-
-def bound(path: str, scenario: Scenario) -> tuple[Any, Binding, dict[str, tuple[int, ...]]]:
-    """The model without weights, the sizes of its symbols, and those of every input that a run is given."""
-    from staticmem.frontends import open_model
-
-    model = open_model(path)
-    if model.format != "onnx":
-        raise UsageError(
-            f"{path} is no ONNX file",
-            "The ONNX Runtime runs ONNX files.",
-            "Use --runtime torch for .pt2, or export the model to ONNX.",
-            code="SM507",
-        )
-    binding = resolve(model, scenario.batch, scenario.resolution, scenario.dims)
-    if binding.rebound:
-        raise DimensionError(
-            f"the file fixes {', '.join(binding.rebound)}",
-            "The ONNX Runtime refuses inputs of other sizes than the file gives.",
-            "Leave the size away, or export the model with this dimension dynamic.",
-            code="SM509",
-        )
-    proto = inlined(reader.read(path))
-    shapes = dict(binding.shapes)
-    owned = {t.name for t in proto.graph.initializer}
-    for value in proto.graph.input:  # weights that the file lists as inputs, without contents
-        if value.name in owned or value.name in shapes or value.type.WhichOneof("value") != "tensor_type":
-            continue
-        shapes[value.name] = tuple(int(d.dim_value) for d in value.type.tensor_type.shape.dim)
-    return proto, binding, shapes
-
-
-def predicted(
-    proto: Any,
-    shapes: Mapping[str, tuple[int, ...]],
-    symbols: Mapping[str, int],
-    options: SessionOptions,
-    saved: str | None,
-) -> SessionPrediction:
-    """The prediction for the graph that was executed: the one that the runtime saved, where it changed it."""
-    if saved is not None and options.graph_optimization_level != "disable":
-        optimized = reader.read(saved)
-        if touched(proto, optimized):
-            return predict_session(optimized, shapes, symbols, options, in_file_order=True)
-    return predict_session(proto, shapes, symbols, options, executed=saved is not None)
 
 
 def _available() -> int | None:
@@ -166,6 +120,7 @@ def _record(
             "graph_optimization_level": options.graph_optimization_level,
             "enable_mem_pattern": options.enable_mem_pattern,
             "enable_mem_reuse": options.enable_mem_reuse,
+            "enable_cpu_mem_arena": options.enable_cpu_mem_arena,
             "arena_extend_strategy": options.arena_extend_strategy,
             "intra_op_num_threads": options.intra_op_num_threads,
             "gpu_mem_limit": options.gpu_mem_limit,

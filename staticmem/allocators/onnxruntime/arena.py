@@ -111,6 +111,11 @@ class Arena:
             chunk = before
         self._put(chunk)
 
+    @property
+    def most_held(self) -> int:
+        """The most that was held at any moment; regions are never given back."""
+        return self.held
+
     def _find(self, rounded: int) -> Chunk | None:
         """The smallest free chunk that fits; of equal ones that with the lowest address."""
         index = bisect_left(self._free, (rounded, 0))
@@ -151,6 +156,33 @@ class Arena:
     def _take(self, chunk: Chunk) -> None:
         del self._free[bisect_left(self._free, (chunk.size, chunk.address))]
         del self._free_chunks[chunk.address]
+
+
+class SystemMemory(Arena):
+    """No arena (`enable_cpu_mem_arena` off): every request goes to the system and back. `held` is what is allocated."""
+
+    def allocate(self, size: int) -> Chunk | None:
+        """A chunk of exactly the request, None for a request of no bytes."""
+        if size <= 0:
+            return None
+        self.requested += size
+        self.in_use += size
+        self.held += size
+        self.peak_in_use = max(self.peak_in_use, self.in_use)
+        return Chunk(0, size, size)
+
+    def free(self, chunk: Chunk | None) -> None:
+        """Gives a chunk back to the system."""
+        if chunk is None:
+            return
+        self.requested -= chunk.requested
+        self.in_use -= chunk.size
+        self.held -= chunk.size
+        chunk.requested = 0
+
+    @property
+    def most_held(self) -> int:
+        return self.peak_in_use
 
 
 def _round(size: int) -> int:

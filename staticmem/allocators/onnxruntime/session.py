@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFullError
+from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFullError, SystemMemory
 from staticmem.allocators.onnxruntime.build import build, written_out
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
@@ -18,6 +18,10 @@ from staticmem.graph.ir import Note
 LEVELS = ("disable", "basic", "extended", "layout", "all")
 SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 PROVIDERS = ("cpu", "cuda")
+
+_NO_ARENA = (
+    "without an arena memory comes from the system and goes back to it: held is the most at one moment, not what stays"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class SessionPrediction:
     Attributes:
         tensors: the largest sum of buffers of intermediate values and results at the end of a node, in the first run.
         requested: the same in the last run, in which a memory pattern has its block, plus what weights reserve.
-        held: what the arena holds after the last run, weights included.
+        held: what the arena holds after the last run, weights included; without an arena the most at one moment.
         weights: initializers, in the arena and outside.
         block: the block of the memory pattern, 0 without one.
         inputs: what the caller's inputs have; they are the caller's memory.
@@ -113,7 +117,8 @@ def predict_session(
     if not in_file_order and options.provider == "cpu":
         model = written_out(model)
     graph = build(model, in_file_order)
-    arena = Arena(options.arena_extend_strategy, options.gpu_mem_limit)
+    without = options.provider == "cpu" and not options.enable_cpu_mem_arena
+    arena = SystemMemory() if without else Arena(options.arena_extend_strategy, options.gpu_mem_limit)
     weights = weight_bytes(graph, options.provider)
     sizes = bound_sizes(model, shapes, symbols or {})
     kernels = workspace(options.intra_op_num_threads) if options.provider == "cpu" else None
@@ -133,15 +138,15 @@ def predict_session(
         ) from full
     result = session.result
     notes = _notes(options, sizes, list(result.unknown), list(result.unmodelled), executed or in_file_order)
-    exact = not result.unknown and not result.unmodelled and not sizes.guessed
-    if options.provider == "cuda" or not (executed or in_file_order or options.graph_optimization_level == "disable"):
-        exact = False
+    known = executed or in_file_order or options.graph_optimization_level == "disable"
+    exact = known and not (result.unknown or result.unmodelled or sizes.guessed or without)
+    exact = exact and options.provider == "cpu"
     inputs = sum(value_bytes(sizes.values.get(name)) or 0 for name in graph.inputs)
     return SessionPrediction(
         options,
         tensors=result.peak[0],
         requested=result.peak[-1] + weights.reserved,
-        held=result.held[-1],
+        held=arena.most_held,
         weights=weights,
         block=result.block,
         inputs=inputs,
@@ -172,7 +177,7 @@ def _notes(
         text = f"values that are no tensors, and bodies of Scan, are not counted: {_some(unmodelled)}"
         notes.append(Note("warning", "SM523", text, len(unmodelled)))
     if not options.enable_cpu_mem_arena and options.provider == "cpu":
-        notes.append(Note("assumption", "SM524", "without an arena the runtime holds what is requested and no more"))
+        notes.append(Note("assumption", "SM524", _NO_ARENA))
     if options.provider == "cuda":
         text = (
             "predictions for CUDA follow the runtime's source and were not compared with a device: nodes that fall "
