@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from staticmem import files
 from staticmem.errors import UsageError
 from staticmem.validate.record import RECORD, VERDICTS, Meter, NodeDifference, Nodes, Record
 
@@ -51,10 +52,7 @@ def load_record(path: str) -> Record:
         UsageError: it cannot be read, or is no record of this version (SM231).
     """
     try:
-        if os.path.getsize(path) > LIMIT:
-            raise _unreadable(path, f"It is larger than {LIMIT >> 20} MiB")
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+        document = json.loads(files.read(path, LIMIT))
     except OSError as error:
         raise _unreadable(path, str(error.strerror or error)) from error
     except (ValueError, RecursionError) as error:

@@ -8,10 +8,11 @@ Opcodes: pickletools.py of CPython, protocols 2 to 5.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable
 from typing import Any
+
+from staticmem import files
 
 LIMIT = 512 << 20  # bytes of a file
 MARKS = 100  # open collections: a snapshot has 6
@@ -27,13 +28,10 @@ def load(path: str, limit: int = LIMIT) -> Any:
     """The value in a file.
 
     Raises:
-        PickleError: it is too large, damaged, or has more than plain values.
-        OSError: it cannot be read.
+        PickleError: it is damaged, or has more than plain values.
+        OSError: it cannot be read, or is too large.
     """
-    if os.path.getsize(path) > limit:
-        raise PickleError(f"it is larger than {limit >> 20} MiB")
-    with open(path, "rb") as file:
-        return loads(file.read(limit + 1))
+    return loads(files.read(path, limit))
 
 
 def loads(data: bytes) -> Any:
@@ -127,13 +125,13 @@ class _Machine:
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        _dict(self.stack[-1])[key] = value
+        _dict(self.stack[-1])[_key(key)] = value
 
     def set_items(self) -> None:
         found = self.marked()
         if len(found) % 2:
             raise PickleError("it is damaged")
-        _dict(self.stack[-1]).update(zip(found[::2], found[1::2], strict=True))
+        _dict(self.stack[-1]).update(zip(map(_key, found[::2]), found[1::2], strict=True))
 
     def put(self, key: int) -> None:
         self.memo[key] = self.stack[-1]
@@ -148,6 +146,13 @@ def _list(value: Any) -> list[Any]:
 def _dict(value: Any) -> dict[Any, Any]:
     if type(value) is not dict:
         raise TypeError
+    return value
+
+
+def _key(value: Any) -> Any:
+    """Text or a number. Of nested tuples the hash may take forever (shared ones), or all of the C stack (deep ones)."""
+    if type(value) not in (str, int):
+        raise PickleError("it has a key that is neither text nor a number")
     return value
 
 
