@@ -7,13 +7,15 @@ reserved what that allocator holds; device adds the CUDA context and what librar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from staticmem.allocators import Band as Jittered
 from staticmem.allocators import Process, Replay, Settings, process, reserved_band, simulate
 from staticmem.allocators.cuda_caching import DEFAULTS
-from staticmem.allocators.jitter import REPLAYS
-from staticmem.allocators.peaks import joined, peaks
+from staticmem.allocators.jitter import REPLAYS, WIDTH, is_quick, quick_band
+from staticmem.allocators.large_pool import LargePool
+from staticmem.allocators.peaks import Outline, outline
 from staticmem.hardware.band import Band
 from staticmem.hardware.gpus import Gpu
 from staticmem.hardware.kernels import KernelWorkspaces, Setup
@@ -83,15 +85,16 @@ def _replay(found: Process, device: Device, capacity: int | None) -> Replay:
 def on_device(result: StepResult, device: Device) -> DeviceMeters:
     """The device meters of a step."""
     found = _process(result, device)
-    nominal, free = _replay(found, device, None), device
-    if nominal.oom is not None:  # the memory fraction is too small: what it would need without
-        free = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
-        nominal = _replay(found, free, None)
-    allocated, reserved = _bands(found, nominal, free)
+    nominal: Outline | Replay
+    if is_quick(found, device.settings):
+        nominal, retries = outline(found.calls, found.sizes), 0
+        allocated, reserved = _quick_bands(found, nominal)
+    else:
+        nominal, retries, allocated, reserved = _whole(found, device)
     gpu, known = device.gpu, device.setup.profile
     context = known.overhead(gpu)
     needed = reserved.plus(context)
-    floor, retries = None, nominal.retries
+    floor = None
     usable = min(gpu.usable, int(device.settings.per_process_memory_fraction * gpu.usable) + context.expected)
     if needed.expected > usable:  # under pressure the allocator gives cached segments back and tries again
         pressed = _replay(found, device, _capacity(device))
@@ -107,25 +110,43 @@ def on_device(result: StepResult, device: Device) -> DeviceMeters:
     )
 
 
-def _bands(found: Process, nominal: Replay, device: Device) -> tuple[Band, Band]:
-    """Allocated and reserved: blocks are not split below 1 MiB, so a smaller workspace can leave a larger block, and
-    the bounds are those of all replays."""
-    replays = REPLAYS if len(found.calls) <= LONG else REPLAYS_OF_LONG
+def _whole(found: Process, device: Device) -> tuple[Replay, int, Band, Band]:
+    """With settings that are not PyTorch's defaults: the replay, its retries, allocated and reserved memory."""
+    nominal = _replay(found, device, None)
+    if nominal.oom is not None:  # the memory fraction is too small: what it would need without
+        device = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
+        nominal = _replay(found, device, None)
     total = device.gpu.usable
-    jittered = reserved_band(found, device.settings, total=total, replays=replays, nominal=nominal)
-    allocated, reserved = [nominal.peak_allocated], [*jittered.values]
-    calls: list[int] = []
+    jittered = reserved_band(found, device.settings, total=total, replays=_replays(found), nominal=nominal)
+    bounds = [
+        simulate(found.served(found.bound(most)), device.settings, total=total)
+        for most in (False, True)
+        if found.bounds
+    ]
+    allocated, reserved = _joint(nominal, jittered, [(made.peak_allocated, made.peak_reserved) for made in bounds])
+    return nominal, nominal.retries, allocated, reserved
+
+
+def _quick_bands(found: Process, nominal: Outline) -> tuple[Band, Band]:
+    """Allocated and reserved memory with PyTorch's default settings."""
+    pool = LargePool(found, nominal, 1 + WIDTH)
+    jittered = quick_band(found, nominal, pool, _replays(found))
+    bounds = []
     for most in (False, True) if found.bounds else ():
         sizes = found.bound(most)
-        if device.settings == DEFAULTS and not found.empties:
-            calls = calls or joined(found.calls, len(found.sizes))
-            bound = peaks(calls, sizes)
-            allocated.append(bound.allocated)
-            reserved.append(bound.reserved)
-        else:
-            replay = simulate(found.served(sizes), device.settings, total=total)
-            allocated.append(replay.peak_allocated)
-            reserved.append(replay.peak_reserved)
+        bounds.append(pool.peaks([sizes[id] for id in pool.ids]))
+    return _joint(nominal, jittered, bounds)
+
+
+def _replays(found: Process) -> int:
+    return REPLAYS if len(found.calls) <= LONG else REPLAYS_OF_LONG
+
+
+def _joint(nominal: Replay | Outline, jittered: Jittered, bounds: Sequence[tuple[int, int]]) -> tuple[Band, Band]:
+    """The bounds are those of all replays: as blocks are not split below 1 MiB, a smaller workspace can leave a larger
+    block."""
+    allocated = [nominal.peak_allocated, *(bound[0] for bound in bounds)]
+    reserved = [*jittered.values, *(bound[1] for bound in bounds)]
     expected = max(jittered.expected, nominal.peak_allocated)
     return (
         Band(min(allocated), nominal.peak_allocated, max(allocated)),
@@ -133,16 +154,33 @@ def _bands(found: Process, nominal: Replay, device: Device) -> tuple[Band, Band]
     )
 
 
-def _parts(result: StepResult, found: Process, replay: Replay) -> dict[str, int]:
+def _parts(result: StepResult, found: Process, nominal: Replay | Outline) -> dict[str, int]:
     """What allocated memory consists of at its peak."""
     parts: Counter[str] = Counter()
-    time, buffers = replay.peak_allocated_at, result.trace.buffers
-    for placement in replay.placements():
+    buffers = result.trace.buffers
+    for id, requested, block in _alive(found, nominal):
+        origin = found.origins[id]
+        size = -(-requested // 512) * 512
+        parts[buffers[origin.buffer].category if origin.buffer >= 0 else "workspace"] += size
+        parts["rounding"] += block - size
+    return dict(parts)
+
+
+def _alive(found: Process, nominal: Replay | Outline) -> Iterator[tuple[int, int, int]]:
+    """(id, bytes asked for, bytes of the block) of what is allocated where allocated memory peaks, oldest first."""
+    time = nominal.peak_allocated_at
+    if isinstance(nominal, Outline):
+        alive: dict[int, None] = {}
+        for call in found.calls[: time + 1]:
+            if call >= 0:
+                alive[call] = None
+            else:
+                del alive[~call]
+        blocks = nominal.blocks
+        yield from ((id, found.sizes[id], blocks[id]) for id in alive if blocks[id])
+        return
+    for placement in nominal.placements():
         if placement.born > time:
             break
         if placement.alive(time):
-            origin = found.origins[placement.id]
-            size = -(-placement.requested // 512) * 512
-            parts[buffers[origin.buffer].category if origin.buffer >= 0 else "workspace"] += size
-            parts["rounding"] += placement.size - size
-    return dict(parts)
+            yield placement.id, placement.requested, placement.size

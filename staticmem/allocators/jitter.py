@@ -9,18 +9,21 @@ runs that differ in nothing that a graph can tell. Each jitter changes, determin
 - workspaces that are known as a band: one in four is at its least and one in four at its most, of each kernel the same
   in all steps.
 
-The first replay is the one that is predicted, without change.
+The first replay is the one that is predicted, without change. The others, where nothing but PyTorch's default settings
+is asked for, are of the large pool in the first two steps (`large_pool`, docs/adr/0014): what is left out moves
+reserved memory by a few MiB, and takes four fifths of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from staticmem.allocators.cuda_caching import DEFAULTS, simulate
 from staticmem.allocators.driver import Layout, ascending, descending, shuffled
-from staticmem.allocators.peaks import joined, peaks
+from staticmem.allocators.large_pool import LargePool
+from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.replay import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
@@ -63,10 +66,10 @@ def jitters(count: int) -> Iterator[Jitter]:
         yield Jitter(1 + scale if index % 2 else 1 - scale, layouts[(index - 1) % len(layouts)])
 
 
-def scaled(process: Process, scale: float, draw: int = 0) -> list[int]:
+def scaled(process: Process, scale: float, draw: int = 0, ids: Sequence[int] | None = None) -> list[int]:
     """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.
 
-    `draw` above 0 chooses which kernels' workspaces are at a bound.
+    `draw` above 0 chooses which kernels' workspaces are at a bound. `ids`: the sizes of these alone.
     """
     sizes: Sequence[int] = process.sizes
     if draw and process.bounds:
@@ -75,10 +78,20 @@ def scaled(process: Process, scale: float, draw: int = 0) -> list[int]:
             lot = (process.origins[id].kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
             if lot < 2:
                 drawn[id] = high if lot else low
+    grows = process.scales
     return [
-        round(nbytes * scale) if grows and nbytes > MIN_BLOCK else nbytes
-        for nbytes, grows in zip(sizes, process.scales, strict=True)
+        round(nbytes * scale) if grows[id] and (nbytes := sizes[id]) > MIN_BLOCK else sizes[id]
+        for id in (range(len(sizes)) if ids is None else ids)
     ]
+
+
+def is_quick(process: Process, settings: Settings, capacity: int | None = None) -> bool:
+    """Whether an outline and the large pool stand for whole replays: default settings, as much memory as is asked for.
+
+    A memory fraction alone is a smaller capacity, which a band does not ask for either.
+    """
+    plain = replace(settings, per_process_memory_fraction=1.0) == DEFAULTS
+    return plain and capacity is None and not process.empties
 
 
 def reserved_band(
@@ -91,26 +104,40 @@ def reserved_band(
     nominal: Replay | None = None,
 ) -> Band:
     """Median and range of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
+    if is_quick(process, settings, capacity) and settings == DEFAULTS:
+        known = outline(process.calls, process.sizes)
+        return quick_band(process, known, LargePool(process, known, 1 + WIDTH), replays)
     nominal = nominal or simulate(process.events, settings, capacity, total=total, fallbacks=process.fallbacks)
     values = [nominal.peak_reserved]
     tight = nominal.oom is not None
-    quick = settings == DEFAULTS and capacity is None and not process.empties
-    calls = joined(process.calls, len(process.sizes)) if quick else []
     for draw, jitter in enumerate(jitters(replays)):
         if draw == 0:
             continue
-        sizes = scaled(process, jitter.scale, draw)
-        if quick:
-            allocated, reserved = peaks(calls, sizes, jitter.layout)
-        else:
-            events = process.served(sizes)
-            replay = simulate(
-                events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=jitter.layout
-            )
-            allocated, reserved = replay.peak_allocated, replay.peak_reserved
-            if replay.oom is not None:
-                tight = True
-                continue
-        ratio = nominal.peak_allocated / allocated if allocated else 1.0
-        values.append(round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE)
+        events = process.served(scaled(process, jitter.scale, draw))
+        replay = simulate(events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=jitter.layout)
+        if replay.oom is not None:
+            tight = True
+            continue
+        values.append(_of_nominal(replay.peak_reserved, replay.peak_allocated, nominal.peak_allocated))
+    return _band(values, tight)
+
+
+def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> Band:
+    """`reserved_band` for what `is_quick`; `pool` is of a growth of at least 1 + WIDTH."""
+    values = [nominal.peak_reserved]
+    for draw, jitter in enumerate(jitters(replays)):
+        if draw:
+            sizes = scaled(process, jitter.scale, draw, pool.ids)
+            allocated, reserved = pool.peaks(sizes, jitter.layout, whole=False)
+            values.append(_of_nominal(reserved, allocated, nominal.peak_allocated))
+    return _band(values)
+
+
+def _of_nominal(reserved: int, allocated: int, nominal: int) -> int:
+    """Reserved memory of a jittered replay for what is allocated without the jitter, in whole segments."""
+    ratio = nominal / allocated if allocated else 1.0
+    return round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE
+
+
+def _band(values: Sequence[int], tight: bool = False) -> Band:
     return Band(min(values), round(median(values)), max(values), tuple(values), tight)

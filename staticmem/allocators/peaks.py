@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from staticmem.allocators.driver import Layout, ascending
@@ -28,6 +29,28 @@ class Peaks(NamedTuple):
     reserved: int
 
 
+class Served(NamedTuple):
+    """`peaks`, the bytes of `small` segments among those reserved, the size of each id's block (0: empty), and the id
+    whose allocation opened the last segment (-1: there is none)."""
+
+    peaks: Peaks
+    small: int
+    blocks: list[int]
+    opened: int
+
+
+class Outline(NamedTuple):
+    """What a `Replay` says of its peaks: bytes, and the indices of the calls that first reach them; with the size of
+    each id's block, and the bytes of the small pool's segments."""
+
+    peak_allocated: int
+    peak_allocated_at: int
+    peak_reserved: int
+    peak_reserved_at: int
+    blocks: list[int]
+    small: int
+
+
 def joined(calls: Sequence[int], count: int) -> list[int]:
     """`calls` in which an allocation that is released at once is one call: its id plus `count`, the number of ids."""
     found: list[int] = []
@@ -42,7 +65,20 @@ def joined(calls: Sequence[int], count: int) -> list[int]:
     return found
 
 
+def outline(calls: Sequence[int], sizes: Sequence[int]) -> Outline:
+    """The outline of `simulate` for calls without `joined` pairs."""
+    (allocated, reserved), small, blocks, opened = serve(joined(calls, len(sizes)), sizes)
+    curve = accumulate([blocks[call] if call >= 0 else -blocks[~call] for call in calls])
+    at = next((index for index, level in enumerate(curve) if level == allocated), 0)
+    return Outline(allocated, at, reserved, calls.index(opened) if opened >= 0 else 0, blocks, small)
+
+
 def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
+    """The peaks of `serve`."""
+    return serve(calls, sizes, layout).peaks
+
+
+def serve(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Served:
     """Serves `calls` with PyTorch's default settings.
 
     Args:
@@ -56,7 +92,9 @@ def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
     small: list[tuple[int, int, Any]] = []
     large: list[tuple[int, int, Any]] = []
     live: list[Any] = [None] * count
-    allocated = reserved = peak = number = offset = 0
+    blocks = [0] * count
+    allocated = reserved = peak = number = offset = small_segments = 0
+    opened = -1
     for call in calls:
         if call < 0:
             block = live[~call]
@@ -83,7 +121,8 @@ def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
             insort(pool, (size, address, block))
             continue
         passing = call >= count
-        size = rounded[call - count if passing else call]
+        id = call - count if passing else call
+        size = rounded[id]
         if not size:
             continue
         pool = small if size <= SMALL_SIZE else large
@@ -95,11 +134,13 @@ def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
         else:
             if size <= SMALL_SIZE:
                 whole = SMALL_BUFFER
+                small_segments += 1
             elif size < MIN_LARGE_ALLOC:
                 whole = LARGE_SEGMENT
             else:
                 whole = -(-size // ROUND_LARGE) * ROUND_LARGE
             address = layout(number, offset, whole)
+            opened = id
             number += 1
             offset += whole
             reserved += whole
@@ -109,8 +150,11 @@ def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
         rest = whole - size
         splits = rest > SMALL_SIZE or (rest and pool is small)
         if passing:  # what is split off is merged again: the pool stays as it is
-            if allocated + (size if splits else whole) > peak:
-                peak = allocated + (size if splits else whole)
+            if not splits:
+                size = whole
+            blocks[id] = size
+            if allocated + size > peak:
+                peak = allocated + size
             continue
         if splits:
             before = block[2]
@@ -124,7 +168,8 @@ def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
             size = whole
             block[4] = False
         live[call] = block
+        blocks[call] = size
         allocated += size
         if allocated > peak:
             peak = allocated
-    return Peaks(peak, reserved)
+    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, blocks, opened)

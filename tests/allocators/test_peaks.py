@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticmem.allocators import Event, simulate
+from staticmem.allocators import Event, Process, simulate
 from staticmem.allocators.driver import Layout, ascending, descending, shuffled
 from staticmem.allocators.events import RELEASE
-from staticmem.allocators.peaks import joined, peaks
+from staticmem.allocators.jitter import WIDTH, quick_band
+from staticmem.allocators.large_pool import LargePool
+from staticmem.allocators.peaks import joined, outline, peaks
+from staticmem.allocators.replay import Mark, Origin
 
 MIB = 2**20
 SIZES = st.one_of(
@@ -67,3 +70,63 @@ def test_what_is_released_at_once_is_one_call() -> None:
 def test_by_hand(calls: list[int], sizes: list[int], expected: tuple[int, int]) -> None:
     assert peaks(calls, sizes) == expected
     assert peaks(joined(calls, len(sizes)), sizes) == expected
+
+
+# -- the outline, and the large pool alone ---------------------------------------------------------------------------
+
+
+def made(calls: list[int], sizes: list[int], third: int, bounds: dict[int, tuple[int, int]] | None = None) -> Process:
+    """A process whose third step begins with call `third`."""
+    marks = (Mark(0, "setup", 0), Mark(1, "forward", 0), Mark(2, "forward", 0), Mark(3, "forward", third))
+    origins = tuple(Origin(-1, 1, 0) for _ in sizes)
+    return Process(tuple(calls), tuple(sizes), origins, marks, (True,) * len(sizes), {}, bounds or {})
+
+
+@given(processes())
+@settings(max_examples=300, deadline=None)
+def test_an_outline_says_when_and_how_large_the_peaks_are(process: tuple[list[int], list[int]]) -> None:
+    calls, sizes = process
+    found = outline(calls, sizes)
+    replay = simulate([Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in calls])
+    assert (found.peak_allocated, found.peak_reserved) == (replay.peak_allocated, replay.peak_reserved)
+    assert (found.peak_allocated_at, found.peak_reserved_at) == (replay.peak_allocated_at, replay.peak_reserved_at)
+    assert {place.id: place.size for place in replay.placements()} == {
+        id: size for id, size in enumerate(found.blocks) if size
+    }
+
+
+@given(processes(), st.sampled_from([1.0, 1.04, 4.0]), st.floats(0, 1))
+@settings(max_examples=300, deadline=None)
+def test_the_large_pool_with_the_small_one_as_predicted(
+    process: tuple[list[int], list[int]], growth: float, share: float
+) -> None:
+    calls, sizes = process
+    nominal = outline(calls, sizes)
+    third = int(len(calls) * share)
+    pool = LargePool(made(calls, sizes, third), nominal, growth)
+    kept = [sizes[id] for id in pool.ids]
+    assert all(size > MIB / growth for size in kept)
+    assert pool.peaks(kept) == (nominal.peak_allocated, nominal.peak_reserved)
+    earlier = peaks(calls[:third], sizes)
+    without = pool.peaks(kept, whole=False)
+    assert earlier.allocated <= without.allocated <= nominal.peak_allocated
+    assert earlier.reserved <= without.reserved <= nominal.peak_reserved
+
+
+def test_a_workspace_that_may_be_large_is_in_the_large_pool() -> None:
+    """As predicted the workspace of 0.5 MiB is in the small pool; at most it opens a segment of 12 MiB."""
+    process = made([0, 1, ~1], [4 * MIB, MIB // 2], 0, {1: (0, 12 * MIB)})
+    nominal = outline(process.calls, process.sizes)
+    pool = LargePool(process, nominal, 1 + WIDTH)
+    assert pool.ids == (0, 1)
+    assert nominal[::2][:2] == (4 * MIB + MIB // 2, 22 * MIB)
+    assert pool.peaks([4 * MIB, 0]) == (4 * MIB, 22 * MIB)
+    assert pool.peaks([4 * MIB, 12 * MIB]) == (16 * MIB, 22 * MIB)
+    assert pool.peaks([4 * MIB, 18 * MIB]) == (22 * MIB, 40 * MIB)
+
+
+def test_a_band_without_large_requests_is_what_is_predicted() -> None:
+    process = made([0, 1, ~0, 2, 3], [4096, *[MIB * 3 // 4] * 3], 5)
+    nominal = outline(process.calls, process.sizes)
+    band = quick_band(process, nominal, LargePool(process, nominal, 1 + WIDTH))
+    assert (band.low, band.expected, band.high) == (4 * MIB,) * 3
