@@ -67,6 +67,7 @@ def analyze(
     gpus_file: str | os.PathLike[str] | None = None,
     alloc_conf: str | None = None,
     torch_version: str | None = None,
+    module_loading: str | None = None,
     tf32: bool = True,
     channels_last: bool = False,
     cudnn_benchmark: bool = False,
@@ -106,6 +107,7 @@ def analyze(
         gpus_file: a YAML file with cards of your own (docs/hardware.md).
         alloc_conf: settings of the allocator as PYTORCH_ALLOC_CONF spells them ("expandable_segments:True").
         torch_version: the PyTorch that runs ("2.13"): decides cuBLAS workspaces and the version of cuDNN.
+        module_loading: "lazy" or "eager" (CUDA_MODULE_LOADING); None: as that PyTorch does, eager before 1.13.
         tf32: torch.backends.cudnn.allow_tf32. channels_last: the model and its inputs are in torch.channels_last.
         cudnn_benchmark: torch.backends.cudnn.benchmark.
         cudnn: who is asked for workspaces of convolutions: the package's "tables", or an installed "library".

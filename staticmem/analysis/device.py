@@ -10,6 +10,7 @@ from staticmem.allocators import parse_settings
 from staticmem.analysis.request import Request
 from staticmem.hardware import communicators, gpus, profile
 from staticmem.hardware.kernels import Setup
+from staticmem.hardware.modules import EAGER
 from staticmem.hardware.reductions import Multiprocessors
 from staticmem.meters import Device, DeviceMeters, on_device
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
@@ -36,7 +37,7 @@ def device_of(request: Request) -> Device:
     if request.parallel is not None:
         known = replace(known, libraries=known.libraries.plus(communicators.NCCL))
     torch = request.torch_version or profile.DEFAULT_TORCH
-    profile.version(torch)
+    known = known.loaded(torch, request.module_loading)
     setup = Setup(
         gpu.architecture, torch, allow_tf32=request.tf32, channels_last=request.channels_last,
         benchmark=request.cudnn_benchmark, cudnn=_library(request), profile=known,
@@ -103,6 +104,10 @@ def _info(request: Request, device: Device, found: DeviceMeters) -> DeviceInfo:
 
 def _notes(request: Request, device: Device) -> list[NoteInfo]:
     text = f"allocated, reserved and device memory are for this card: {device.gpu.name}"
+    modules = device.setup.profile.modules
+    loading = request.module_loading or modules.loading(profile.version(device.setup.torch))
+    if loading == EAGER:
+        text += ", and all kernels of CUDA modules are loaded with the context (--module-loading eager)"
     if request.gpu is None:
         return [NoteInfo("SM405", f"{text}, as --gpu names no other card; {_SOURCES}", 1)]
     return [NoteInfo("SM404", f"{text}; {_SOURCES}", 1)]

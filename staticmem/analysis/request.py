@@ -21,6 +21,7 @@ from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZE
 PRECISIONS = ("float32", "float16", "bfloat16")
 METHODS = ("liveness", "textbook")
 CUDNN = ("tables", "library")
+MODULE_LOADING = ("lazy", "eager")  # CUDA_MODULE_LOADING
 ALL = sys.maxsize  # for `top`: every tensor
 # fields that a request and a scenario of a training step share by name
 LEVERS = (
@@ -69,6 +70,7 @@ class Request:
     gpus_file: str | None = None
     alloc_conf: str | None = None
     torch_version: str | None = None
+    module_loading: str | None = None
     tf32: bool = True
     channels_last: bool = False
     cudnn_benchmark: bool = False
@@ -79,6 +81,8 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", known("method", self.method, METHODS))
         object.__setattr__(self, "cudnn", known("cudnn", self.cudnn, CUDNN))
+        if self.module_loading is not None:
+            object.__setattr__(self, "module_loading", known("module-loading", self.module_loading, MODULE_LOADING))
         policy = known("inplace-activations", self.inplace_activations, inplace.POLICIES)
         object.__setattr__(self, "inplace_activations", policy)
         if self.parallel is not None:
@@ -94,9 +98,8 @@ class Request:
     @property
     def names_device(self) -> bool:
         """Whether anything of the device was given, so that it can be wrong."""
-        return any(word is not None for word in (self.gpu, self.alloc_conf, self.torch_version, self.profile)) or (
-            self.cudnn != "tables"
-        )
+        words = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
+        return any(word is not None for word in words) or self.cudnn != "tables"
 
     @property
     def image_size(self) -> tuple[int, int] | None:

@@ -147,6 +147,10 @@ def _add_device(parser: argparse.ArgumentParser, many_gpus: bool) -> None:
     )  # fmt: skip
     device.add_argument("--torch-version", metavar="V", help="the PyTorch that runs, e.g. 2.13 (default)")
     device.add_argument(
+        "--module-loading", metavar="WHEN",
+        help="when kernels come to the card: lazy, or eager (default: as --torch-version does, eager before 1.13)",
+    )  # fmt: skip
+    device.add_argument(
         "--tf32", action=argparse.BooleanOptionalAction, default=None,
         help="float32 convolutions on tensor cores, as PyTorch does by default",
     )  # fmt: skip

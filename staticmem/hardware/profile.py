@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from staticmem.errors import UsageError
-from staticmem.hardware.band import Band
+from staticmem.hardware.band import NOTHING, Band
 from staticmem.hardware.documents import CODE, integer, keys_of, read_yaml, table, text
 from staticmem.hardware.gpus import THREADS, Gpu
+from staticmem.hardware.modules import UNKNOWN, EagerModules, Modules, eager_modules, sources_of
 from staticmem.units import KIB, MIB
 
 DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
@@ -50,6 +51,7 @@ class Profile:
     cudnn_versions: tuple[tuple[tuple[int, int], str], ...]
     sources: tuple[tuple[str, str], ...]
     assumed: tuple[str, ...]
+    modules: Modules = UNKNOWN
 
     def context(self, gpu: Gpu) -> Band:
         """The bare CUDA context: as read on this card, else by its resident threads."""
@@ -62,6 +64,11 @@ class Profile:
     def overhead(self, gpu: Gpu) -> Band:
         """All that nvidia-smi shows for the process before the first tensor and beside the allocator."""
         return self.context(gpu).plus(self.libraries)
+
+    def loaded(self, torch: str, loading: str | None = None) -> Profile:
+        """The profile whose libraries have the modules that eager loading adds; `loading` None: as torch does it."""
+        modules = self.modules.band(version(torch), loading)
+        return self if modules == NOTHING else replace(self, libraries=self.libraries.plus(modules))
 
     def cublas(self, torch: str = DEFAULT_TORCH) -> Cublas:
         """The workspaces of a torch version; versions before the first entry count as the first."""
@@ -90,8 +97,9 @@ def load(path: Path | None = None) -> Profile:
     path = path or DEFAULT
     document = read_yaml(path)
     keys_of(
-        document, path, required=("version", "name", "context", "libraries", "cublas", "cudnn"), optional=("checked",)
-    )
+        document, path, required=("version", "name", "context", "libraries", "cublas", "cudnn"),
+        optional=("checked", "modules"),
+    )  # fmt: skip
     context = table(document["context"], path, "context")
     keys_of(
         context, path, required=("fixed_mib", "kib_per_thread", "low", "high", "source"), optional=("readings",),
@@ -107,11 +115,12 @@ def load(path: Path | None = None) -> Profile:
     if not low <= 1 <= high:
         raise UsageError(f"{path}: context.low is {low}, context.high is {high}", "They enclose 1.", code=CODE)
     libraries, library_source, assumed = _libraries(table(document["libraries"], path, "libraries"), path)
+    modules = _modules(table(document["modules"], path, "modules"), path) if "modules" in document else UNKNOWN
     return Profile(
         text(document["name"], path, "name"), integer(context["fixed_mib"], path, "context.fixed_mib", 0) * MIB,
         _number(context["kib_per_thread"], path, "context.kib_per_thread") * KIB, low, high, tuple(readings),
         libraries, _cublas(document["cublas"], path), _cudnn(document["cudnn"], path),
-        (*sources, ("libraries", library_source)), assumed,
+        (*sources, ("libraries", library_source), *modules.sources), assumed, modules,
     )  # fmt: skip
 
 
@@ -126,6 +135,18 @@ def _libraries(data: dict[str, Any], path: Path) -> tuple[Band, str, tuple[str, 
         text(data["source"], path, "libraries.source"),
         ("libraries",) * bool(data.get("assumed")),
     )
+
+
+def _modules(data: dict[str, Any], path: Path) -> Modules:
+    keys_of(data, path, required=("lazy_since", "eager"), where="modules")
+    lazy_since = version(text(data["lazy_since"], path, "modules.lazy_since"))
+    eager: list[EagerModules] = []
+    sources: list[tuple[str, str]] = []
+    for i, entry in enumerate(_entries(data["eager"], path, "modules.eager")):
+        where = f"modules.eager[{i}]"
+        eager.append(eager_modules(entry, version(entry["torch"]), path, where))
+        sources += sources_of(entry, path, where)
+    return Modules(lazy_since, tuple(eager), tuple(sources))
 
 
 def _number(value: Any, path: Path, where: str) -> float:

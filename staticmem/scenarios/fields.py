@@ -136,6 +136,7 @@ TRAINING: Mapping[str, Entry] = {
 # Of the device. A key is there where `Request` has the field.
 SOFTWARE: Mapping[str, Entry] = {
     "torch_version": Entry(Text("2.9"), "PyTorch that runs the step.", "2.9"),
+    "module_loading": Entry(Word(lambda: ("lazy", "eager")), "When kernels come to the card.", "lazy"),
     "tf32": Entry(Flag(), "TF32 in convolutions and products.", "true"),
     "channels_last": Entry(Flag(), "Convolutions in channels_last.", "false"),
     "cudnn_benchmark": Entry(Flag(), "torch.backends.cudnn.benchmark.", "false"),

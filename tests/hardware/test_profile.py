@@ -110,3 +110,62 @@ def test_a_bad_profile_is_an_error_that_says_where(tmp_path: Path, changes: dict
     with pytest.raises(UsageError, match=r"profile\.yaml") as error:
         profile.load(edited(tmp_path, **changes))
     assert said in str(error.value)
+
+
+EAGER = "1.12"  # the last version that loads all kernels with the context
+
+
+@pytest.mark.parametrize(
+    ("torch", "loading", "mib"),
+    [
+        ("1.13", None, (0, 0, 0)), ("2.13", "lazy", (0, 0, 0)), ("1.12", "lazy", (0, 0, 0)),
+        ("1.12", None, (1020, 1230, 1429)), ("2.13", "eager", (1020, 1230, 1429)), ("1.6", None, (630, 685, 733)),
+    ],
+)  # fmt: skip
+def test_eager_loading_adds_the_modules_that_were_read(torch: str, loading: str | None, mib: tuple[int, ...]) -> None:
+    """Of the readings in the file by hand: what a process has above its bare context."""
+    more = PROFILE.loaded(torch, loading).libraries.minus(PROFILE.libraries)
+    assert tuple(n / MIB for n in more) == mib
+
+
+@pytest.mark.parametrize(
+    ("reading", "processors", "threads"), [("rtx-2080-ti", 68, 1024), ("gtx-1080", 20, 2048), ("v100", 80, 2048)]
+)
+def test_contexts_taken_off_a_reading_are_those_of_the_formula(reading: str, processors: int, threads: int) -> None:
+    entries = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))["modules"]["eager"]
+    found = next(entry["readings"][reading] for entry in entries if reading in entry["readings"])
+    formula = (PROFILE.fixed + PROFILE.per_thread * processors * threads) / MIB
+    assert found["context_mib"] == pytest.approx(formula, abs=1)
+
+
+def test_a_process_that_was_read_lies_in_the_band() -> None:
+    """RTX 3090 with torch 1.7.1 and 1.8.2: 1,486 and 1,685 MiB beside the tensor's segment."""
+    low, _, high = PROFILE.loaded(EAGER).overhead(gpus.find("rtx-3090"))
+    assert low < 1486 * MIB < high
+    assert low < 1685 * MIB < high
+
+
+def test_a_profile_without_modules_has_nothing_to_load(tmp_path: Path) -> None:
+    document = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    del document["modules"]
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(document), encoding="utf-8")
+    assert profile.load(own).loaded("1.12", "eager").libraries == PROFILE.libraries
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"readings": {}}, "readings is empty"),
+        ({"readings": {"a": {"mib": 5, "context_mib": 9, "torch": "1.9", "source": "x"}}}, "at least 10"),
+        ({"readings": {"a": {"mib": 5}}}, "lacks 'context_mib'"),
+    ],
+)
+def test_modules_that_cannot_be_used(change: dict[str, object], says: str, tmp_path: Path) -> None:
+    document = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    document["modules"]["eager"][0].update(change)
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with pytest.raises(UsageError) as raised:
+        profile.load(own)
+    assert says in f"{raised.value} {raised.value.why}"
