@@ -1,6 +1,6 @@
 """What the documentation shows is what the program does.
 
-Refresh the README's example: pytest tests/cli --overwrite-golden
+Refresh the examples: pytest tests/cli/test_docs.py --overwrite-golden
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from staticmem.cli.main import VERBS, main
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-EXAMPLE = re.compile(r"(<!-- example: staticmem (.*?) -->\n```\n)(.*?)(```\n<!-- end of example -->)", re.S)
+EXAMPLE = re.compile(
+    r"(<!-- example: staticmem (?P<command>[^(]*?)(?: \(sections: (?P<sections>[^)]*)\))? -->\n```\n)"
+    r".*?(```\n<!-- end of example -->)",
+    re.S,
+)
+PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def output_of(command: str) -> str:
@@ -28,7 +33,15 @@ def output_of(command: str) -> str:
     return stream.read()
 
 
-PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
+def shown(found: re.Match[str]) -> str:
+    """An example with what its command prints now: all of it, or the sections that begin with the words named."""
+    text = output_of(found["command"])
+    if found["sections"]:
+        heads = found["sections"].split(", ")
+        parts = text.rstrip("\n").split("\n\n")
+        text = "\n\n".join(part for part in parts if part.startswith(tuple(heads))) + "\n"
+        assert all(any(part.startswith(head) for part in parts) for head in heads)
+    return found[1] + text + found[4]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if EXAMPLE.search(page.read_text(encoding="utf-8"))])
@@ -36,31 +49,28 @@ def test_examples_are_real(page: Path, monkeypatch: pytest.MonkeyPatch, request:
     """What a page shows of an output is what the command prints."""
     monkeypatch.chdir(ROOT)
     text = page.read_text(encoding="utf-8")
-    shown = EXAMPLE.sub(lambda found: found[1] + output_of(found[2]) + found[4], text)
+    now = EXAMPLE.sub(shown, text)
     if request.config.getoption("--overwrite-golden"):
-        page.write_text(shown, encoding="utf-8", newline="\n")
+        page.write_text(now, encoding="utf-8", newline="\n")
     else:
-        assert shown == text
+        assert now == text
 
 
-def test_number_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    text = README.read_text(encoding="utf-8")
-    found = EXAMPLE.search(text)
-    assert found is not None
-    assert f"{3_089_885_184:,} bytes in live tensors" in text
-    assert "Peak 3,089,885,184 B " in output_of(f"{found[2]} -q --units bytes")
+def test_every_example_is_found() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(EXAMPLE.findall(text)) == text.count("<!-- example:"), page.name
 
 
-def commands() -> list[str]:
-    found = re.findall(r"staticmem ([a-z-]+ models/[^#\n]*)", README.read_text(encoding="utf-8"))
-    return [command.strip().removesuffix("-->").strip() for command in found]
-
-
-@pytest.mark.parametrize("command", commands())
-def test_commands_of_the_readme_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert output_of(command)
+def test_readme_begins_with_the_command() -> None:
+    """The first line of code, the two commands, and a length that people read."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    code = [line.strip() for line in lines if line.startswith("    ")]
+    assert code[0] == "staticmem analyze model.onnx --optimizer adam"
+    assert code[1] == "pip install . && staticmem analyze models/resnet50.onnx --optimizer adam"
+    assert code[2] == 'pip install ".[dev]" && pytest'
+    assert len(lines) < 180
+    assert {verb for verb in VERBS if f"`{verb}`" in "".join(lines)} == set(VERBS)
 
 
 def test_flags_in_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +80,7 @@ def test_flags_in_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main([verb, "--help"])
         known |= set(re.findall(r"--[a-z][a-z0-9-]+", capsys.readouterr().out))
-    pages = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
+    pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     used = {name: set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) for name, text in pages.items()}
     assert used["usage.md"] <= known
     missing = known - set().union(*used.values())
@@ -78,10 +88,44 @@ def test_flags_in_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_links_of_the_docs_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            file, _, anchor = target.partition("#")
+            if "://" in file:
+                continue
+            there = page.parent / file if file else page
+            assert there.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {
+        (ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#]+)", index) if "://" not in target
+    }
+    assert set(PAGES) - {README, ROOT / "docs" / "README.md"} <= linked
+
+
+def test_every_package_is_in_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for path in (ROOT / "staticmem").iterdir():
+        if path.suffix == ".py" and not path.stem.startswith("__"):
+            assert f"`{path.name}`" in page, path.name
+        elif (path / "__init__.py").exists():
+            assert f"`{path.name}/`" in page, path.name
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        assert re.match(rf"# 0*{int(page.name[:4])}\. \w", page.read_text(encoding="utf-8")), page.name
 
 
 def test_fields_in_the_docs_exist() -> None:

@@ -1,0 +1,93 @@
+"""docs/api.md has every public name, parameter, default and field, in the order of the code; docs/writing-rules.md has
+rules as they are."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+import staticmem
+from staticmem import errors
+from staticmem.cli.main import main
+from staticmem.report import json as report_json
+from staticmem.report import model as report_model
+from staticmem.scenarios import model as scenario_model
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "api.md"
+FUNCTIONS = ("analyze", "levers", "max_batch", "sweep")
+VALUES = ("Sweep", "SweepRow", "CardFit", "ErrorInfo", "Levers", "LeverRow")
+
+
+def section(name: str) -> str:
+    found = re.search(rf"^## `staticmem\.{name}`\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert found is not None, name
+    return found[1]
+
+
+def test_public_names_are_documented() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8").split("\n## ")[0], re.M)
+    assert sorted(rows) == sorted(staticmem.__all__)
+    for name in staticmem.__all__:
+        assert name == "__version__" or section(name)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_parameters_are_documented(name: str) -> None:
+    documented = re.findall(r"^\| `([*\w]+)` \| (?:`(.*?)` )?\|", section(name), re.M)
+    expected = []
+    for parameter in inspect.signature(getattr(staticmem, name)).parameters.values():
+        star = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        default = "" if parameter.default is parameter.empty else repr(parameter.default)
+        expected.append((star + parameter.name, default))
+    assert documented == expected
+
+
+def field_table() -> str:
+    """A row for each class that a public function gives, with its fields."""
+    reports = [v for v in vars(report_model).values() if is_dataclass(v) and isinstance(v, type)]
+    reports.sort(key=lambda cls: (cls.__name__ != "Report", inspect.getsourcelines(cls)[1]))
+    listed = [*reports, *(getattr(scenario_model, name) for name in VALUES)]
+    return "".join(f"| `{cls.__name__}` | {', '.join(f'`{f.name}`' for f in fields(cls))} |\n" for cls in listed)
+
+
+def test_fields_are_documented(request: pytest.FixtureRequest) -> None:
+    """Refresh: pytest tests/cli/test_docs_api.py --overwrite-golden"""
+    text = PAGE.read_text(encoding="utf-8")
+    table = re.compile(r"(\| class \| fields \|\n\|---\|---\|\n)((?:\|.*\n)*|FIELDS\n)")
+    now = table.sub(lambda found: found[1] + field_table(), text)
+    if request.config.getoption("--overwrite-golden"):
+        PAGE.write_text(now, encoding="utf-8", newline="\n")
+    else:
+        assert now == text
+
+
+def test_errors_are_documented() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \|", section("StaticmemError"), re.M))
+    classes = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
+    assert listed == {name for name, value in classes.items() if issubclass(value, Exception)}
+
+
+def test_python_gives_the_report_of_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split("models/resnet18.pt2 --batch 4 --optimizer adam --amp bf16 --gpu l4 -f json")
+    assert main(["analyze", *words]) == 0
+    report = staticmem.analyze("models/resnet18.pt2", batch=4, optimizer="adam", amp="bf16", gpu="l4")
+    assert report_json.dumps(report) == capsys.readouterr().out
+
+
+def test_rules_that_the_guide_quotes_are_those_of_the_source() -> None:
+    """A block after `<!-- source: module:function -->` is the function's source."""
+    page = (ROOT / "docs" / "writing-rules.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"<!-- source: ([\w.]+):(\w+) -->\n```python\n(.*?)```", page, re.S)
+    assert quoted
+    for module, name, text in quoted:
+        assert inspect.getsource(getattr(importlib.import_module(module), name)) == text
