@@ -93,7 +93,7 @@ def test_graph_modules() -> None:
 
 
 def test_modules_with_other_inputs() -> None:
-    class Two(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Two(torch.nn.Module):  # type: ignore[misc]
         def forward(self, ids: Any, scale: Any, factor: float = 2.0) -> Any:
             return (ids.float() * scale * factor).sum()
 
@@ -119,7 +119,7 @@ def test_errors() -> None:
     program = torch.export.load(MODELS / "resnet18.pt2")
     assert "inputs do not apply to ExportedProgram" in error_of(program, (image(2),)).what
 
-    class Wild(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Wild(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return x if x.sum() > 0 else x * 2
 
