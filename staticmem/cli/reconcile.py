@@ -19,6 +19,7 @@ EPILOG = """\
 examples:
   staticmem reconcile records/
   staticmem reconcile a.json b.json -f md
+  staticmem reconcile records/ --models models/
 """
 
 
@@ -33,6 +34,10 @@ def add_parser(verbs: Any) -> None:
     )
     parser.set_defaults(run=run, parser=parser)
     parser.add_argument("records", metavar="RECORD", nargs="+", help="records (.json), or folders of them")
+    parser.add_argument(
+        "--models", metavar="DIR", action="append", default=[],
+        help="predict again, with this version, for the models in this folder, told by their SHA-256; repeatable",
+    )  # fmt: skip
     add_output(parser, FORMATS)
 
 
@@ -45,6 +50,11 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
     records = load_records(args.records)
+    if args.models:
+        from staticmem.validate.again import again, models_in
+
+        known = models_in(args.models)
+        records = [(p, again(r, known[h]) if (h := str(r.model.get("sha256"))) in known else r) for p, r in records]
     rows, counts = aggregate.errors(records), aggregate.verdicts(records)
     if kind == "json":
         text = aggregate.render_json(rows, counts)

@@ -12,7 +12,8 @@ from staticmem.units import format_bytes
 from staticmem.validate.snapshots import Allocation, Snapshot
 
 WORK = 20_000_000  # pairs of equal sizes that an alignment looks at: more takes minutes
-TAIL = 3  # times the predicted step: how far back the real step is looked for
+TAILS = (1.0, 1.1, 1.5, 3.0)  # times the predicted step: how far back the real one is looked for, in turn
+ENOUGH = 0.9  # of the predicted step: with so many pairs nobody looks further back
 MOMENTS = 10
 TOP = 10
 
@@ -66,13 +67,10 @@ class SnapshotComparison:
 def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
     """The comparison. The predicted snapshot is one that this package made: its frames say tensor and step."""
     mine = last_step(predicted)
-    theirs = list(measured.allocations[-TAIL * len(mine) - 1000 :])
-    pairs, aligned = _pairs(mine, theirs)
+    theirs, pairs, aligned = _found_step(mine, measured.allocations)
     notes = [] if aligned else ["the step is too long to be aligned: allocations were paired by size alone"]
     if measured.before:
-        notes.append(
-            f"the real recording began with {measured.before:,} bytes allocated, whose origin it does not have"
-        )
+        notes.append(f"{measured.before:,} bytes were allocated before the real recording began")
     first, last = (pairs[0][1], pairs[-1][1]) if pairs else (0, -1)
     used = {j for _, j in pairs}
     known = {i for i, _ in pairs}
@@ -91,6 +89,26 @@ def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
         moments=_moments(predicted, measured, [(mine[i], theirs[j]) for i, j in pairs]) if aligned else (),
         notes=tuple(notes),
     )
+
+
+def _found_step(
+    mine: Sequence[Allocation], real: Sequence[Allocation]
+) -> tuple[list[Allocation], list[tuple[int, int]], bool]:
+    """The end of the recording that the predicted step is paired with, and the pairs.
+
+    Steps are alike: an alignment with all of a recording would take the step before where the last one differs.
+    """
+    best: tuple[list[Allocation], list[tuple[int, int]], bool] | None = None
+    for tail in TAILS:
+        theirs = list(real[-round(tail * len(mine)) :])
+        pairs, aligned = _pairs(mine, theirs)
+        if best is None or len(pairs) > len(best[1]):
+            best = theirs, pairs, aligned
+        enough = len(mine) if tail == TAILS[0] else ENOUGH * len(mine)  # of few blocks more, one look sees all
+        if len(best[1]) >= enough or len(theirs) == len(real):
+            break
+    assert best is not None
+    return best
 
 
 def last_step(snapshot: Snapshot) -> list[Allocation]:

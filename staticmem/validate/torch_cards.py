@@ -7,7 +7,7 @@ import re
 from staticmem.hardware import gpus
 from staticmem.units import GIB
 
-_WORDS = re.compile(r"\b(nvidia|geforce|tesla|quadro|generation|gpu)\b", re.I)
+_SXM = re.compile(r"sxm\d*|hbm3")  # an H100 whose name has its memory's is an SXM module
 
 
 def card_of(name: str, total: int) -> str | None:
@@ -15,19 +15,15 @@ def card_of(name: str, total: int) -> str | None:
 
     `NVIDIA GeForce RTX 4090` is `rtx-4090`; of cards sold with several memories the closest counts.
     """
-    words = set(re.findall(r"[a-z0-9]+", _WORDS.sub(" ", name.lower()))) - {""}
-    if not words:
-        return None
+    words = set(re.findall(r"[a-z0-9]+", _SXM.sub("sxm", name.lower())))
     fitting = []
     for slug, gpu in gpus.cards().items():
-        own = set(slug.split("-"))
-        label = set(re.findall(r"[a-z0-9]+", _WORDS.sub(" ", gpu.name.lower())))
-        model = {w for w in own if not re.fullmatch(r"\d+gb", w)}
-        if model <= words or words <= label:
-            fitting.append((abs(gpu.usable - total) if total else 0, -len(model & words), slug))
+        model = {word for word in slug.split("-") if not re.fullmatch(r"\d+gb", word)}
+        if model <= words:
+            fitting.append((-len(model), abs(gpu.usable - total) if total else 0, slug))
     if not fitting:
         return None
-    away, _, slug = min(fitting)
+    _, away, slug = min(fitting)
     return slug if not total or away <= total // 10 else None
 
 

@@ -132,9 +132,9 @@ def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     import torch  # isort: skip
 
     driver = Driver()
+    context = driver.context()
     if job["snapshot"]:
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
-    context = driver.context()
     steps.place()
     steps.place_target(job["output_shape"])
     steps.make_optimizer()

@@ -11,29 +11,32 @@ from staticmem.eager.trace import round_up
 
 
 class Driver:
-    """The first visible device through NVML, where nvidia-ml-py is installed; made before CUDA is initialised."""
+    """The first visible device through NVML, where nvidia-ml-py is installed; to be made before CUDA is used."""
 
     def __init__(self) -> None:
         self.handle: Any = None
         self.before = 0
         self.readings: dict[str, Any] = {}
-        properties = torch.cuda.get_device_properties(0)  # makes no context
-        self.readings["name"] = properties.name
-        self.readings["total"] = int(properties.total_memory)
+        used: dict[str, int] = {}
         try:
             import pynvml
 
             pynvml.nvmlInit()
             self.nvml = pynvml
-            uuid = getattr(properties, "uuid", None)
-            self.handle = (
-                pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
-            )
             self.readings["driver"] = _text(pynvml.nvmlSystemGetDriverVersion())
-            self.before = int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used)
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                used[_text(pynvml.nvmlDeviceGetUUID(handle))] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         except Exception as error:  # NVML has an exception for everything, and its absence is no failure of the run
-            self.handle = None
             self.readings["nvml"] = f"not read: {error}"
+        properties = torch.cuda.get_device_properties(0)
+        self.readings["name"] = properties.name
+        self.readings["total"] = int(properties.total_memory)
+        uuid = f"GPU-{getattr(properties, 'uuid', '')}"
+        if uuid in used:
+            self.handle, self.before = self.nvml.nvmlDeviceGetHandleByUUID(uuid), used[uuid]
+        elif used:
+            self.readings["nvml"] = "not read: NVML does not have the device that PyTorch has"
 
     def process(self) -> int | None:
         """Bytes of this process; where a container hides its number, what the device has more than before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from staticmem.lifetimes import Lifetimes
@@ -131,16 +131,37 @@ def nodes(found: Alignment) -> Nodes:
     return Nodes(len(found.pairs) + alone, equal, tuple(different[:WORST]))
 
 
-def cpu_meters(found: Predicted, read: TorchReadings) -> tuple[Meter, ...]:
+def cpu_bands(found: Predicted) -> dict[str, tuple[int, int]]:
     """Live memory: its peak, and what is alive when the forward ends."""
+    peak = found.lifetimes.peak_bytes
+    bands = {"live, peak": (peak, peak)}
     mark = found.result.trace.marks.get("forward_end")
-    end = found.lifetimes.level_before(mark) if mark is not None else None
-    low = found.lifetimes.peak_bytes
+    if mark is not None:
+        end = found.lifetimes.level_before(mark)
+        bands["live, end of forward"] = (end, end)
+    return bands
+
+
+def cuda_bands(found: DeviceMeters) -> dict[str, tuple[int, int]]:
+    """The meters of the allocator and of the driver that are predicted."""
+    named = (("allocated", found.allocated), ("reserved", found.reserved), ("device", found.device))
+    return {name: (band.low, band.high) for name, band in named}
+
+
+def cpu_meters(found: Predicted, read: TorchReadings) -> tuple[Meter, ...]:
+    """Live memory, predicted and counted."""
+    bands = cpu_bands(found)
     where = "/".join(part for part in read.live_at if part)
+    note = f"last step, reached at {where}" if where else "last step"
     return (
-        Meter("live, peak", low, low, read.live_peak, f"last step, reached at {where}" if where else "last step"),
-        Meter("live, end of forward", end, end, read.forward_end, "last step"),
+        _meter("live, peak", bands, read.live_peak, note),
+        _meter("live, end of forward", bands, read.forward_end, "last step"),
     )
+
+
+def _meter(name: str, bands: Mapping[str, tuple[int, int]], measured: int | None, note: str) -> Meter:
+    low, high = bands.get(name, (None, None))
+    return Meter(name, low, high, measured, note)
 
 
 def cuda_meters(found: DeviceMeters, read: TorchReadings) -> tuple[Meter, ...]:
@@ -149,10 +170,11 @@ def cuda_meters(found: DeviceMeters, read: TorchReadings) -> tuple[Meter, ...]:
     after = None
     if read.process is not None and read.context is not None and read.reserved_now is not None:
         after = read.process - read.reserved_now - read.context
+    bands = cuda_bands(found)
     return (
-        Meter("allocated", found.allocated.low, found.allocated.high, read.allocated, "max_memory_allocated()"),
-        Meter("reserved", found.reserved.low, found.reserved.high, read.reserved, "max_memory_reserved()"),
-        Meter("device", found.device.low, found.device.high, read.process, how),
+        _meter("allocated", bands, read.allocated, "max_memory_allocated()"),
+        _meter("reserved", bands, read.reserved, "max_memory_reserved()"),
+        _meter("device", bands, read.process, how),
         Meter("context", None, None, read.context, "after torch.cuda.init() and one kernel"),
         Meter("libraries", None, None, after, "device less reserved memory and context"),
         Meter("cuBLAS workspace", None, None, read.cublas, "of one product"),

@@ -6,13 +6,16 @@ import os
 import platform
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from staticmem.errors import StaticmemError
+from staticmem.analysis.device import device_of
 from staticmem.graph.ir import Note
+from staticmem.meters import DeviceMeters, on_device
 from staticmem.validate import torch_reconcile, torch_run
 from staticmem.validate.record import Meter, Nodes, Record, sha256
+from staticmem.validate.torch_cards import gpu_word
 from staticmem.validate.torch_predict import Predicted, predicted
 from staticmem.version import __version__
 
@@ -81,25 +84,23 @@ def _validated(
         explained = torch_reconcile.explanations(rows, meters)
     else:
         compared, rows = Nodes(), torch_reconcile.Alignment((), (), ())
-        meters = torch_reconcile.cuda_meters(_device_meters(found, read), read)
+        name, total = str(read.device.get("name", "")), int(read.device.get("total", 0))
+        meters = torch_reconcile.cuda_meters(device_meters(found, name, total, read.version), read)
         verdict = torch_reconcile.cuda_verdict(meters)
         explained = torch_reconcile.explanations(rows, meters)
     return _record(path, words, found, read, device, runs, meters, compared, verdict, explained, notes)
 
 
-def _device_meters(found: Predicted, read: torch_run.TorchReadings) -> Any:
-    """The prediction for the card and the version that ran, unless the request names others."""
-    from dataclasses import replace
+def device_meters(found: Predicted, name: str, total: int, version: str) -> DeviceMeters:
+    """The prediction for a card by the driver's name and with `total` bytes, and for a version of PyTorch.
 
-    from staticmem.analysis.device import device_of
-    from staticmem.meters import on_device
-    from staticmem.validate.torch_cards import gpu_word
-
+    What the request says of the device counts more.
+    """
     request = found.study.request
     if request.gpu is None:
-        request = replace(request, gpu=gpu_word(str(read.device.get("name", "")), int(read.device.get("total", 0))))
+        request = replace(request, gpu=gpu_word(name, total))
     if request.torch_version is None:
-        request = replace(request, torch_version=read.version)
+        request = replace(request, torch_version=version)
     return on_device(found.result, device_of(request))
 
 
@@ -189,6 +190,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-__all__ = ["StaticmemError", "validate_torch"]
