@@ -12,7 +12,7 @@ from typing import Any
 from staticmem import dtypes
 from staticmem.allocators.onnxruntime.casts import without_duplicates
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
-from staticmem.allocators.onnxruntime.infer import fill, inferred, merged
+from staticmem.allocators.onnxruntime.infer import fill, inferred
 
 WRITTEN_OUT = "staticmem: written out"  # the first node of a definition
 FOLLOWING = "staticmem: written out, following"
@@ -56,18 +56,17 @@ def build(model: Any, executed: bool = False) -> ExecGraph:
 
     `executed`: the runtime saved this graph, so what it does at every optimization level is done already.
     """
-    symbolic, numeric = inferred(model)
+    symbolic = inferred(model)
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    return _Builder(versions, executed).graph(symbolic.graph, numeric.graph, {})
+    return _Builder(versions, executed).graph(symbolic.graph, {})
 
 
-def _types(proto: Any, numeric: Any) -> dict[str, PlannedType]:
+def _types(proto: Any) -> dict[str, PlannedType]:
     types: dict[str, PlannedType] = {}
-    for graph in (proto, numeric):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            found = planned_type(value.type)
-            if found is not None:
-                types[value.name] = merged(found, types.get(value.name))
+    for value in (*proto.input, *proto.value_info, *proto.output):
+        found = planned_type(value.type)
+        if found is not None:
+            types[value.name] = found
     return types
 
 
@@ -77,26 +76,26 @@ class _Builder:
     def __init__(self, versions: Mapping[str, int], executed: bool) -> None:
         self.versions, self.executed = versions, executed
 
-    def graph(self, proto: Any, numeric: Any, outer: Mapping[str, PlannedType]) -> ExecGraph:
-        types = _types(proto, numeric)
+    def graph(self, proto: Any, outer: Mapping[str, PlannedType]) -> ExecGraph:
+        types = _types(proto)
         initializers: dict[str, PlannedType] = {}
         for tensor in proto.initializer:
             dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
             initializers[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
         protos = []
-        for node, twin in zip(proto.node, numeric.node, strict=True):
+        for node in proto.node:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 initializers[node.output[0]] = types.get(node.output[0]) or constant_type(node)
             else:
-                protos.append((node, twin))
-        own = {v.name for v in proto.input} | set(initializers) | {name for node, _ in protos for name in node.output}
+                protos.append(node)
+        own = {v.name for v in proto.input} | set(initializers) | {name for node in protos for name in node.output}
         known = {**outer, **types, **initializers}
         fill(proto, known, self.versions)
         nodes: list[ExecNode] = []
         outside: dict[str, None] = {}
         results = {v.name for v in proto.output}
-        for (node, twin), index in zip(protos, _numbers([node for node, _ in protos]), strict=True):
-            built = self._node(node, twin, index, known)
+        for node, index in zip(protos, _numbers(protos), strict=True):
+            built = self._node(node, index, known)
             nodes.append(built)
             outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
         outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
@@ -112,15 +111,11 @@ class _Builder:
             tuple(outside),
         )
 
-    def _node(self, proto: Any, twin: Any, index: int, known: Mapping[str, PlannedType]) -> ExecNode:
+    def _node(self, proto: Any, index: int, known: Mapping[str, PlannedType]) -> ExecNode:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         if _is_cast_like(proto):
             return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
-        bodies = {
-            a.name: self.graph(a.g, b.g, known)
-            for a, b in zip(proto.attribute, twin.attribute, strict=True)
-            if a.type == 5
-        }
+        bodies = {a.name: self.graph(a.g, known) for a in proto.attribute if a.type == 5}
         implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
         return ExecNode(
             index, proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output), implicit, bodies, proto

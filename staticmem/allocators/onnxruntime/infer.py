@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from staticmem import dtypes
+from staticmem.allocators.onnxruntime.contents import Contents, constants_of
 from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
 from staticmem.allocators.onnxruntime.graph import MADE_UP, Dim, PlannedType, planned_type
 from staticmem.frontends.onnx.convert import Converter
@@ -13,31 +14,22 @@ from staticmem.frontends.onnx.convert import Converter
 _CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
 
 
-def inferred(model: Any) -> tuple[Any, Any]:
-    """The model with shapes as inference finds them, twice: with the file's symbols, and without symbols but with the
-    contents of small tensors followed. The runtime follows contents as far as they are numbers, symbols it does not
-    (core/graph/graph.cc, getSymbolicInput; core/graph/data_propagation)."""
-    import onnx
-
-    plain = onnx.ModelProto()
-    plain.CopyFrom(model)
-    _symbols(plain.graph, lambda name: "")
-    named = onnx.ModelProto()
-    named.CopyFrom(model)
-    # a file may have names of an earlier inference: they are symbols like others
-    _symbols(named.graph, lambda name: f"file:{name}" if name.startswith(MADE_UP) else name)
-    return _infer(named, contents=False), _infer(plain, contents=True)
-
-
-def _infer(model: Any, contents: bool) -> Any:
+def inferred(model: Any) -> Any:
+    """The model with shapes as inference finds them, with the file's symbols and without following contents: the
+    runtime has rules of its own for those (`contents`), and symbols in them it does not follow (core/graph/graph.cc,
+    getSymbolicInput)."""
     import onnx
     from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError
 
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    # a file may have names of an earlier inference: they are symbols like others
+    _symbols(named.graph, lambda name: f"file:{name}" if name.startswith(MADE_UP) else name)
     try:
-        return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=contents)
+        return onnx.shape_inference.infer_shapes(named, check_type=False, strict_mode=False, data_prop=False)
     except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
-        return model
+        return named
 
 
 def _symbols(graph: Any, rename: Callable[[str], str]) -> None:
@@ -59,38 +51,44 @@ def _symbols(graph: Any, rename: Callable[[str], str]) -> None:
 
 
 def fill(proto: Any, types: dict[str, PlannedType], versions: Mapping[str, int]) -> None:
-    """Adds to `types` what follows from the runtime's own operators, at which onnx's inference stops.
+    """Adds to `types` what follows from contents of shapes, and from the runtime's own operators, at which onnx's
+    inference stops.
 
     Args:
         proto: a GraphProto after inference.
         types: what is known; initializers and outer values included.
         versions: the opset of each domain.
     """
-    if all(_closed(types.get(name)) for node in proto.node for name in node.output if name):
-        return
     converter = Converter()
-    contents = {t.name: t for t in proto.initializer if t.data_location == 0 and (t.raw_data or not t.dims)}
+    contents = Contents(constants_of(proto))
     block = block_size([types.get(n.input[1]) for n in proto.node if n.domain == NCHWC and n.op_type == "Conv"])
+    opsets = _opsets(versions)
     for node in proto.node:
         open_results = [n for n in node.output if n and not _closed(types.get(n))]
-        if not open_results:
-            continue
-        rule = CONTRIB.get((node.domain, node.op_type))
+        rule = CONTRIB.get((node.domain, node.op_type)) if open_results else None
         if rule is not None:
             plain = with_block(converter.node(node), block)
             found = rule(plain, [types.get(n) if n else None for n in node.input])
             for name, kind in zip(node.output, found, strict=False):
                 if name in open_results and kind is not None:
                     types[name] = merged(kind, types.get(name))
-        else:
-            _ask(node, types, contents, versions, open_results)
+        elif open_results:
+            _ask(node, types, contents, versions, opsets, open_results)
+        contents.follow(node, types)
+
+
+def _opsets(versions: Mapping[str, int]) -> list[Any]:
+    import onnx
+
+    return [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
 
 
 def _ask(
     node: Any,
     types: dict[str, PlannedType],
-    contents: Mapping[str, Any],
+    contents: Contents,
     versions: Mapping[str, int],
+    opsets: list[Any],
     wanted: list[str],
 ) -> None:
     """onnx's inference of one node."""
@@ -104,8 +102,7 @@ def _ask(
     if version is None or any(a.type == 5 for a in node.attribute):
         return
     known = {name: _proto(types[name]) for name in node.input if name and name in types and types[name].tensor}
-    data = {name: contents[name] for name in node.input if name in contents}
-    opsets = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
+    data = contents.data(list(node.input))
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
         found = infer_node_outputs(schema, node, known, data, opset_imports=opsets, ir_version=10)

@@ -63,9 +63,14 @@ class Planner:
             for number, name in enumerate(node.outputs):
                 if name:
                     self._place(node, number, name, results)
-            for name in (*node.inputs, *node.implicit, *node.outputs):
+            for name in (*node.inputs, *node.implicit):
                 if name:
                     self._used(name)
+            for (
+                name
+            ) in node.outputs:  # what nobody reads is kept to the end of the run and serves nobody: tried on 1.31
+                if name:
+                    self.uses[plan.root[name]] -= 1
         self._deallocation()
         return plan
 

@@ -138,6 +138,7 @@ class _Frame:
         self.session, self.graph, self.sizes, self.given = session, graph, sizes, given
         self.plan = session.plan(graph, parent is not None and parent.op == "Loop")
         self.chunks: dict[str, Chunk | None] = {}
+        self.sequences: dict[str, list[Chunk | None]] = {}
         self.tracer: PatternPlanner | None = None
         self.known: PatternPlanner | None = None
         self.block: Chunk | None = None
@@ -180,7 +181,7 @@ class _Frame:
             for root in self.plan.release[step]:
                 self._release(root)
         results = [self.chunks.pop(name, None) for name in self.graph.outputs]
-        for chunk in self.chunks.values():
+        for chunk in (*self.chunks.values(), *(c for chunks in self.sequences.values() for c in chunks)):
             arena.free(chunk)
         arena.free(self.block)
         return results
@@ -188,7 +189,7 @@ class _Frame:
     def make(self, name: str) -> None:
         """Allocates the buffer of a result that has one of its own."""
         kind = self.plan.kind.get(name)
-        if kind not in (ALLOCATE, OUTPUT) or name in self.chunks:
+        if kind not in (ALLOCATE, OUTPUT) or name in self.chunks or name in self.sequences:
             return
         given = self.given.get(name)
         if given is not None:
@@ -196,6 +197,11 @@ class _Frame:
             return
         planned = self.graph.planned(name)
         size = value_bytes(self.sizes.values.get(name))
+        elements = self.sizes.sequences.get(name)
+        if elements is not None:  # each element is a tensor of its own
+            arena = self.session.arena
+            self.sequences[name] = [arena.allocate(value_bytes(element) or 0) for element in elements]
+            return
         if planned is not None and not planned.tensor:
             self.session.result.unmodelled[name] = None
             return
@@ -213,6 +219,8 @@ class _Frame:
 
     def _release(self, root: str) -> None:
         self.session.arena.free(self.chunks.pop(root, None))
+        for chunk in self.sequences.pop(root, ()):
+            self.session.arena.free(chunk)
         if self.tracer is not None:
             self.tracer.free(root)
 

@@ -16,6 +16,7 @@ from staticmem.frontends.onnx.fold import Folder
 from staticmem.graph.ir import Value
 from staticmem.recover.nodes import Net, Node
 
+MAX_ELEMENTS = 1 << 16  # of a sequence
 MAX_ITERATIONS = 256  # of a Loop whose sizes are worked out one by one
 
 
@@ -30,12 +31,14 @@ class BodyRun:
 @dataclass(slots=True)
 class RunSizes:
     """Sizes of one execution of a graph. `bodies` has the executions of each If or Loop by the name of its first
-    result; `guessed` counts branches and iterations that data decides; `unknown` are values without sizes."""
+    result; `guessed` counts branches and iterations that data decides; `sequences` has the elements of those that
+    SplitToSequence makes."""
 
     values: dict[str, Value]
     consts: dict[str, Any]
     bodies: dict[str, list[BodyRun]] = field(default_factory=dict)
     guessed: list[str] = field(default_factory=list)
+    sequences: dict[str, list[Value]] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Sizes of a value, None where they depend on data."""
@@ -57,6 +60,13 @@ class Sizer(Folder):
         if proto.op_type in ("If", "Loop") and not node.domain:
             (self._if if proto.op_type == "If" else self._loop)(node, proto)
             return
+        if node.op == "SplitToSequence" and not node.domain:
+            elements = split_elements(node, self.net.values.get(node.inputs[0]), self.net.consts)
+            if elements is not None:
+                self.result.sequences[node.outputs[0]] = elements
+            return
+        if node.op == "SequenceAt" and not node.domain and self._element(node):
+            return
         contrib = CONTRIB.get((node.domain, node.op))
         if contrib is not None:
             inputs = [_known(self.net.values.get(n)) if n else None for n in node.inputs]
@@ -67,6 +77,16 @@ class Sizer(Folder):
                         self.net.values[name] = Value(name, found.dtype, sizes)
             return
         super()._sizes(node, proto)
+
+    def _element(self, node: Node) -> bool:
+        elements, index = self.result.sequences.get(node.inputs[0]), self.net.consts.get(node.inputs[1])
+        if elements is None or index is None or index.size != 1:
+            return False
+        at = int(index.reshape(-1)[0])
+        if not -len(elements) <= at < len(elements):
+            return False
+        self.net.values[node.outputs[0]] = Value(node.outputs[0], elements[at].dtype, elements[at].shape)
+        return True
 
     def _if(self, node: Node, proto: Any) -> None:
         branches = {a.name: a.g for a in proto.attribute if a.type == 5}
@@ -162,6 +182,35 @@ class Sizer(Folder):
         found = inner.consts.get(theirs)
         if mine and found is not None:
             self.net.consts[mine] = found
+
+
+def split_elements(node: Node, data: Value | None, consts: Mapping[str, Any]) -> list[Value] | None:
+    """The tensors that SplitToSequence makes, None where their sizes depend on data."""
+    if data is None or data.shape is None or not data.shape:
+        return None
+    attrs = node.attrs
+    axis, keep = attrs.get("axis", 0), attrs.get("keepdims", 1)
+    if not isinstance(axis, int) or not -len(data.shape) <= axis < len(data.shape):
+        return None
+    axis %= len(data.shape)
+    size = data.shape[axis]
+    given = len(node.inputs) > 1 and bool(node.inputs[1])
+    split = consts.get(node.inputs[1]) if given else None
+    if given and split is None:
+        return None
+    if split is not None and split.ndim == 1:
+        parts = [int(n) for n in split]
+    else:
+        step = int(split.reshape(-1)[0]) if split is not None else 1
+        if step < 1 or size // step > MAX_ELEMENTS:
+            return None
+        parts = [min(step, size - start) for start in range(0, size, step)]
+    if len(parts) > MAX_ELEMENTS or any(n < 0 for n in parts):
+        return None
+    drop = not given and not keep
+    before, after = data.shape[:axis], data.shape[axis + 1 :]
+    name = node.outputs[0]
+    return [Value(name, data.dtype, (*before, *(() if drop else (n,)), *after)) for n in parts]
 
 
 def _known(value: Value | None) -> PlannedType | None:
