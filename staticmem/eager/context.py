@@ -27,7 +27,7 @@ from staticmem.eager.autograd import (
     zeros_of,
 )
 from staticmem.eager.tensor import Owner, Storage, Tensor
-from staticmem.eager.trace import Buffer, Hold, Kernel, Reduction, Trace
+from staticmem.eager.trace import Buffer, Kernel, Reduction, Trace
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -169,8 +169,7 @@ class Eager:
     def hold(self, tensor: Tensor, owner: Owner) -> None:
         storage, trace = tensor.storage, self.trace
         assert storage.refs >= 0, f"{tensor} was freed before {owner} took it"
-        hold = Hold(storage.id, owner.kind, owner.who, trace.ticks, None, owner.op)
-        trace.holds.append(hold)
+        hold = trace.holds.take(storage.id, owner.kind, owner.who, trace.ticks, owner.op)
         owner.held.append((tensor, hold))
         storage.refs += 1
         tensor.refs += 1
@@ -199,8 +198,8 @@ class Eager:
             for tensor, hold in held:
                 self._end(tensor, hold)
 
-    def _end(self, tensor: Tensor, hold: Hold) -> None:
-        hold.end = self.trace.ticks
+    def _end(self, tensor: Tensor, hold: int) -> None:
+        self.trace.holds.ends[hold] = self.trace.ticks
         storage = tensor.storage
         storage.refs -= 1
         tensor.refs -= 1

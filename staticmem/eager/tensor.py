@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
-from staticmem.eager.trace import Hold
 
 if TYPE_CHECKING:
     from staticmem.eager.autograd import Node
@@ -85,7 +84,7 @@ class Owner:
 
     def __init__(self, kind: str, who: str, op: int = -1) -> None:
         self.kind, self.who, self.op = kind, who, op
-        self.held: list[tuple[Tensor, Hold]] = []
+        self.held: list[tuple[Tensor, int]] = []  # with the index of the hold
 
     def __repr__(self) -> str:
         return f"Owner({self.kind} {self.who}: {len(self.held)})"

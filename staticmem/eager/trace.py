@@ -5,6 +5,8 @@ Time is a tick: every allocation and every release is one tick, so an interval [
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,8 +48,10 @@ class Buffer:
         return -(-self.nbytes // ROUND) * ROUND
 
 
-@dataclass(slots=True)
-class Hold:
+OPEN = 2**32 - 1  # the end of a hold that is never let go: more ticks than fit into any memory
+
+
+class Hold(NamedTuple):
     """An owner of a buffer over [start, end): a value, a module frame, a saved slot, a gradient slot...
 
     `op` is the graph's op that the owner belongs to: the one whose backward saved it or waits for it; -1: none.
@@ -59,6 +63,49 @@ class Hold:
     start: int
     end: int | None = None
     op: int = -1
+
+
+class Holds:
+    """All holds of a step, as columns: there are two for each buffer, and more of them than of anything else.
+
+    `ends` has OPEN where a hold is never let go. Iteration and `[index]` give a `Hold` each.
+    """
+
+    __slots__ = ("buffers", "ends", "kinds", "ops", "starts", "whos")
+
+    def __init__(self) -> None:
+        self.buffers, self.starts, self.ends, self.ops = array("I"), array("I"), array("I"), array("i")
+        self.kinds: list[str] = []
+        self.whos: list[str] = []
+
+    def take(self, buffer: int, kind: str, who: str, start: int, op: int = -1) -> int:
+        """A new hold, which is open; its index, for `ends`."""
+        index = len(self.kinds)
+        self.buffers.append(buffer)
+        self.starts.append(start)
+        self.ends.append(OPEN)
+        self.ops.append(op)
+        self.kinds.append(kind)
+        self.whos.append(who)
+        return index
+
+    def append(self, hold: Hold) -> None:
+        index = self.take(hold.buffer, hold.kind, hold.who, hold.start, hold.op)
+        if hold.end is not None:
+            self.ends[index] = hold.end
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __getitem__(self, index: int) -> Hold:
+        end = self.ends[index]
+        return Hold(
+            self.buffers[index], self.kinds[index], self.whos[index], self.starts[index],
+            None if end == OPEN else end, self.ops[index],
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Hold]:
+        return map(self.__getitem__, range(len(self)))
 
 
 class Reduction(NamedTuple):
@@ -79,7 +126,7 @@ class Trace:
 
     kernels: list[Kernel] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
-    holds: list[Hold] = field(default_factory=list)
+    holds: Holds = field(default_factory=Holds)
     phases: list[tuple[str, int]] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
     reductions: dict[int, Reduction] = field(default_factory=dict)

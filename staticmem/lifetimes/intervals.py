@@ -89,9 +89,10 @@ class Lifetimes:
     def holds(self, tick: int) -> Mapping[int, list[Hold]]:
         """Who holds each buffer at `tick`. A buffer without an entry is a temporary of the kernel that runs."""
         found: dict[int, list[Hold]] = {}
-        for hold in self.trace.holds:
-            if hold.start <= tick and (hold.end is None or tick < hold.end):
-                found.setdefault(hold.buffer, []).append(hold)
+        holds = self.trace.holds
+        for index, (start, end) in enumerate(zip(holds.starts, holds.ends, strict=True)):
+            if start <= tick < end:
+                found.setdefault(holds.buffers[index], []).append(holds[index])
         return found
 
     def allocation_at(self, tick: int) -> int | None:
@@ -130,13 +131,12 @@ def _releases(trace: Trace) -> list[int]:
     """
     forever = trace.ticks
     last = [-1] * len(trace.buffers)
-    for hold in trace.holds:
-        end = forever if hold.end is None else hold.end
-        if end > last[hold.buffer]:
-            last[hold.buffer] = end
+    for buffer, end in zip(trace.holds.buffers, trace.holds.ends, strict=True):
+        if end > last[buffer]:
+            last[buffer] = end
     return [
-        (forever if buffer.died is None else buffer.died) if end < 0 else end
-        for end, buffer in zip(last, trace.buffers, strict=True)
+        (forever if made.died is None else made.died) if end < 0 else min(end, forever)
+        for end, made in zip(last, trace.buffers, strict=True)
     ]
 
 

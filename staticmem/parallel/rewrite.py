@@ -9,7 +9,7 @@ on it as on any other.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from staticmem.dtypes import DType
@@ -155,7 +155,7 @@ class Rewrite:
             else:
                 for hold in p.holds:
                     end = None if hold.end is None else tick_of(hold.end, EVENT)
-                    new.holds.append(replace(hold, buffer=buffer.id, start=tick_of(hold.start, EVENT), end=end))
+                    new.holds.append(hold._replace(buffer=buffer.id, start=tick_of(hold.start, EVENT), end=end))
         new.kernels = ordered
         return new
 

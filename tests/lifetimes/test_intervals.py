@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staticmem import dtypes
-from staticmem.eager.trace import Buffer, Hold, Trace, round_up
+from staticmem.eager.trace import OPEN, Buffer, Trace, round_up
 from staticmem.frontends import open_model
 from staticmem.graph.model import resolve
 from staticmem.lifetimes import Lifetimes, liveness
@@ -26,7 +26,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.trace = Trace()
-        self.owners: dict[int, list[Hold]] = {}
+        self.owners: dict[int, list[int]] = {}
 
     def allocate(self, nbytes: int, category: str = "activation", held: bool = True) -> int:
         trace = self.trace
@@ -40,15 +40,14 @@ class Recorder:
         return number
 
     def hold(self, number: int) -> None:
-        hold = Hold(number, "value", f"owner{len(self.trace.holds)}", self.trace.ticks)
-        self.trace.holds.append(hold)
+        hold = self.trace.holds.take(number, "value", f"owner{len(self.trace.holds)}", self.trace.ticks)
         self.owners.setdefault(number, []).append(hold)
 
     def let_go(self, number: int) -> None:
         """One owner lets go; the last one frees the buffer, and so does the end of the scope of one without owners."""
         owners = self.owners.get(number, [])
         if owners:
-            owners.pop().end = self.trace.ticks
+            self.trace.holds.ends[owners.pop()] = self.trace.ticks
         if not owners:
             self.trace.buffers[number].died = self.trace.ticks
             self.trace.ticks += 1
@@ -121,7 +120,7 @@ def test_peak_needs_every_owner() -> None:
     """The check above can fail: an owner that never lets go keeps its buffer to the end."""
     trace = example()
     before = liveness(trace)
-    trace.holds[1].end = None
+    trace.holds.ends[1] = OPEN
     after = liveness(trace)
     assert (before.died[1], after.died[1]) == (5, trace.ticks)
     assert after.live[-1] == before.live[-1] + 512
