@@ -73,6 +73,16 @@ def test_readme_begins_with_the_command() -> None:
     assert {verb for verb in VERBS if f"`{verb}`" in "".join(lines)} == set(VERBS)
 
 
+def test_readme_claims_the_accuracy_that_was_measured() -> None:
+    """Every percentage of the README's section is one of docs/accuracy.md, as it is there or rounded."""
+    section = README.read_text(encoding="utf-8").split("## How accurate it is\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    known = {float(figure) for figure in re.findall(r"(\d+(?:\.\d+)?) %", page)}
+    claimed = {float(figure) for figure in re.findall(r"(\d+(?:\.\d+)?) %", section)}
+    assert len(claimed) > 5
+    assert claimed <= known | {float(round(figure)) for figure in known}
+
+
 def test_flags_in_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """Every flag of every verb is on some page of the docs, and the pages name no other."""
     known: set[str] = set()
