@@ -15,6 +15,7 @@ from staticmem.errors import DimensionError, UsageError, did_you_mean
 from staticmem.graph.ir import Graph
 
 MAX_DIM = 2**40  # beyond any tensor that a GPU holds; keeps arithmetic on hostile sizes bounded
+MAX_RANK = 64  # dim_bitset_size, aten/src/ATen/WrapDimUtilsMulti.h of pytorch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,15 @@ class InputSpec:
     name: str
     dtype: DType
     shape: tuple[int | str, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None and len(self.shape) > MAX_RANK:
+            raise DimensionError(
+                f"input '{self.name[:60]}' has {len(self.shape):,} dimensions",
+                f"PyTorch's tensors have at most {MAX_RANK}.",
+                "Check the export.",
+                code="SM112",
+            )
 
 
 @dataclass(frozen=True, slots=True)

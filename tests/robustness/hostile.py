@@ -50,7 +50,7 @@ def onnx_model(path: Path, name: str) -> Path:
         [helper.make_tensor(w, TensorProto.FLOAT, [8, 8], [0.0] * 64)],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(f"{name}d", 1)]
-    producer = "".join(c for c in name if c >= " ")  # by its text a file is known as ONNX
+    producer = "".join(c for c in name if c.isprintable())  # by its text a file is known as ONNX
     model = helper.make_model(graph, producer_name=producer, producer_version=producer, opset_imports=opsets)
     path.write_bytes(model.SerializeToString())
     return path

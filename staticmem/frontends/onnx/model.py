@@ -10,6 +10,7 @@ from staticmem import dtypes
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, sequences, weights
 from staticmem.frontends.onnx.convert import Converter
+from staticmem.frontends.onnx.functions import inlined
 from staticmem.frontends.onnx.guard import guarded
 from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
@@ -32,7 +33,7 @@ class OnnxModel:
         self.path = path
         self.again = again
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
-        proto = _inlined(proto)
+        proto = inlined(proto)
         graph = proto.graph
         self.name: str = graph.name
         self.opset: int = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
@@ -106,22 +107,6 @@ class OnnxModel:
             for old, spec in zip(users, self.inputs, strict=True):
                 if old not in known:
                     self.signature.aliases.setdefault(old, spec.name)
-
-
-def _inlined(proto: Any) -> Any:
-    if not proto.functions:
-        return proto
-    import onnx.inliner
-
-    try:
-        return onnx.inliner.inline_local_functions(proto)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ModelFileError(
-            "the functions of the ONNX file cannot be inlined",
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}.",
-            "Check the file with onnx.checker.check_model.",
-            code="SM155",
-        ) from error
 
 
 def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:
