@@ -7,18 +7,23 @@
 A file may be analysed, or refused with a StaticmemError (exit code 2). Everything else is a finding and is kept in
 `findings/`: another exception, more than --limit seconds, more than --memory GiB. Files are made from those of models/
 by mutations of bytes and of structure (a node of the JSON or of the protobuf message is changed, moved, repeated or
-removed).
+removed), or end at a boundary: of a field of the message, of a part of the zip, of a token of the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
+import pickle
+import pickletools
 import random
+import re
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import zipfile
@@ -116,6 +121,10 @@ def archive_of(data: bytes, rng: random.Random) -> bytes:
         members[graph] = bytes_of(members[graph], rng)
     else:
         members[rng.choice(("../../evil.json", "x/models/model.json", "/etc/passwd", graph + "/"))] = members.pop(graph)
+    return _packed(members)
+
+
+def _packed(members: dict[str, bytes]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as target:
         for name, content in members.items():
@@ -168,6 +177,71 @@ CONFIG = {
 }  # fmt: skip
 
 
+def cut_proto(data: bytes, rng: random.Random) -> bytes:
+    """The message up to one of its fields, or one byte before or after."""
+    ends, at, end, depth = [0], 0, len(data), 0
+    while at < end and len(ends) < 100_000:
+        start = at
+        tag, at = _varint(data, at)
+        if tag & 7 == 2:
+            length, at = _varint(data, at)
+            if depth < 3 and length > 64 and rng.random() < 0.5:  # into it
+                depth += 1
+            else:
+                at += length
+        elif tag & 7 == 0:
+            _, at = _varint(data, at)
+        else:
+            at += 8 if tag & 7 == 1 else 4
+        ends += [start, at]
+    return data[: max(rng.choice(ends) + rng.choice((-1, 0, 0, 1)), 0)]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80 or shift > 63:
+            break
+    return value, at
+
+
+def cut_archive(data: bytes, rng: random.Random) -> bytes:
+    """The zip up to a header, a member, the directory; or with a member that ends after a token of the JSON."""
+    marks = [m.start() for mark in (b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06") for m in re.finditer(mark, data)]
+    if rng.random() < 0.5:
+        return data[: max(rng.choice(marks) + rng.choice((-1, 0, 1, 4, 22, 30)), 0)]
+    with zipfile.ZipFile(io.BytesIO(data)) as source:
+        members = {name: source.read(name) for name in source.namelist()}
+    graph = next(name for name in members if name.endswith(".json") and "/models/" in name)
+    tokens = [m.end() for m in re.finditer(rb"[{}\[\],:]", members[graph])]
+    members[graph] = members[graph][: rng.choice(tokens)]
+    return _packed(members)
+
+
+def graph_of(data: bytes, rng: random.Random) -> bytes:
+    """A node of an ONNX message with subgraphs, functions or quantised ops changed."""
+    return cut_proto(data, rng) if rng.random() < 0.1 else proto_of(data, rng)
+
+
+def pickle_of(data: bytes, rng: random.Random) -> bytes:
+    """A snapshot with its bytes, an opcode or its values changed."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return bytes_of(data, rng)
+    if kind == 1:
+        made = bytearray(data)
+        places = [at for _, _, at in pickletools.genops(data) if at is not None]
+        for _ in range(rng.choice((1, 2, 5))):
+            made[rng.choice(places)] = rng.choice(b"NK}])(asut\x85\x86\x87\x88\x94h2.0RcR\x93\x81b")
+        return bytes(made)
+    if kind == 2:
+        places = [at for _, _, at in pickletools.genops(data) if at is not None]
+        return data[: rng.choice(places) + rng.choice((0, 1))]
+    return pickle.dumps(document_of(pickle.loads(data), rng), protocol=4)
+
+
 def yaml_of(_: bytes, rng: random.Random) -> bytes:
     import yaml
 
@@ -187,6 +261,32 @@ def analyse(path: str, rng: random.Random) -> None:
 
     words = rng.choice(({}, {"batch": 3}, {"optimizer": "adam"}, {"optimizer": "sgd", "amp": "bf16", "batch": 2}))
     staticmem.analyze(path, **words)
+
+
+def look(path: str, rng: random.Random) -> None:
+    """What the verbs beside analyze do with a model, in any of their formats."""
+    from staticmem.cli.main import main
+
+    words = rng.choice(([], ["--optimizer", "adam"], ["--optimizer", "sgd", "--batch", "2"]))
+    verbs = [
+        ["layers"], ["layers", "-f", "csv"], ["trace"], ["trace", "-f", "json"], ["diff", "models/resnet18.pt2"],
+        ["analyze", "-f", "html"], ["analyze", "-f", "md"], ["analyze", "-f", "snapshot"],
+        ["analyze", "-f", "perfetto"], ["size", "--gpu", "l4"], ["size", "--gpu", "l4", "-f", "html"], ["levers"],
+        ["sweep", "--what-if", "batch=1,2"],
+    ]  # fmt: skip
+    chosen = rng.choice(verbs)
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())), contextlib.redirect_stderr(errors):
+        code = main([chosen[0], path, *chosen[1:], *words])
+    if code not in (0, 2) or "SM190" in errors.getvalue():
+        raise AssertionError(f"{' '.join(chosen)} {' '.join(words)}: {code}\n{errors.getvalue()}")
+
+
+def snapshot(path: str, _: random.Random) -> None:
+    from staticmem.validate import snapshot_compare, snapshots
+
+    found = snapshots.read(path)
+    snapshot_compare.to_json(snapshot_compare.compare(found, found))
 
 
 def config(path: str, _: random.Random) -> None:
@@ -222,11 +322,70 @@ def _reports() -> list[bytes]:
     return [dumps(staticmem.analyze(ROOT / "models" / "resnet18.pt2", optimizer="adam")).encode()]
 
 
+def _snapshots() -> list[bytes]:
+    from staticmem.cli.main import main
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        path = Path(folder) / "a.pickle"
+        main(["analyze", str(ROOT / "models" / "seed.pt2"), "--optimizer", "adam", "-o", str(path)])
+        return [path.read_bytes()]
+
+
+def _graphs() -> list[bytes]:
+    """Exports of TorchScript, and small graphs with what they rarely have."""
+    from onnx import TensorProto, helper
+
+    def info(name: str, shape: list[Any], kind: int = TensorProto.FLOAT) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    whole, truth = TensorProto.INT64, TensorProto.BOOL
+    turn = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["a"], ["a2"])], "turn",
+        [info("i", [], whole), info("c", [], truth), info("a", ["n", 4])],
+        [info("c2", [], truth), info("a2", ["n", 4])],
+    )  # fmt: skip
+    step = helper.make_graph(
+        [helper.make_node("Add", ["s", "e"], ["s2"]), helper.make_node("Identity", ["s2"], ["o"])], "step",
+        [info("s", [4]), info("e", [4])], [info("s2", [4]), info("o", [4])],
+    )  # fmt: skip
+    then = helper.make_graph([helper.make_node("Sigmoid", ["l"], ["t"])], "then", [], [info("t", ["n", 4])])
+    other = helper.make_graph([helper.make_node("Tanh", ["l"], ["u"])], "else", [], [info("u", ["n", 4])])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    body = [helper.make_node("Mul", ["p", "p"], ["q"]), helper.make_node("Softplus", ["q"], ["r"])]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),
+        helper.make_node("Loop", ["turns", "", "xd"], ["l"], body=turn),
+        helper.make_node("If", ["flag"], ["f"], then_branch=then, else_branch=other),
+        helper.make_node("Square", ["f"], ["q"], domain="f"),
+        helper.make_node("Scan", ["start", "q"], ["last", "all"], body=step, num_scan_inputs=1),
+        helper.make_node("SequenceConstruct", ["q", "all"], ["many"]),
+        helper.make_node("ConcatFromSequence", ["many"], ["y"], axis=0),
+    ]
+    weights = [
+        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.1]),
+        helper.make_tensor("zero", TensorProto.INT8, [], [0]),
+        helper.make_tensor("turns", whole, [], [3]), helper.make_tensor("start", TensorProto.FLOAT, [4], [0.0] * 4),
+        helper.make_tensor("flag", truth, [], [True]),
+    ]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [info("x", ["n", 4])], [info("y", ["m", 4])], weights)
+    function = helper.make_function("f", "Square", ["p"], ["r"], body, opsets[:1])
+    made = helper.make_model(graph, opset_imports=opsets, functions=[function])
+    exports = sorted((ROOT / "tests" / "data" / "graphs").glob("*_ts.onnx"))
+    return [made.SerializeToString(), *(path.read_bytes() for path in exports)]
+
+
 KINDS: dict[str, Kind] = {
     "pt2": ("pt2", archive_of, analyse, _files("resnet18.pt2", "mobilenet_v2.pt2", "resnet50_hw.pt2")),
     "pt2-bytes": ("pt2", bytes_of, analyse, _files("resnet18.pt2", "seed.pt2")),
     "onnx": ("onnx", proto_of, analyse, _files("resnet18.onnx", "mobilenet_v2.onnx", "seed.onnx")),
     "onnx-bytes": ("onnx", bytes_of, analyse, _files("resnet18.onnx", "seed.onnx")),
+    "onnx-cut": ("onnx", cut_proto, analyse, _files("resnet18.onnx", "seed.onnx")),
+    "onnx-graphs": ("onnx", graph_of, analyse, _graphs),
+    "pt2-cut": ("pt2", cut_archive, analyse, _files("resnet18.pt2", "seed.pt2")),
+    "pt2-verbs": ("pt2", archive_of, look, _files("seed.pt2", "resnet18.pt2")),
+    "onnx-verbs": ("onnx", graph_of, look, _graphs),
+    "snapshot": ("pickle", pickle_of, snapshot, _snapshots),
     "config": ("yaml", yaml_of, config, lambda: [b""]),
     "report": ("json", report_of, report, _reports),
 }
@@ -273,7 +432,7 @@ def main() -> int:
     most = int(given.memory * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if given.replay is not None:
-        kind = KINDS[given.replay.name.rsplit("-", 2)[0]]
+        kind = KINDS[given.replay.name.rsplit("-", 2)[0]]  # <kind>-<seed>-<number>.<suffix>
         found = attempt(kind[2], given.replay, random.Random(int(given.replay.stem.rsplit("-", 1)[1])), given.limit)
         print(found or "a clear error, or analysed")
         return bool(found)
