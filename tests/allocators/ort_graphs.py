@@ -217,6 +217,72 @@ def splits() -> Any:
     return net.model([image(6, 8)], [(values, FLOAT, 2), (f"{values[:-2]}_1", INT64, 2)])
 
 
+def scan(length: int = 5, axis: int = 0, open_sizes: bool = False) -> Any:
+    """A running sum over `axis` of a state [8, 16], with the results of each turn along the same axis."""
+    net = Net(11)
+    width: int | str = "width" if open_sizes else 16
+    body = helper.make_graph(
+        [
+            helper.make_node("Exp", ["part"], ["grown"], "grow"),
+            helper.make_node("Add", ["state", "grown"], ["added"], "add"),
+            helper.make_node("Sigmoid", ["added"], ["next"], "squash"),
+            helper.make_node("Neg", ["next"], ["seen"], "turn"),
+        ],
+        "body",
+        [helper.make_tensor_value_info(name, FLOAT, [8, width]) for name in ("state", "part")],
+        [helper.make_tensor_value_info(name, FLOAT, [8, width]) for name in ("next", "seen")],
+    )
+    sizes: list[int | str] = [8, width]
+    sizes.insert(axis, length)
+    start = net.op("Exp", "start")
+    parts = net.op("Exp", "x")
+    final = net.op(
+        "Scan", start, parts, outputs=2, body=body, num_scan_inputs=1, scan_input_axes=[axis], scan_output_axes=[axis]
+    )
+    seen = net.op("Exp", f"{final[:-2]}_1")
+    return net.model([image(8, width, name="start"), image(*sizes)], [(final, FLOAT, 2), (seen, FLOAT, 3)])
+
+
+def sequence() -> Any:
+    """Parts of a tensor by SplitToSequence: of two rows each, one each without the axis, and 1 and 5."""
+    net = Net(12)
+    x = net.op("Exp", "x")
+    found = []
+    for split, at, attributes in (
+        (net.scalar(2, np.int64), 1, {}),
+        (None, 0, {"keepdims": 0}),
+        (net.ints(1, 5), 1, {}),
+    ):
+        made = net.op("SplitToSequence", x, *([split] if split else []), axis=0, **attributes)
+        part = net.op("SequenceAt", made, net.scalar(at, np.int64))
+        found.append(net.op("Exp", part))
+    return net.model([image(6, 40)], [(found[0], FLOAT, 2), (found[1], FLOAT, 1), (found[2], FLOAT, 2)])
+
+
+def unread() -> Any:
+    """Masks that nobody reads, of one size."""
+    net = Net(13)
+    x = "x"
+    for _ in range(3):
+        dropped = net.op("Dropout", net.op("Exp", x), outputs=2)
+        x = net.op("Exp", net.op("Exp", dropped))
+    return net.model([image("batch", 40)], [(x, FLOAT, 2)])
+
+
+def partial_contents() -> Any:
+    """Sizes made of sizes of which one is open, so that the runtime plans without any of them."""
+    net = Net(14)
+    shape = net.op("Shape", "x")
+    parts = [net.op("Unsqueeze", net.op("Gather", shape, net.scalar(i, np.int64)), net.ints(0)) for i in (0, 1, 2)]
+    x = net.op("Reshape", "x", net.op("Concat", parts[0], net.op("Mul", parts[1], parts[2]), axis=0))
+    for _ in range(3):
+        x = net.op("Neg", net.op("Exp", x))
+    filled = net.op("ConstantOfShape", net.op("Concat", parts[1], parts[2], axis=0))
+    for _ in range(3):
+        filled = net.op("Neg", net.op("Exp", filled))
+    return net.model([image("batch", 8, 16)], [(x, FLOAT, 2), (filled, FLOAT, 2)])
+
+
 GRAPHS: dict[str, Callable[[], Any]] = {
     "conv_net": conv_net,
     "residual_net": residual_net,
@@ -232,4 +298,12 @@ GRAPHS: dict[str, Callable[[], Any]] = {
     "inplace_chain": inplace_chain,
     "norms": norms,
     "splits": splits,
+    "scan": scan,
+    "scan_once": lambda: scan(1),
+    "scan_columns": lambda: scan(2, 1),
+    "scan_open": lambda: scan(4, open_sizes=True),
+    "scan_open_last": lambda: scan(3, 2, open_sizes=True),
+    "sequence": sequence,
+    "unread": unread,
+    "partial_contents": partial_contents,
 }

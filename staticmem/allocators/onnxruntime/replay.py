@@ -15,7 +15,8 @@ from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode
 from staticmem.allocators.onnxruntime.order import execution_order
 from staticmem.allocators.onnxruntime.pattern import PatternPlanner
 from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, Plan, Planner
-from staticmem.allocators.onnxruntime.sizes import RunSizes
+from staticmem.allocators.onnxruntime.scan import run_scan
+from staticmem.allocators.onnxruntime.sizes import BodyRun, RunSizes
 from staticmem.graph.ir import Value
 
 BLOCK_ALIGNMENT = 256  # kAllocAlignment of core/framework/allocator.h: values in the block of a memory pattern
@@ -217,6 +218,19 @@ class _Frame:
                 self.tracer.allocate(name, aligned)
         self.chunks[name] = self.session.arena.allocate(size)
 
+    @property
+    def arena(self) -> Arena:
+        return self.session.arena
+
+    def size(self, name: str) -> int:
+        """Bytes of a value, 0 where they are not known."""
+        return value_bytes(self.sizes.values.get(name)) or 0
+
+    def turn(self, node: ExecNode, body: ExecGraph, run: BodyRun, given: Mapping[str, Callable[[], None]]) -> None:
+        """One execution of a body all of whose results are `given`."""
+        for chunk in _Frame(self.session, body, run.sizes, node, given).run():
+            self.session.arena.free(chunk)
+
     def _release(self, root: str) -> None:
         self.session.arena.free(self.chunks.pop(root, None))
         for chunk in self.sequences.pop(root, ()):
@@ -230,6 +244,8 @@ class _Frame:
             self._if(node, node.bodies[runs[0].body], runs[0].sizes)
         elif node.op == "Loop":
             self._loop(node)
+        elif node.op == "Scan" and node.outputs[0] in self.sizes.lengths:
+            run_scan(self, node, runs, self.sizes.lengths[node.outputs[0]])
         else:
             self.session.result.unmodelled[f"{node.op} {node.name}"] = None
             for name in node.outputs:

@@ -174,7 +174,7 @@ def _notes(
             Note("warning", "SM522", f"sizes that depend on data are not counted: {_some(unknown)}", len(unknown))
         )
     if unmodelled:
-        text = f"values that are no tensors, and bodies of Scan, are not counted: {_some(unmodelled)}"
+        text = f"values that are no tensors are not counted: {_some(unmodelled)}"
         notes.append(Note("warning", "SM523", text, len(unmodelled)))
     if not options.enable_cpu_mem_arena and options.provider == "cpu":
         notes.append(Note("assumption", "SM524", _NO_ARENA))

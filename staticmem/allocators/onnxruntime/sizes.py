@@ -32,13 +32,14 @@ class BodyRun:
 class RunSizes:
     """Sizes of one execution of a graph. `bodies` has the executions of each If or Loop by the name of its first
     result; `guessed` counts branches and iterations that data decides; `sequences` has the elements of those that
-    SplitToSequence makes."""
+    SplitToSequence makes, `lengths` how many turns a Scan makes."""
 
     values: dict[str, Value]
     consts: dict[str, Any]
     bodies: dict[str, list[BodyRun]] = field(default_factory=dict)
     guessed: list[str] = field(default_factory=list)
     sequences: dict[str, list[Value]] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Sizes of a value, None where they depend on data."""
@@ -57,8 +58,8 @@ class Sizer(Folder):
         self.block = block_size([_known(net.values.get(n.inputs[1])) for n in convolutions])
 
     def _sizes(self, node: Node, proto: Any) -> None:
-        if proto.op_type in ("If", "Loop") and not node.domain:
-            (self._if if proto.op_type == "If" else self._loop)(node, proto)
+        if proto.op_type in ("If", "Loop", "Scan") and not node.domain:
+            {"If": self._if, "Loop": self._loop, "Scan": self._scan}[proto.op_type](node, proto)
             return
         if node.op == "SplitToSequence" and not node.domain:
             elements = split_elements(node, self.net.values.get(node.inputs[0]), self.net.consts)
@@ -152,6 +153,48 @@ class Sizer(Folder):
             if first is not None and first.shape is not None and len(runs) == (trips or 0):
                 self.net.values[mine] = Value(mine, first.dtype, (len(runs), *first.shape))
 
+    def _scan(self, node: Node, proto: Any) -> None:
+        """All turns of a Scan have the same sizes. Before opset 9 it is another operator."""
+        body = next((a.g for a in proto.attribute if a.name == "body"), None)
+        version = next((o.version for o in self.opsets if o.domain in ("", "ai.onnx")), 0)
+        if body is None or version < 9:
+            return
+        attributes = {a.name: a for a in proto.attribute}
+        scans = attributes["num_scan_inputs"].i if "num_scan_inputs" in attributes else 0
+        states = len(node.inputs) - scans
+        if scans < 1 or states < 0 or len(body.input) < len(node.inputs) or len(body.output) < len(node.outputs):
+            return
+        axes = _axes(attributes.get("scan_input_axes"), scans)
+        values: dict[str, Value | None] = {}
+        length = None
+        for number, (outer, inner) in enumerate(zip(node.inputs, body.input, strict=False)):
+            value = self.net.values.get(outer)
+            if value is None or value.shape is None:
+                return
+            shape = value.shape
+            if number >= states:
+                axis = axes[number - states]
+                if not -len(shape) <= axis < len(shape):
+                    return
+                axis %= len(shape)
+                length, shape = shape[axis], (*shape[:axis], *shape[axis + 1 :])
+            values[inner.name] = Value(inner.name, value.dtype, shape)
+        assert length is not None, "there is a scanned input"
+        found = self._body(body, values, {i.name: None for i in body.input})
+        self.result.bodies[node.outputs[0]] = [BodyRun("body", found)] * min(length, MAX_ITERATIONS)
+        self.result.lengths[node.outputs[0]] = length
+        out_axes = _axes(attributes.get("scan_output_axes"), len(node.outputs) - states)
+        for number, mine in enumerate(node.outputs):
+            value = found.values.get(body.output[number].name)
+            if not mine or value is None or value.shape is None:
+                continue
+            shape = value.shape
+            if number >= states:
+                axis = out_axes[number - states]
+                axis = axis + len(shape) + 1 if axis < 0 else axis
+                shape = (*shape[:axis], length, *shape[axis:])
+            self.net.values[mine] = Value(mine, value.dtype, shape)
+
     def _trips(self, node: Node) -> int | None:
         """How often a Loop runs, None where data decides."""
         count = self.net.consts.get(node.inputs[0]) if node.inputs and node.inputs[0] else None
@@ -182,6 +225,11 @@ class Sizer(Folder):
         found = inner.consts.get(theirs)
         if mine and found is not None:
             self.net.consts[mine] = found
+
+
+def _axes(attribute: Any, count: int) -> list[int]:
+    found = list(attribute.ints) if attribute is not None else []
+    return found if len(found) >= count else [0] * count
 
 
 def split_elements(node: Node, data: Value | None, consts: Mapping[str, Any]) -> list[Value] | None:
