@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from staticmem.graph.ir import Frame, Graph, Op
 from staticmem.training.locals import Held, common_depth, held_locals
+from staticmem.training.module_names import known_names, with_known_names
 from staticmem.training.source_locals import held_until
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
@@ -22,10 +23,16 @@ Line = tuple[Stack, str, int]  # a running module call, and where it is
 
 
 def held_values(graph: Graph, policy: str = "expected") -> Held:
-    """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing."""
+    """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing.
+
+    Without traces, the names that published classes use are known (`training.module_names`); "last-use" ignores them.
+    """
     named = held_until(graph)
     if not named:
-        return held_locals(graph, policy)
+        guess = held_locals(graph, policy)
+        if policy == "last-use" or not any(frame.cls for op in graph.ops[:64] for frame in op.modules):
+            return guess
+        return with_known_names(graph, guess, known_names(), only_add=policy == "named")
     hidden = hidden_values(graph)
     if not hidden:
         return Held(until=named)
@@ -42,11 +49,16 @@ def has_hidden_frames(graph: Graph) -> bool:
 
 def hidden_values(graph: Graph) -> set[str]:
     """Names that a frame which is not in the traces may hold."""
+    return {name for name, _ in hidden_results(graph)}
+
+
+def hidden_results(graph: Graph) -> set[tuple[str, int]]:
+    """The same, each with the level of the module whose method it is."""
     lines = _hidden_lines(graph)
     if not lines:
         return set()
     made: dict[str, Op] = {}
-    found: set[str] = set()
+    found: set[tuple[str, int]] = set()
     for op in graph.ops:
         for name in op.refs():
             maker = made.get(name)
@@ -54,7 +66,7 @@ def hidden_values(graph: Graph) -> set[str]:
                 continue
             level = common_depth(maker.modules, op.modules) - 1
             if level >= 0 and _line(op, level) in lines:
-                found.add(name)
+                found.add((name, level))
         for name in op.outputs:
             made[name] = op
     return found
@@ -98,4 +110,4 @@ def _children(graph: Graph) -> Mapping[str, set[str]]:
     return found
 
 
-__all__ = ["has_hidden_frames", "held_values", "hidden_values"]
+__all__ = ["has_hidden_frames", "held_values", "hidden_results", "hidden_values"]

@@ -47,6 +47,13 @@ def held_until(graph: Graph) -> Mapping[str, int]:
     return _Walk(graph).run()
 
 
+def names_taken(graph: Graph) -> list[tuple[int, str, str]]:
+    """Every assignment that the stack traces show: level of the module whose `forward` assigns, name, value."""
+    walk = _Walk(graph)
+    walk.run()
+    return walk.taken
+
+
 class _Walk:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -58,6 +65,7 @@ class _Walk:
         self.last_read = {name: index for index, op in enumerate(graph.ops) for name in op.refs()}
         self.made: dict[str, int] = {}  # the op that made a value
         self.attributes: dict[tuple[object, ...], list[str]] = {}  # `self.x = ...`: the module holds it on
+        self.taken: list[tuple[int, str, str]] = []  # level of a frame, a name in it and the value that it takes
 
     def run(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
@@ -130,10 +138,14 @@ class _Walk:
             parts = tuple(v for v in reads if v not in kept and len(reads) > 1 and v in self.made)
             kept.extend(parts)
             self._hold(parts)
+            self._note(owner, name + "[]", parts)
+            if owner is not frame:
+                self._note(frame, f"^{name}[]", parts)
         append = _APPEND.match(text)
         if append is not None:
             frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])
             self._hold(self.latest[-1:])
+            self._note(frame, append[1] + "[]", self.latest[-1:])
             return
         assign = _ASSIGN.match(text)
         if assign is None:
@@ -147,6 +159,7 @@ class _Walk:
                 self._hold(values[:1])
                 self._drop(self.attributes.pop(key, []), now)
                 self.attributes[key] = list(values[:1])
+                self._note(frame, name, values[:1])
                 continue
             if name == "_" or "." in name:
                 continue
@@ -164,6 +177,10 @@ class _Walk:
             self._hold(taken)
             self._drop(frame.names.pop(name, []), now)
             frame.names[name] = list(taken)
+            self._note(frame, name, taken)
+
+    def _note(self, frame: _Frame, name: str, values: tuple[str, ...]) -> None:
+        self.taken += [(frame.modules - 1, name, value) for value in values]
 
     def _results(self, since: int, now: int) -> tuple[str, ...]:
         """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
@@ -186,7 +203,9 @@ class _Walk:
         if not lists:
             return frame, name
         moved = caller.names.setdefault(lists[-1] + "[]", [])
-        moved.extend(frame.names.pop(name + "[]", []))  # what this frame appended
+        appended = frame.names.pop(name + "[]", [])  # by this frame
+        self._note(frame, f"^{name}[]", tuple(appended))
+        moved.extend(appended)
         return caller, lists[-1]
 
     def _hold(self, values: tuple[str, ...]) -> None:
@@ -205,4 +224,4 @@ class _Walk:
             self._drop(values, now)
 
 
-__all__ = ["held_until"]
+__all__ = ["held_until", "names_taken"]
