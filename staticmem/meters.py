@@ -146,11 +146,11 @@ def _joint(nominal: Replay | Outline, jittered: Jittered, bounds: Sequence[tuple
     """The bounds are those of all replays: as blocks are not split below 1 MiB, a smaller workspace can leave a larger
     block."""
     allocated = [nominal.peak_allocated, *(bound[0] for bound in bounds)]
-    reserved = [*jittered.values, *(bound[1] for bound in bounds)]
+    reserved = [jittered.low, jittered.high, *(bound[1] for bound in bounds)]
     expected = max(jittered.expected, nominal.peak_allocated)
     return (
         Band(min(allocated), nominal.peak_allocated, max(allocated)),
-        Band(min(*reserved, expected), expected, max(*reserved, expected)),
+        Band(max(min(*reserved, expected), min(allocated)), expected, max(*reserved, expected)),
     )
 
 

@@ -158,7 +158,7 @@ def test_a_profile_of_ones_own_replaces_the_figures(tmp_path: Path) -> None:
     text = (Path(hardware.__file__).parent / "profiles" / "pytorch.yaml").read_text(encoding="utf-8")
     own = tmp_path / "mine.yaml"
     own.write_text(
-        text.replace("readings:\n", "readings:\n    l40s: {mib: 417, source: my own card}\n"), encoding="utf-8"
+        text.replace("readings:\n", "readings:\n    l40s: {mib: 417, source: my own card}\n", 1), encoding="utf-8"
     )
     known = _report("resnet18.pt2", "l40s", batch=2).peak
     mine = _report("resnet18.pt2", "l40s", batch=2, profile=str(own)).peak

@@ -7,18 +7,19 @@ runs that differ in nothing that a graph can tell. Each jitter changes, determin
 - all sizes that grow with the batch, by up to 4 %, because a real process has workspaces, metrics and batches that are
   a little different from the ones predicted. The result is scaled back by what was allocated;
 - workspaces that are known as a band: one in four is at its least and one in four at its most, of each kernel the same
-  in all steps.
+  in all steps. In four of the eleven replays those that the band is known to miss now and then (`Process.strays`) are
+  beyond it, one in eight of them.
 
-The first replay is the one that is predicted, without change. The others, where nothing but PyTorch's default settings
-is asked for, are of the large pool in the first two steps (`large_pool`, docs/adr/0014): what is left out moves
-reserved memory by a few MiB, and takes four fifths of the time.
+The median is of the replays without such strays. The first replay is the one that is predicted, without change. The
+others, where nothing but PyTorch's default settings is asked for, are of the large pool in the first two steps
+(`large_pool`, docs/adr/0014): what is left out moves reserved memory by a few MiB, and takes four fifths of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, stdev
 
 from staticmem.allocators.cuda_caching import DEFAULTS, simulate
 from staticmem.allocators.driver import Layout, ascending, descending, shuffled
@@ -30,6 +31,8 @@ from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
 
 REPLAYS = 11
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
+# Student's t at 95 %, one-sided, by degrees of freedom (any table of the distribution)
+_STUDENT = ((30, 1.697), (20, 1.725), (10, 1.812), (5, 2.015), (2, 2.920), (1, 6.314))
 WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
 
 
@@ -43,7 +46,8 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Bytes: the least, the median and the most of the replays, and all of them, the unchanged one first.
+    """Bytes: the median of the replays and the bounds of what one more of them would be, and all of them, the unchanged
+    one first and those with strays last.
 
     `tight` says that some replay ran out of memory at the given capacity; those are not in the band.
     """
@@ -72,10 +76,14 @@ def scaled(process: Process, scale: float, draw: int = 0, ids: Sequence[int] | N
     `draw` above 0 chooses which kernels' workspaces are at a bound. `ids`: the sizes of these alone.
     """
     sizes: Sequence[int] = process.sizes
-    if draw and process.bounds:
+    if draw and (process.bounds or process.strays):
         sizes = drawn = list(sizes)
         for id, (low, high) in process.bounds.items():
             lot = (process.origins[id].kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
+            if lot < 2:
+                drawn[id] = high if lot else low
+        for id, (low, high) in process.strays.items() if has_strays(draw) else ():  # as often as docs/workspace.md says
+            lot = ((process.origins[id].kernel + high) * _FACTOR + draw) * _FACTOR >> 20 & 15
             if lot < 2:
                 drawn[id] = high if lot else low
     grows = process.scales
@@ -103,12 +111,12 @@ def reserved_band(
     replays: int = REPLAYS,
     nominal: Replay | None = None,
 ) -> Band:
-    """Median and range of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
+    """Median and bounds of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
     if is_quick(process, settings, capacity) and settings == DEFAULTS:
         known = outline(process.calls, process.sizes)
         return quick_band(process, known, LargePool(process, known, 1 + WIDTH), replays)
     nominal = nominal or simulate(process.events, settings, capacity, total=total, fallbacks=process.fallbacks)
-    values = [nominal.peak_reserved]
+    values, wide = [nominal.peak_reserved], list[int]()
     tight = nominal.oom is not None
     for draw, jitter in enumerate(jitters(replays)):
         if draw == 0:
@@ -118,19 +126,21 @@ def reserved_band(
         if replay.oom is not None:
             tight = True
             continue
-        values.append(_of_nominal(replay.peak_reserved, replay.peak_allocated, nominal.peak_allocated))
-    return _band(values, tight)
+        into = wide if has_strays(draw) else values
+        into.append(_of_nominal(replay.peak_reserved, replay.peak_allocated, nominal.peak_allocated))
+    return _band(values, wide, tight)
 
 
 def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> Band:
     """`reserved_band` for what `is_quick`; `pool` is of a growth of at least 1 + WIDTH."""
-    values = [nominal.peak_reserved]
+    values, wide = [nominal.peak_reserved], list[int]()
     for draw, jitter in enumerate(jitters(replays)):
         if draw:
             sizes = scaled(process, jitter.scale, draw, pool.ids)
             allocated, reserved = pool.peaks(sizes, jitter.layout, whole=False)
-            values.append(_of_nominal(reserved, allocated, nominal.peak_allocated))
-    return _band(values)
+            into = wide if has_strays(draw) else values
+            into.append(_of_nominal(reserved, allocated, nominal.peak_allocated))
+    return _band(values, wide)
 
 
 def _of_nominal(reserved: int, allocated: int, nominal: int) -> int:
@@ -139,5 +149,24 @@ def _of_nominal(reserved: int, allocated: int, nominal: int) -> int:
     return round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE
 
 
-def _band(values: Sequence[int], tight: bool = False) -> Band:
-    return Band(min(values), round(median(values)), max(values), tuple(values), tight)
+def has_strays(draw: int) -> bool:
+    """Draws 3 and 4, 7 and 8...: pairs of a larger and a smaller batch, so that the others stay balanced too."""
+    return draw % 4 in (3, 0)
+
+
+def _band(plain: Sequence[int], wide: Sequence[int], tight: bool = False) -> Band:
+    """The range, or the 90 % prediction interval of as many draws where that is wider: the least and the most of eleven
+    draws hold another one in ten of twelve cases only."""
+    values = (*plain, *wide)
+    expected = round(median(plain))
+    spread = interval(values)
+    return Band(min(*values, expected - spread), expected, max(*values, expected + spread), values, tight)
+
+
+def interval(values: Sequence[int]) -> int:
+    """Half of the interval that holds one more draw of a normal distribution in 9 of 10 cases, in whole segments."""
+    count = len(values)
+    if count < 2:
+        return 0
+    quantile = next(t for freedom, t in _STUDENT if freedom <= count - 1)
+    return round(quantile * stdev(values) * float((1 + 1 / count) ** 0.5) / ROUND_LARGE) * ROUND_LARGE

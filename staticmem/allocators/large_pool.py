@@ -28,7 +28,7 @@ class LargePool:
         """`growth` is the largest factor of sizes that any replay asks for."""
         numbers: dict[int, int] = {}
         for id, nbytes in enumerate(process.sizes):
-            most = max(nbytes, process.bounds[id][1]) if id in process.bounds else nbytes
+            most = max([nbytes, *(known[id][1] for known in (process.bounds, process.strays) if id in known)])
             if most * growth > SMALL_SIZE:
                 numbers[id] = len(numbers)
         self.ids = tuple(numbers)

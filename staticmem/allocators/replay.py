@@ -52,7 +52,8 @@ class Process:
     `sizes[id]` are bytes, `origins[id]` says what it is, and `marks` where phases begin. `scales[id]` is True for what
     grows with the batch: all but the model, what has the shape of a parameter (copies, gradients, optimizer state) and
     workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
-    workspaces that are known as a band. `empties` are ids without bytes that stand for the cache being emptied.
+    workspaces that are known as a band, `strays` the wider bounds of those that may lie outside of it. `empties` are
+    ids without bytes that stand for the cache being emptied.
     """
 
     calls: tuple[int, ...]
@@ -63,6 +64,7 @@ class Process:
     fallbacks: Mapping[int, tuple[int, ...]]
     bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     empties: tuple[int, ...] = ()
+    strays: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -80,7 +82,7 @@ class Process:
     def bound(self, most: bool) -> list[int]:
         """`sizes` with every workspace at its most, or at its least."""
         sizes = list(self.sizes)
-        for id, band in self.bounds.items():
+        for id, band in (*self.bounds.items(), *self.strays.items()):
             sizes[id] = band[most]
         return sizes
 
@@ -125,6 +127,7 @@ class _Builder:
         self.fallbacks: dict[int, tuple[int, ...]] = {}
         self.bounds: dict[int, tuple[int, int]] = {}
         self.empties: list[int] = []
+        self.strays: dict[int, tuple[int, int]] = {}
         self.kept: set[str] = set()
         self.now: dict[int, int] = {}  # buffer -> id of its present allocation
         starts = dict(trace.phases)
@@ -218,7 +221,7 @@ class _Builder:
             old, gradients = self._left_over()
         return Process(
             tuple(self.calls), tuple(self.sizes), tuple(self.origins), tuple(self.marks), tuple(self.scales),
-            self.fallbacks, self.bounds, tuple(self.empties),
+            self.fallbacks, self.bounds, tuple(self.empties), self.strays,
         )  # fmt: skip
 
     def _bring_data(self, step: int) -> None:
@@ -316,6 +319,8 @@ class _Builder:
             self.fallbacks[id] = space.fallbacks
         if space.bounds is not None:
             self.bounds[id] = space.bounds
+        if space.strays is not None:
+            self.strays[id] = space.strays
         if space.keep is None:
             if space.held:
                 held.append(id)

@@ -20,7 +20,7 @@ class Workspace:
     `keep` names one that stays: it is allocated when the name first occurs in the process and never released (the
     workspace of a cuBLAS handle). `fallbacks` are smaller sizes to try where it does not fit, 0 for none at all
     (the next plans of a convolution). `what` is for people. `bounds` are the least and the most bytes where `nbytes` is
-    not certain; `nbytes` may be 0 then.
+    not certain; `nbytes` may be 0 then. `strays` are wider ones, for what lies outside of `bounds` now and then.
 
     `once` names one that is taken when the name first occurs and never again; behind it cached memory goes back to the
     driver (the search of `cudnn.benchmark`).
@@ -34,6 +34,7 @@ class Workspace:
     what: str = "workspace"
     bounds: tuple[int, int] | None = None
     once: str | None = None
+    strays: tuple[int, int] | None = None
 
 
 class WorkspaceModel(Protocol):

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from staticmem.hardware.band import NOTHING, Band, exactly
-from staticmem.hardware.conv import Convolution
+from staticmem.hardware.conv import BACKWARD_FILTER, Convolution
 from staticmem.hardware.conv_features import form_bytes, piece_bytes
-from staticmem.hardware.conv_tables import forms, search_range
+from staticmem.hardware.conv_tables import WITHOUT_TF32, forms, search_range
 
 if TYPE_CHECKING:
     from staticmem.hardware.cudnn import Cudnn
 
 PLANS = 3  # plans that are asked for: what PyTorch tries next where memory is short, and the band
+# Median of the answers that leaves miss for weight gradients in NCHW, over input, weight and result; of other passes it
+# is between 0.9 and 1.0, a copy of all three (docs/workspace.md).
+STRAY_FILTER = 1.31
 EVERY = 10_000  # plans; more than cuDNN has for any convolution
 
 
@@ -44,6 +47,20 @@ def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn |
         return NOTHING
     band = _asked(conv, architecture, cudnn) if cudnn is not None else _from_table(conv, architecture, version)
     return band if used else Band(0, 0, band.high)
+
+
+def stray_bounds(conv: Convolution, architecture: str, band: Band) -> tuple[int, int] | None:
+    """Bounds for the answers of cuDNN that a table's leaf misses: nothing, and a copy of all three tensors (weight
+    gradients: with partial sums).
+
+    docs/workspace.md has how many these are and how large: with tensor cores 6 to 18 % of a pass in NCHW. Without TF32
+    they are too few to matter, and what does not run on cuDNN has none.
+    """
+    plain = conv.precision in ("float32", "float64") or (architecture in WITHOUT_TF32 and conv.precision == "tf32")
+    if plain or runs_on_cudnn(conv, architecture) is not True:
+        return None
+    ratio = STRAY_FILTER if conv.direction == BACKWARD_FILTER else 1.0
+    return 0, max(band.high, int(ratio * sum(piece_bytes(conv).values())))
 
 
 def plans(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | None = None) -> tuple[int, ...]:

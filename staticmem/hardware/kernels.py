@@ -14,7 +14,7 @@ from staticmem.hardware import conv_ops, temporaries
 from staticmem.hardware.band import NOTHING, Band, exactly
 from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
 from staticmem.hardware.conv_ops import Shape
-from staticmem.hardware.conv_workspace import fastest_plan, largest_plan, plans, workspace
+from staticmem.hardware.conv_workspace import fastest_plan, largest_plan, plans, stray_bounds, workspace
 from staticmem.hardware.gpus import DEFAULT_ARCHITECTURE
 from staticmem.hardware.profile import DEFAULT_TORCH, Profile, load, version
 from staticmem.hardware.reductions import Multiprocessors, reduction_buffer
@@ -48,14 +48,16 @@ class Need:
     fallbacks: tuple[int, ...] = ()
     what: str = "workspace"
     once: str | None = None
+    strays: tuple[int, int] | None = None
 
     def at(self, bound: str) -> Workspace:
         """The workspace at a bound of its band; the expected one says the others too."""
         low, _, high = self.band
         bounds = (low, high) if bound == "expected" and low != high else None
         return Workspace(
-            getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what, bounds, self.once
-        )
+            getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what, bounds, self.once,
+            self.strays if bound == "expected" else None,
+        )  # fmt: skip
 
 
 # Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
@@ -88,7 +90,7 @@ class KernelWorkspaces:
         if not needs:
             return ()
         listed = "high" if self.bound == "expected" else self.bound
-        return tuple([need.at(self.bound) for need in needs if getattr(need.band, listed)])
+        return tuple([need.at(self.bound) for need in needs if getattr(need.band, listed) or need.strays is not None])
 
     def needs(self, kernel: int) -> Sequence[Need]:
         """The same with bands."""
@@ -160,7 +162,9 @@ class KernelWorkspaces:
 
     def _conv_need(self, conv: Convolution, after: int, what: str) -> list[Need]:
         band, fallbacks = self._ask(conv)
-        needs = [] if band == NOTHING else [Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}")]
+        strays = None if self.setup.cudnn is not None else stray_bounds(conv, self.setup.architecture, band)
+        known = band == NOTHING and strays is None
+        needs = [] if known else [Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}", strays=strays)]
         return [*self._search(conv, after, what), *needs] if self.setup.benchmark else needs
 
     def _search(self, conv: Convolution, after: int, what: str) -> list[Need]:

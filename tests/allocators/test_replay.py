@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from staticmem import dtypes
 from staticmem.allocators import Band, Process, Workspace, process, reserved_band, simulate
 from staticmem.allocators.events import RELEASE
-from staticmem.allocators.jitter import REPLAYS, jitters
+from staticmem.allocators.jitter import REPLAYS, has_strays, interval, jitters, scaled
 from staticmem.allocators.placement import model_to_order
 from staticmem.allocators.workspace import FIRST
 from staticmem.eager.trace import Buffer, Kernel, Trace
@@ -144,3 +146,39 @@ def test_jitters_are_pairs_around_the_prediction() -> None:
     assert min(scales) == 0.96
     assert max(scales) == 1.04
     assert abs(sum(scales) - 11) < 1e-9
+
+
+class Straying:
+    """One workspace for each kernel with a result, which may be larger than it is said to be."""
+
+    def __init__(self, strays: tuple[int, int] | None) -> None:
+        self.strays = strays
+
+    def workspaces(self, kernel: int) -> Sequence[Workspace]:
+        return (Workspace(2 * MIB, strays=self.strays),)
+
+
+def test_strays_widen_the_band_and_leave_the_median() -> None:
+    known, unknown = process(step(), Straying(None)), process(step(), Straying((0, 300 * MIB)))
+    assert set(unknown.strays.values()) == {(0, 300 * MIB)}
+    sure, unsure = reserved_band(known), reserved_band(unknown)
+    assert unsure.expected == sure.expected
+    assert unsure.values[: REPLAYS - 4] == sure.values[: REPLAYS - 4]
+    assert unknown.bound(True) == [300 * MIB if id in unknown.strays else n for id, n in enumerate(unknown.sizes)]
+
+
+def test_one_stray_in_eight_is_drawn_in_some_replays_and_none_in_the_others() -> None:
+    found = process(step(), Straying((0, 300 * MIB)))
+    drawn = {draw: scaled(found, 1.0, draw) != scaled(found, 1.0) for draw in range(1, 400)}
+    assert not any(drawn[draw] for draw in drawn if not has_strays(draw))
+    with_strays = [drawn[draw] for draw in drawn if has_strays(draw)]
+    kernels = len({found.origins[id].kernel for id in found.strays})
+    assert sum(with_strays) / len(with_strays) == pytest.approx(1 - (7 / 8) ** kernels, abs=0.15)
+
+
+def test_the_interval_is_that_of_one_more_draw() -> None:
+    """Eleven draws of -10, 0 and 10 segments: t of ten degrees of freedom, 1.812, by s = 45 ** 0.5, by (12 / 11) ** 0.5."""
+    values = [-10, 10, 10, -10, 0, 0, 0, 0, 0, 5, -5]
+    assert interval([n * 2 * MIB for n in values]) == round(1.812 * 45**0.5 * (12 / 11) ** 0.5) * 2 * MIB
+    assert interval([2 * MIB] * 11) == 0
+    assert interval([2 * MIB]) == 0

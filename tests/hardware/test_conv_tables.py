@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staticmem.hardware import conv_tables
+from staticmem.hardware.band import NOTHING
 from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
 from staticmem.hardware.conv_features import Form, form_bytes
-from staticmem.hardware.conv_workspace import workspace
+from staticmem.hardware.conv_workspace import stray_bounds, workspace
 from staticmem.hardware.cudnn_devices import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,33 @@ def answers(document: dict[str, Any], sampling: ModuleType) -> Iterator[tuple[st
         for architecture in ARCHITECTURES:
             found = document["answers"].get(f"{architecture} {name}", [])
             yield from ((architecture, conv, n) for conv, n in zip(drawn, found, strict=False) if n >= 0)
+
+
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda path: path.stem)
+def test_strays_hold_what_leaves_miss(path: Path, sampling: ModuleType) -> None:
+    """Answers that lie outside of a leaf lie between nothing and the copies with partial sums in most cases."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    missed = held = 0
+    for architecture, conv, nbytes in answers(document, sampling):
+        band = workspace(conv, architecture, document["cudnn"])
+        tolerance = max(2**20, 0.02 * nbytes)
+        strays = stray_bounds(conv, architecture, band)
+        if strays is None or band.low - tolerance <= nbytes <= band.high + tolerance:
+            continue
+        assert strays[0] <= band.low
+        assert strays[1] >= band.high
+        missed += 1
+        held += nbytes <= strays[1] + tolerance
+    assert missed > 50
+    assert held / missed > 0.7
+
+
+def test_what_does_not_stray() -> None:
+    """Without TF32, and before there was TF32."""
+    for conv, architecture in ((vgg(FORWARD, "float32"), "sm_80"), (vgg(FORWARD), "sm_75")):
+        assert stray_bounds(conv, architecture, workspace(conv, architecture, "9.26.0")) is None
+    depthwise = Convolution(FORWARD, "tf32", False, (8, 64, 56, 56), (64, 1, 3, 3), (1, 1), (1, 1), (1, 1), 64)
+    assert stray_bounds(depthwise, "sm_80", NOTHING) is None
 
 
 @pytest.mark.parametrize("path", ANSWERS, ids=lambda path: path.stem)
