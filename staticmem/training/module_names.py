@@ -141,7 +141,7 @@ def _known(graph: Graph, names: Names) -> tuple[set[tuple[str, int]], dict[str, 
 
 
 def _matters(result: Result, names: Names) -> bool:
-    """Whether an unknown result makes a whole call unclear: of a child that the table does not have (an optional layer),
+    """Whether an unknown result makes a whole call unclear: of a child that the table lacks (an optional layer),
     or one that differed. An op that it does not have may be an exporter's."""
     return "::" not in result.producer or result.producer in names[result.cls]
 

@@ -48,7 +48,8 @@ def block(extra: bool = False) -> Graph:
         y = b.within(BLOCK, "a.se:Se").call("tanh", y, name="se")
     z = b.within(BLOCK).call("neg", y, name="neg")
     z = b.call("sin", z, name="sin")
-    return b.graph(b.call("add.Tensor", z, X, name="sum"))
+    graph: Graph = b.graph(b.call("add.Tensor", z, X, name="sum"))
+    return graph
 
 
 def until(graph: Graph, names: Names, held: Held | None = None) -> dict[str, int]:
