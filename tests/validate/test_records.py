@@ -18,7 +18,7 @@ from staticmem.errors import UsageError
 from staticmem.validate import aggregate
 from staticmem.validate.again import again, models_in
 from staticmem.validate.load import load_record, load_records
-from staticmem.validate.record import Record, sha256
+from staticmem.validate.record import Meter, Record, sha256
 
 ROOT = Path(__file__).parents[2]
 MODELS = [str(ROOT / "models"), str(ROOT / "tests" / "data" / "graphs")]
@@ -80,8 +80,10 @@ def test_reconcile(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_names_from_a_record_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = cuda_record(**{"=cmd|' /C calc'!A0": (1, 1, 1)})
-    path = _saved(replace(record, runtime={**record.runtime, "name": "\x1b[31m<b>|"}), tmp_path / "a.json")
+    record = cuda_record()
+    meters = (Meter("=cmd|' /C calc'!A0", 1, 1, 1),)
+    runtime = {**record.runtime, "name": "\x1b[31m<b>|"}
+    path = _saved(replace(record, runtime=runtime, meters=meters), tmp_path / "a.json")
     assert main(["reconcile", path, "-f", "csv"]) == 0
     assert ",'=cmd" in capsys.readouterr().out
     assert main(["reconcile", path]) == 0
@@ -128,8 +130,6 @@ def test_no_records(tmp_path: Path) -> None:
 
 def _cpu_record(measured: int) -> Record:
     """A record of a real model on a CPU, whose prediction is of another time."""
-    from staticmem.validate.record import Meter
-
     made = cuda_record()
     return replace(
         made,

@@ -39,15 +39,14 @@ CASES = [
     (MODELS / "mobilenet_v2.pt2", {"batch": 1, "optimizer": "rmsprop", "momentum": 0.9}),
     (MODELS / "vgg16_hw.pt2", {"batch": 1, "resolution": [64, 64], "mode": "train"}),
     (GRAPHS / "mlp_blocks.pt2", {"batch": 2, "optimizer": "adamw", "optimizer_impl": "fused", "accumulate": 2}),
-    (GRAPHS / "mlp_blocks.pt2", {"batch": 2, "optimizer": "adagrad", "set_to_none": False, "clip_grad_norm": True}),
-    (GRAPHS / "squeezenet1_1.pt2", {"batch": 1, "optimizer": "sgd", "freeze": "features.[0-5]"}),
+    (GRAPHS / "mlp_blocks.pt2", {"batch": 2, "optimizer": "adagrad", "set_to_none": False, "freeze": "bias$"}),
 ]
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("path", "words"), CASES, ids=lambda value: getattr(value, "name", "")[:20])
 def test_every_op_of_a_step_is_as_predicted(path: Path, words: dict[str, Any]) -> None:
-    record = validate_torch(str(path), words, "cpu")
+    record = validate_torch(str(path), words, "cpu", threads=1)
     jsonschema.validate(record.to_json(), SCHEMA)
     assert _meter(record, "live, peak").difference == 0
     assert _meter(record, "live, end of forward").difference == 0
@@ -114,12 +113,13 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_errors_are_three_lines_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     words = {"batch": 2, "optimizer": "adam"}
-    for code, more in (
+    limits: tuple[tuple[str, dict[str, Any]], ...] = (
         ("SM222", {"memory_limit": 2**20}),
         ("SM224", {"timeout": 0.05}),
-    ):
+    )
+    for code, more in limits:
         with pytest.raises(StaticmemError) as caught:
-            validate_torch(MLP, words, "cpu", **more)  # type: ignore[arg-type]
+            validate_torch(MLP, words, "cpu", **more)
         assert caught.value.code == code
         assert caught.value.why
         assert caught.value.hint
