@@ -46,7 +46,8 @@ class Lifetimes:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.ticks = trace.ticks
-        self.sizes = [b.size for b in trace.buffers]
+        known: dict[int, int] = {}  # one object for equal sizes: a large trace has few, for many buffers
+        self.sizes = [known.setdefault(size, size) for size in [b.size for b in trace.buffers]]
         self.born = [b.born for b in trace.buffers]
         self.died = _releases(trace)
         delta = [0] * max(self.ticks, 1)
@@ -135,7 +136,7 @@ def _releases(trace: Trace) -> list[int]:
         if end > last[buffer]:
             last[buffer] = end
     return [
-        (forever if made.died is None else made.died) if end < 0 else min(end, forever)
+        (forever if made.died is None else made.died) if end < 0 or end == made.died else min(end, forever)
         for end, made in zip(last, trace.buffers, strict=True)
     ]
 

@@ -304,6 +304,8 @@ class _Step:
             self.notes.append(Note("assumption", "SM340", text, count))
         if self.scenario.training:
             self.notes += notes_of(self.scenario, self.overwritten)
+        for tensor, _ in self.persistent.held:  # a cycle with its node, and the search for cycles rests meanwhile
+            tensor.accumulate = None
         return StepResult(
             self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
             trained, self.output_dtypes, self.recomputed,
