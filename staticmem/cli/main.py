@@ -46,7 +46,8 @@ class Parser(argparse.ArgumentParser):
 
 VERBS = (
     "analyze", "sweep", "size", "gpus", "levers", "check", "init", "diff", "layers",
-    "trace", "validate", "reconcile", "calibrate", "compare-snapshot", "report", "export", "explain", "doctor", "completion",
+    "trace", "validate", "reconcile", "calibrate", "compare-snapshot", "report", "export", "explain", "doctor",
+    "completion",
 )  # fmt: skip
 HIDDEN = ("schema",)
 

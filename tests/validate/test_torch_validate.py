@@ -169,6 +169,21 @@ def test_words_survive_json() -> None:
     assert words_of(Request()) == {}
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "target", ["aten::from_file", "aten::no_such_op", "os::system", "aten::relu.nothing", "c10d::x"]
+)
+def test_only_ops_that_are_known_are_called(target: str) -> None:
+    """A graph comes from a file: `aten::from_file` would open or make another one."""
+    from staticmem.graph.ir import Graph, Op
+    from staticmem.validate.torch_graph import NotRunnableError, Program
+
+    op = Op("call", target, ("/etc/passwd", False, 16), {}, ("x",))
+    graph = Graph("g", "pt2", "", (), (), (), (op,), ("x",))
+    with pytest.raises(NotRunnableError):
+        Program(graph, "cpu")
+
+
 # -- the child's failures, without a child ---------------------------------------------------------------------------
 
 
