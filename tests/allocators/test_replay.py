@@ -177,7 +177,7 @@ def test_one_stray_in_eight_is_drawn_in_some_replays_and_none_in_the_others() ->
 
 
 def test_the_interval_is_that_of_one_more_draw() -> None:
-    """Eleven draws of -10, 0 and 10 segments: t of ten degrees of freedom, 1.812, by s = 45 ** 0.5, by (12 / 11) ** 0.5."""
+    """Eleven draws: t of ten degrees of freedom, 1.812, by s = 45 ** 0.5 segments, by (12 / 11) ** 0.5."""
     values = [-10, 10, 10, -10, 0, 0, 0, 0, 0, 5, -5]
     assert interval([n * 2 * MIB for n in values]) == round(1.812 * 45**0.5 * (12 / 11) ** 0.5) * 2 * MIB
     assert interval([2 * MIB] * 11) == 0
