@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import scenario
+from staticmem.cli import scenario, session
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import byte_size, one_of, positive
-from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
     from staticmem.validate.record import Record
@@ -17,9 +16,6 @@ FORMATS = ("table", "json")
 SUFFIXES = {"txt": "table", "json": "json"}
 RUNTIMES = ("onnxruntime", "torch")
 DEVICES = ("auto", "cpu", "cuda")
-LEVELS = ("disable", "basic", "extended", "layout", "all")
-SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
-STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
 
 DESCRIPTION = """\
 Runs the model on this machine with random inputs, reads its memory, and shows prediction and reading side by side:
@@ -70,30 +66,7 @@ def add_parser(verbs: Any) -> None:
         "--snapshot", metavar="FILE",
         help="torch on CUDA: PyTorch's own memory snapshot goes there ('staticmem compare-snapshot' reads it)",
     )  # fmt: skip
-    session = parser.add_argument_group("the session of the ONNX Runtime")
-    session.add_argument(
-        "--optimization", type=one_of("--optimization", LEVELS), default="all", metavar="LEVEL",
-        help="of the graph: disable, basic, extended, layout, all (default)",
-    )  # fmt: skip
-    session.add_argument("--no-mem-pattern", action="store_true", help="enable_mem_pattern=False")
-    session.add_argument("--no-mem-reuse", action="store_true", help="enable_mem_reuse=False")
-    session.add_argument(
-        "--threads",
-        type=positive("--threads"),
-        metavar="N",
-        help="intra_op_num_threads (default: the processor's), of torch too",
-    )
-    session.add_argument(
-        "--arena-extend-strategy", type=one_of("--arena-extend-strategy", STRATEGIES), default=STRATEGIES[0],
-        metavar="NAME", help="CUDA: kNextPowerOfTwo (default) or kSameAsRequested",
-    )  # fmt: skip
-    session.add_argument(
-        "--gpu-mem-limit", type=byte_size("--gpu-mem-limit"), metavar="SIZE", help="CUDA: of the arena, e.g. 4GiB"
-    )
-    session.add_argument(
-        "--cudnn-conv-algo-search", type=one_of("--cudnn-conv-algo-search", SEARCHES), default=SEARCHES[0],
-        metavar="NAME", help="CUDA: EXHAUSTIVE (default), HEURISTIC or DEFAULT",
-    )  # fmt: skip
+    session.add_session(parser)
     scenario.add_scenario(parser)
     output = add_output(parser, FORMATS)
     output.add_argument("--strict", action="store_true", help="exit 1 where prediction and reading differ")
@@ -135,27 +108,11 @@ def _torch_record(path: str, args: argparse.Namespace) -> Record:
 def _record(path: str, args: argparse.Namespace) -> Record:
     import os
 
-    from staticmem.allocators.onnxruntime.session import SessionOptions
     from staticmem.validate.ort_validate import Scenario, validate
 
     wanted = scenario.request(args)
-    if wanted.optimizer is not None or wanted.mode == "train":
-        raise UsageError(
-            "the ONNX Runtime does not train",
-            "--optimizer and --mode train ask for a training step.",
-            "Leave them away: it runs inference.",
-            code="SM512",
-        )
-    options = SessionOptions(
-        enable_mem_pattern=not args.no_mem_pattern,
-        enable_mem_reuse=not args.no_mem_reuse,
-        arena_extend_strategy=args.arena_extend_strategy,
-        graph_optimization_level=args.optimization,
-        intra_op_num_threads=args.threads or os.cpu_count() or 1,
-        gpu_mem_limit=args.gpu_mem_limit,
-        cudnn_conv_algo_search=args.cudnn_conv_algo_search,
-        runs=args.runs,
-    )
+    session.refuse_training({"optimizer": wanted.optimizer, "mode": wanted.mode})
+    options = session.options(args, os.cpu_count() or 1, runs=args.runs)
     side = wanted.resolution
     sizes = Scenario(wanted.batch, (side, side) if isinstance(side, int) else side, wanted.dims)
     return validate(path, sizes, options, args.device, args.timeout, args.memory_limit)

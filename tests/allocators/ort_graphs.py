@@ -243,6 +243,15 @@ def scan(length: int = 5, axis: int = 0, open_sizes: bool = False) -> Any:
     return net.model([image(8, width, name="start"), image(*sizes)], [(final, FLOAT, 2), (seen, FLOAT, 3)])
 
 
+def scatter() -> Any:
+    """Rows written into another tensor: ScatterND makes a copy of it, ScatterElements works in place."""
+    net = Net(15)
+    x = net.op("ScatterND", net.op("Exp", "x"), net.ints(0, 1, 2), net.op("Exp", net.weight(40)))
+    index = net.op("Unsqueeze", net.ints(0, 1), net.ints(0))
+    x = net.op("ScatterElements", net.op("Exp", x), index, net.weight(1, 2))
+    return net.model([image("batch", 40)], [(net.op("Exp", x), FLOAT, 2)])
+
+
 def sequence() -> Any:
     """Parts of a tensor by SplitToSequence: of two rows each, one each without the axis, and 1 and 5."""
     net = Net(12)
@@ -303,6 +312,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
     "scan_columns": lambda: scan(2, 1),
     "scan_open": lambda: scan(4, open_sizes=True),
     "scan_open_last": lambda: scan(3, 2, open_sizes=True),
+    "scatter": scatter,
     "sequence": sequence,
     "unread": unread,
     "partial_contents": partial_contents,

@@ -77,7 +77,7 @@ def test_categories_add_up(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.onnx"
     onnx.save(GRAPHS[name](), path)
     known = {d.dim_param for v in onnx.load(path).graph.input for d in v.type.tensor_type.shape.dim}
-    request = Request(dims={n: s for n, s in (("batch", 2), ("length", 16)) if n in known})
+    request = Request(dims={n: s for n, s in (("batch", 2), ("length", 16), ("width", 24)) if n in known})
     for options in (SessionOptions(), SessionOptions(enable_cpu_mem_arena=False), SessionOptions(provider="cuda")):
         peak = session_report(str(path), request, options).peak
         cuda = options.provider == "cuda"

@@ -25,7 +25,7 @@ from staticmem.validate.record import Meter, Record
 
 ROOT = Path(__file__).parents[2]
 ORT = pytest.mark.skipif(not ort_run.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
-DIMS = {"batch": 2, "length": 16}
+DIMS = {"batch": 2, "length": 16, "width": 24}
 
 
 def saved(tmp_path: Path, name: str) -> str:

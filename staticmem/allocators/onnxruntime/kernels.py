@@ -20,7 +20,7 @@ _ALIAS_BOTH = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Option
 
 _INPLACE_CPU = (
     "Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign", "HardSigmoid", "ThresholdedRelu",
-    "Celu", "Clip", "Softmax", "LogSoftmax", "Cast", "Scatter", "ScatterElements", "ScatterND", "Shrink",
+    "Celu", "Clip", "Softmax", "LogSoftmax", "Cast", "Scatter", "ScatterElements", "Shrink",
     "Trilu",
 )  # fmt: skip
 
