@@ -1,14 +1,17 @@
 """Which ops ran in place: exporting to ONNX makes every op out of place, and memory depends on the difference.
 
-Where the export names module classes, libraries say it themselves (their sources are named below). Elsewhere it is a
-guess from structure, made for networks with convolutions only, because `nn.ReLU(inplace=True)` is the habit there.
+Where the export names module classes, libraries say it themselves: `inplace.json`, and sources named below. Elsewhere
+it is a guess from structure, made for networks with convolutions only, because `nn.ReLU(inplace=True)` is the habit.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from staticmem.graph.ir import Graph, Note, Op, Ref
 
@@ -18,6 +21,7 @@ _ACTIVATIONS = (
     "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu",
     "aten::hardsigmoid", "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
 )  # fmt: skip
+CANDIDATES = (*_ACTIVATIONS, "aten::add")
 _MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
 
 # Residual blocks that write `out += identity`, from the sources of torchvision 0.15 to 0.28
@@ -39,6 +43,9 @@ _OUT_OF_PLACE = {
     "torchvision.models.swin_transformer": "",
     "torchvision.models.maxvit": "",
 }
+
+
+_LIBRARIES = ("torchvision.", "timm.", "transformers.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,31 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
     return replace(graph, ops=tuple(ops), notes=(*graph.notes, guess))
 
 
+@cache
+def known_places() -> Mapping[str, Mapping[str, bool]]:
+    """What published classes run in place: class -> where in it -> whether.
+
+    `inplace.json` is made by `scripts/inplace.py` from torch.export archives, which say it. Places whose exports differ
+    (the model chooses) are not in it.
+    """
+    places: Mapping[str, Mapping[str, bool]] = json.loads(
+        Path(__file__).with_name("inplace.json").read_text(encoding="utf-8")
+    )["classes"]
+    return places
+
+
+def owner_and_place(op: Op) -> tuple[str, str] | None:
+    """The innermost class of a published library that an op runs in, and where in it: a path (numbers as `*`) and the
+    op."""
+    for level in range(len(op.modules) - 1, -1, -1):
+        frame = op.modules[level]
+        if frame.cls.startswith(_LIBRARIES):
+            inner = op.modules[-1].path.removeprefix(frame.path).strip(".")
+            parts = ["*" if part.isdigit() else part for part in inner.split(".")]
+            return frame.cls, f"{'.'.join(parts)}:{op.base.rstrip('_')}"
+    return None
+
+
 def _facts(graph: Graph) -> _Facts:
     readers: Counter[str] = Counter(name for op in graph.ops for name in op.refs())
     producer = {name: op for op in graph.ops for name in op.outputs}
@@ -86,7 +118,7 @@ def _facts(graph: Graph) -> _Facts:
 
 def _can(op: Op, facts: _Facts) -> bool:
     """Whether autograd allows it: the first operand is an intermediate tensor that nobody else reads."""
-    if op.base not in (*_ACTIVATIONS, "aten::add") or not op.args or not isinstance(op.args[0], Ref):
+    if op.base not in CANDIDATES or not op.args or not isinstance(op.args[0], Ref):
         return False
     name = op.args[0].name
     if facts.readers[name] != 1 or name in facts.owned or name in facts.outputs or name not in facts.producer:
@@ -116,6 +148,11 @@ def _fresh(made: Op) -> bool:
 def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
     if not any(frame.cls for frame in op.modules):
         return _guess(op, graph, facts)
+    place = owner_and_place(op)
+    if place is not None:
+        known = known_places().get(place[0], {}).get(place[1])
+        if known is not None:
+            return known
     leaf = op.modules[-1].cls
     module, _, cls = leaf.rpartition(".")
     if op.base == "aten::add" and module.startswith(("torchvision.", "timm.", "transformers.")):
