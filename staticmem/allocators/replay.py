@@ -25,6 +25,9 @@ STEPS = 3
 Data: TypeAlias = Literal["resident", "each-step", "handed-over"]
 _FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")
 _At: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"
+# Kernels whose results are allocated in another order than they are returned in (aten/src/ATen/native/cuda/Dropout.cu,
+# `dropout_cuda`: the mask, then the result). The trace has them in the order of the ops that are recorded from outside.
+MASK_FIRST = ("aten.native_dropout.default",)
 STATE_IN_CONSTRUCTOR = ("sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
 
 
@@ -153,9 +156,10 @@ class _Builder:
         of kernel `index`."""
         script: list[tuple[int, int, Workspace | None]] = []
         changes: list[tuple[int, int]] = []
+        masks = self._masks()
         for buffer in self.trace.buffers:
             if buffer.born >= self.first:
-                changes.append((buffer.born, buffer.id))
+                changes.append((buffer.born, masks.get(buffer.id, buffer.id)))
             if buffer.died is not None and buffer.died >= self.first:
                 changes.append((buffer.died, ~buffer.id))
         changes.sort()
@@ -167,6 +171,18 @@ class _Builder:
             if tick in after:
                 script += [(tick, kernel, space) for kernel, space in after[tick]]
         return script
+
+    def _masks(self) -> dict[int, int]:
+        """Which buffer is allocated where the trace has another: the two of a kernel that allocates its mask first."""
+        kernels = {index for index, kernel in enumerate(self.trace.kernels) if kernel.name in MASK_FIRST}
+        found: dict[int, list[int]] = {}
+        for buffer in self.trace.buffers if kernels else ():
+            if buffer.kernel in kernels:
+                found.setdefault(buffer.kernel, []).append(buffer.id)
+        swapped: dict[int, int] = {}
+        for first, second in (pair for pair in found.values() if len(pair) == 2):
+            swapped[first], swapped[second] = second, first
+        return swapped
 
     def _workspaces(self, model: WorkspaceModel) -> tuple[_At, _At]:
         """The workspaces that come before, and those that come after, the event of a tick."""

@@ -182,3 +182,22 @@ def test_the_interval_is_that_of_one_more_draw() -> None:
     assert interval([n * 2 * MIB for n in values]) == round(1.812 * 45**0.5 * (12 / 11) ** 0.5) * 2 * MIB
     assert interval([2 * MIB] * 11) == 0
     assert interval([2 * MIB]) == 0
+
+
+def test_dropout_allocates_its_mask_before_its_result() -> None:
+    """at::native::dropout_cuda of Dropout.cu; the trace has the result first, as the op returns it."""
+    rows = [
+        ("w", "parameter", 0, None, 0, MIB),
+        ("y", "activation", 1, 4, 1, 4 * MIB),
+        ("mask", "activation", 2, 3, 1, MIB),
+    ]
+    trace = Trace(
+        kernels=[Kernel("model", "setup", -1), Kernel("aten.native_dropout.default", "forward", 0)],
+        buffers=[buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)],
+        phases=[("setup", 0), ("forward", 1)],
+        ticks=5,
+    )
+    found = process(trace, steps=1)
+    names = [trace.buffers[origin.buffer].name for origin in found.origins]
+    assert names == ["w", "mask", "y"]
+    assert [names[~call] for call in found.calls if call < 0] == ["mask", "y"]
