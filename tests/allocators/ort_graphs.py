@@ -246,7 +246,8 @@ def scan(length: int = 5, axis: int = 0, open_sizes: bool = False) -> Any:
 def scatter() -> Any:
     """Rows written into another tensor: ScatterND makes a copy of it, ScatterElements works in place."""
     net = Net(15)
-    x = net.op("ScatterND", net.op("Exp", "x"), net.ints(0, 1, 2), net.op("Exp", net.weight(40)))
+    rows = net.op("Unsqueeze", net.ints(0, 1), net.ints(1))
+    x = net.op("ScatterND", net.op("Exp", "x"), rows, net.weight(2, 40))
     index = net.op("Unsqueeze", net.ints(0, 1), net.ints(0))
     x = net.op("ScatterElements", net.op("Exp", x), index, net.weight(1, 2))
     return net.model([image("batch", 40)], [(net.op("Exp", x), FLOAT, 2)])

@@ -168,7 +168,7 @@ class _Frame:
             node = self.graph.nodes[position]
             workspace = 0
             if node.bodies:
-                self._control(node)
+                workspace = self._control(node)
             else:
                 for name in node.outputs:
                     if name:
@@ -238,19 +238,21 @@ class _Frame:
         if self.tracer is not None:
             self.tracer.free(root)
 
-    def _control(self, node: ExecNode) -> None:
+    def _control(self, node: ExecNode) -> int:
+        """Runs the bodies; gives what the node took beside values."""
         runs = self.sizes.bodies.get(node.outputs[0], [])
         if node.op == "If" and runs:
             self._if(node, node.bodies[runs[0].body], runs[0].sizes)
         elif node.op == "Loop":
             self._loop(node)
         elif node.op == "Scan" and node.outputs[0] in self.sizes.lengths:
-            run_scan(self, node, runs, self.sizes.lengths[node.outputs[0]])
+            return run_scan(self, node, runs, self.sizes.lengths[node.outputs[0]])
         else:
             self.session.result.unmodelled[f"{node.op} {node.name}"] = None
             for name in node.outputs:
                 if name:
                     self.make(name)
+        return 0
 
     def _if(self, node: ExecNode, body: ExecGraph, sizes: RunSizes) -> None:
         """A branch writes into the results of the If node: at once where their sizes are fixed, else when made."""

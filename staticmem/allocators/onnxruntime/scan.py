@@ -53,8 +53,8 @@ class ScanAxes:
         )
 
 
-def run_scan(frame: Frame, node: ExecNode, runs: list[BodyRun], length: int) -> None:
-    """Allocates and frees as the kernel does.
+def run_scan(frame: Frame, node: ExecNode, runs: list[BodyRun], length: int) -> int:
+    """Allocates and frees as the kernel does; gives the bytes that it took for itself.
 
     Args:
         frame: the graph around it.
@@ -67,7 +67,7 @@ def run_scan(frame: Frame, node: ExecNode, runs: list[BodyRun], length: int) -> 
     taken: list[Chunk | None] = [
         arena.allocate(frame.size(name)) for name, axis in zip(node.inputs[states:], axes.inputs, strict=False) if axis
     ]
-    given: dict[str, Callable[[], None]] = {name: _nothing for name in body.outputs[:states]}
+    given: dict[str, Callable[[], None]] = dict.fromkeys(body.outputs[:states], _nothing)
     for name in node.outputs[:states]:
         frame.make(name)
     turned: list[str] = []
@@ -85,8 +85,10 @@ def run_scan(frame: Frame, node: ExecNode, runs: list[BodyRun], length: int) -> 
         frame.turn(node, body, run, given)
     for name in turned:
         frame.make(name)
+    workspace = sum(chunk.requested for chunk in taken if chunk is not None)
     for chunk in taken:
         arena.free(chunk)
+    return workspace
 
 
 def _nothing() -> None:
