@@ -28,6 +28,10 @@ ROLES: Mapping[str, tuple[int, ...]] = {
     "Attention": (1, 2), "EmbedLayerNormalization": (2, 3, 4, 5, 6), "FusedMatMul": (1,), "BiasGelu": (1,),
     "MatMulNBits": (1, 2, 3), "Transpose": (0,), "DequantizeLinear": (0,),
 }  # fmt: skip
+# operator -> positions of inputs that hold numbers of the operator itself, whatever their names look like
+NUMBERS: Mapping[str, tuple[int, ...]] = {
+    "Resize": (1, 2), "Upsample": (1,), "Clip": (1, 2), "Pad": (2,), "Dropout": (1,), "OneHot": (2,),
+}  # fmt: skip
 TABLE = 256  # elements: integer constants of this size are tables, smaller ones are sizes and axes
 _GENERATED = re.compile(r"onnx::|/|val_\d|_val_|const|Constant|\d+$|_to_copy|t_\d|initializer_\d", re.IGNORECASE)
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
@@ -52,10 +56,12 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
     """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
     found = Weights()
     roles, stats = _roles(nodes)
+    numbers = {n for node in nodes for p in NUMBERS.get(node.op, ()) for n in node.inputs[p : p + 1]} - roles
     for tensor in graph.initializer:
         if not tensor.name:
             continue
-        _place(found, tensor_value(tensor), signature.kinds.get(tensor.name), roles, stats)
+        kind = signature.kinds.get(tensor.name) or ("CONSTANT_TENSOR" if tensor.name in numbers else None)
+        _place(found, tensor_value(tensor), kind, roles, stats)
         contents = array(tensor)
         if contents is not None:
             found.contents[tensor.name] = contents
