@@ -56,6 +56,7 @@ class _Facts:
     convolutional: bool
     normalised: bool
     owned: frozenset[str]
+    first_reader: Mapping[str, Op]  # of those that take a value as an argument of its own, not in a list
 
 
 def apply(graph: Graph, policy: str = "auto") -> Graph:
@@ -111,8 +112,13 @@ def _facts(graph: Graph) -> _Facts:
     bases = Counter(op.base for op in graph.ops)
     convs = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"]
     owned = {p.value.name for p in (*graph.parameters, *graph.buffers)} | {v.name for v in graph.inputs}
+    first: dict[str, Op] = {}
+    for op in graph.ops:
+        for arg in op.args:
+            if isinstance(arg, Ref):
+                first.setdefault(arg.name, op)
     return _Facts(
-        readers, producer, frozenset(graph.outputs), convs > 1, bases["aten::batch_norm"] > 0, frozenset(owned)
+        readers, producer, frozenset(graph.outputs), convs > 1, bases["aten::batch_norm"] > 0, frozenset(owned), first
     )
 
 
@@ -192,8 +198,8 @@ def _guess(op: Op, graph: Graph, facts: _Facts) -> bool:
 
 def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:
     if made.base == "aten::batch_norm" and "-" not in leaf:
-        after = [o for o in graph.ops if Ref(op.outputs[0]) in o.args]
-        return len(after) >= 1 and after[0].base == "aten::relu"  # torchvision's ResNet; MobileNetV2 has no ReLU there
+        after = facts.first_reader.get(op.outputs[0])
+        return after is not None and after.base == "aten::relu"  # torchvision's ResNet; MobileNetV2 has no ReLU there
     scaled = [a for a in made.args if isinstance(a, Ref)]
     if made.base != "aten::mul" or len(scaled) != 2:
         return False
