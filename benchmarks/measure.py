@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[1]
+LIMIT = 300  # seconds on the clock for one child; more than anything here takes, but on a machine that is busy
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,12 @@ class Series:
         return float(median(json.loads(run.output)[key] for run in self.runs))
 
 
-def run(command: Sequence[str]) -> Run:
-    """Runs a child to its end. Peak memory is `ru_maxrss` of that child alone (wait4).
+class ChildError(Exception):
+    """A child that ended with an error, or was ended because it took too long."""
+
+
+def run(command: Sequence[str], limit: float = LIMIT) -> Run:
+    """Runs a child to its end, at most `limit` seconds on the clock. Peak memory is its own `ru_maxrss` (wait4).
 
     A child starts with the peak of the process that forks it, so this process imports nothing large.
     """
@@ -59,13 +66,19 @@ def run(command: Sequence[str]) -> Run:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # installed: with .pyc files
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
-    with child.stdout as pipe:
-        output = pipe.read()
-    _, status, usage = os.wait4(child.pid, 0)
+    watch = threading.Timer(limit, os.kill, (child.pid, signal.SIGKILL))  # child.kill() might reap it
+    watch.start()
+    try:
+        with child.stdout as pipe:
+            output = pipe.read()
+        _, status, usage = os.wait4(child.pid, 0)
+    finally:
+        watch.cancel()
     clock = time.perf_counter() - start
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit {child.returncode}")
+        late = f"not done after {limit:.0f} seconds" if clock >= limit else f"exit {child.returncode}"
+        raise ChildError(f"{' '.join(command)}: {late}")
     unit = 1 if sys.platform == "darwin" else 1024
     return Run(usage.ru_utime + usage.ru_stime, clock, usage.ru_maxrss * unit, output)
 

@@ -6,9 +6,9 @@
     python benchmarks/run.py --json FILE   # every sample as well
     python benchmarks/run.py --exports FOLDER --peers PYTHON   # beside MemTracker and torchinfo (peers.py, exports.py)
 
-Times are processor time (see measure.py). Nothing but staticmem and its
-dependencies is needed, except for --exports and --peers. Targets are what the
-project aims at on one core of a recent server; a ratio hardly depends on the machine, a time does.
+A part that fails or takes too long is named and left out, and the exit status is 1. Times are processor time (see
+measure.py). Nothing but staticmem and its dependencies is needed, except for --exports and --peers. Targets are what
+the project aims at on one core of a recent server; a ratio hardly depends on the machine, a time does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compare import compare
-from measure import ROOT, Series, interleaved, machine, run
+from measure import ROOT, ChildError, Series, interleaved, machine, run
 from rows import Row, mib, ms, ratio, table
 
 CHILD = [sys.executable, str(ROOT / "benchmarks" / "child.py")]
@@ -30,6 +30,7 @@ GRAPHS = [sys.executable, str(ROOT / "benchmarks" / "graphs.py")]
 ONNX, PT2, VGG = (str(ROOT / "models" / name) for name in ("resnet50.onnx", "resnet50.pt2", "vgg19.onnx"))
 
 COLD = 2.5  # times the floor
+MILLION = 1800  # seconds on the clock that a graph of 1,000,000 nodes may take on a busy machine
 EMBEDDED = 1.1  # times the weightless file
 MEMORY = 1.5  # times the weightless file's peak: the kernel maps 64 KiB of the file around each read
 WARM = 0.025  # seconds
@@ -100,7 +101,7 @@ def growth(sizes: list[int], folder: Path, rounds: int) -> tuple[list[Row], list
     largest = {name: commands.pop(name) for name in [*commands] if name == "1,000,000 nodes"}
     found = interleaved(commands, rounds)
     for name, command in largest.items():  # minutes: once, and no round before
-        found[name] = Series(name, [run(command)])
+        found[name] = Series(name, [run(command, MILLION)])
     rows, reference = [], None
     base = next(iter(found.values())).rss
     for size, series in zip(sizes, found.values(), strict=True):
@@ -139,6 +140,7 @@ def main() -> None:
     sizes = [1_000, 10_000, *([] if quick else [100_000]), *([1_000_000] if arguments.million else [])]
     rows: list[Row] = []
     series: list[Series] = []
+    failed = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts: list[tuple[str, Callable[[], tuple[list[Row], list[Series]]]]] = [
@@ -152,7 +154,12 @@ def main() -> None:
         parts = [part for part in parts if arguments.only in (None, part[0])]
         for number, (title, part) in enumerate(parts, 1):
             print(f"part {number} of {len(parts)}: {title}", file=sys.stderr)
-            more_rows, more_series = part()
+            try:
+                more_rows, more_series = part()
+            except ChildError as error:
+                print(error, file=sys.stderr)
+                failed = True
+                continue
             rows += more_rows
             series += more_series
     on = machine()
@@ -161,6 +168,8 @@ def main() -> None:
     if arguments.json:
         data = {"machine": on, "rows": [asdict(r) for r in rows], "series": [asdict(s) for s in series]}
         Path(arguments.json).write_text(json.dumps(data, indent=1) + "\n")
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from staticmem.hardware.band import NOTHING, Band, exactly
@@ -69,7 +70,7 @@ def plans(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | Non
         return ()
     if cudnn is not None:
         return tuple(plan.workspace for plan in cudnn.plans(conv, architecture, limit=PLANS))
-    return tuple(form_bytes(conv, form) for form in forms(conv, architecture, version))
+    return _form_sizes(conv, architecture, version)
 
 
 def largest_plan(conv: Convolution, architecture: str, cudnn: Cudnn | None = None) -> Band:
@@ -102,8 +103,14 @@ def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:
     return exactly(found[0].workspace) if found else NOTHING
 
 
+@lru_cache(maxsize=4096)
+def _form_sizes(conv: Convolution, architecture: str, version: str) -> tuple[int, ...]:
+    """Bytes of the forms that the tables know for a convolution, the likeliest first."""
+    return tuple([form_bytes(conv, form) for form in forms(conv, architecture, version)])
+
+
 def _from_table(conv: Convolution, architecture: str, version: str) -> Band:
-    sizes = [form_bytes(conv, form) for form in forms(conv, architecture, version)]
+    sizes = _form_sizes(conv, architecture, version)
     if not sizes:  # no table: nothing, or a copy of all three tensors
         return Band(0, 0, sum(piece_bytes(conv, 8).values()))
     if len(conv.stride) == 3:  # the tables are of 2-D convolutions: their forms, within nothing and a copy of all
