@@ -136,6 +136,10 @@ def run(args: argparse.Namespace, kind: str) -> int:
         raise UsageError(
             f"no {kind} of a session", "There are table and json.", "Use -f table or -f json.", code="SM513"
         )
+    config = scenario.settings(args)
+    unused = sorted(name for name in (config.words if config is not None else ()) if name not in APPLIES)
+    if unused:
+        sys.stderr.write(f"Not used of the config, as a session does not train: {', '.join(unused)}\n")
     wanted = scenario.request(args, top=args.top)
     session = options(args, MAX_THREADS, provider=args.provider or PROVIDERS[0])
     with model_path(scenario.model_of(args)) as path:

@@ -194,3 +194,14 @@ def test_schema_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
     """Write it again with: staticmem schema session > schemas/session-1.schema.json"""
     assert main(["schema", "session"]) == 0
     assert capsys.readouterr().out == (ROOT / "schemas" / "session-1.schema.json").read_text(encoding="utf-8")
+
+
+def test_what_a_config_says_of_training_is_left_out(
+    chain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("version: 1\ntrain: {optimizer: adam, batch: 8}\n", encoding="utf-8")
+    code, out, err = run(capsys, chain, "--config", str(config), "-f", "json")
+    assert code == 0
+    assert json.loads(out)["scenario"]["batch"] == 8
+    assert err == "Not used of the config, as a session does not train: optimizer\n"
