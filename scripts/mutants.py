@@ -31,22 +31,24 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("staticmem", "tests", "models", "scripts", "docs", "schemas", "README.md", "pyproject.toml")
 
 # module -> what pytest is given; the quickest to fail come first
-_RULES = ["tests/rules/test_rules.py", "-k"]
+_BY_HAND = "tests/eager/test_by_hand.py"
+_RULES = [_BY_HAND, "tests/rules/test_rules.py", "-k"]
 _POINTWISE = (
-    "add or sub or mul or div or relu or where or pow or clamp or lerp or neg or exp or maximum or minimum or fmod or "
+    "by_hand or add or sub or mul or div or relu or where or pow or clamp or lerp or neg or exp or maximum or minimum or fmod or "
     "remainder or copy or fill or zero or rsub or sqrt"
 )
 AREAS: dict[str, list[str]] = {
-    "eager/autograd.py": ["tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/training/test_step.py",
-                          "tests/training/test_checkpointing.py", "tests/lifetimes/test_intervals.py"],
-    "eager/strides.py": ["tests/eager/test_strides.py"],
-    "lifetimes/intervals.py": ["tests/lifetimes", "tests/report/test_report.py"],
+    "eager/autograd.py": [_BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/training/test_step.py",
+                          "tests/training/test_checkpointing.py", "tests/lifetimes/test_intervals.py",
+                          "tests/rules/test_rules.py"],
+    "eager/strides.py": [_BY_HAND, "tests/eager/test_strides.py"],
+    "lifetimes/intervals.py": [_BY_HAND, "tests/lifetimes", "tests/report/test_report.py"],
     "allocators/cuda_caching.py": ["tests/allocators/test_replay.py", "tests/allocators/test_allocation_rules.py",
                                    "tests/allocators/test_real.py", "tests/allocators/test_invariants.py"],
     "allocators/expandable.py": ["tests/allocators/test_replay.py", "tests/allocators/test_allocation_rules.py",
                                  "tests/allocators/test_real.py", "tests/allocators/test_invariants.py"],
     "training/optimizers.py": ["tests/training/test_optimizers.py", "tests/training/test_step.py"],
-    "rules/convolution.py": [*_RULES, "conv"],
+    "rules/convolution.py": [*_RULES, "by_hand or conv"],
     "rules/pointwise.py": [*_RULES, _POINTWISE],
 }  # fmt: skip
 
@@ -234,6 +236,7 @@ def preload() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Faults that no test notices.")
     parser.add_argument("--module", action="append", choices=AREAS, help="of these modules; default: all")
+    parser.add_argument("--at", action="append", metavar="MODULE:LINE", help="only those of this line; may be repeated")
     parser.add_argument("--sample", type=int, help="this many, chosen by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600, help="stop after this time")
@@ -245,6 +248,8 @@ def main() -> int:
         for module in given.module or AREAS
         for mutant in mutants_of(module, (ROOT / "staticmem" / module).read_text(encoding="utf-8"))
     ]
+    if given.at:
+        planted = [mutant for mutant in planted if f"{mutant.module}:{mutant.line}" in given.at]
     print(f"{len(planted):,} faults in {len(given.module or AREAS)} modules", flush=True)
     if given.list:
         for mutant in planted:
