@@ -78,6 +78,19 @@ def test_an_unknown_condition_takes_the_larger_branch(tmp_path: Path) -> None:
     assert [n.code for n in graph.notes] == ["SM256"]
 
 
+def test_a_wide_branch_is_larger_than_one_of_more_nodes(tmp_path: Path) -> None:
+    """What counts is memory: one result of 200 elements is more than three of six."""
+    wide = helper.make_graph([node("Tile", ["x", "times"], ["a"])], "w", [], [helper.make_empty_tensor_value_info("a")])
+    chain = [node("Exp", ["x"], ["b0"]), node("Tanh", ["b0"], ["b1"]), node("Relu", ["b1"], ["b"])]
+    deep = helper.make_graph(chain, "d", [], [helper.make_empty_tensor_value_info("b")])
+    wide.initializer.append(ints("times", 10, 10))
+    nodes = [node("If", ["flag"], ["y"], then_branch=deep, else_branch=wide)]
+    inputs = [value("x", [2, 3]), value("flag", [], onnx.TensorProto.BOOL)]
+    graph = bound(model(nodes, inputs, ["y"]), tmp_path)
+    assert [op.base for op in graph.ops] == ["aten::repeat"]
+    assert graph.values["y"].shape == (20, 30)
+
+
 def static(batch: int, classes: int = 10) -> onnx.ModelProto:
     """A convolution, a baked flatten and a linear layer."""
     nodes = [

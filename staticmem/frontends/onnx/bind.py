@@ -34,7 +34,7 @@ def bind(model: OnnxModel, binding: Binding, spent: bool = False) -> Graph:
         if not structured and not listed:
             break
         net.filled()
-        guessed += branches.inline(proto.graph, net.consts)[1]
+        guessed += branches.inline(proto.graph, net.consts, net.values, model.opset)[1]
         endless += loops.unroll(proto.graph, net.consts, net.values, model.opset).guessed
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break

@@ -1,13 +1,17 @@
 """If nodes out of the way: a branch takes the place of its node before sizes are inferred again.
 
-A condition that is known at the bound sizes decides. Otherwise the branch with more nodes does: memory is then that of
-the more expensive one.
+A condition that is known at the bound sizes decides. Otherwise the branch whose results have more bytes is taken:
+memory is then that of the more expensive one. Where their sizes cannot be inferred, it is the branch with more nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
+
+from staticmem import dtypes
+from staticmem.graph.ir import Value
 
 MAX_ROUNDS = 8
 MAX_NODES = 1_000_000
@@ -18,8 +22,11 @@ def has_branches(graph: Any) -> bool:
     return any(node.op_type == "If" and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
-def inline(graph: Any, contents: Mapping[str, Any]) -> tuple[int, int]:
-    """Replaces the If nodes of a GraphProto by a branch; gives how many were decided and how many were guessed."""
+def inline(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int) -> tuple[int, int]:
+    """Replaces the If nodes of a GraphProto by a branch; gives how many were decided and how many were guessed.
+
+    `values` has the sizes of the outer graph, for the sizes in branches.
+    """
     nodes = list(graph.node)
     del graph.node[:]
     decided = guessed = 0
@@ -27,7 +34,7 @@ def inline(graph: Any, contents: Mapping[str, Any]) -> tuple[int, int]:
         branch = None
         if node.op_type == "If" and node.domain in ("", "ai.onnx"):
             condition = contents.get(node.input[0])
-            branch, known = _choose(node, condition)
+            branch, known = _choose(node, condition, values, opset)
             decided += branch is not None and known
             guessed += branch is not None and not known
         if branch is None:
@@ -37,14 +44,52 @@ def inline(graph: Any, contents: Mapping[str, Any]) -> tuple[int, int]:
     return decided, guessed
 
 
-def _choose(node: Any, condition: Any) -> tuple[Any, bool]:
+def _choose(node: Any, condition: Any, values: Mapping[str, Value], opset: int) -> tuple[Any, bool]:
     branches = {a.name: a.g for a in node.attribute if a.type == 5}
     yes, no = branches.get("then_branch"), branches.get("else_branch")
     if yes is None or no is None:
         return None, False
     if condition is not None and condition.size == 1:
         return (yes if bool(condition.reshape(-1)[0]) else no), True
-    return (yes if len(yes.node) >= len(no.node) else no), False
+    sizes = [_bytes(branch, values, opset) for branch in (yes, no)]
+    if None in sizes:
+        sizes = [len(branch.node) for branch in (yes, no)]
+    return (yes if sizes[0] >= sizes[1] else no), False
+
+
+def _bytes(branch: Any, values: Mapping[str, Value], opset: int) -> int | None:
+    """Bytes of all results of a branch; None where a size is not known."""
+    import onnx
+    from onnx import helper
+
+    codes = {dtype: code for code, dtype in dtypes.ONNX_CODES.items()}
+    made = {name for inner in branch.node for name in inner.output if name}
+    body = onnx.GraphProto()
+    body.CopyFrom(branch)
+    own = {t.name for t in body.initializer}
+    for name in {name for inner in branch.node for name in inner.input} - made - own:
+        value = values.get(name)
+        if value is not None and value.shape is not None and value.dtype in codes:
+            body.input.append(helper.make_tensor_value_info(name, codes[value.dtype], value.shape))
+    del body.value_info[:]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
+        )
+    except (onnx.shape_inference.InferenceError, ValueError):
+        return None
+    total = 0
+    for info in (*inferred.graph.value_info, *inferred.graph.output):
+        tensor = info.type.tensor_type
+        dims = tensor.shape.dim
+        if info.name not in made:
+            continue
+        dtype = dtypes.ONNX_CODES.get(tensor.elem_type)
+        if dtype is None or not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
+            return None
+        made.discard(info.name)
+        total += prod(d.dim_value for d in dims) * dtype.itemsize
+    return None if made else total
 
 
 def _insert(graph: Any, node: Any, branch: Any) -> None:
