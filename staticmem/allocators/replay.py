@@ -140,7 +140,9 @@ class _Builder:
         self.model = model_to_order(b for b in setup if b.category in ("parameter", "buffer", "communication"))
         self.inputs = [b for b in setup if b.category == "input"]
         self.state = _as_created(b for b in setup if b.category == "optimizer_state")
-        known = {b.id for b in (*self.model, *self.inputs, *self.state)}
+        # gradients that are there before the forward: zero_grad(set_to_none=False) keeps those of the first step
+        self.gradients = [b for b in setup if b.category == "gradient" and b.died is None]
+        known = {b.id for b in (*self.model, *self.inputs, *self.state, *self.gradients)}
         self.persistent = known
         self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before
         fixed_shapes = {b.shape for b in self.model}
@@ -221,7 +223,7 @@ class _Builder:
         early = [b for b in self.state if b.name.rpartition(".")[2] in STATE_IN_CONSTRUCTOR]
         for buffer in early:
             self._alloc(buffer, 0)
-        late = [b for b in self.state if b not in early]
+        late = [*self.gradients, *(b for b in self.state if b not in early)]
         old: list[int] = []  # ids of what the step before left, besides gradients
         gradients: list[int] = []
         for step in range(1, steps + 1):
@@ -234,6 +236,8 @@ class _Builder:
                 for id in old:
                     self._free(id)
             self._step(step, late if step == 1 else (), old)
+            if step == 1:  # a step without an optimizer
+                self._make_state([b for b in self.gradients if b.id not in self.now])
             old, gradients = self._left_over()
         return Process(
             tuple(self.calls), tuple(self.sizes), tuple(self.origins), tuple(self.marks), tuple(self.scales),

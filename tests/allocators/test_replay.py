@@ -201,3 +201,26 @@ def test_dropout_allocates_its_mask_before_its_result() -> None:
     names = [trace.buffers[origin.buffer].name for origin in found.origins]
     assert names == ["w", "mask", "y"]
     assert [names[~call] for call in found.calls if call < 0] == ["mask", "y"]
+
+
+def test_gradients_that_are_zeroed_stay_from_the_first_step_on() -> None:
+    """zero_grad(set_to_none=False): the first backward makes them, no later step makes or releases them."""
+    rows = [
+        ("fc.weight", "parameter", 0, None, 0, 2 * MIB),
+        ("fc.weight.grad", "gradient", 1, None, 1, 2 * MIB),
+        ("fc.weight.exp_avg", "optimizer_state", 2, None, 1, 2 * MIB),
+        ("h", "activation", 3, 5, 2, 3 * MIB),
+        ("added", "temporary", 4, 6, 3, 2 * MIB),
+    ]
+    for phases in ([("optimizer", 7)], []):
+        trace = Trace(
+            kernels=[Kernel(name, "forward", -1) for name in ("model", "aten.zeros_like", "aten.addmm", "aten.mm")],
+            buffers=[buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)],
+            phases=[("setup", 0), ("forward", 3), ("backward", 4), *phases],
+            ticks=8,
+        )
+        found = process(trace)
+        made = [origin for origin in found.origins if origin.buffer == 1]
+        assert [origin.step for origin in made] == [1]
+        assert ~found.origins.index(made[0]) not in found.calls
+        assert simulate(found.events).peak_allocated >= (2 + 2 + 3 + 2) * MIB
