@@ -51,10 +51,10 @@ def _choose(node: Any, condition: Any, values: Mapping[str, Value], opset: int) 
         return None, False
     if condition is not None and condition.size == 1:
         return (yes if bool(condition.reshape(-1)[0]) else no), True
-    sizes = [_bytes(branch, values, opset) for branch in (yes, no)]
-    if None in sizes:
-        sizes = [len(branch.node) for branch in (yes, no)]
-    return (yes if sizes[0] >= sizes[1] else no), False
+    first, second = _bytes(yes, values, opset), _bytes(no, values, opset)
+    if first is None or second is None:
+        first, second = len(yes.node), len(no.node)
+    return (yes if first >= second else no), False
 
 
 def _bytes(branch: Any, values: Mapping[str, Value], opset: int) -> int | None:
