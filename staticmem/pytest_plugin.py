@@ -4,9 +4,9 @@
     def test_training_fits(gpu_memory):
         gpu_memory(build_model(), example_inputs, optimizer="adamw", amp="bf16")
 
-`gpu_memory` is `staticmem.analyze`; the test fails where a report of it exceeds the budget. The marker takes the limit, the
-`metric` ("live", "allocated", "reserved" or "device"; "device" where `gpu` is given, else "live"), and defaults for the
-arguments of `analyze`.
+`gpu_memory` is `staticmem.analyze`; the test fails where a report of it exceeds the budget. The marker takes the limit,
+the `metric` ("live", "allocated", "reserved" or "device"; "device" where `gpu` is given, else "live"), and defaults for
+the arguments of `analyze`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def largest_batch(report: Report, units: str = "binary") -> str:
         behind = f"{found.batch + 1} needs {format_bytes(found.next_device_bytes, units)}"
     safe = f"{found.safe_batch} is" if found.safe_batch else "none is"
     return (
-        f"The largest batch on {found.gpu} is {found.batch} ({format_bytes(found.device_bytes or 0, units)}; {behind}); "
+        f"The largest batch on {found.gpu} is {found.batch} "
+        f"({format_bytes(found.device_bytes or 0, units)}; {behind}); "
         f"{safe} within 95 % of it with all that is uncertain."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from staticmem.graph.model import resolve
 
 def chain(path: Path, count: int, output: str = "y") -> None:
     names = ["x", *(f"v{i}" for i in range(count - 1)), output]
-    nodes = [helper.make_node("Relu", [a], [b], f"relu{i}") for i, (a, b) in enumerate(zip(names, names[1:]))]  # noqa: B905
+    nodes = [helper.make_node("Relu", [a], [b], f"relu{i}") for i, (a, b) in enumerate(pairwise(names))]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])
     y = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", 8])
     graph = helper.make_graph(nodes, "chain", [x], [y])
