@@ -170,9 +170,9 @@ class LargestBatch:
     """The largest batch of a configuration on a card.
 
     `batch` is the largest whose expected need is within the usable memory, 0 where not even the least is;
-    `device_bytes` is its need on the device, and `next_device_bytes` that of the batch behind it (None: the model takes none).
-    `safe_batch` is the largest whose whole band is within 95 % of the usable memory. `live_batch` is what live tensors
-    and the context alone would allow.
+    `device_bytes` is its need on the device, and `next_device_bytes` that of the batch behind it (None: the model
+    takes none). `safe_batch` is the largest whose whole band is within 95 % of the usable memory. `live_batch` is
+    what live tensors and the context alone would allow.
     """
 
     gpu: str
