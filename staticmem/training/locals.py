@@ -163,6 +163,10 @@ class _Locals:
             return True
         if last.base == "aten::mul" and len(readers) > 1 and len(last.modules) == depth + 1:
             return True
+        if maker.base == "aten::embedding":
+            # not what a model returns: the TorchScript exporter merges equal lookups (encoder and decoder with tied
+            # embeddings and the same ids), so that one of them is read in both
+            return False
         return len(maker.modules) > depth + 1 and _is_model(maker.modules[depth + 1])
 
     def _beside(self, op: Op) -> bool:

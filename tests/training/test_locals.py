@@ -63,6 +63,13 @@ def model_output() -> Graph:
     return b.graph(b.within("head:Linear").call("relu", p))
 
 
+def lookup_that_two_models_share() -> Graph:
+    b = Builder(x=(4, 4), ids=(4,))
+    b.within("m.encoder:transformers.models.t5.modeling_t5.T5Stack", "m.encoder.embed_tokens:Embedding")
+    p = b.call("embedding", X, Ref("ids"), name="p")
+    return b.graph(b.within("m.decoder:transformers.models.t5.modeling_t5.T5Stack").call("relu", p))
+
+
 def unpacked() -> Graph:
     b = Builder(x=(4, 4)).within(CHILD)
     b.call("chunk", X, 2, outputs=("p", "q"))
@@ -77,7 +84,8 @@ def chain() -> Graph:
 RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
     (operands, {"q": 1, "k": 1}), (product_for_a_child, {"r": 1}), (three_parts, {"p": 1, "q": 1, "r": 1}),
     (two_parts, {}), (two_children_added, {"p": 0, "q": 0}), (branch_plus_nothing, {"p": 0}),
-    (later_argument, {"q": 0}), (model_output, {"p": 0}), (unpacked, {"p": 1, "q": 1}),
+    (later_argument, {"q": 0}), (model_output, {"p": 0}),
+    (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
     (chain, {}),
 ]  # fmt: skip
 
