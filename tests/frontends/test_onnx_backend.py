@@ -74,7 +74,7 @@ def test_every_model_of_the_collection(tmp_path: Path) -> None:
             for found, sizes in zip(report.model.outputs, declared, strict=True):
                 if sizes is not None and found.shape is not None and tuple(found.shape) != sizes:
                     wrong.append(f"{path.stem}: {found.shape} is not {sizes}")
-    assert count > 1500
+    assert count > 1400  # 1,437 come with onnx 1.17
     assert compared > 1000
     assert wrong == []
     assert sum(messages.values()) <= count // 20, messages

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, defs, helper
 from onnx_models import model, node, scalar, targets, value, weight
 
 from staticmem.frontends.onnx import open_onnx
@@ -138,6 +138,7 @@ def test_a_cache_makes_keys_and_values_longer(tmp_path: Path) -> None:
     assert shapes(graph) == [(2, 4, 6, 8), (2, 2, 16, 8)]
 
 
+@pytest.mark.skipif(defs.onnx_opset_version() < 23, reason="this onnx does not infer the shapes of opset 23")
 def test_opset_23(tmp_path: Path) -> None:
     tensors = [weight("g", 8), weight("cos", 2, 6, 4), weight("sin", 2, 6, 4)]
     nodes = [

@@ -160,7 +160,8 @@ def test_two_at_once_leave_one_whole_file(tmp_path: Path) -> None:
 
 # A process that stops in the middle of a write: the data is in the temporary file, the name is not there yet.
 _STOPS = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell without a terminal starts without it
 import staticmem.cli.output as output
 def replace(*_):
     print("now", flush=True)
