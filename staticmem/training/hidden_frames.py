@@ -22,10 +22,12 @@ Stack = tuple[Frame, ...]
 Line = tuple[Stack, str, int]  # a running module call, and where it is
 
 
-def held_values(graph: Graph, policy: str = "expected") -> Held:
+def held_values(graph: Graph, policy: str = "expected", *, training: bool = False) -> Held:
     """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing.
 
     Without traces, the names that published classes use are known (`training.module_names`); "last-use" ignores them.
+    In training autograd holds most of what variables hold, and the peak is in backward: hidden frames are left out
+    (a guess at them put the peak of TNT-B, batch 8, 1.3 % too high, which is exact without).
     """
     named = held_until(graph)
     if not named:
@@ -33,7 +35,7 @@ def held_values(graph: Graph, policy: str = "expected") -> Held:
         if policy == "last-use" or not any(frame.cls for op in graph.ops[:64] for frame in op.modules):
             return guess
         return with_known_names(graph, guess, known_names(), only_add=policy == "named")
-    hidden = hidden_values(graph)
+    hidden = set() if training else hidden_values(graph)
     if not hidden:
         return Held(until=named)
     guessed = held_locals(graph, policy)

@@ -62,7 +62,7 @@ class Interpreter:
         self.unknown_bytes: Counter[str] = Counter()
         self.covered: Counter[str] = Counter()
         self.last_use = self._last_uses()
-        held = held_values(graph, locals_policy)
+        held = held_values(graph, locals_policy, training=e.training)
         self.locals = held.frames
         for name, index in held.until.items():
             self.last_use[name] = max(self.last_use.get(name, index), index)
