@@ -38,9 +38,11 @@ _POINTWISE = (
     "minimum or fmod or remainder or copy or fill or zero or rsub or sqrt"
 )
 AREAS: dict[str, list[str]] = {
-    "eager/autograd.py": [_BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py",
-                          "tests/training/test_step.py", "tests/training/test_checkpointing.py",
-                          "tests/lifetimes/test_intervals.py", "tests/rules/test_rules.py", "-k", "not batch_norm"],
+    "eager/autograd.py": [
+        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/training/test_step.py",
+        "tests/training/test_checkpointing.py", "tests/lifetimes/test_intervals.py", "tests/rules/test_rules.py",
+        "-k", "not batch_norm and not instance_norm",
+    ],
     "eager/strides.py": [_BY_HAND, "tests/eager/test_strides.py"],
     "lifetimes/intervals.py": [_BY_HAND, "tests/lifetimes", "tests/report/test_report.py"],
     "allocators/cuda_caching.py": ["tests/allocators/test_replay.py", "tests/allocators/test_allocation_rules.py",

@@ -11,12 +11,12 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from staticmem import files
 from staticmem.errors import UsageError
-from staticmem.report.model import SCHEMA, Report
+from staticmem.report.model import BEYOND_LIVE, SCHEMA, Report
 
 T = TypeVar("T")
 CODE = "SM173"
@@ -37,7 +37,17 @@ def load_report(path: str) -> Report:
             f"{path} is not a report", f"{said}; a report has {SCHEMA!r}.", "staticmem analyze MODEL -o FILE.json", CODE
         )
     report = build(Report, data, path)
+    _all_there(report.peak.bands, ("live",), path, "peak.bands")
+    if report.device is not None:
+        _all_there(report.peak.bands, ("allocated", "reserved", "device"), path, "peak.bands")
+        _all_there(report.peak.device_by_category, BEYOND_LIVE, path, "peak.device_by_category")
     return dataclasses.replace(report, alive=report.top_tensors)
+
+
+def _all_there(found: Mapping[str, Any], names: Iterable[str], path: str, where: str) -> None:
+    for name in names:
+        if name not in found:
+            raise UsageError(f"{path} is not a whole report", f"{where} lacks '{name}'.", "Write it again.", CODE)
 
 
 def read_json(path: str) -> Any:

@@ -75,6 +75,6 @@ def test_every_model_of_the_collection(tmp_path: Path) -> None:
                 if sizes is not None and found.shape is not None and tuple(found.shape) != sizes:
                     wrong.append(f"{path.stem}: {found.shape} is not {sizes}")
     assert count > 1400  # 1,437 come with onnx 1.17
-    assert compared > 1000
+    assert compared > 700  # 776 with onnx 1.17, which says fewer shapes
     assert wrong == []
     assert sum(messages.values()) <= count // 20, messages

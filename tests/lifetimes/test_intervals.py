@@ -163,3 +163,16 @@ def test_invariants(trace: Trace) -> None:
     assert lifetimes.peak_bytes == max(lifetimes.live) >= 0
     assert lifetimes.live[-1] == sum(b.size for b in trace.buffers if b.died is None)
     assert intervals(lifetimes.graph) == dict(enumerate(zip(lifetimes.born, lifetimes.died, strict=True)))
+
+
+def test_a_phase_in_which_nothing_happens() -> None:
+    """Its peak is what was alive when it began; nothing, where nothing was."""
+    r = Recorder()
+    r.trace.begin("first")
+    r.trace.begin("setup")
+    r.allocate(1000)
+    r.trace.begin("last")
+    found = liveness(r.trace)
+    assert [(phase.phase, phase.nbytes, phase.tick) for phase in found.phases.values()] == [
+        ("first", 0, 0), ("setup", 1024, 0), ("last", 1024, 0),
+    ]  # fmt: skip

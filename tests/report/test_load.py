@@ -57,6 +57,8 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
         (damaged(lambda d: d.update(peak=[])), "it has to be an object"),
         (damaged(lambda d: d["top_tensors"][0].update(shape={})), "'top_tensors[0].shape'"),
         (lambda d: [d], "is not a report"),
+        (damaged(lambda d: d["peak"]["bands"].pop("reserved")), "peak.bands lacks 'reserved'"),
+        (damaged(lambda d: d["peak"]["device_by_category"].pop("cached")), "peak.device_by_category lacks 'cached'"),
     ],
 )
 def test_what_is_no_report(report: Report, tmp_path: Path, change: Callable[[dict[str, Any]], Any], said: str) -> None:
