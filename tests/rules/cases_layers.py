@@ -10,7 +10,10 @@ from observe import Case, Spec, b, call, f, h, i
 from staticmem.eager.strides import numel
 
 LAST = "a CPU build has no cuDNN, which answers in channels last where input or weight prefer it (ConvUtils.h)"
-CUDNN = "a CPU build has no cuDNN: without statistics in inference, with a contiguous gradient in training"
+CUDNN = (
+    "a CPU build has no cuDNN: without statistics in inference; in training with a contiguous gradient, and with all "
+    "three gradients whoever asks for them (test_cuda_only.py)"
+)
 THREE = "the fake kernel takes contiguous results for fewer than 4 channels; upsample_bilinear2d_out_cuda does not"
 
 
@@ -122,13 +125,13 @@ def _norms() -> list[Case]:
         stats = (f(4).fixed, f(4).fixed)
         for training in (True, False):
             given: tuple[Any, ...] = (*stats, training, 0.1, 1e-5)
-            cudnn = ("forward", "saved", "backward") if len(x.shape) > 2 else ()
-            cases += [
-                call("aten::batch_norm", x, weight, bias, *given, True, skip=() if training else cudnn, why=CUDNN)
-            ]
+            cudnn: tuple[str, ...] = ("backward", "grads") if training else ("forward", "saved", "backward")
+            cudnn = cudnn if len(x.shape) > 2 else ()
+            cases += [call("aten::batch_norm", x, weight, bias, *given, True, skip=cudnn, why=CUDNN)]
             cases += [call("aten::batch_norm", x, None, None, *given, False)]
             cases += [call("aten::native_batch_norm", x, weight, bias, *given, roots=(0,))]
-        cases += [call("aten::batch_norm", x, weight, bias, None, None, True, 0.1, 1e-5, True)]
+        none = (None, None, True, 0.1, 1e-5, True)
+        cases += [call("aten::batch_norm", x, weight, bias, *none, skip=cudnn and ("backward", "grads"), why=CUDNN)]
     for x in (f(3, 4, 5), f(4, 3, 5).permute(1, 0, 2), f(6, 5)):
         cases += [
             call("aten::layer_norm", x, (5,), f(5), f(5), device="cpu"),
@@ -144,8 +147,10 @@ def _norms() -> list[Case]:
         ]
     for x in (f(2, 4, 5, 6), f(2, 4, 5)):
         for params in ((weight, bias), (None, None)):
-            cases += [call("aten::instance_norm", x, *params, None, None, True, 0.1, 1e-5, True)]
-            cases += [call("aten::instance_norm", x, *params, f(4).fixed, f(4).fixed, True, 0.1, 1e-5, False)]
+            skip = ("backward", "grads") if params[0] is not None else ()  # it is a batch norm
+            tracked = (f(4).fixed, f(4).fixed, True, 0.1, 1e-5, False)
+            cases += [call("aten::instance_norm", x, *params, *none, skip=skip, why=CUDNN)]
+            cases += [call("aten::instance_norm", x, *params, *tracked, skip=skip, why=CUDNN)]
     for x in (f(2, 6, 5), f(2, 6, 5, 4)):
         cases += [call("aten::native_group_norm", x, f(6), f(6), 2, 6, numel(x.shape[2:]), 3, 1e-5,
                        device="cpu", roots=(0,))]  # fmt: skip

@@ -28,6 +28,15 @@ def test_cudnn_batch_norm_copies_a_gradient_of_another_layout() -> None:
     assert [nbytes for nbytes, _ in observed(same).backward] == [960, 16, 16]
 
 
+def test_cudnn_batch_norm_makes_all_gradients() -> None:
+    """cudnn_batch_norm_backward: grad_input_t, grad_weight_t and grad_bias_t are allocated without a look at a mask."""
+    case = call("aten::batch_norm", *CUDNN, True, 0.1, 1e-5, True)
+    for pattern in filter(any, case.patterns()):
+        assert [nbytes for nbytes, _ in observed(case, *pattern).backward] == [960, 16, 16]
+    table = call("aten::batch_norm", f(3, 4), *CUDNN[1:], True, 0.1, 1e-5, True)  # no image: not cuDNN's
+    assert [nbytes for nbytes, _ in observed(table, True, False, False, False, False).backward] == [48]
+
+
 def test_batch_norm_statistics_are_float32_in_half_precision() -> None:
     """cuda/Normalization.cu and cudnn/BatchNorm.cpp: statistics in the accumulation type."""
     seen = observed(call("aten::batch_norm", h(2, 4, 5, 6), f(4), f(4), f(4).fixed, f(4).fixed, True, 0.1, 1e-5, True))
