@@ -18,7 +18,8 @@ SUFFIXES = {"txt": "table", "md": "md", "json": "json"}
 
 DESCRIPTION = """\
 What changed: the meters, categories and modules at the peak, tensors that are new, gone or of another size.
-Each side is a model, or a report that 'analyze -o FILE.json' saved. Flags of the scenario hold for models.
+Each side is a model, a config (.yaml), or a report that 'analyze -o FILE.json' saved. Flags of the scenario hold for
+models and configs.
 """
 
 EPILOG = """\
@@ -40,7 +41,9 @@ def add_parser(verbs: Any) -> None:
         allow_abbrev=False,
     )
     parser.set_defaults(run=run, parser=parser)
-    parser.add_argument("before", metavar="BEFORE", help="an .onnx or .pt2 file, or a saved report (.json)")
+    parser.add_argument(
+        "before", metavar="BEFORE", help="an .onnx or .pt2 file, a config (.yaml), or a saved report (.json)"
+    )
     parser.add_argument("after", metavar="AFTER", help="the same")
     scenario.add_scenario(parser)
     output = add_output(parser, FORMATS)
@@ -91,4 +94,8 @@ def _side(path: str, args: argparse.Namespace) -> Report:
         return load_report(path)
     from staticmem.analysis import run as analyze
 
+    if path.lower().endswith((".yaml", ".yml", ".toml")):
+        side = argparse.Namespace(**{**vars(args), "config": path, "model": None})
+        vars(side).pop("settings", None)  # those of another config
+        return analyze(scenario.model_of(side), scenario.request(side))
     return analyze(path, scenario.request(args))

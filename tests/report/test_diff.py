@@ -120,6 +120,22 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert found["meters"][0]["delta"] == 0
 
 
+def test_two_configs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, batch, optimizer in (("a", 2, "adam"), ("b", 4, "sgd")):
+        text = f"version: 1\nmodel: {MODELS / 'resnet18.pt2'}\ntrain: {{batch: {batch}, optimizer: {optimizer}}}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    sides = (str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
+    status, out, _ = run(capsys, *sides, "-f", "json")
+    assert status == 0
+    meters = json.loads(out)["meters"]
+    expected = [
+        analyze(MODELS / "resnet18.pt2", batch=b, optimizer=o).peak.live_bytes for b, o in ((2, "adam"), (4, "sgd"))
+    ]
+    assert [meters[0]["before"], meters[0]["after"]] == expected
+    status, out, _ = run(capsys, *sides, "--batch", "1", "-f", "json")  # flags hold over both
+    assert ["batch"] not in [row[:1] for row in json.loads(out)["settings"]]
+
+
 @pytest.mark.parametrize(("limit", "status"), [("0", 1), ("1GiB", 0), ("1000%", 0), ("0.5%", 1)])
 def test_max_increase(capsys: pytest.CaptureFixture[str], limit: str, status: int, tmp_path: Path) -> None:
     model, saved = str(MODELS / "resnet18.pt2"), str(tmp_path / "a.json")
