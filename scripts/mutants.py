@@ -39,8 +39,9 @@ _POINTWISE = (
 )
 AREAS: dict[str, list[str]] = {
     "eager/autograd.py": [
-        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/training/test_step.py",
-        "tests/training/test_checkpointing.py", "tests/lifetimes/test_intervals.py", "tests/rules/test_rules.py",
+        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/report/test_golden.py",
+        "tests/training/test_step.py", "tests/training/test_checkpointing.py", "tests/lifetimes/test_intervals.py",
+        "tests/rules/test_rules.py",
         "-k", "not batch_norm and not instance_norm",
     ],
     "eager/strides.py": [_BY_HAND, "tests/eager/test_strides.py"],
