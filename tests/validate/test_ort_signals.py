@@ -19,6 +19,11 @@ from staticmem.validate import ort_run
 ROOT = Path(__file__).parents[2]
 
 
+def _with_interrupts() -> None:
+    """A job of a shell without a terminal, such as CI's, starts with SIGINT ignored, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not ort_run.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -34,6 +39,7 @@ def test_temporary_folder_goes_with_a_signal(number: signal.Signals, tmp_path: P
     process = subprocess.Popen(
         [sys.executable, "-m", "staticmem", *words],
         cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=_with_interrupts,
     )  # fmt: skip
     try:
         end = time.monotonic() + 60
