@@ -1,6 +1,6 @@
 """Makes staticmem/recover/inplace.json from torch.export archives in training mode.
 
-    python scripts/inplace.py EXPORT.pt2... > staticmem/recover/inplace.json
+    python scripts/inplace.py "VERSIONS" EXPORT.pt2... > staticmem/recover/inplace.json
 
 For every class of torchvision and timm: which activations and additions in it ran in place. Places whose
 exports differ are left out.
@@ -43,17 +43,20 @@ def table(seen: Seen) -> dict[str, dict[str, bool]]:
     return {cls: places for cls, places in made.items() if places}
 
 
-def main(paths: Iterable[str]) -> None:
-    """Writes the table to standard output; what cannot be read is named on standard error."""
+def main(versions: str, paths: Iterable[str]) -> None:
+    """Writes the table to standard output; what cannot be read is named on standard error.
+
+    `versions` names the packages whose classes these are: "timm 1.0.31, torchvision 0.29.1".
+    """
     seen: Seen = {}
     for path in paths:
         try:
             collect(Study.open(path, Request(mode="train", optimizer="sgd")).graph, seen)
         except StaticmemError as error:
             print(f"{path}: {error}", file=sys.stderr)
-    about = "what classes run in place; scripts/inplace.py, from torch.export archives"
+    about = f"what classes run in place; scripts/inplace.py, from torch.export archives of {versions}"
     print(json.dumps({"about": about, "classes": table(seen)}, separators=(",", ":")).replace("},", "},\n"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,6 +1,6 @@
 """Makes staticmem/training/module_names.json from exports with stack traces.
 
-    python scripts/module_names.py EXPORT.pt2... > staticmem/training/module_names.json
+    python scripts/module_names.py "VERSIONS" EXPORT.pt2... > staticmem/training/module_names.json
 
 For every class of torchvision, timm and transformers: the variable that takes each result of its `forward`, as the
 source lines in the stack traces name it. Where calls of a class differ, the entry is null.
@@ -63,8 +63,11 @@ def table(seen: Seen) -> dict[str, dict[str, str | list[str | None]]]:
     return {cls: found for cls, found in made.items() if any(e for e in found.values())}
 
 
-def main(paths: Iterable[str]) -> None:
-    """Writes the table to standard output; what cannot be read is named on standard error."""
+def main(versions: str, paths: Iterable[str]) -> None:
+    """Writes the table to standard output; what cannot be read is named on standard error.
+
+    `versions` names the packages whose classes these are: "timm 1.0.31, torchvision 0.29.1".
+    """
     seen: Seen = {}
     for path in paths:
         try:
@@ -73,11 +76,13 @@ def main(paths: Iterable[str]) -> None:
             print(f"{path}: {error}", file=sys.stderr)
             continue
         collect(graph, seen)
-    about = "names that forward gives results; scripts/module_names.py, from stack traces of torch.export"
+    about = (
+        f"names that forward gives results; scripts/module_names.py, from stack traces of torch.export of {versions}"
+    )
     print(
         json.dumps({"about": about, "classes": table(seen)}, indent=None, separators=(",", ":")).replace("},", "},\n")
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])
