@@ -58,22 +58,14 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.progress import Progress
     from staticmem.scenarios import check_text
     from staticmem.scenarios.check import check
-    from staticmem.scenarios.config import Config
     from staticmem.scenarios.points import points
-    from staticmem.scenarios.sweep import is_config
     from staticmem.scenarios.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
     gpus, args.gpu = args.gpu, None
-    if args.model is not None and is_config(args.model):
-        if args.config is not None:
-            raise UsageError(
-                "two configs are given", f"{args.model} and --config {args.config}.", "Give one of them.", "SM197"
-            )
-        args.config, args.model = args.model, None
-    config = scenario.settings(args) or Config()
+    config = scenario.config_of(args)
     budgets = (*config.budgets, *(_budget(text) for text in args.budget))
     if not budgets:
         raise UsageError(

@@ -208,6 +208,24 @@ def settings(args: argparse.Namespace) -> Config | None:
     return found
 
 
+def config_of(args: argparse.Namespace) -> Config:
+    """The config of a verb that takes CONFIG|MODEL; `args.model` is None afterwards where it is a config.
+
+    Raises:
+        UsageError: a config is given twice.
+    """
+    from staticmem.scenarios.config import Config
+    from staticmem.scenarios.sweep import is_config
+
+    if args.model is not None and is_config(args.model):
+        if args.config is not None:
+            raise UsageError(
+                "two configs are given", f"{args.model} and --config {args.config}.", "Give one of them.", "SM197"
+            )
+        args.config, args.model = args.model, None
+    return settings(args) or Config()
+
+
 def _settings(args: argparse.Namespace) -> Config | None:
     from staticmem.scenarios import locate
 

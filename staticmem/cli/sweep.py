@@ -65,24 +65,13 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.report.json import plain_text
     from staticmem.scenarios import render
     from staticmem.scenarios.points import parse_axes, points
-    from staticmem.scenarios.sweep import is_config
     from staticmem.scenarios.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
     kind = chosen_format(args, SUFFIXES, "table")
     gpus, args.gpu = args.gpu, None
-    if args.model is not None and is_config(args.model):
-        if args.config is not None:
-            raise UsageError(
-                "two configs are given", f"{args.model} and --config {args.config}.", "Give one of them.", "SM197"
-            )
-        args.config, args.model = args.model, None
-    config = scenario.settings(args)
-    if config is None:
-        from staticmem.scenarios.config import Config
-
-        config = Config()
+    config = scenario.config_of(args)
     made = points(config, args.model, scenario.flags(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
     jobs = args.jobs or os.cpu_count() or 1
