@@ -53,7 +53,7 @@ def known_names() -> Names:
 
 def with_known_names(graph: Graph, held: Held, names: Names, only_add: bool = False) -> Held:
     """`held` of the policy, with what the table says where it says something; `only_add` lets go of nothing."""
-    decided, until = _known(graph, names)
+    decided, until = _known(graph, names, every=only_add)
     if not decided:
         return held
     frames = {v: depth for v, depth in held.frames.items() if only_add or (v, depth) not in decided}
@@ -110,8 +110,12 @@ def _name(entry: str | list[str | None] | None, nth: int) -> str | None:
     return entry[nth] if nth < len(entry) else None
 
 
-def _known(graph: Graph, names: Names) -> tuple[set[tuple[str, int]], dict[str, int]]:
-    """Values that the table decides, each with the level of the frame, and until which op they are held."""
+def _known(graph: Graph, names: Names, every: bool) -> tuple[set[tuple[str, int]], dict[str, int]]:
+    """Values that the table decides, each with the level of the frame, and until which op they are held.
+
+    `every`: also the known names of calls that are not all known. A name that an unknown result takes again is then
+    held for too long, which is what an upper bound may do.
+    """
     ends = _ends(graph)
     holds: dict[tuple[Stack, str], str] = {}  # what a name means now
     decided: set[tuple[str, int]] = set()
@@ -121,7 +125,7 @@ def _known(graph: Graph, names: Names) -> tuple[set[tuple[str, int]], dict[str, 
         until[value] = max(until.get(value, index), index)
 
     found = [(result, _name(names[result.cls].get(result.producer), result.nth)) for result in results(graph, names)]
-    unclear = {result.call for result, name in found if name is None and _matters(result, names)}
+    unclear = {result.call for result, name in found if name is None and not every and _matters(result, names)}
     for result, name in found:
         if name is None or result.call in unclear:
             continue

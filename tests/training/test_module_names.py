@@ -97,6 +97,14 @@ def test_the_upper_bound_lets_go_of_nothing() -> None:
     assert found.until == {"conv": 4}
 
 
+def test_the_upper_bound_has_the_known_names_of_calls_that_are_not_all_known() -> None:
+    """DLA's tree: `bottom` is known, and a child that only some trees have is not; the policy alone let `bottom` go."""
+    names: Names = {"lib.Block": {"conv": "bottom", "norm": "y", "aten::neg": [""], "aten::sin": [""]}}
+    graph = block(extra=True)
+    assert with_known_names(graph, Held(), names) == Held()
+    assert with_known_names(graph, Held(), names, only_add=True).until == {"conv": 5, "norm": 5}
+
+
 def test_producers_are_children_numbers_or_ops() -> None:
     b = Builder(x=(4, 4))
     y = b.within("layers.0:Layer").call("relu_", X)
