@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any
 
+from staticmem.validate.child import FailedError, answer
+
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -21,28 +23,8 @@ LEVELS = {
 _READ = ("mem_bytes_requested_in_use", "mem_bytes_in_use", "mem_in_use_peak", "mem_arena_held")
 
 
-class FailedError(Exception):
-    """`kind` says what the parent makes of it."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind, self.message = kind, message
-
-
 def main(path: str) -> int:
-    with open(path, encoding="utf-8") as file:
-        job = json.load(file)
-    try:
-        answer = _work(job)
-    except FailedError as failed:
-        answer = {"error": {"kind": failed.kind, "message": failed.message}}
-    except MemoryError:
-        answer = {"error": {"kind": "memory", "message": "the process has no more memory"}}
-    temporary = job["answer"] + ".part"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(answer, file)
-    os.replace(temporary, job["answer"])
-    return 0
+    return answer(path, _work)
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:

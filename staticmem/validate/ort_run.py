@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import signal
-import subprocess  # the child is this package's own module, without a shell
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.errors import StaticmemError
+from staticmem.validate import child
 from staticmem.validate.ort_inputs import RandomInput
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -93,38 +90,20 @@ def run(
     """
     require()
     job = _job(model, folder, inputs, options, strict_provider, memory_limit)
-    path = os.path.join(folder, "job.json")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(job, file)
-    errors = os.path.join(folder, "stderr.txt")
-    with open(errors, "wb") as stream:
-        try:
-            done = subprocess.run(  # noqa: S603
-                [sys.executable, "-m", "staticmem.validate.ort_child", path],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream, timeout=timeout, check=False,
-                env=_environment(),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise RunError(
-                f"the runs took longer than {timeout:g} seconds",
-                "The process was ended.",
-                "Choose smaller dimensions, or a larger --timeout.",
-                code="SM505",
-            ) from error
-    if not os.path.exists(job["answer"]):
-        raise _crashed(done.returncode, errors, memory_limit)
-    with open(job["answer"], encoding="utf-8") as file:
-        answer = json.load(file)
+    try:
+        answer = child.ask("staticmem.validate.ort_child", job, folder, timeout, child.environment())
+    except child.TookTooLong as error:
+        raise RunError(
+            f"the runs took longer than {timeout:g} seconds",
+            "The process was ended.",
+            "Choose smaller dimensions, or a larger --timeout.",
+            code="SM505",
+        ) from error
+    except child.Crashed as error:
+        raise _crashed(error, memory_limit) from error
     if "error" in answer:
         raise _failed(answer["error"], options)
     return _readings(answer, job["saved"])
-
-
-def _environment() -> dict[str, str]:
-    """The child finds this package where the parent found it."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _job(
@@ -185,18 +164,12 @@ def _readings(answer: dict[str, Any], saved: str) -> Readings:
     )
 
 
-def _crashed(code: int, errors: str, memory_limit: int | None) -> RunError:
-    with open(errors, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
-    if code == -getattr(signal, "SIGKILL", 9) or any("bad_alloc" in line or "MemoryError" in line for line in lines):
-        return memory_error("the system ended it" if code == -9 else lines[-1], memory_limit)
-    try:
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    except ValueError:
-        how = f"exit code {code}"
+def _crashed(crash: child.Crashed, memory_limit: int | None) -> RunError:
+    if crash.short_of_memory:
+        return memory_error(crash.said, memory_limit)
     return RunError(
         "the process that ran the model crashed",
-        f"{how}: {lines[-1][:300] if lines else 'it said nothing'}.",
+        f"{crash.how}: {crash.said or 'it said nothing'}.",
         "Try --optimization disable, or another version of onnxruntime.",
         code="SM504",
     )

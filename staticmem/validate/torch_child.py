@@ -7,34 +7,14 @@ those of a process. The job is JSON: the model's path, the words of the request,
 from __future__ import annotations
 
 import gc
-import json
-import os
 import sys
 from typing import Any
 
-
-class FailedError(Exception):
-    """`kind` says what the parent makes of it."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind, self.message = kind, message
+from staticmem.validate.child import FailedError, answer
 
 
 def main(path: str) -> int:
-    with open(path, encoding="utf-8") as file:
-        job = json.load(file)
-    try:
-        answer = _work(job)
-    except FailedError as failed:
-        answer = {"error": {"kind": failed.kind, "message": failed.message}}
-    except MemoryError as error:
-        answer = {"error": {"kind": "memory", "message": str(error) or "the process has no more memory"}}
-    temporary = job["answer"] + ".part"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(answer, file)
-    os.replace(temporary, job["answer"])
-    return 0
+    return answer(path, _work)
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import signal
-import subprocess  # the child is this package's own module, without a shell
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from staticmem.errors import StaticmemError
+from staticmem.validate import child
 
 RUNS = 3  # steps: what a prediction of device memory has
 TIMEOUT = 600.0  # seconds
@@ -105,7 +102,6 @@ def run(
         TorchRunError: SM220 to SM225, by what went wrong.
     """
     require_torch()
-    path = os.path.join(folder, "job.json")
     answer_path = os.path.join(folder, "answer.json")
     job = {
         "model": os.path.abspath(model), "words": dict(words), "device": device, "output_shape": list(output_shape),
@@ -113,37 +109,20 @@ def run(
         "snapshot": os.path.abspath(snapshot) if snapshot is not None and device == "cuda" else None,
         "answer": answer_path, "debug": debug,
     }  # fmt: skip
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(job, file)
-    errors = os.path.join(folder, "stderr.txt")
-    with open(errors, "wb") as stream:
-        try:
-            done = subprocess.run(  # noqa: S603
-                [sys.executable, "-m", "staticmem.validate.torch_child", path],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream, timeout=timeout, check=False,
-                env=_environment(),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise TorchRunError(
-                f"the steps took longer than {timeout:g} seconds",
-                "The process was ended.",
-                "Choose smaller dimensions, or a larger --timeout.",
-                code="SM224",
-            ) from error
-    if not os.path.exists(answer_path):
-        raise _crashed(done.returncode, errors)
-    with open(answer_path, encoding="utf-8") as file:
-        answer = json.load(file)
+    try:
+        answer = child.ask("staticmem.validate.torch_child", job, folder, timeout, child.environment())
+    except child.TookTooLong as error:
+        raise TorchRunError(
+            f"the steps took longer than {timeout:g} seconds",
+            "The process was ended.",
+            "Choose smaller dimensions, or a larger --timeout.",
+            code="SM224",
+        ) from error
+    except child.Crashed as error:
+        raise _crashed(error) from error
     if "error" in answer:
         raise _failed(answer["error"])
     return _readings(answer)
-
-
-def _environment() -> dict[str, str]:
-    """The child finds this package where the parent found it."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _readings(answer: dict[str, Any]) -> TorchReadings:
@@ -174,19 +153,12 @@ def out_of_memory(why: str) -> TorchRunError:
     return TorchRunError("not enough memory to run the model", f"{why.rstrip('.')}.", _HINTS, code="SM222")
 
 
-def _crashed(code: int, errors: str) -> TorchRunError:
-    with open(errors, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
-    said = lines[-1][:300] if lines else "it said nothing"
-    if code == -getattr(signal, "SIGKILL", 9) or any("bad_alloc" in line or "MemoryError" in line for line in lines):
-        return out_of_memory("the system ended the process" if code < 0 else said)
-    try:
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    except ValueError:
-        how = f"exit code {code}"
+def _crashed(crash: child.Crashed) -> TorchRunError:
+    if crash.short_of_memory:
+        return out_of_memory(crash.said)
     return TorchRunError(
         "the process that ran the model crashed",
-        f"{how}: {said}.",
+        f"{crash.how}: {crash.said or 'it said nothing'}.",
         "Try another version of PyTorch; if staticmem itself failed, report it.",
         code="SM223",
     )

@@ -17,7 +17,7 @@ from ort_graphs import GRAPHS, Net, image
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
-from staticmem.validate import ort_run
+from staticmem.validate import child, ort_run
 from staticmem.validate.ort_inputs import RandomInput, plan_inputs
 from staticmem.validate.ort_model import prepare
 from staticmem.validate.ort_validate import Scenario, validate
@@ -132,9 +132,9 @@ def test_a_crash_of_the_process(tmp_path: Path, scratch: Path, monkeypatch: pyte
     fake = tmp_path / "fake"
     fake.mkdir()
     (fake / "onnxruntime.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    real = ort_run._environment()
+    real = child.environment()
     path = os.pathsep.join((str(fake), real["PYTHONPATH"]))
-    monkeypatch.setattr(ort_run, "_environment", lambda: {**real, "PYTHONPATH": path})
+    monkeypatch.setattr(child, "environment", lambda: {**real, "PYTHONPATH": path})
     with pytest.raises(StaticmemError) as caught:
         run(saved(tmp_path, "conv_net"))
     assert caught.value.code == "SM504"
@@ -147,9 +147,9 @@ def test_a_run_that_does_not_end(tmp_path: Path, scratch: Path, monkeypatch: pyt
     fake = tmp_path / "fake"
     fake.mkdir()
     (fake / "onnxruntime.py").write_text("import time\ntime.sleep(600)\n")
-    real = ort_run._environment()
+    real = child.environment()
     path = os.pathsep.join((str(fake), real["PYTHONPATH"]))
-    monkeypatch.setattr(ort_run, "_environment", lambda: {**real, "PYTHONPATH": path})
+    monkeypatch.setattr(child, "environment", lambda: {**real, "PYTHONPATH": path})
     with pytest.raises(StaticmemError) as caught:
         validate(saved(tmp_path, "residual_net"), Scenario(), SessionOptions(), "cpu", timeout=1)
     assert caught.value.code == "SM505"

@@ -16,7 +16,7 @@ from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
 from staticmem.graph.model import resolve
-from staticmem.validate import torch_reconcile, torch_run
+from staticmem.validate import child, torch_reconcile, torch_run
 from staticmem.validate.record import Record
 from staticmem.validate.torch_predict import predicted, request_from, words_of
 from staticmem.validate.torch_reconcile import Row
@@ -201,7 +201,7 @@ def test_what_the_child_says(kind: str, code: str) -> None:
 )
 def test_how_the_child_ended(status: int, said: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "stderr").write_text(said, encoding="utf-8")
-    assert torch_run._crashed(status, str(tmp_path / "stderr")).code == code
+    assert torch_run._crashed(child.crash(status, str(tmp_path / "stderr"))).code == code
 
 
 # -- alignment -------------------------------------------------------------------------------------------------------
