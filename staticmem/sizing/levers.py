@@ -23,12 +23,13 @@ def block_class(study: Study) -> str | None:
 
 def levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
     """The levers that save something, the largest saving first. Those that train something else are left out, but for
-    optimizers with state of 8 bits."""
+    the same optimizer with state of 8 bits."""
     now = bench.live(Ask(request))
+    same = f"{bench.study.scenario.optimizer}-8bit"
     found = []
     for lever in candidates(bench.study):
-        optimizer = str(lever.words.get("optimizer", ""))
-        if (lever.changes == TRAINING and not optimizer.endswith("-8bit")) or set(lever.words) & set(DEVICE_ONLY):
+        other = lever.changes == TRAINING and lever.words.get("optimizer") != same
+        if other or set(lever.words) & set(DEVICE_ONLY):
             continue
         try:
             live = bench.live(Ask(replace(request, **lever.words)))
