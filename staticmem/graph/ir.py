@@ -13,13 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from staticmem.dtypes import DType
+from staticmem.graph.record import record
 
 if TYPE_CHECKING:
     import networkx as nx
     import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ref:
     """A use of a value by name: a tensor, or an integer that an op computed (`aten::sym_size`)."""
 
@@ -30,7 +31,7 @@ class Ref:
 Arg: TypeAlias = "Ref | int | float | bool | str | DType | tuple[Arg, ...] | None"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Frame:
     """A module call on Python's stack: its path (`layer1.0.conv1`) and class (`torch.nn.modules.conv.Conv2d`).
 
@@ -45,7 +46,7 @@ class Frame:
         return hash(self.path)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SourceLine:
     """A Python frame of an exporter's stack trace: where the model's code was when it called the op."""
 
@@ -58,7 +59,7 @@ class SourceLine:
 _BASES: dict[str, str] = {}  # target -> base: every pass over a graph asks each op several times
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Op:
     """One ATen call. `target` is `aten::add.Tensor`; args are positional and kwargs by name, as in the ATen schema."""
 
@@ -91,7 +92,7 @@ class Op:
             _collect(self.args, found)
             if self.kwargs:
                 _collect(tuple(self.kwargs.values()), found)
-            object.__setattr__(self, "_refs", tuple(found))
+            object.__setattr__(self, "_refs", tuple(found))  # what it says of the op does not change
         return self._refs or ()
 
 
@@ -103,7 +104,7 @@ def _collect(arg: Arg, found: list[str]) -> None:
             _collect(item, found)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Value:
     """A tensor of the graph: sizes in elements (None where the file does not say)."""
 
@@ -119,7 +120,7 @@ class Value:
         return n
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Parameter:
     """A tensor that the model owns. `fqn` is its name in the model; `alias_of` is set when its storage is another's."""
 
@@ -129,7 +130,7 @@ class Parameter:
     alias_of: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Note:
     """Something a reader of the report must know. `kind` is "assumption", "warning", "dropped" or "regrouped"."""
 

@@ -9,12 +9,12 @@ tuples and dicts are bracketed, and everything else is `str(value)` without quot
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from staticmem import dtypes
 from staticmem.graph.ir import Arg, Ref
+from staticmem.graph.record import record
 
 MAX_TEXT = 1 << 16
 MAX_DEPTH = 16
@@ -31,7 +31,7 @@ class FxTextError(ValueError):
     """The text is not a node in FX's format."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FxNode:
     """A parsed node. `target` is `aten::conv2d` (overload `default` left out), `prims::...` or `operator::mul`."""
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union
 
 from staticmem.graph.ir import Frame, Note, Op, Value
+from staticmem.graph.record import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Attr = Union[int, float, str, tuple[Any, ...], "np.ndarray", "Subgraph", None]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Subgraph:
     """The body of If, Loop or Scan."""
 
@@ -28,7 +29,7 @@ class Subgraph:
     initializers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Node:
     """A node of the file. `fx`, `scopes` and `classes` are the exporter's metadata, empty where there is none."""
 
