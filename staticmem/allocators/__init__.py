@@ -3,7 +3,8 @@
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.events import Event, alloc, free
 from staticmem.allocators.jitter import Band, reserved_band
-from staticmem.allocators.replay import Process, process
+from staticmem.allocators.process import Process
+from staticmem.allocators.replay import process
 from staticmem.allocators.result import BlockState, Fragmentation, OutOfMemory, Replay, SegmentState
 from staticmem.allocators.settings import Settings, parse_settings
 from staticmem.allocators.workspace import Workspace, WorkspaceModel

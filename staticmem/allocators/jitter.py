@@ -25,7 +25,7 @@ from staticmem.allocators.cuda_caching import DEFAULTS, simulate
 from staticmem.allocators.driver import Layout, ascending, descending, shuffled
 from staticmem.allocators.large_pool import LargePool
 from staticmem.allocators.peaks import Outline, outline
-from staticmem.allocators.replay import Process
+from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
 
@@ -70,27 +70,38 @@ def jitters(count: int) -> Iterator[Jitter]:
         yield Jitter(1 + scale if index % 2 else 1 - scale, layouts[(index - 1) % len(layouts)])
 
 
-def scaled(process: Process, scale: float, draw: int = 0, ids: Sequence[int] | None = None) -> list[int]:
-    """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.
+class Sizes:
+    """The sizes of some allocations of a process, as each jitter has them."""
 
-    `draw` above 0 chooses which kernels' workspaces are at a bound. `ids`: the sizes of these alone.
-    """
-    sizes: Sequence[int] = process.sizes
-    if draw and (process.bounds or process.strays):
-        sizes = drawn = list(sizes)
-        for id, (low, high) in process.bounds.items():
-            lot = (process.origins[id].kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
-            if lot < 2:
-                drawn[id] = high if lot else low
-        for id, (low, high) in process.strays.items() if has_strays(draw) else ():  # as often as docs/workspace.md says
-            lot = ((process.origins[id].kernel + high) * _FACTOR + draw) * _FACTOR >> 20 & 15
-            if lot < 2:
-                drawn[id] = high if lot else low
-    grows = process.scales
-    return [
-        round(nbytes * scale) if grows[id] and (nbytes := sizes[id]) > MIN_BLOCK else sizes[id]
-        for id in (range(len(sizes)) if ids is None else ids)
-    ]
+    def __init__(self, process: Process, ids: Sequence[int] | None = None) -> None:
+        """`ids`: these alone, in this order; all by default."""
+        chosen = range(len(process.sizes)) if ids is None else ids
+        self._sizes = [process.sizes[id] for id in chosen]
+        self._grows = [process.scales[id] for id in chosen]
+        at = {id: place for place, id in enumerate(chosen)}
+        origins = process.origins
+        self._bounds = [(at[id], origins[id].kernel, *band) for id, band in process.bounds.items() if id in at]
+        self._strays = [(at[id], origins[id].kernel, *band) for id, band in process.strays.items() if id in at]
+
+    def scaled(self, scale: float, draw: int = 0) -> list[int]:
+        """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.
+
+        `draw` above 0 chooses which kernels' workspaces are at a bound.
+        """
+        sizes = self._sizes
+        if draw and (self._bounds or self._strays):
+            sizes = list(sizes)
+            for place, kernel, low, high in self._bounds:
+                lot = (kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
+                if lot < 2:
+                    sizes[place] = high if lot else low
+            # as often as docs/workspace.md says
+            for place, kernel, low, high in self._strays if has_strays(draw) else ():
+                lot = ((kernel + high) * _FACTOR + draw) * _FACTOR >> 20 & 15
+                if lot < 2:
+                    sizes[place] = high if lot else low
+        grown = {nbytes: round(nbytes * scale) if nbytes > MIN_BLOCK else nbytes for nbytes in set(sizes)}
+        return [grown[nbytes] if grows else nbytes for nbytes, grows in zip(sizes, self._grows, strict=True)]
 
 
 def is_quick(process: Process, settings: Settings, capacity: int | None = None) -> bool:
@@ -118,10 +129,11 @@ def reserved_band(
     nominal = nominal or simulate(process.events, settings, capacity, total=total, fallbacks=process.fallbacks)
     values, wide = [nominal.peak_reserved], list[int]()
     tight = nominal.oom is not None
+    sizes = Sizes(process)
     for draw, jitter in enumerate(jitters(replays)):
         if draw == 0:
             continue
-        events = process.served(scaled(process, jitter.scale, draw))
+        events = process.served(sizes.scaled(jitter.scale, draw))
         replay = simulate(events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=jitter.layout)
         if replay.oom is not None:
             tight = True
@@ -134,10 +146,10 @@ def reserved_band(
 def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> Band:
     """`reserved_band` for what `is_quick`; `pool` is of a growth of at least 1 + WIDTH."""
     values, wide = [nominal.peak_reserved], list[int]()
+    drawn = Sizes(process, pool.ids[: pool.early])
     for draw, jitter in enumerate(jitters(replays)):
         if draw:
-            sizes = scaled(process, jitter.scale, draw, pool.ids)
-            allocated, reserved = pool.peaks(sizes, jitter.layout, whole=False)
+            allocated, reserved = pool.peaks(drawn.scaled(jitter.scale, draw), jitter.layout, whole=False)
             into = wide if has_strays(draw) else values
             into.append(_of_nominal(reserved, allocated, nominal.peak_allocated))
     return _band(values, wide)

@@ -8,13 +8,22 @@ times as fast. The small pool splits every block, so what is allocated in it is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import add
+from typing import NamedTuple
 
 from staticmem.allocators.driver import Layout, ascending
-from staticmem.allocators.peaks import Outline, Peaks, joined, serve
-from staticmem.allocators.replay import STEPS, Process
+from staticmem.allocators.peaks import Outline, Peaks, serve
+from staticmem.allocators.process import Process
+from staticmem.allocators.replay import STEPS
 from staticmem.allocators.settings import SMALL_SIZE
+
+
+class Calls(NamedTuple):
+    """Calls for `serve` (`peaks.joined`), with the most that is allocated in the small pool from each of them to the
+    next, and `before` the first."""
+
+    calls: list[int]
+    beside: list[int]
+    before: int
 
 
 class LargePool:
@@ -22,50 +31,89 @@ class LargePool:
 
     Attributes:
         ids: the process's ids of these allocations, which are numbered anew here.
+        early: how many of them come before the last of three steps.
     """
 
     def __init__(self, process: Process, nominal: Outline, growth: float) -> None:
         """`growth` is the largest factor of sizes that any replay asks for."""
-        numbers: dict[int, int] = {}
-        for id, nbytes in enumerate(process.sizes):
-            most = max([nbytes, *(known[id][1] for known in (process.bounds, process.strays) if id in known)])
-            if most * growth > SMALL_SIZE:
-                numbers[id] = len(numbers)
-        self.ids = tuple(numbers)
-        # Between two of these calls the small pool has its own: the most that is allocated in it after each of them
-        calls: list[int] = []
-        beside: list[int] = []
-        blocks = nominal.blocks
-        small = most = 0
-        last = next((mark.event for mark in process.marks if mark.step == STEPS), -1)
-        steady = None
-        for index, call in enumerate(process.calls):
-            if index == last:
-                steady = len(calls)
-            number = numbers.get(call if call >= 0 else ~call)
-            if number is not None:
-                beside.append(most)
-                calls.append(number if call >= 0 else ~number)
-                most = small
-            elif call >= 0:
-                small += blocks[call]
-                most = max(most, small)
-            else:
-                small -= blocks[~call]
-        beside.append(most)
-        self._beside, self._small = beside, nominal.small
-        self._all = calls, joined(calls, len(self.ids))
-        before = calls[:steady]
-        self._before_last = before, joined(before, len(self.ids))
+        most = list(process.sizes)
+        for known in (process.bounds, process.strays):
+            for id, (_, high) in known.items():
+                most[id] = max(most[id], high)
+        self.ids = tuple([id for id, nbytes in enumerate(most) if nbytes * growth > SMALL_SIZE])
+        numbers = [-1] * len(most)
+        for number, id in enumerate(self.ids):
+            numbers[id] = number
+        last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
+        calls, beside, steady = _calls(process.calls, numbers, nominal.blocks, last)
+        early = calls[:steady]
+        self.early = sum(call >= 0 for call in early)
+        self._all = _joined(calls, beside, len(self.ids))
+        self._early = _joined(early, beside, self.early)
+        self._small = nominal.small
 
     def peaks(self, sizes: Sequence[int], layout: Layout = ascending, *, whole: bool = True) -> Peaks:
         """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together.
 
-        `whole` False leaves the last of three steps out.
+        `whole` False leaves the last of three steps out, and takes the sizes of the `early` ids only.
         """
-        calls, served = self._all if whole else self._before_last
-        found = serve(served, sizes, layout)
-        blocks = found.blocks
-        curve = accumulate([blocks[call] if call >= 0 else -blocks[~call] for call in calls], initial=0)
+        calls, beside, before = self._all if whole else self._early
+        found = serve(calls, sizes, layout, beside, before)
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
-        return Peaks(max(map(add, curve, self._beside)), found.peaks.reserved - found.small + self._small)
+        return Peaks(found.peaks.allocated, found.peaks.reserved - found.small + self._small)
+
+
+def _calls(
+    calls: Sequence[int], numbers: Sequence[int], blocks: Sequence[int], last: int
+) -> tuple[list[int], list[int], int]:
+    """The calls for ids with a number; the most bytes that the others have before the first of these calls and behind
+    each of them; how many of these calls come before call `last`."""
+    found: list[int] = []
+    beside: list[int] = []
+    small = most = steady = 0
+    for part in (calls[:last], calls[last:]):
+        steady = len(found)
+        for call in part:
+            if call >= 0:
+                number = numbers[call]
+                if number >= 0:
+                    beside.append(most)
+                    found.append(number)
+                    most = small
+                    continue
+                small += blocks[call]
+                if small > most:
+                    most = small
+            else:
+                number = numbers[~call]
+                if number >= 0:
+                    beside.append(most)
+                    found.append(~number)
+                    most = small
+                    continue
+                small -= blocks[~call]
+    beside.append(most)
+    return found, beside, steady
+
+
+def _joined(calls: Sequence[int], beside: Sequence[int], count: int) -> Calls:
+    """`peaks.joined`. What is beside a release that is joined is beside the last call that is not: what is allocated is
+    the same after both."""
+    found: list[int] = []
+    levels: list[int] = []
+    before, last = beside[0], -1
+    base = outer = -1  # the last entry that is no pair, and the one before it
+    for call, level in zip(calls, beside[1:], strict=False):
+        if call < 0 and ~call == last:
+            found[-1] = last + count
+            last, base = -1, outer
+            if base < 0:
+                before = max(before, level)
+            else:
+                levels[base] = max(levels[base], level)
+            continue
+        outer, base = base, len(found)
+        found.append(call)
+        levels.append(level)
+        last = call
+    return Calls(found, levels, before)

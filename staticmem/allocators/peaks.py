@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from staticmem.allocators.driver import Layout, ascending
@@ -30,13 +30,14 @@ class Peaks(NamedTuple):
 
 
 class Served(NamedTuple):
-    """`peaks`, the bytes of `small` segments among those reserved, the size of each id's block (0: empty), and the id
-    whose allocation opened the last segment (-1: there is none)."""
+    """`peaks`, the bytes of `small` segments among those reserved, the size of each id's block (0: empty), and the ids
+    whose allocations opened the last segment and first took what is allocated to its peak (-1: there is none)."""
 
     peaks: Peaks
     small: int
     blocks: list[int]
     opened: int
+    highest: int
 
 
 class Outline(NamedTuple):
@@ -67,10 +68,9 @@ def joined(calls: Sequence[int], count: int) -> list[int]:
 
 def outline(calls: Sequence[int], sizes: Sequence[int]) -> Outline:
     """The outline of `simulate` for calls without `joined` pairs."""
-    (allocated, reserved), small, blocks, opened = serve(joined(calls, len(sizes)), sizes)
-    curve = accumulate([blocks[call] if call >= 0 else -blocks[~call] for call in calls])
-    at = next((index for index, level in enumerate(curve) if level == allocated), 0)
-    return Outline(allocated, at, reserved, calls.index(opened) if opened >= 0 else 0, blocks, small)
+    (allocated, reserved), small, blocks, opened, highest = serve(joined(calls, len(sizes)), sizes)
+    at, opened_at = (calls.index(id) if id >= 0 else 0 for id in (highest, opened))
+    return Outline(allocated, at, reserved, opened_at, blocks, small)
 
 
 def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
@@ -78,27 +78,38 @@ def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
     return serve(calls, sizes, layout).peaks
 
 
-def serve(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Served:
+def serve(
+    calls: Sequence[int],
+    sizes: Sequence[int],
+    layout: Layout = ascending,
+    beside: Sequence[int] | None = None,
+    first: int = 0,
+) -> Served:
     """Serves `calls` with PyTorch's default settings.
 
     Args:
         calls: an id below `len(sizes)` is an allocation of `sizes[id]` bytes, `~id` its release; a larger one both at
             once (`joined`). Ids are used once, and what is released is alive.
+        beside: for each call the most bytes that are allocated elsewhere from then until the next; `first`: the most
+            before the first of them. They count for the peak of what is allocated.
     """
     count = len(sizes)
-    rounded = [-(-nbytes // MIN_BLOCK) * MIN_BLOCK for nbytes in sizes]
+    rounded = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in sizes]
     # Free blocks of a pool are (size, address, block). A block is a list, because making one is a third of the work:
     # its address and size, its neighbours in the segment, whether it is free, its pool.
     small: list[tuple[int, int, Any]] = []
     large: list[tuple[int, int, Any]] = []
     live: list[Any] = [None] * count
     blocks = [0] * count
-    allocated = reserved = peak = number = offset = small_segments = 0
-    opened = -1
-    for call in calls:
+    allocated = reserved = number = offset = small_segments = 0
+    peak = first
+    opened = highest = -1
+    for call, extra in zip(calls, repeat(0) if beside is None else beside, strict=False):
         if call < 0:
             block = live[~call]
             if block is None:  # an empty tensor
+                if allocated + extra > peak:
+                    peak = allocated + extra
                 continue
             address, size, before, behind, _, pool = block
             allocated -= size
@@ -119,11 +130,15 @@ def serve(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
                     behind[2] = block
             block[1], block[4] = size, True
             insort(pool, (size, address, block))
+            if allocated + extra > peak:
+                peak = allocated + extra
             continue
         passing = call >= count
         id = call - count if passing else call
         size = rounded[id]
         if not size:
+            if allocated + extra > peak:
+                peak = allocated + extra
             continue
         pool = small if size <= SMALL_SIZE else large
         at = bisect_left(pool, (size,))
@@ -153,8 +168,8 @@ def serve(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
             if not splits:
                 size = whole
             blocks[id] = size
-            if allocated + size > peak:
-                peak = allocated + size
+            if allocated + size + extra > peak:
+                peak, highest = allocated + size + extra, id
             continue
         if splits:
             before = block[2]
@@ -170,6 +185,6 @@ def serve(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending
         live[call] = block
         blocks[call] = size
         allocated += size
-        if allocated > peak:
-            peak = allocated
-    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, blocks, opened)
+        if allocated + extra > peak:
+            peak, highest = allocated + extra, call
+    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, blocks, opened, highest)

@@ -10,17 +10,15 @@ torch/optim/optimizer.py (`zero_grad(set_to_none=True)`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias, TypeVar
 
-from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
 from staticmem.allocators.placement import model_to_order
+from staticmem.allocators.process import Mark, Origins, Process
 from staticmem.allocators.workspace import FIRST, LAST, Workspace, WorkspaceModel
 from staticmem.eager.trace import Buffer, Trace
 
+T = TypeVar("T")
 STEPS = 3
 Data: TypeAlias = Literal["resident", "each-step", "handed-over"]
 _FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")
@@ -29,75 +27,6 @@ _At: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"
 # `dropout_cuda`: the mask, then the result). The trace has them in the order of the ops that are recorded from outside.
 MASK_FIRST = ("aten.native_dropout.default",)
 STATE_IN_CONSTRUCTOR = ("sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
-
-
-class Origin(NamedTuple):
-    """What an allocation is: a buffer of the trace (-1: a workspace, named by `what`), in a step (0: before them)."""
-
-    buffer: int
-    step: int
-    kernel: int
-    what: str = ""
-
-
-class Mark(NamedTuple):
-    """Events from index `event` on belong to this phase of this step; step 0 is what comes before the first."""
-
-    step: int
-    phase: str
-    event: int
-
-
-@dataclass(frozen=True)
-class Process:
-    """What a process asks of the allocator: `calls` has the id of each allocation and `~id` of each release in order.
-
-    `sizes[id]` are bytes, `origins[id]` says what it is, and `marks` where phases begin. `scales[id]` is True for what
-    grows with the batch: all but the model, what has the shape of a parameter (copies, gradients, optimizer state) and
-    workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
-    workspaces that are known as a band, `strays` the wider bounds of those that may lie outside of it. `empties` are
-    ids without bytes that stand for the cache being emptied.
-    """
-
-    calls: tuple[int, ...]
-    sizes: tuple[int, ...]
-    origins: tuple[Origin, ...]
-    marks: tuple[Mark, ...]
-    scales: tuple[bool, ...]
-    fallbacks: Mapping[int, tuple[int, ...]]
-    bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    empties: tuple[int, ...] = ()
-    strays: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-    @cached_property
-    def events(self) -> tuple[Event, ...]:
-        """The calls as events, for `simulate`."""
-        return self.served(self.sizes)
-
-    def served(self, sizes: Sequence[int]) -> tuple[Event, ...]:
-        """The same with other sizes."""
-        if self.empties:
-            sizes = list(sizes)
-            for id in self.empties:
-                sizes[id] = EMPTY_CACHE
-        return tuple([Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in self.calls])
-
-    def bound(self, most: bool) -> list[int]:
-        """`sizes` with every workspace at its most, or at its least."""
-        sizes = list(self.sizes)
-        for id, band in (*self.bounds.items(), *self.strays.items()):
-            sizes[id] = band[most]
-        return sizes
-
-    def mark_at(self, event: int) -> Mark:
-        """The phase that an event belongs to."""
-        at = bisect_left(self.marks, event + 1, key=lambda mark: mark.event)
-        return self.marks[max(at - 1, 0)]
-
-    def spans(self) -> Iterator[tuple[Mark, int]]:
-        """Each phase with the index of the event behind its last one."""
-        ends = [*(mark.event for mark in self.marks[1:]), len(self.calls)]
-        return zip(self.marks, ends, strict=True)
 
 
 def process(
@@ -124,13 +53,16 @@ class _Builder:
         self.trace, self.data = trace, data
         self.calls: list[int] = []
         self.sizes: list[int] = []
-        self.origins: list[Origin] = []
+        self.buffers: list[int] = []  # of each id: its buffer, its kernel, whether it grows with the batch
+        self.kernels: list[int] = []
         self.scales: list[bool] = []
+        self.whats: dict[int, str] = {}
+        self.starts: list[int] = [0]  # of each step: its first id
         self.marks: list[Mark] = []
         self.fallbacks: dict[int, tuple[int, ...]] = {}
         self.bounds: dict[int, tuple[int, int]] = {}
-        self.empties: list[int] = []
         self.strays: dict[int, tuple[int, int]] = {}
+        self.empties: list[int] = []
         self.kept: set[str] = set()
         self.now: dict[int, int] = {}  # buffer -> id of its present allocation
         starts = dict(trace.phases)
@@ -217,41 +149,71 @@ class _Builder:
     def run(self, steps: int) -> Process:
         self._mark(0, "setup")
         for buffer in self.model:
-            self._alloc(buffer, 0)
+            self._alloc(buffer)
         if self.data == "resident":
-            self._bring_data(0)
+            self._bring_data()
         early = [b for b in self.state if b.name.rpartition(".")[2] in STATE_IN_CONSTRUCTOR]
         for buffer in early:
-            self._alloc(buffer, 0)
+            self._alloc(buffer)
         late = [*self.gradients, *(b for b in self.state if b not in early)]
         old: list[int] = []  # ids of what the step before left, besides gradients
         gradients: list[int] = []
+        last = start = 0  # where the calls of the step before, and of this one, begin
         for step in range(1, steps + 1):
-            self._mark(step, "forward")
-            if self.data != "resident":
-                self._bring_data(step)
-            for id in gradients:  # zero_grad()
-                self._free(id)
-            if not self.previous:  # an inference: nothing of the pass before is held into this one
-                for id in old:
+            self.starts.append(len(self.sizes))
+            last, start = start, len(self.calls)
+            if step > 2:
+                self._again(step, last)
+            else:
+                self._mark(step, "forward")
+                if self.data != "resident":
+                    self._bring_data()
+                for id in gradients:  # zero_grad()
                     self._free(id)
-            self._step(step, late if step == 1 else (), old)
-            if step == 1:  # a step without an optimizer
-                self._make_state([b for b in self.gradients if b.id not in self.now])
-            old, gradients = self._left_over()
+                if not self.previous:  # an inference: nothing of the pass before is held into this one
+                    for id in old:
+                        self._free(id)
+                self._step(step, late if step == 1 else (), old)
+                if step == 1:  # a step without an optimizer
+                    self._make_state([b for b in self.gradients if b.id not in self.now])
+                old, gradients = self._left_over()
         return Process(
-            tuple(self.calls), tuple(self.sizes), tuple(self.origins), tuple(self.marks), tuple(self.scales),
-            self.fallbacks, self.bounds, tuple(self.empties), self.strays,
+            tuple(self.calls), tuple(self.sizes), Origins(self.buffers, self.kernels, self.starts, self.whats),
+            tuple(self.marks), tuple(self.scales), self.fallbacks, self.bounds, tuple(self.empties), self.strays,
         )  # fmt: skip
 
-    def _bring_data(self, step: int) -> None:
+    def _again(self, step: int, start: int) -> None:
+        """The step before once more, whose calls begin at `start`. From the second on steps differ in ids alone.
+
+        What is released is of the step before, or the model's: an id of the step itself stands for the same `count`
+        later, one of the step before that for the same buffer's.
+        """
+        first, end = self.starts[step - 1], self.starts[step]
+        count, buffers = end - first, self.buffers
+        made = {buffers[id]: id for id in range(first, end)}
+        calls = self.calls[start:]
+        for mark in [mark for mark in self.marks if mark.step == step - 1]:
+            self.marks.append(Mark(step, mark.phase, mark.event + len(calls)))
+        self.calls += [
+            call + count if call >= 0 else call - count if ~call >= first else ~made[buffers[~call]] for call in calls
+        ]
+        self.sizes += self.sizes[first:end]
+        self.buffers += buffers[first:end]
+        self.kernels += self.kernels[first:end]
+        self.scales += self.scales[first:end]
+        _repeat(self.whats, first, count)
+        _repeat(self.fallbacks, first, count)
+        _repeat(self.bounds, first, count)
+        _repeat(self.strays, first, count)
+
+    def _bring_data(self) -> None:
         if self.data == "each-step":
             for buffer in self.inputs:
                 if buffer.id in self.now:
                     self._free(self.now.pop(buffer.id))
         for buffer in self.inputs:
             gone = self.now.get(buffer.id)
-            self._alloc(buffer, step)
+            self._alloc(buffer)
             if gone is not None:
                 self._free(gone)
 
@@ -272,13 +234,13 @@ class _Builder:
                 if space.held and index != kernel:
                     self._release(held)
                 kernel = index
-                self._workspace(step, index, space, held)
+                self._workspace(index, space, held)
                 continue
             if index >= 0:
                 buffer = buffers[index]
                 if held and buffer.kernel != kernel:
                     self._release(held)
-                self._alloc(buffer, step)
+                self._alloc(buffer)
                 kernel = buffer.kernel
                 continue
             if held:
@@ -297,7 +259,7 @@ class _Builder:
 
     def _make_state(self, state: Sequence[Buffer]) -> None:
         for buffer in state:
-            self._alloc(buffer, 1)
+            self._alloc(buffer)
 
     def _left_over(self) -> tuple[list[int], list[int]]:
         """Ids of what a step leaves to the next: what lives until its loss is there, and gradients."""
@@ -313,28 +275,29 @@ class _Builder:
     def _mark(self, step: int, phase: str) -> None:
         self.marks.append(Mark(step, phase, len(self.calls)))
 
-    def _alloc(self, buffer: Buffer, step: int) -> None:
+    def _alloc(self, buffer: Buffer) -> None:
+        self.now[buffer.id] = self._new(buffer.nbytes, buffer.id, buffer.kernel, self.grows[buffer.id])
+
+    def _new(self, nbytes: int, buffer: int, kernel: int, grows: bool) -> int:
         id = len(self.sizes)
-        self.now[buffer.id] = id
         self.calls.append(id)
-        self.sizes.append(buffer.nbytes)
-        self.origins.append(Origin(buffer.id, step, buffer.kernel))
-        self.scales.append(self.grows[buffer.id])
+        self.sizes.append(nbytes)
+        self.buffers.append(buffer)
+        self.kernels.append(kernel)
+        self.scales.append(grows)
+        return id
 
     def _free(self, id: int) -> None:
         self.calls.append(~id)
 
-    def _workspace(self, step: int, kernel: int, space: Workspace, held: list[int]) -> None:
+    def _workspace(self, kernel: int, space: Workspace, held: list[int]) -> None:
         name = space.keep or space.once
         if name is not None:
             if name in self.kept:
                 return
             self.kept.add(name)
-        id = len(self.sizes)
-        self.calls.append(id)
-        self.sizes.append(space.nbytes)
-        self.origins.append(Origin(-1, step, kernel, space.what))
-        self.scales.append(space.keep is None)
+        id = self._new(space.nbytes, -1, kernel, space.keep is None)
+        self.whats[id] = space.what
         if space.fallbacks:
             self.fallbacks[id] = space.fallbacks
         if space.bounds is not None:
@@ -347,20 +310,19 @@ class _Builder:
             else:
                 self._free(id)
         if space.once is not None:
-            self._empty_cache(step, kernel)
-
-    def _empty_cache(self, step: int, kernel: int) -> None:
-        id = len(self.sizes)
-        self.empties.append(id)
-        self.calls.append(id)
-        self.sizes.append(0)
-        self.origins.append(Origin(-1, step, kernel, "empty_cache"))
-        self.scales.append(False)
+            id = self._new(0, -1, kernel, False)
+            self.whats[id] = "empty_cache"
+            self.empties.append(id)
 
     def _release(self, held: list[int]) -> None:
         for id in held:
             self._free(id)
         held.clear()
+
+
+def _repeat(known: dict[int, T], first: int, count: int) -> None:
+    """What is known of ids from `first` on holds for the ones `count` later too."""
+    known.update({id + count: value for id, value in known.items() if id >= first})
 
 
 def _as_created(state: Iterator[Buffer]) -> list[Buffer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from staticmem import dtypes
@@ -50,14 +51,53 @@ class Need:
     once: str | None = None
     strays: tuple[int, int] | None = None
 
-    def at(self, bound: str) -> Workspace:
-        """The workspace at a bound of its band; the expected one says the others too."""
-        low, _, high = self.band
-        bounds = (low, high) if bound == "expected" and low != high else None
+    @cached_property
+    def expected(self) -> Workspace:
+        """The expected workspace, which says the bounds too."""
+        low, nbytes, high = self.band
+        bounds = (low, high) if low != high else None
         return Workspace(
-            getattr(self.band, bound), self.after, self.held, self.keep, self.fallbacks, self.what, bounds, self.once,
-            self.strays if bound == "expected" else None,
-        )  # fmt: skip
+            nbytes, self.after, self.held, self.keep, self.fallbacks, self.what, bounds, self.once, self.strays
+        )
+
+    def at(self, bound: str) -> Workspace:
+        """The workspace at a bound of its band."""
+        if bound == "expected":
+            return self.expected
+        nbytes = getattr(self.band, bound)
+        return Workspace(nbytes, self.after, self.held, self.keep, self.fallbacks, self.what, None, self.once)
+
+
+@lru_cache(maxsize=4096)  # networks repeat convolutions, and a process that analyses one repeats them all
+def _conv_needs(
+    conv: Convolution,
+    after: int,
+    what: str,
+    architecture: str,
+    version: str,
+    benchmark: bool,
+    cudnn: Cudnn | None,
+) -> tuple[Need, ...]:
+    """What one pass of a convolution takes, with the smaller plans that are tried where it does not fit."""
+    band = workspace(conv, architecture, version, cudnn)
+    sizes = plans(conv, architecture, version, cudnn)
+    if benchmark:
+        band = fastest_plan(band, sizes)
+    fallbacks = (*(size for size in sizes[1:] if size < band.expected), 0) if band.expected else ()
+    strays = None if cudnn is not None else stray_bounds(conv, architecture, band)
+    known = band == NOTHING and strays is None
+    needs = () if known else (Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}", strays=strays),)
+    return (*_search(conv, after, what, architecture, cudnn), *needs) if benchmark else needs
+
+
+def _search(conv: Convolution, after: int, what: str, architecture: str, cudnn: Cudnn | None) -> tuple[Need, ...]:
+    """`cudnn.benchmark`, before the first call: a buffer for the largest plan, halved until it fits; when the fastest
+    is known, the cache is emptied (Conv_v8.cpp, generate_and_filter_plans and run_single_conv)."""
+    band = largest_plan(conv, architecture, cudnn)
+    if band == NOTHING:
+        return ()
+    halves = tuple(band.expected >> n for n in range(1, band.expected.bit_length()))
+    return (Need(band, after, fallbacks=halves, what=f"cuDNN {what}: search", once=f"search {conv}"),)
 
 
 # Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
@@ -77,8 +117,6 @@ class KernelWorkspaces:
         self._shapes = conv_ops.shapes_of(graph)
         self._last = conv_ops.channels_last_values(graph, self._shapes, self.setup.channels_last)
         self._forward: dict[int, Convolution | None] = {}
-        self._known: dict[Convolution, tuple[Band, tuple[int, ...]]] = {}
-        self._searched: dict[Convolution, Band] = {}
         self._results: dict[int, tuple[int, int]] = {}  # of recurrent layers: bytes of the result and of the reserve
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         self._cudnn = self.setup.profile.cudnn(self.setup.torch)
@@ -148,36 +186,9 @@ class KernelWorkspaces:
         self._forward[index] = conv
         return conv
 
-    def _ask(self, conv: Convolution) -> tuple[Band, tuple[int, ...]]:
-        """The band, and the smaller plans that are tried where it does not fit."""
-        if conv not in self._known:
-            setup = self.setup
-            band = workspace(conv, setup.architecture, self._cudnn, setup.cudnn)
-            sizes = plans(conv, setup.architecture, self._cudnn, setup.cudnn)
-            if setup.benchmark:
-                band = fastest_plan(band, sizes)
-            smaller = tuple(size for size in sizes[1:] if size < band.expected)
-            self._known[conv] = band, (*smaller, 0) if band.expected else ()
-        return self._known[conv]
-
-    def _conv_need(self, conv: Convolution, after: int, what: str) -> list[Need]:
-        band, fallbacks = self._ask(conv)
-        strays = None if self.setup.cudnn is not None else stray_bounds(conv, self.setup.architecture, band)
-        known = band == NOTHING and strays is None
-        needs = [] if known else [Need(band, after, fallbacks=fallbacks, what=f"cuDNN {what}", strays=strays)]
-        return [*self._search(conv, after, what), *needs] if self.setup.benchmark else needs
-
-    def _search(self, conv: Convolution, after: int, what: str) -> list[Need]:
-        """`cudnn.benchmark`, before the first call: a buffer for the largest plan, halved until it fits; when the
-        fastest is known, the cache is emptied (Conv_v8.cpp, generate_and_filter_plans and run_single_conv)."""
-        if conv not in self._searched:
-            setup = self.setup
-            self._searched[conv] = largest_plan(conv, setup.architecture, setup.cudnn)
-        band = self._searched[conv]
-        if band == NOTHING:
-            return []
-        halves = tuple(band.expected >> n for n in range(1, band.expected.bit_length()))
-        return [Need(band, after, fallbacks=halves, what=f"cuDNN {what}: search", once=f"search {conv}")]
+    def _conv_need(self, conv: Convolution, after: int, what: str) -> Sequence[Need]:
+        setup = self.setup
+        return _conv_needs(conv, after, what, setup.architecture, self._cudnn, setup.benchmark, setup.cudnn)
 
     def _conv_forward(self, kernel: int) -> Sequence[Need]:
         conv = self._convolution_of(kernel)

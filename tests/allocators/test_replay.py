@@ -9,7 +9,7 @@ import pytest
 from staticmem import dtypes
 from staticmem.allocators import Band, Process, Workspace, process, reserved_band, simulate
 from staticmem.allocators.events import RELEASE
-from staticmem.allocators.jitter import REPLAYS, has_strays, interval, jitters, scaled
+from staticmem.allocators.jitter import REPLAYS, Sizes, has_strays, interval, jitters
 from staticmem.allocators.placement import model_to_order
 from staticmem.allocators.workspace import FIRST
 from staticmem.eager.trace import Buffer, Kernel, Trace
@@ -169,7 +169,8 @@ def test_strays_widen_the_band_and_leave_the_median() -> None:
 
 def test_one_stray_in_eight_is_drawn_in_some_replays_and_none_in_the_others() -> None:
     found = process(step(), Straying((0, 300 * MIB)))
-    drawn = {draw: scaled(found, 1.0, draw) != scaled(found, 1.0) for draw in range(1, 400)}
+    sizes = Sizes(found)
+    drawn = {draw: sizes.scaled(1.0, draw) != sizes.scaled(1.0) for draw in range(1, 400)}
     assert not any(drawn[draw] for draw in drawn if not has_strays(draw))
     with_strays = [drawn[draw] for draw in drawn if has_strays(draw)]
     kernels = len({found.origins[id].kernel for id in found.strays})
