@@ -90,6 +90,30 @@ def _conv_needs(
     return (*_search(conv, after, what, architecture, cudnn), *needs) if benchmark else needs
 
 
+@lru_cache(maxsize=4096)
+def _backward_needs(
+    forward: Convolution,
+    x: Shape,
+    w: Shape,
+    results: tuple[Shape, ...],
+    architecture: str,
+    version: str,
+    benchmark: bool,
+    cudnn: Cudnn | None,
+) -> tuple[Need, ...]:
+    """What the backward of a convolution takes that makes gradients of these sizes."""
+    needs: list[Need] = []
+    waiting = [(x, BACKWARD_DATA, "backward data"), (w, BACKWARD_FILTER, "backward filter")]
+    for place, result in enumerate(results):
+        found = next((i for i, (shape, _, _) in enumerate(waiting) if shape == result), None)
+        if found is not None:
+            _, direction, what = waiting[found]
+            del waiting[: found + 1]
+            conv = conv_ops.of_pass(forward, direction)
+            needs += _conv_needs(conv, place, what, architecture, version, benchmark, cudnn)
+    return tuple(needs)
+
+
 def _search(conv: Convolution, after: int, what: str, architecture: str, cudnn: Cudnn | None) -> tuple[Need, ...]:
     """`cudnn.benchmark`, before the first call: a buffer for the largest plan, halved until it fits; when the fastest
     is known, the cache is emptied (Conv_v8.cpp, generate_and_filter_plans and run_single_conv)."""
@@ -98,10 +122,6 @@ def _search(conv: Convolution, after: int, what: str, architecture: str, cudnn: 
         return ()
     halves = tuple(band.expected >> n for n in range(1, band.expected.bit_length()))
     return (Need(band, after, fallbacks=halves, what=f"cuDNN {what}: search", once=f"search {conv}"),)
-
-
-# Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
-_GEMMS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_trilinear"))
 
 
 class KernelWorkspaces:
@@ -119,7 +139,8 @@ class KernelWorkspaces:
         self._forward: dict[int, Convolution | None] = {}
         self._results: dict[int, tuple[int, int]] = {}  # of recurrent layers: bytes of the result and of the reserve
         self._cublas = self.setup.profile.cublas(self.setup.torch)
-        self._cudnn = self.setup.profile.cudnn(self.setup.torch)
+        cudnn_version = self.setup.profile.cudnn(self.setup.torch)
+        self._conv_words = (self.setup.architecture, cudnn_version, self.setup.benchmark, self.setup.cudnn)
         self._learn_inputs()
 
     def workspaces(self, kernel: int) -> Sequence[Workspace]:
@@ -132,10 +153,7 @@ class KernelWorkspaces:
 
     def needs(self, kernel: int) -> Sequence[Need]:
         """The same with bands."""
-        name = self.trace.kernels[kernel].name
-        if name in _GEMMS:
-            return self._gemm(kernel, name)
-        rule = _RULES.get(name)
+        rule = _RULES.get(self.trace.kernels[kernel].name)
         needs = rule(self, kernel) if rule is not None else ()
         if kernel in self.trace.reductions:
             needs = (*needs, *self._reduction(kernel))
@@ -146,13 +164,14 @@ class KernelWorkspaces:
 
     # -- matrix products -----------------------------------------------------------------------------------------
 
-    def _gemm(self, kernel: int, name: str) -> Sequence[Need]:
+    def _gemm(self, kernel: int) -> Sequence[Need]:
         """The handle's workspace; autograd's thread has a handle of its own (CublasHandlePool.cpp: one a thread)."""
-        thread = "backward thread" if self.trace.kernels[kernel].phase == "backward" else "main thread"
+        call = self.trace.kernels[kernel]
+        thread = "backward thread" if call.phase == "backward" else "main thread"
         cublas = self._cublas
         size = exactly(cublas.workspace(self.setup.architecture))
         needs = [Need(size, keep=f"cuBLAS, {thread}" if cublas.kept else None, what="cuBLAS workspace")]
-        if name == "aten.addmm.default" and cublas.lt_nbytes:
+        if call.name == "aten.addmm.default" and cublas.lt_nbytes:
             keep = f"cublasLt, {thread}" if cublas.lt_kept else None
             needs.append(Need(exactly(cublas.lt_nbytes), keep=keep, what="cublasLt workspace"))
         return needs
@@ -186,13 +205,9 @@ class KernelWorkspaces:
         self._forward[index] = conv
         return conv
 
-    def _conv_need(self, conv: Convolution, after: int, what: str) -> Sequence[Need]:
-        setup = self.setup
-        return _conv_needs(conv, after, what, setup.architecture, self._cudnn, setup.benchmark, setup.cudnn)
-
     def _conv_forward(self, kernel: int) -> Sequence[Need]:
         conv = self._convolution_of(kernel)
-        return self._conv_need(conv, 0, "forward") if conv is not None else ()
+        return _conv_needs(conv, 0, "forward", *self._conv_words) if conv is not None else ()
 
     def _conv_backward(self, kernel: int) -> Sequence[Need]:
         """Data gradient and its workspace, given back, then weight gradient and its workspace (ConvShared.cpp)."""
@@ -200,16 +215,9 @@ class KernelWorkspaces:
         names = conv_ops.operands(self.graph.ops[self.trace.kernels[kernel].op]) if forward is not None else None
         if forward is None or names is None:
             return ()
-        needs: list[Need] = []
         x, w = (self._shapes[name] for name in names)
-        waiting = [(x, BACKWARD_DATA, "backward data"), (w, BACKWARD_FILTER, "backward filter")]
-        for place, buffer in enumerate(self._buffers.get(kernel, [])):
-            found = next((i for i, (shape, _, _) in enumerate(waiting) if shape == buffer.shape), None)
-            if found is not None:
-                _, direction, what = waiting[found]
-                del waiting[: found + 1]
-                needs += self._conv_need(conv_ops.of_pass(forward, direction), place, what)
-        return needs
+        results = tuple([buffer.shape for buffer in self._buffers.get(kernel, ())])
+        return _backward_needs(forward, x, w, results, *self._conv_words)
 
     # -- attention -----------------------------------------------------------------------------------------------
 
@@ -310,7 +318,11 @@ class KernelWorkspaces:
         return (Need(band, what="sort"),) if band != NOTHING else ()
 
 
+# Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
+_GEMMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_trilinear")
+
 _RULES: dict[str, Callable[[KernelWorkspaces, int], Sequence[Need]]] = {
+    **{f"aten.{name}.default": KernelWorkspaces._gemm for name in _GEMMS},
     "aten.convolution.default": KernelWorkspaces._conv_forward,
     "aten.convolution_backward.default": KernelWorkspaces._conv_backward,
     "aten.embedding_dense_backward.default": KernelWorkspaces._embedding_backward,
