@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from measure import ROOT, Series, interleaved
+from measure import ROOT, Series, interleaved, run
 from rows import Row, mib, ms
 
 FASTER = 10  # times MemTracker, at least
 MODELS = (("resnet50", 32), ("vit-b16", 32), ("decoder-1b", 1), ("decoder-70b", 1))
 WITHOUT_PEERS = ("decoder-70b",)  # minutes a run
+
+
+def footprint(onnxsim: str, staticmem: list[str], folder: Path, rounds: int) -> tuple[list[Row], list[Series]]:
+    """An inference of ResNet-50 from ONNX: the whole report, and onnxsim's "Memory Footprint" of the same graph.
+
+    Args:
+        onnxsim: an interpreter that has onnxsim.
+        staticmem: the command that is measured, up to the path.
+        folder: for the file with weights, which onnxsim reads, and for what it writes.
+    """
+    source, full = ROOT / "models" / "resnet50.onnx", folder / "footprint.onnx"
+    run([sys.executable, str(ROOT / "benchmarks" / "graphs.py"), "embed", str(source), str(full)])
+    simplify = [onnxsim, "-m", "onnxsim", str(full), str(folder / "simplified.onnx")]
+    found = interleaved(
+        {
+            "staticmem": [*staticmem, str(full), "--mode", "infer", "--batch", "1"],
+            "onnxsim": [*simplify, "--overwrite-input-shape", "x:1,3,224,224"],
+        },
+        rounds,
+    )
+    ours, other = found["staticmem"], found["onnxsim"]
+    return [
+        Row("cold resnet50.onnx with weights, inference, batch 1", ms(ours.seconds), mib(ours.rss)),
+        Row("  onnxsim", ms(other.seconds), mib(other.rss), f"{other.seconds / ours.seconds:.1f}x ours"),
+    ], [ours, other]
 
 
 def compare(exports: Path | None, python: str, staticmem: list[str], rounds: int) -> tuple[list[Row], list[Series]]:

@@ -5,6 +5,7 @@
     python benchmarks/run.py --million     # a graph of 1,000,000 nodes too: minutes, and several GiB
     python benchmarks/run.py --json FILE   # every sample as well
     python benchmarks/run.py --exports FOLDER --peers PYTHON   # beside MemTracker and torchinfo (peers.py, exports.py)
+    python benchmarks/run.py --onnxsim PYTHON                  # beside onnxsim's memory footprint
 
 A part that fails or takes too long is named and left out, and the exit status is 1. Times are processor time (see
 measure.py). Nothing but staticmem and its dependencies is needed, except for --exports and --peers. Targets are what
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from compare import compare
+from compare import compare, footprint
 from measure import ROOT, ChildError, Series, interleaved, machine, run
 from rows import Row, mib, ms, ratio, table
 
@@ -134,6 +135,9 @@ def main() -> None:
     parser.add_argument(
         "--peers", metavar="PYTHON", default="", help="an interpreter that has PyTorch: MemTracker beside"
     )
+    parser.add_argument(
+        "--onnxsim", metavar="PYTHON", default="", help="an interpreter that has onnxsim: its footprint beside"
+    )
     parser.add_argument("--only", metavar="PART", help="cold, embedded, warm, growth or compare")
     arguments = parser.parse_args()
     quick = arguments.quick
@@ -149,6 +153,11 @@ def main() -> None:
             *([] if quick else [("embedded", lambda: embedded("vgg19", VGG, folder, 15))]),
             ("warm", lambda: warm(1 if quick else 3, 11 if quick else 31)),
             ("compare", lambda: compare(arguments.exports, arguments.peers, ANALYZE, 1 if quick else 3)),
+            *(
+                [("compare", lambda: footprint(arguments.onnxsim, ANALYZE, folder, 1 if quick else 3))]
+                if arguments.onnxsim
+                else []
+            ),
             ("growth", lambda: growth(sizes, folder, 1 if quick else 3)),
         ]
         parts = [part for part in parts if arguments.only in (None, part[0])]
