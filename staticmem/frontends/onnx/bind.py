@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     from staticmem.frontends.onnx.model import OnnxModel
 
 
+_STRUCTURED = frozenset((*branches.OPERATORS, *loops.OPERATORS, *sequences.OPERATORS))
 _BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "torchvision::nms")
 
 
-def bind(model: OnnxModel, binding: Binding, spent: bool = False) -> Graph:
-    """The ATen graph at these sizes. `spent`: nobody needs the model's own proto afterwards."""
-    proto = shapes.bound_proto(model.proto, binding.shapes, in_place=spent)
-    net, extra = _net(model, proto, model.nodes)
+def bind(model: OnnxModel, binding: Binding) -> Graph:
+    """The ATen graph at these sizes."""
+    assert model.body is not None
     guessed = endless = 0
-    for _ in range(branches.MAX_ROUNDS):
+    proto: Any = None  # most graphs need no message of their own
+    if binding.rebound or not _STRUCTURED.isdisjoint(model.body.operators):
+        proto = model.body.proto(binding.shapes)
+    net, extra = _net(model, proto, binding, model.nodes)
+    for _ in range(branches.MAX_ROUNDS if proto is not None else 0):
         structured = branches.has_branches(proto.graph) or loops.has_loops(proto.graph)
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
         if not structured and not listed:
@@ -39,7 +43,7 @@ def bind(model: OnnxModel, binding: Binding, spent: bool = False) -> Graph:
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()
-        net, extra = _net(model, proto, tuple(converter.node(n) for n in proto.graph.node))
+        net, extra = _net(model, proto, binding, tuple(converter.node(n) for n in proto.graph.node))
     names = net.weights
     if binding.rebound:
         extra.notes.append(_rebind(model, binding, net, proto, extra.contents))
@@ -116,7 +120,7 @@ def _rebind(model: OnnxModel, binding: Binding, net: Net, proto: Any, contents: 
         for spec in model.inputs
     }
     old_proto = shapes.bound_proto(proto, own)
-    old, _ = _net(model, old_proto, tuple(net.nodes))
+    old, _ = _net(model, old_proto, binding, tuple(net.nodes))
     old.filled()
     changed = ", ".join(binding.rebound)
     start = {v.name: v for v in (*(net.values[i] for i in net.inputs), *_tensors(proto))}
@@ -141,15 +145,17 @@ def _tensors(proto: Any) -> list[Value]:
     return [tensor_value(t) for t in proto.graph.initializer]
 
 
-def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, weights.Weights]:
-    """The graph that recovery reads, with sizes as far as inference gets, and the tensors that the model owns."""
-    values = shapes.infer(proto)
+def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]) -> tuple[Net, weights.Weights]:
+    """The graph that recovery reads, with sizes as far as inference gets, and the tensors that the model owns. `proto`:
+    a bound ModelProto, None for that of the file."""
+    assert model.body is not None
+    values = shapes.infer(proto) if proto is not None else shapes.infer_body(model.body, binding.shapes)
     owned = model.weights
     extra = weights.Weights(
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
     )
     known = extra.all
-    for tensor in proto.graph.initializer:  # of branches that were inlined
+    for tensor in proto.graph.initializer if proto is not None else model.body.late:  # of branches that were inlined
         if tensor.name not in known:
             extra.constants[tensor.name] = tensor_value(tensor)
             contents = array(tensor)
@@ -168,7 +174,7 @@ def _net(model: OnnxModel, proto: Any, nodes: tuple[Node, ...]) -> tuple[Net, we
         opset=model.opset,
         producer=model.producer,
     )
-    net.fold = Folder(net, proto).run
+    net.fold = Folder(net, proto if proto is not None else model.body).run
     return net, extra
 
 

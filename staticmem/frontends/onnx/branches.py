@@ -13,13 +13,14 @@ from typing import Any
 from staticmem import dtypes
 from staticmem.graph.ir import Value
 
+OPERATORS = ("If",)
 MAX_ROUNDS = 8
 MAX_NODES = 1_000_000
 
 
 def has_branches(graph: Any) -> bool:
     """Whether a GraphProto has If nodes at its top level."""
-    return any(node.op_type == "If" and node.domain in ("", "ai.onnx") for node in graph.node)
+    return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
 def inline(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int) -> tuple[int, int]:

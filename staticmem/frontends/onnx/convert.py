@@ -11,6 +11,9 @@ from staticmem.graph.ir import Value
 from staticmem.recover.nodes import Attr, Node, Subgraph
 
 SMALL = 4096  # bytes of a tensor whose contents are kept
+SHARED = 512  # bytes of a node's attributes that are looked up among those of earlier nodes
+MOST = 4096  # sets of attributes that are kept for it; real models have some tens
+_PLAIN = (1, 2, 3, 6, 7, 8)  # AttributeProto.AttributeType: numbers, strings and lists of them
 
 _FX = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -20,40 +23,67 @@ _ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
 class Converter:
-    """Converts nodes; one for a file, because metadata texts repeat from node to node."""
+    """Converts nodes; one for a file, because names, attributes and metadata texts repeat from node to node."""
 
     def __init__(self) -> None:
         self._lists: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, str] = {}  # one object for each: a name stands where it is made and where it is read
+        self._attributes: dict[tuple[bytes, ...], dict[str, Attr]] = {(): {}}
+        self.bodies = False  # whether a node had a subgraph
 
-    def node(self, proto: Any) -> Node:
+    def node(self, proto: Any, strip: bool = False) -> Node:
+        """The node of a NodeProto. `strip`: its metadata are taken out, which inference has no use for."""
         fx = ""
         scopes: tuple[str, ...] = ()
         classes: tuple[str, ...] = ()
         stack = ""
-        for entry in proto.metadata_props:
-            key = entry.key
-            if key == _FX:
-                fx = entry.value
-            elif key == _SCOPES:
-                scopes = self._list(entry.value)
-            elif key == _CLASSES:
-                classes = self._list(entry.value)
-            elif key == _STACK:
-                stack = entry.value
+        metadata = proto.metadata_props
+        if metadata:
+            for entry in metadata:
+                key = entry.key
+                if key == _FX:
+                    fx = entry.value
+                elif key == _SCOPES:
+                    scopes = self._list(entry.value)
+                elif key == _CLASSES:
+                    classes = self._list(entry.value)
+                elif key == _STACK:
+                    stack = entry.value
+            if strip:
+                del metadata[:]
+        if strip and proto.doc_string:
+            proto.ClearField("doc_string")
+        same = self._names.setdefault
+        op, domain = proto.op_type, proto.domain
+        inputs, outputs = proto.input[:], proto.output[:]
         return Node(
-            proto.op_type,
-            "" if proto.domain == "ai.onnx" else proto.domain,
+            same(op, op),
+            "" if domain == "ai.onnx" else same(domain, domain),
             proto.name,
-            tuple(proto.input),
-            tuple(proto.output),
-            {a.name: self._attribute(a) for a in proto.attribute},
+            tuple(map(same, inputs, inputs)),
+            tuple(map(same, outputs, outputs)),
+            self._attrs(proto.attribute),
             fx,
             scopes,
             classes,
             stack,
         )
 
+    def _attrs(self, protos: Any) -> dict[str, Attr]:
+        """Attributes by name; one object for all nodes that have the same small ones."""
+        if not protos:
+            return self._attributes[()]
+        given = protos[:]
+        key = tuple([a.SerializeToString() for a in given])
+        found = self._attributes.get(key)
+        if found is None:
+            found = {a.name: self._attribute(a) for a in given}
+            if len(self._attributes) < MOST and sum(map(len, key)) < SHARED and all(a.type in _PLAIN for a in given):
+                self._attributes[key] = found
+        return found
+
     def subgraph(self, graph: Any) -> Subgraph:
+        self.bodies = True
         return Subgraph(
             tuple(self.node(n) for n in graph.node),
             tuple(i.name for i in graph.input),

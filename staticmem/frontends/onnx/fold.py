@@ -23,11 +23,13 @@ _NUMPY = {
     "bool": "bool", "int64": "int64", "int32": "int32", "float32": "float32", "float64": "float64",
     "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16",
 }  # fmt: skip
+_FOLDED = frozenset((*EVALUATE, "Constant", "Shape", "Size"))  # what `_contents` knows
 _CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
 
 
 class Folder:
-    """Evaluates size computations of a bound graph, in order. `model` is the ModelProto with the same nodes."""
+    """Evaluates size computations of a bound graph, in order. `model` is the ModelProto with the same nodes, or has its
+    `graph` and `opset_import`."""
 
     def __init__(self, net: Net, model: Any) -> None:
         self.net, self.model = net, model
@@ -35,17 +37,18 @@ class Folder:
 
     def run(self) -> None:
         """Fills `net.consts` and the holes in `net.values`."""
-        protos = self.model.graph.node
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
+            values = self.net.values
             for index, node in enumerate(self.net.nodes):
-                self._contents(node)
+                if node.op in _FOLDED:
+                    self._contents(node)
                 for name in node.outputs:
                     if not name:
                         continue
-                    value = self.net.values.get(name)
+                    value = values.get(name)
                     if value is None or value.shape is None:
-                        self._sizes(node, protos[index])
+                        self._sizes(node, self.model.graph.node[index])
                         self._contents(node)
                         break
 

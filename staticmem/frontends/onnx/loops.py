@@ -13,6 +13,7 @@ from typing import Any
 
 from staticmem.graph.ir import Value
 
+OPERATORS = ("Loop", "Scan")
 MAX_NODES = 200_000  # nodes that unrolling may make: a file of a few bytes can ask for any number
 
 
@@ -26,7 +27,7 @@ class Unrolled:
 
 def has_loops(graph: Any) -> bool:
     """Whether a GraphProto has Loop or Scan nodes at its top level."""
-    return any(node.op_type in ("Loop", "Scan") and node.domain in ("", "ai.onnx") for node in graph.node)
+    return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
 def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int) -> Unrolled:

@@ -12,6 +12,7 @@ from staticmem.frontends.onnx import metadata, sequences, weights
 from staticmem.frontends.onnx.convert import Converter
 from staticmem.frontends.onnx.functions import inlined
 from staticmem.frontends.onnx.guard import guarded
+from staticmem.frontends.onnx.shapes import Body, give_back
 from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
 from staticmem.recover.nodes import Attr, Node, Subgraph
@@ -21,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*$")
 
 
 class OnnxModel:
-    """A model of an ONNX file. `proto` is kept without metadata and old shapes: it is what inference gets.
+    """A model of an ONNX file. `body` is its proto without metadata and old shapes: it is what inference gets.
 
     With `again`, which reads the file once more, a large model lets its nodes go when it is bound: the ATen graph takes
     their place in memory.
@@ -39,24 +40,20 @@ class OnnxModel:
         self.opset: int = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
         self.signature = metadata.read(graph)
         converter = Converter()
-        self.nodes: tuple[Node, ...] = tuple(converter.node(n) for n in graph.node)
+        self.nodes: tuple[Node, ...] = tuple([converter.node(n, strip=True) for n in graph.node])
         self.weights = weights.collect(graph, self.nodes, self.signature)
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
         self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
         ranges = self.signature.ranges
         self.symbols: Mapping[str, SymbolRange] = {name: _positive(ranges.get(name)) for name in symbols}
         self.outputs = tuple(o.name for o in graph.output)
-        self._check_defined()
+        self._check_defined(converter.bodies)
         self._pair_renamed_inputs()
-        for node in graph.node:
-            del node.metadata_props[:]
-            if node.doc_string:
-                node.ClearField("doc_string")
         sequences.slice_splits(graph, self.nodes, self.weights.contents)
         del graph.value_info[:]
         del graph.metadata_props[:]
         del graph.quantization_annotation[:]
-        self.proto = proto
+        self.body: Body | None = Body(proto, self.weights.all)
 
     def bind(self, binding: Binding) -> Graph:
         """The ATen graph at these sizes.
@@ -65,7 +62,6 @@ class OnnxModel:
             DimensionError: a size that was asked for contradicts a shape that is fixed in the file.
         """
         from staticmem.frontends.onnx.bind import bind
-        from staticmem.frontends.onnx.shapes import give_back
 
         with guarded(self.path):
             if not self.nodes and self.again is not None:
@@ -77,19 +73,19 @@ class OnnxModel:
                         "Run it again.",
                         code="SM158",
                     )
-                self.nodes, self.proto = fresh.nodes, fresh.proto
+                self.nodes, self.body = fresh.nodes, fresh.body
             spent = len(self.nodes) > LARGE and self.again is not None
             try:
-                return bind(self, binding, spent)
+                return bind(self, binding)
             finally:
                 if spent:
-                    self.nodes, self.proto = (), None
+                    self.nodes, self.body = (), None
                     give_back()
 
-    def _check_defined(self) -> None:
+    def _check_defined(self, bodies: bool) -> None:
         """An export without initializers that does not keep them as inputs has lost the weights' shapes."""
         known = set(self.weights.all) | {spec.name for spec in self.inputs}
-        missing = _undefined(self.nodes, known)
+        missing = _undefined(self.nodes, known, bodies)
         if missing:
             listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             raise ModelFileError(
@@ -140,17 +136,19 @@ def _positive(bounds: SymbolRange | None) -> SymbolRange:
     return SymbolRange(max(bounds.low or 1, 1), bounds.high)
 
 
-def _undefined(nodes: Sequence[Node], known: set[str]) -> list[str]:
-    defined = set(known)
+def _undefined(nodes: Sequence[Node], known: set[str], bodies: bool) -> list[str]:
+    """Names that nodes read before anything defines them. `bodies`: nodes may have subgraphs."""
+    defined = {"", *known}
     missing: dict[str, None] = {}
     for node in nodes:
         for name in node.inputs:
-            if name and name not in defined:
+            if name not in defined:
                 missing[name] = None
-        for attr in node.attrs.values():
-            for body in _bodies(attr):
-                for name in _undefined(body.nodes, defined | {*body.inputs, *body.initializers}):
-                    missing[name] = None
+        if bodies:
+            for attr in node.attrs.values():
+                for body in _bodies(attr):
+                    for name in _undefined(body.nodes, defined | {*body.inputs, *body.initializers}, True):
+                        missing[name] = None
         defined.update(node.outputs)
     return list(missing)
 

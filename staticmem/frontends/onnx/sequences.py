@@ -84,7 +84,7 @@ def _ints(value: Any) -> tuple[int, ...] | None:
     return tuple(int(v) for v in value.reshape(-1)) if value.dtype.kind in "iu" else None
 
 
-_OPERATORS = (
+OPERATORS = (
     "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceLength",
     "ConcatFromSequence", "SplitToSequence",
 )  # fmt: skip
@@ -94,7 +94,7 @@ def has_sequences(graph: Any) -> bool:
     """Whether lists are more than splits whose elements are taken (which patterns know) at a GraphProto's top level."""
     simple = ("SplitToSequence", "SequenceAt")
     return any(
-        node.op_type in _OPERATORS and node.op_type not in simple and node.domain in ("", "ai.onnx")
+        node.op_type in OPERATORS and node.op_type not in simple and node.domain in ("", "ai.onnx")
         for node in graph.node
     )
 
@@ -140,7 +140,7 @@ def _list_op(
         return True
     if op == "SplitToSequence":
         return _split(graph, node, lists, contents, values)
-    items = lists.get(node.input[0]) if op in _OPERATORS and node.input else None
+    items = lists.get(node.input[0]) if op in OPERATORS and node.input else None
     if items is None:
         return False
     if op in ("SequenceInsert", "SequenceErase"):

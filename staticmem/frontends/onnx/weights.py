@@ -34,6 +34,7 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 TABLE = 256  # elements: integer constants of this size are tables, smaller ones are sizes and axes
 _GENERATED = re.compile(r"onnx::|/|val_\d|_val_|const|Constant|\d+$|_to_copy|t_\d|initializer_\d", re.IGNORECASE)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
 
 
@@ -56,7 +57,8 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
     """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
     found = Weights()
     roles, stats = _roles(nodes)
-    numbers = {n for node in nodes for p in NUMBERS.get(node.op, ()) for n in node.inputs[p : p + 1]} - roles
+    numbers = {n for node in nodes if node.op in NUMBERS for p in NUMBERS[node.op] for n in node.inputs[p : p + 1]}
+    numbers -= roles
     for tensor in graph.initializer:
         if not tensor.name:
             continue
@@ -77,7 +79,9 @@ def _roles(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
     roles: set[str] = set()
     stats: set[str] = set()
     for node in nodes:
-        for position in ROLES.get(node.op, ()):
+        if node.op not in ROLES:
+            continue
+        for position in ROLES[node.op]:
             if position < len(node.inputs):
                 roles.add(node.inputs[position])
         if node.op == "BatchNormalization":
@@ -97,16 +101,17 @@ def _place(found: Weights, value: Value, kind: str | None, roles: set[str], stat
 
 
 def _kind(value: Value, roles: set[str], stats: set[str]) -> str:
-    name, leaf = value.name, value.name.rpartition(".")[2]
-    if name in stats or leaf in ("running_mean", "running_var", "num_batches_tracked"):
+    name = value.name
+    if name in stats or (name.endswith(_STATISTICS) and name.rpartition(".")[2] in _STATISTICS):
         return "BUFFER"
+    floating = value.dtype.is_floating_point
+    if floating and name in roles and value.numel > 1:
+        return "PARAMETER"
     named = bool(_MODULE_NAME.match(name)) and not _GENERATED.match(name)
-    if not value.dtype.is_floating_point:
+    if not floating:
         if name in roles and value.dtype.bits <= 8 and value.dtype.kind == "int":
             return "BUFFER"  # quantised weights: memory, but no gradient
         return "BUFFER" if named else "CONSTANT_TENSOR"
-    if name in roles and (value.numel > 1 or named):
-        return "PARAMETER"
     if named or (value.numel > 1 and not _GENERATED.match(name)):
         return "PARAMETER"
     return "PARAMETER" if value.numel >= 1024 else "CONSTANT_TENSOR"
@@ -116,8 +121,9 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: We
     """Graph inputs that are weights without contents (`include_initializers=False`), added to `found`."""
     from staticmem.frontends.onnx.convert import type_value
 
-    roles, stats = _roles(nodes)
-    first = {p for node in nodes for p in node.inputs[:1]}
+    roles: set[str] = set()
+    stats: set[str] = set()
+    first: set[str] | None = None
     names: set[str] = set()
     known = set(found.all)
     for proto in graph.input:
@@ -129,8 +135,13 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: We
             continue
         kind = signature.kinds.get(proto.name)
         named = bool(_MODULE_NAME.match(proto.name)) and proto.name.rpartition(".")[2] not in ("input", "x")
+        if kind is None and not named:
+            continue
+        if first is None:
+            roles, stats = _roles(nodes)
+            first = {p for node in nodes for p in node.inputs[:1]}
         used = proto.name in stats or (proto.name in roles and proto.name not in first)
-        if kind is None and not (named and (used or _leaf_of_weight(proto.name))):
+        if kind is None and not (used or _leaf_of_weight(proto.name)):
             continue
         _place(found, value, kind, roles, stats)
         known.add(proto.name)
