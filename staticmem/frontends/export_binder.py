@@ -79,8 +79,10 @@ class Binder:
     # -- tensors and sizes ---------------------------------------------------------------------------------------
 
     def parameter(self, name: str, fqn: str, trainable: bool) -> Parameter:
+        """`requires_grad` as at the export: a frozen backbone stays frozen."""
         value = self.sized(name)
-        return Parameter(value, fields.text(fqn), trainable and value.dtype.is_differentiable)
+        trainable = trainable and value.dtype.is_differentiable and self.tensors[name].get("requires_grad") is not False
+        return Parameter(value, fields.text(fqn), trainable)
 
     def sized(self, name: str) -> Value:
         """A tensor that the model owns, which must have a size."""

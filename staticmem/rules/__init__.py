@@ -5,6 +5,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     aliases,
     attention,
     casts,
+    cells,
     comparison,
     complexes,
     composed,

@@ -13,6 +13,15 @@ from dataclasses import replace
 from staticmem.graph.ir import Graph, Note, Parameter
 
 
+def thaw(graph: Graph) -> tuple[Graph, list[Note]]:
+    """A file in which no parameter requires a gradient was exported for inference: a training step trains them all."""
+    if not graph.parameters or any(p.trainable for p in graph.parameters):
+        return graph, []
+    parameters = tuple(replace(p, trainable=p.value.dtype.is_differentiable) for p in graph.parameters)
+    text = "no parameter requires a gradient in the file: all are trained (--freeze says which are not)"
+    return replace(graph, parameters=parameters), [Note("assumption", "SM315", text)]
+
+
 def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Graph, list[Note]]:
     """The graph with `trainable` False where `pattern` is found in a name of `Module.named_parameters()`.
 

@@ -21,7 +21,7 @@ from staticmem.graph.ir import Graph, Note, Parameter, Value
 from staticmem.recover.export_only import clean
 from staticmem.training import losses, optimizers
 from staticmem.training.checkpointing import Checkpoints
-from staticmem.training.freezing import freeze
+from staticmem.training.freezing import freeze, thaw
 from staticmem.training.gradients import GradScaler, clip_grad_norm
 from staticmem.training.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.training.lever_notes import notes_of
@@ -51,9 +51,12 @@ def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") 
     """Runs the scenario's step over a bound graph. `locals_policy` is one of `training.locals.POLICIES`."""
     cleaned = clean(graph, scenario.training)
     notes = list(cleaned.notes[len(graph.notes) :])
-    if scenario.training and scenario.freeze is not None:
-        cleaned, said = freeze(cleaned, scenario.freeze, graph.parameters)
+    if scenario.training:
+        cleaned, said = thaw(cleaned)
         notes += said
+        if scenario.freeze is not None:
+            cleaned, said = freeze(cleaned, scenario.freeze, graph.parameters)
+            notes += said
     step = _Step(cleaned, scenario, notes, locals_policy)
     result = step.run()
     keeps_gradients = scenario.training and not scenario.set_to_none
@@ -307,6 +310,6 @@ class _Step:
         for tensor, _ in self.persistent.held:  # a cycle with its node, and the search for cycles rests meanwhile
             tensor.accumulate = None
         return StepResult(
-            self.e.trace, self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
+            self.e.trace.seal(), self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
             trained, self.output_dtypes, self.recomputed,
         )  # fmt: skip
