@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from staticmem.graph.ir import Graph, Op, SourceLine
+from staticmem.graph.ir import Graph, Op, Ref, SourceLine
 
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 _ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
@@ -22,6 +22,9 @@ _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
 _CALL = re.compile(r"[\w\])]\(")
+_SUMS = ("aten::add", "aten::add_")
+_SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
+_FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
 
 
 @dataclass
@@ -35,6 +38,8 @@ class _Frame:
     began: int = 0  # index of the first op
     since: int = 0  # of the first op of the running statement
     opened: set[str] = field(default_factory=set)  # lists that a line of this frame assigned
+    aliases: set[str] = field(default_factory=set)  # names that were given without an op
+    listed: tuple[int, str] = (0, "")  # the line and list of the statement before, where that made one
 
 
 def held_until(graph: Graph) -> Mapping[str, int]:
@@ -141,6 +146,8 @@ class _Walk:
             self._note(owner, name + "[]", parts)
             if owner is not frame:
                 self._note(frame, f"^{name}[]", parts)
+        self._aliases(frame, text, now)
+        listed, frame.listed = frame.listed, (0, "")
         append = _APPEND.match(text)
         if append is not None:
             frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])
@@ -167,7 +174,8 @@ class _Walk:
                 taken = values[:1]
                 if text[assign.end() :].lstrip().startswith("["):
                     frame.opened.add(name)
-                    name += "[]"
+                    self._list(frame, name, listed, now)
+                    continue
             elif len(values) != len(names) and len(each) == len(names):
                 taken = each[position : position + 1]
             elif len(values) == len(names):
@@ -176,8 +184,42 @@ class _Walk:
                 taken = values if position == 0 else ()
             self._hold(taken)
             self._drop(frame.names.pop(name, []), now)
+            self._drop(frame.names.pop(name + "[]", []), now)
             frame.names[name] = list(taken)
             self._note(frame, name, taken)
+
+    def _list(self, frame: _Frame, name: str, before: tuple[int, str], now: int) -> None:
+        """`xs = [f(x) for f in fs]`: all that the line makes and later ones read. A comprehension with one call on its
+        line ends a statement with each turn, and the list goes on."""
+        taken = self._results(frame.since, now) or self.latest[:1]
+        self._hold(taken)
+        if before != (frame.line.line, name):
+            self._drop(frame.names.pop(name, []), now)
+            self._drop(frame.names.pop(name + "[]", []), now)
+        frame.listed = frame.line.line, name
+        frame.names.setdefault(name + "[]", []).extend(taken)
+        self._note(frame, name + "[]", taken)
+
+    def _aliases(self, frame: _Frame, text: str, now: int) -> None:
+        """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand
+        (`residual = x`). It means the operand from its making on, until the same name means another one."""
+        op = self.graph.ops[now]
+        operands = [a.name for a in op.args[:2] if isinstance(a, Ref)]
+        if op.base not in _SUMS or len(operands) != 2 or op.stack[len(self.frames) :] or op.stack[-1:] != (frame.line,):
+            return
+        for pattern, value in ((_SECOND, operands[1]), (_FIRST, operands[0])):
+            match = pattern.search(text)
+            name = match[1] if match is not None else ""
+            made = self.made.get(value, -1)
+            if not name or made < frame.began or (name in frame.names and name not in frame.aliases):
+                continue
+            if value in frame.names.get(name, ()):
+                continue
+            self._hold((value,))
+            for old in frame.names.pop(name, []):
+                self._drop([old], max(made, self.last_read.get(old, made)))
+            frame.names[name] = [value]
+            frame.aliases.add(name)
 
     def _note(self, frame: _Frame, name: str, values: tuple[str, ...]) -> None:
         self.taken += [(frame.modules - 1, name, value) for value in values]
