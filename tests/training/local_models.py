@@ -187,6 +187,40 @@ class TwoCalls(nn.Module):  # type: ignore[misc]
         return torch.neg(x)
 
 
-MODELS = (CallersList, TwoCalls,
+class Comprehension(nn.Module):  # type: ignore[misc]
+    """Lists that one line fills, and names that take what was a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([_Sine() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        xs = [step(x) for step in self.steps]
+        ys = [torch.cos(y) for y in xs]
+        x = torch.cat(xs)
+        xs, ys = torch.cat(xs), torch.cat(ys)
+        x = torch.mul(xs, ys)
+        x = torch.exp(x)
+        return torch.neg(x)
+
+
+class Shortcuts(nn.Module):  # type: ignore[misc]
+    """A name that is given without an op lives on when the other one is assigned again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([_Sine() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        for step in self.steps:
+            residual = x
+            x = torch.exp(x)
+            x = step(x) + residual
+        x = torch.cos(x)
+        return torch.neg(x)
+
+
+MODELS = (CallersList, TwoCalls, Comprehension, Shortcuts,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip
