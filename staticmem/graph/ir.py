@@ -7,7 +7,7 @@ vocabulary and keeps their names in `Op.source`. An op that has no ATen meaning 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -77,31 +77,63 @@ class Op:
     @property
     def base(self) -> str:
         """The target without its overload: `aten::add`."""
-        target = self.target
-        base = _BASES.get(target)
-        if base is None:
-            base = target.split(".", 1)[0]
-            if len(_BASES) < 4096:  # more than there are operators: a hostile file makes them up
-                _BASES[target] = base
-        return base
+        base = _BASES.get(self.target)
+        return base if base is not None else _base(self.target)
 
     def refs(self) -> tuple[str, ...]:
         """Names of the values that this op reads, in order, with repetitions. Kept: every pass asks."""
-        if self._refs is None:
+        refs = self._refs
+        if refs is None:
             found: list[str] = []
             _collect(self.args, found)
             if self.kwargs:
-                _collect(tuple(self.kwargs.values()), found)
-            object.__setattr__(self, "_refs", tuple(found))  # what it says of the op does not change
-        return self._refs or ()
+                _collect(self.kwargs.values(), found)
+            refs = tuple(found)
+            object.__setattr__(self, "_refs", refs)  # what it says of the op does not change
+        return refs
+
+    def changed(
+        self,
+        *,
+        target: str | None = None,
+        args: tuple[Arg, ...] | None = None,
+        kwargs: Mapping[str, Arg] | None = None,
+        outputs: tuple[str, ...] | None = None,
+        modules: tuple[Frame, ...] | None = None,
+    ) -> Op:
+        """As `dataclasses.replace`, in a sixth of the time."""
+        return Op(
+            self.name,
+            self.target if target is None else target,
+            self.args if args is None else args,
+            self.kwargs if kwargs is None else kwargs,
+            self.outputs if outputs is None else outputs,
+            self.modules if modules is None else modules,
+            self.source,
+            self.stack,
+            self.grad,
+        )
 
 
-def _collect(arg: Arg, found: list[str]) -> None:
-    if isinstance(arg, Ref):
-        found.append(arg.name)
-    elif isinstance(arg, tuple):
-        for item in arg:
-            _collect(item, found)
+def _collect(args: Iterable[Arg], found: list[str]) -> None:
+    for arg in args:
+        kind = type(arg)
+        if kind is Ref:
+            found.append(arg.name)  # type: ignore[union-attr]
+        elif kind is tuple:
+            _collect(arg, found)  # type: ignore[arg-type]
+
+
+def _base(target: str) -> str:
+    base = target.split(".", 1)[0]
+    if len(_BASES) < 4096:  # more than there are operators: a hostile file makes them up
+        _BASES[target] = base
+    return base
+
+
+def bases_of(ops: Iterable[Op]) -> set[str]:
+    """The bases of all ops: a pass that finds none of its own has nothing to do."""
+    return {_base(target) for target in {op.target for op in ops}}
 
 
 @record(frozen=True, slots=True)

@@ -18,9 +18,11 @@ def folded_norms(net: Net, ops: Sequence[Op]) -> list[Note]:
     Networks that never had one (AlexNet, VGG, SqueezeNet) look the same unless module names show it: a convolution
     whose next module in the same container is the activation has no BatchNorm between them.
     """
-    convs = [op for op in ops if op.base in ("aten::conv2d", "aten::conv1d", "aten::conv3d")]
-    if len(convs) < MIN_CONVOLUTIONS or not net.producer.startswith("pytorch") or net.aliases:
+    if not net.producer.startswith("pytorch") or net.aliases:
         return []  # a dynamo export names its parameters: a norm would be among them
+    convs = [op for op in ops if op.base in ("aten::conv2d", "aten::conv1d", "aten::conv3d")]
+    if len(convs) < MIN_CONVOLUTIONS:
+        return []
     if any(op.base in _NORMS for op in ops):
         return []
     if any(len(op.args) < 3 or op.args[2] is None for op in convs):

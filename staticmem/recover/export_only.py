@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from staticmem.graph.ir import Arg, Graph, Note, Op, Parameter, Ref
+from staticmem.graph.ir import Arg, Graph, Note, Op, Parameter, Ref, bases_of
 from staticmem.recover.affine import Knowledge, Mask
 from staticmem.recover.noise import follow_operand
 
@@ -40,7 +40,7 @@ def _custom_functions(graph: Graph, notes: list[Note]) -> None:
     found: dict[str, int] = {}
     for op in graph.ops:
         for line in op.stack:
-            match = _APPLY.search(line.text)
+            match = _APPLY.search(line.text) if ".apply(" in line.text else None
             if match:
                 found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
                 break
@@ -54,6 +54,8 @@ def train_batch_norm(graph: Graph, notes: list[Note]) -> Graph:
 
     Where some are in training form already, the others are frozen on purpose and stay.
     """
+    if "aten::batch_norm" not in bases_of(graph.ops):
+        return graph
     norms = [op for op in graph.ops if op.base == "aten::batch_norm" and len(op.args) > 5]
     if not norms or any(op.args[5] is True for op in norms):
         return graph
@@ -137,6 +139,8 @@ def _of_child(graph: Graph, p: Parameter, used: set[str]) -> list[Parameter]:
 
 def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
     """Drops masks that eager does not pass, and the ops that only made them."""
+    if not {_SDPA, "aten::where"} & bases_of(graph.ops):
+        return graph
     knowledge = Knowledge()
     rename: dict[str, Ref] = {}
     ops: list[Op] = []

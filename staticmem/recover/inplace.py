@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from staticmem.graph.ir import Graph, Note, Op, Ref
@@ -66,10 +67,14 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
     """
     if graph.inplace_known or policy == "none":
         return graph
+    candidates = {op.target for op in graph.ops}
+    candidates = {target for target in candidates if target.split(".", 1)[0] in CANDIDATES}
+    if not candidates:
+        return graph
     facts = _facts(graph)
     ops, count = [], 0
     for op in graph.ops:
-        if _can(op, facts) and (policy == "all" or _should(op, graph, facts)):
+        if op.target in candidates and _can(op, facts) and (policy == "all" or _should(op, graph, facts)):
             op = _in_place(op)
             count += 1
         ops.append(op)
@@ -107,9 +112,11 @@ def owner_and_place(op: Op) -> tuple[str, str] | None:
 
 
 def _facts(graph: Graph) -> _Facts:
-    readers: Counter[str] = Counter(name for op in graph.ops for name in op.refs())
+    readers: Counter[str] = Counter(chain.from_iterable([op.refs() for op in graph.ops]))
     producer = {name: op for op in graph.ops for name in op.outputs}
-    bases = Counter(op.base for op in graph.ops)
+    bases: Counter[str] = Counter()
+    for target, number in Counter([op.target for op in graph.ops]).items():
+        bases[target.split(".", 1)[0]] += number
     convs = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"]
     owned = {p.value.name for p in (*graph.parameters, *graph.buffers)} | {v.name for v in graph.inputs}
     first: dict[str, Op] = {}
@@ -223,4 +230,4 @@ def _has_backbone(graph: Graph) -> bool:
 
 def _in_place(op: Op) -> Op:
     base, dot, overload = op.target.partition(".")
-    return replace(op, target=f"{base}_{dot}{overload}")
+    return op.changed(target=f"{base}_{dot}{overload}")

@@ -107,6 +107,14 @@ class Recovered:
     added: dict[str, Value] = field(default_factory=dict)  # parameters that the file has merged with others
 
 
+def is_known(node: Node, consts: Mapping[str, Any]) -> bool:
+    """Whether the contents of all results are known."""
+    names = node.outputs
+    if not names or (names[0] and names[0] not in consts):
+        return False
+    return all(name in consts for name in names if name)
+
+
 def frames(node: Node) -> tuple[Frame, ...]:
     """The module calls around a node of a dynamo export. The last element of the lists is the operator itself."""
     return _frames(node.scopes, node.classes) if node.scopes else ()

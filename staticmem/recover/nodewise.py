@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from staticmem.graph.ir import Frame, Note, Op
-from staticmem.recover.nodes import Net, Node, Recovered, frames
+from staticmem.recover.nodes import Net, Node, Recovered, frames, is_known
 from staticmem.recover.onnx_ops import table
 from staticmem.recover.onnx_ops.context import Context
 from staticmem.recover.patterns import find
@@ -28,7 +28,7 @@ class Translator:
 
     def node(self, node: Node, modules: tuple[Frame, ...] | None = None, known: bool = False) -> list[Op]:
         """The ops of one node; none where its contents are known, unless those are wanted as well."""
-        if not known and node.outputs and all(name in self.net.consts for name in node.outputs if name):
+        if not known and is_known(node, self.net.consts):
             return []
         if (node.op == "Constant" and not node.domain) or (node.outputs and node.outputs[0] in self.net.weights):
             return []
@@ -50,7 +50,9 @@ def recover(net: Net) -> Recovered:
         if index not in made:
             made[index] = translator.node(node)
     _materialise(translator, nodes, made)
-    ops = [_renamed(op, translator.ctx.renamed) for index in sorted(made) for op in made[index]]
+    ops = [op for index in range(len(nodes)) for op in made[index]]
+    if translator.ctx.renamed:
+        ops = [_renamed(op, translator.ctx.renamed) for op in ops]
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
     ops, dropped = drop_unused(ops, outputs)
     notes = notes_of(translator, regrouped, dropped)
@@ -59,9 +61,12 @@ def recover(net: Net) -> Recovered:
 
 def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list[Op]]) -> None:
     """Adds the ops of tensors whose contents are known, but which other ops read: eager computes them all the same."""
+    consts = translator.net.consts
+    pending = [name for ops in made.values() for op in ops for name in op.refs() if name in consts]
+    if not pending:
+        return
     producer = {name: index for index, node in enumerate(nodes) for name in node.outputs}
     done: set[int] = set()
-    pending = [name for ops in made.values() for op in ops for name in op.refs()]
     while pending:
         name = pending.pop()
         index = producer.get(name)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staticmem.graph.ir import Graph, Op, Ref
+from staticmem.graph.ir import Graph, Op, Ref, bases_of
 
 _FILLS = ("aten::bernoulli_", "aten::div_", "aten::bernoulli", "aten::div")
 
 
 def follow_operand(graph: Graph) -> Graph:
     """`empty(size)` that only becomes noise for `x` is made `new_empty(x, size)`, which follows x's dtype."""
+    if "aten::empty" not in bases_of(graph.ops):
+        return graph
     readers: dict[str, list[Op]] = {}
     made_at: dict[str, int] = {}
     for index, op in enumerate(graph.ops):

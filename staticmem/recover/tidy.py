@@ -11,8 +11,9 @@ def drop_unused(ops: Sequence[Op], outputs: Sequence[str]) -> tuple[list[Op], in
     """The ops without those whose results nobody reads, and how many went. Ops that write in place stay."""
     needed = set(outputs)
     kept: list[Op] = []
+    writing = {target for target in {op.target for op in ops} if target.split(".", 1)[0].endswith("_")}
     for op in reversed(ops):
-        if op.base.endswith("_") or any(name in needed for name in op.outputs):
+        if not needed.isdisjoint(op.outputs) or op.target in writing:
             kept.append(op)
             needed.update(op.refs())
     kept.reverse()

@@ -11,7 +11,7 @@ from staticmem.frontends.onnx import branches, loops, sequences, shapes, weights
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.rebind import Rebinder
-from staticmem.graph.ir import Graph, Note, Parameter, Value
+from staticmem.graph.ir import Graph, Note, Parameter, Value, bases_of
 from staticmem.graph.model import Binding
 from staticmem.recover import recover
 from staticmem.recover.nodes import Net, Node, Recovered
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _STRUCTURED = frozenset((*branches.OPERATORS, *loops.OPERATORS, *sequences.OPERATORS))
-_BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "torchvision::nms")
+_BY_DATA = frozenset(("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "torchvision::nms"))
 
 
 def bind(model: OnnxModel, binding: Binding) -> Graph:
@@ -61,7 +61,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     if endless:
         text = "Loop or Scan whose number of turns is in the data: one turn was taken, training needs more"
         notes.append(Note("warning", "SM266", text, endless))
-    by_data = sum(op.base in _BY_DATA for op in found.ops)
+    by_data = sum(op.base in _BY_DATA for op in found.ops) if not _BY_DATA.isdisjoint(bases_of(found.ops)) else 0
     if by_data:
         text = "sizes that are in the data (NonZero, Unique, masks) were taken as large as they can get"
         notes.append(Note("assumption", "SM267", text, by_data))
@@ -81,7 +81,10 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
             )
         )
     kinds = model.signature.kinds
-    used = {name for op in found.ops for name in op.refs()} - {name for op in found.ops for name in op.outputs}
+    used: set[str] = set()
+    if net.consts or extra.constants:
+        used = {name for op in found.ops for name in op.refs()}
+        used.difference_update(*[op.outputs for op in found.ops])
     constants = {name: contents for name, contents in net.consts.items() if name in used}
     constant_values = {name: value for name, value in extra.constants.items() if name in used}
     for name, contents in constants.items():

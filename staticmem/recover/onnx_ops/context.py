@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Arg, Frame, Op, Ref, Value
-from staticmem.recover.nodes import Net, Node
+from staticmem.recover.nodes import Attr, Net, Node
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +23,9 @@ class Context:
         self.renamed: dict[str, str] = {}
         self.transposed: set[str] = set()  # 2-D weights that the file stores as [in, out]
         self.frames: tuple[Frame, ...] = ()
+        # last arguments of convolutions by the identity of attributes, which nodes share; they are kept, so that no
+        # other object gets it
+        self.geometry: dict[int, tuple[Mapping[str, Attr], str, tuple[Arg, ...]]] = {}
         self._fresh = 0
         self._producer: dict[str, Node] | None = None
 

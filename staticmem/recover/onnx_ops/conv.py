@@ -44,6 +44,10 @@ def _padded(ctx: Context, node: Node, pads: tuple[int, ...], value: float) -> tu
 
 
 def conv(ctx: Context, node: Node) -> list[Op] | None:
+    known = ctx.geometry.get(id(node.attrs))
+    if known is not None:
+        target, tail = known[1], known[2]
+        return [ctx.op(node, target, ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), ctx.optional(node, 2), *tail)]
     kernel = integers(node, "kernel_shape")
     weight = ctx.net.shape(node.inputs[1])
     if not kernel and weight is not None:
@@ -52,20 +56,16 @@ def conv(ctx: Context, node: Node) -> list[Op] | None:
     if not 1 <= count <= 3:
         return None
     ops, x, padding = _padded(ctx, node, _pads(ctx, node, kernel), 0.0)
-    ops.append(
-        ctx.op(
-            node,
-            f"aten::conv{count}d",
-            x,
-            ctx.ref(node.inputs[1]),
-            ctx.optional(node, 2),
-            integers(node, "strides", (1,) * count),
-            padding,
-            integers(node, "dilations", (1,) * count),
-            integer(node, "group", 1),
-        )
+    tail: tuple[Arg, ...] = (
+        integers(node, "strides", (1,) * count),
+        padding,
+        integers(node, "dilations", (1,) * count),
+        integer(node, "group", 1),
     )
-    return ops
+    target = f"aten::conv{count}d"
+    if not ops and "kernel_shape" in node.attrs and text(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        ctx.geometry[id(node.attrs)] = (node.attrs, target, tail)
+    return [*ops, ctx.op(node, target, x, ctx.ref(node.inputs[1]), ctx.optional(node, 2), *tail)]
 
 
 def conv_transpose(ctx: Context, node: Node) -> list[Op] | None:

@@ -30,6 +30,7 @@ PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern]] = (
     ("index_put_", ("ScatterND",), indexing.write),
     ("packed projection", ("Squeeze",), packed.match),
 )
+_OPERATORS = frozenset(operator for _, operators, _ in PATTERNS for operator in operators)
 
 
 def find(
@@ -46,8 +47,9 @@ def find(
     counts: Counter[str] = Counter()
     by_operator: dict[str, list[Node]] = {}
     for node in nodes:  # what is known needs no group, but a tensor that is written into is made all the same
-        known = node.op != "ScatterND" and all(name in ctx.net.consts for name in node.outputs)
-        if not node.domain and not known:
+        if node.op not in _OPERATORS or node.domain:
+            continue
+        if node.op == "ScatterND" or not all(name in ctx.net.consts for name in node.outputs):
             by_operator.setdefault(node.op, []).append(node)
     for name, operators, pattern in PATTERNS:
         for node in (n for operator in operators for n in by_operator.get(operator, ())):

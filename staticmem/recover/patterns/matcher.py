@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from staticmem.graph.ir import Arg, Frame, Op
-from staticmem.recover.nodes import Node
+from staticmem.recover.nodes import Node, is_known
 from staticmem.recover.onnx_ops.context import Context
 
 Pattern = Callable[["Matcher", Node], bool]
@@ -27,14 +27,19 @@ class Matcher:
         self.index: dict[int, int] = {id(node): i for i, node in enumerate(nodes)}
         self.producer: dict[str, Node] = {}
         self.readers: dict[str, list[Node]] = {}
+        readers, consts = self.readers, self.net.consts
         for node in nodes:
             for name in node.outputs:
                 if name:
                     self.producer[name] = node
-            if node.outputs and all(name in self.net.consts for name in node.outputs if name):
+            if is_known(node, consts):
                 continue  # size computations read tensors without using them
             for name in node.inputs:
-                self.readers.setdefault(name, []).append(node)
+                known = readers.get(name)
+                if known is None:
+                    readers[name] = [node]
+                else:
+                    known.append(node)
         for name in self.net.outputs:
             self.readers.setdefault(name, []).append(_CALLER)
 
