@@ -26,8 +26,9 @@ from staticmem.training.gradients import GradScaler, clip_grad_norm
 from staticmem.training.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.training.lever_notes import notes_of
 from staticmem.training.precision import WholeModelCast
-from staticmem.training.regions import Region, regions_of
+from staticmem.training.regions import Region
 from staticmem.training.scenario import Scenario
+from staticmem.training.written_checkpoints import all_regions
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,8 @@ class _Step:
         old = e.empty((), dtypes.float32, kernel="loss of the previous step")
         e.categorise(old, "activation", "loss of the previous step")
         e.hold(old, self.loss)
-        regions = regions_of(self.graph, self.scenario)
+        regions, said = all_regions(self.graph, self.scenario)
+        self.notes += said
         shapes = self._micro_batch(regions)
         if self.scenario.accumulate > 1:
             seen, choices = (i.covered, i.unknown, i.unknown_bytes), e.choices
