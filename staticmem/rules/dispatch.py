@@ -19,6 +19,8 @@ _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs a rule. Under autocast its floating-point tensors are cast first, in C++ argument order (right to left)."""
+    if "out" in kwargs:
+        return _into(e, rule, args, kwargs)
     if e.autocast is None or not rule.autocast:
         return rule.function(e, *args, **kwargs)
     if rule.autocast == "float32_dtype":
@@ -35,6 +37,15 @@ def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     cast_kwargs = {k: _cast(e, v, target) for k, v in reversed(list(kwargs.items()))}
     cast_args = [_cast(e, a, target) for a in reversed(args)]
     return rule.function(e, *reversed(cast_args), **cast_kwargs)
+
+
+def _into(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An overload with `out=` writes to a tensor that is there and has no history; an empty one is resized first."""
+    out = kwargs["out"]
+    if not isinstance(out, Tensor) or out.numel == 0:
+        return call(e, rule, args, {name: value for name, value in kwargs.items() if name != "out"})
+    e.kernel(f"{rule.target.replace('::', '.')}.out")
+    return out
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
