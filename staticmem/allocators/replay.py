@@ -76,7 +76,7 @@ class _Builder:
         self.gradients = [b for b in setup if b.category == "gradient" and b.died is None]
         known = {b.id for b in (*self.model, *self.inputs, *self.state, *self.gradients)}
         self.persistent = known
-        self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before
+        self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before, and what modules keep
         fixed_shapes = {b.shape for b in self.model}
         self.grows = [
             b.nbytes > 0 and b.category not in _FIXED and b.shape not in fixed_shapes for b in trace.buffers
@@ -220,6 +220,7 @@ class _Builder:
     def _step(self, step: int, late: Sequence[Buffer], old: Sequence[int]) -> None:
         phases = [(name, tick) for name, tick in self.trace.phases if tick >= self.first][1:]
         held: list[int] = []
+        left, awaited = list(old), len(self.previous)
         kernel = -1
         buffers, now, calls = self.trace.buffers, self.now, self.calls
         for tick, index, space in self.script:
@@ -247,8 +248,12 @@ class _Builder:
                 self._release(held)
             if ~index in now:
                 calls.append(~now.pop(~index))
-            elif ~index in self.previous:  # the loss of the step before
-                for id in old:
+            elif ~index in self.previous:  # the loss of the step before, or what a module kept of it
+                awaited -= 1
+                size = buffers[~index].nbytes
+                gone = left if not awaited else [id for id in left if self.sizes[id] == size][:1]
+                left = [id for id in left if id not in gone]
+                for id in gone:
                     self._free(id)
         self._release(held)
         for name, _ in phases:  # phases without an allocation in the trace

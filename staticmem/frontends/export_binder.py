@@ -6,6 +6,7 @@ Nothing here trusts the file: fields go through `fields`, sizes through `express
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from staticmem.errors import DimensionError
@@ -50,6 +51,7 @@ class Binder:
                 constants[body["arg"]["name"]] = self.sized(body["arg"]["name"])
         ops: list[Op] = []
         self.operations(archive.graph["nodes"], ops, True)
+        parameters, buffers = self.tied(parameters, ops), self.tied(buffers, ops)
         ops = self.rebinder.follow(ops, self.recorded)
         inputs = tuple(Value(s.name, s.dtype, self.binding.shapes[s.name]) for s in archive.inputs)
         outputs = self.outputs(fields.items(archive.signature["output_specs"]))
@@ -83,6 +85,26 @@ class Binder:
         value = self.sized(name)
         trainable = trainable and value.dtype.is_differentiable and self.tensors[name].get("requires_grad") is not False
         return Parameter(value, fields.text(fqn), trainable)
+
+    def tied(self, owned: list[Parameter], ops: Sequence[Op]) -> list[Parameter]:
+        """Names of one tensor: all but one, which ops read, are aliases, and come after it."""
+        groups: dict[str, list[Parameter]] = {}
+        for p in owned:
+            groups.setdefault(self.archive.tied.get(p.fqn, p.fqn), []).append(p)
+        if len(groups) == len(owned):
+            return owned
+        read = {name for op in ops for name in op.refs()}
+        names: list[str] = []
+        made: list[Parameter] = []
+        for group in groups.values():
+            kept = next((p for p in group if p.value.name in read), group[0])
+            others = [replace(p, alias_of=kept.value.name) for p in group if p is not kept]
+            names += [p.fqn for p in others]
+            made += [kept, *others]
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        text = f"tied parameters (one storage under several names): {listed}"
+        self.notes.append(Note("assumption", "SM321", text, len(names)))
+        return sorted(made, key=lambda p: p.alias_of is not None)
 
     def sized(self, name: str) -> Value:
         """A tensor that the model owns, which must have a size."""

@@ -17,6 +17,7 @@ from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
+from staticmem.frontends.export_storages import tied_names
 from staticmem.graph import expressions
 from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
@@ -36,6 +37,7 @@ def read_archive(path: str) -> ExportedArchive:
         with zipfile.ZipFile(path) as archive:
             name = _model_member(archive, path)
             document = _load_json(archive, name, path)
+            tied = tied_names(archive)
     except zipfile.BadZipFile as error:
         raise ModelFileError(
             f"{path} is a damaged archive",
@@ -57,7 +59,7 @@ def read_archive(path: str) -> ExportedArchive:
             code="SM103",
         )
     try:
-        return ExportedArchive(path, document)
+        return ExportedArchive(path, document, tied=tied)
     except fields.MALFORMED as error:
         raise _malformed(path, error) from error
 
@@ -121,6 +123,7 @@ class ExportedArchive:
     path: str
     document: Mapping[str, Any] = field(repr=False)
     format: str = "pt2"
+    tied: Mapping[str, str] = field(default_factory=dict)  # names of one tensor, by the first of them
 
     def __post_init__(self) -> None:
         module = fields.mapping(self.document["graph_module"])

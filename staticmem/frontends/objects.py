@@ -147,6 +147,7 @@ def _of_program(program: Any, label: str) -> ModelFile:
     import torch
 
     from staticmem.frontends.export_program import read_archive
+    from staticmem.frontends.export_storages import tied_tensors
 
     with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
         path = os.path.join(folder, "model.pt2")
@@ -157,7 +158,7 @@ def _of_program(program: Any, label: str) -> ModelFile:
         except Exception as error:
             raise _failed(label, error) from error
         archive = read_archive(path)
-    archive.path = f"<{label}>"
+    archive.path, archive.tied = f"<{label}>", tied_tensors(program.state_dict)
     return archive
 
 

@@ -7,11 +7,13 @@ its optimiser, which would fold batch normalisation into convolutions; weights b
 from __future__ import annotations
 
 import io
+import json
 import warnings
 import zipfile
 from typing import Any
 
 from staticmem.errors import UsageError
+from staticmem.frontends.export_storages import TIED, tied_tensors
 from staticmem.frontends.objects import without_weights
 
 EXTERNAL = "weights-not-included.bin"  # named by every initializer, and never written
@@ -28,7 +30,9 @@ def pt2_bytes(program: Any, *, stack_traces: bool) -> bytes:
     raw, packed = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.export.save(without_weights(program), raw)
+        tied = tied_tensors(program.state_dict)  # which tensors on the meta device cannot say
+        extra = {TIED: json.dumps(tied)} if tied else None
+        torch.export.save(without_weights(program), raw, extra_files=extra)
     with zipfile.ZipFile(raw) as source, zipfile.ZipFile(packed, "w") as target:
         for member in source.namelist():
             info = zipfile.ZipInfo(member, ZIP_DATE)

@@ -73,7 +73,7 @@ def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
     """
     used = {name for op in graph.ops for name in op.refs()}
     by_name = {p.value.name: p for p in graph.parameters}
-    unread = [p for p in graph.parameters if p.value.name not in used]
+    unread = [p for p in graph.parameters if p.value.name not in used and p.alias_of is None]
     if not unread:
         return graph
     alias: dict[str, str] = {}

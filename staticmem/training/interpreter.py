@@ -54,6 +54,7 @@ class Interpreter:
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[Owner]] = {}
         self.around: Around | None = None
+        self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
         self.index = 0
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
@@ -257,6 +258,9 @@ class Interpreter:
         if name in self.owners:
             self._forget(name)  # a name that is given twice lets go of what it meant
         self.owners[name] = owner
+        if name in self.attributes:
+            self.e.release(self.attributes[name])
+            self.e.hold(tensor, self.attributes[name])
         buffer = self.e.trace.buffers[tensor.storage.id]
         if not buffer.name:
             buffer.name = name

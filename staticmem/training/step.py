@@ -24,6 +24,7 @@ from staticmem.training.checkpointing import Checkpoints
 from staticmem.training.freezing import freeze, thaw
 from staticmem.training.gradients import GradScaler, clip_grad_norm
 from staticmem.training.interpreter import BAD_ARGUMENTS, Interpreter
+from staticmem.training.kept_attributes import kept_attributes
 from staticmem.training.lever_notes import notes_of
 from staticmem.training.precision import WholeModelCast
 from staticmem.training.regions import Region
@@ -159,7 +160,17 @@ class _Step:
             self.interpreter.define(value.name, self._place(value, "buffer", value.name))
         for value in self.graph.inputs:
             self.interpreter.define(value.name, self._place(value, "input", value.name))
+        self._place_attributes()
         return placed
+
+    def _place_attributes(self) -> None:
+        """What modules keep of the step before, until this one assigns it."""
+        for name, p in kept_attributes(self.graph).items():
+            kept = self.interpreter.attributes[name] = Owner("module", name)
+            if self.scenario.training:
+                old = self.e.empty(p.value.shape or (), self._cast(p.value.dtype), kernel="model")
+                self.e.categorise(old, "activation", f"{p.fqn.rpartition('_')[0]} of the previous step")
+                self.e.hold(old, kept)
 
     def _place_parameter(self, p: Parameter, category: str, by_name: dict[str, Tensor]) -> Tensor:
         known = by_name.get(p.alias_of) if p.alias_of is not None else None

@@ -1,0 +1,62 @@
+"""Which names of a `.pt2` file are one tensor: tied weights, and modules that are registered twice.
+
+torch.export.save writes every storage once, and the config of the weights says which one a name has
+(torch/export/pt2_archive/_package.py). Tensors on the meta device have no storage to tell them apart, so that `staticmem
+export` adds a member of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+from staticmem.frontends import fields
+
+CONFIG = "data/weights/model_weights_config.json"
+TIED = "staticmem_tied.json"  # a member under `extra/`: {name: the first name of the same tensor}
+MAX_BYTES = 1 << 28
+
+
+def tied_names(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Names of parameters and buffers that are the tensor of an earlier name, by that name; {} where nothing tells."""
+    try:
+        return {**_by_storage(archive), **_written(archive)}
+    except (*fields.MALFORMED, ValueError, KeyError, RecursionError):
+        return {}  # it only helps: without it every name counts
+
+
+def tied_tensors(state: Mapping[str, Any]) -> dict[str, str]:
+    """The same of a state dict in memory."""
+    first: dict[tuple[Any, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, tensor in state.items():
+        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(key, name) != name:
+            found[name] = first[key]
+    return found
+
+
+def _member(archive: zipfile.ZipFile, ending: str) -> Any:
+    for info in archive.infolist():
+        if info.filename.endswith(ending) and info.file_size <= MAX_BYTES:
+            return json.loads(archive.read(info))
+    return {}
+
+
+def _by_storage(archive: zipfile.ZipFile) -> dict[str, str]:
+    sizes = {info.filename.rpartition("/")[2]: info.file_size for info in archive.infolist()}
+    first: dict[tuple[str, str], str] = {}
+    found: dict[str, str] = {}
+    for name, entry in fields.mapping(_member(archive, CONFIG).get("config") or {}).items():
+        path = fields.text(entry["path_name"])
+        if sizes.get(path):  # none of a tensor on the meta device
+            key = path, json.dumps({k: v for k, v in entry["tensor_meta"].items() if k != "requires_grad"})
+            if first.setdefault(key, name) != name:
+                found[name] = first[key]
+    return found
+
+
+def _written(archive: zipfile.ZipFile) -> dict[str, str]:
+    return {fields.text(k): fields.text(v) for k, v in fields.mapping(_member(archive, f"/extra/{TIED}")).items()}
