@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from staticmem.errors import ModelFileError
-from staticmem.frontends import open_model
+from staticmem.frontends import open_model, recent
 from staticmem.frontends.onnx import model as onnx_model
 from staticmem.frontends.onnx import wire
 from staticmem.graph.model import resolve
@@ -31,6 +31,8 @@ def test_nodes_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kept = open_model(str(path))
     expected = [kept.bind(resolve(kept, batch=b)).values["v3"].shape for b in (2, 5)]
     monkeypatch.setattr(onnx_model, "LARGE", 10)
+    monkeypatch.setattr(recent, "MOST_OPS", 10)
+    recent.models.clear()
     model = open_model(str(path))
     assert isinstance(model, onnx_model.OnnxModel)
     found = []
@@ -46,6 +48,7 @@ def test_a_file_that_changed_is_not_mixed_with_what_was_read(tmp_path: Path, mon
     path = tmp_path / "chain.onnx"
     chain(path, 12)
     monkeypatch.setattr(onnx_model, "LARGE", 10)
+    monkeypatch.setattr(recent, "MOST_OPS", 10)
     model = open_model(str(path))
     model.bind(resolve(model, batch=2))
     chain(path, 12, output="z")

@@ -1,0 +1,161 @@
+"""Models that were read before: found by content, bounded, and never changed by what is made of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import staticmem
+from staticmem.analysis import Request, Study
+from staticmem.frontends import open_model, recent
+from staticmem.frontends.export_program import read_archive
+from staticmem.graph.ir import Graph
+from staticmem.graph.model import resolve
+from staticmem.report.json import dumps
+
+MODELS = Path(__file__).parents[2] / "models"
+SCENARIOS: tuple[dict[str, Any], ...] = (
+    {"optimizer": "adam", "batch": 2},
+    {"batch": 1},
+    {"optimizer": "sgd", "momentum": 0.9, "batch": 2, "amp": "bfloat16", "inplace_activations": "none"},
+    {"optimizer": "adamw", "batch": 2, "checkpoint": "BasicBlock", "unfold_batchnorm": True, "channels_last": True},
+)
+FRESH = """
+import json, sys, staticmem
+from staticmem.report.json import dumps
+sys.stdout.write(dumps(staticmem.analyze(sys.argv[1], **json.loads(sys.argv[2]))))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    recent.models.clear()
+    yield
+    recent.models.clear()
+
+
+@pytest.fixture(params=["resnet18.onnx", "resnet18.pt2"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(shutil.copy(MODELS / str(request.param), tmp_path))
+
+
+def described(graph: Graph) -> str:
+    """Everything in a graph but what it remembers of itself."""
+    return "\n".join(map(repr, (graph, *graph.ops, *(sorted(graph.values.items())))))
+
+
+def analyzed(path: str, words: dict[str, Any]) -> str:
+    return dumps(staticmem.analyze(path, **words))
+
+
+def test_a_file_is_read_once(path: str) -> None:
+    first = open_model(path)
+    assert open_model(path) is first
+    binding = resolve(first, batch=3)
+    assert first.bind(binding) is first.bind(resolve(first, batch=3))
+    assert first.bind(resolve(first, batch=4)) is not first.bind(binding)
+
+
+def test_another_path_is_another_model(path: str, tmp_path: Path) -> None:
+    copy = str(shutil.copy(path, tmp_path / "copy"))
+    assert open_model(copy) is not open_model(path)
+    assert staticmem.analyze(copy).model.path == copy
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "model")
+    shutil.copy(MODELS / "resnet18.onnx", path)
+    small = analyzed(path, SCENARIOS[0])
+    shutil.copy(MODELS / "resnet50.onnx", path)
+    large = analyzed(path, SCENARIOS[0])
+    shutil.copy(MODELS / "resnet18.pt2", path)  # even of another format
+    assert json.loads(analyzed(path, SCENARIOS[0]))["model"]["format"] == "pt2"
+    shutil.copy(MODELS / "resnet18.onnx", path)
+    assert analyzed(path, SCENARIOS[0]) == small != large
+
+
+def test_a_small_change_of_the_graph_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    proto = onnx.load(MODELS / "resnet18.onnx", load_external_data=False)
+    path.write_bytes(proto.SerializeToString())
+    before = open_model(str(path))
+    proto.graph.output[0].name = "changed"
+    proto.graph.node[-1].output[0] = "changed"
+    path.write_bytes(proto.SerializeToString())
+    assert (
+        before.bind(resolve(before, batch=1)).outputs
+        != open_model(str(path)).bind(resolve(before, batch=1)).outputs
+        == ("changed",)
+    )
+
+
+def test_weights_are_not_read_and_change_nothing(tmp_path: Path) -> None:
+    path = str(shutil.copy(MODELS / "resnet18.pt2", tmp_path))
+    first = open_model(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("resnet18/data/weights/more", bytes(10_000))
+    assert open_model(path) is first
+
+
+def test_few_are_kept(tmp_path: Path) -> None:
+    paths = [str(shutil.copy(MODELS / "seed.pt2", tmp_path / f"{i}.pt2")) for i in range(recent.MODELS + 1)]
+    kept = [open_model(p) for p in paths]
+    again = [open_model(p) is model for p, model in zip(reversed(paths), reversed(kept), strict=True)]
+    assert again == [True] * recent.MODELS + [False]
+
+
+def test_large_ones_are_not_kept(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("MOST_OPS", "LARGEST"):
+        with monkeypatch.context() as patch:
+            patch.setattr(recent, limit, 10)
+            model = open_model(path)
+            assert open_model(path) is not model
+            assert model.bind(resolve(model, batch=1)) is not model.bind(resolve(model, batch=1))
+
+
+def test_who_reads_an_archive_itself_gets_one_of_his_own() -> None:
+    path = str(MODELS / "seed.pt2")
+    assert read_archive(path) is not read_archive(path)
+    assert open_model(path) is not read_archive(path)
+
+
+def test_reports_do_not_depend_on_what_was_asked_before(path: str) -> None:
+    fresh = [
+        subprocess.run(
+            [sys.executable, "-c", FRESH, path, json.dumps(words)], capture_output=True, text=True, check=True
+        ).stdout
+        for words in SCENARIOS
+    ]
+    forwards = [analyzed(path, words) for words in SCENARIOS]
+    backwards = [analyzed(path, words) for words in reversed(SCENARIOS)]
+    assert len(set(fresh)) == len(SCENARIOS)
+    assert forwards == fresh
+    assert backwards == fresh[::-1]
+
+
+def test_an_analysis_leaves_the_graph_as_it_was(path: str) -> None:
+    study = Study.open(path, Request(optimizer="adam", batch=2))
+    bound, graph = study.model.bind(study.binding), study.graph
+    before = described(bound), described(graph)
+    for words in SCENARIOS:
+        staticmem.analyze(path, **words)
+    again = Study.open(path, Request(optimizer="adam", batch=2))
+    assert again.model is study.model
+    assert (described(bound), described(graph)) == before
+
+
+def test_threads_share_a_model(path: str) -> None:
+    alone = [analyzed(path, words) for words in SCENARIOS]
+    recent.models.clear()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda words: analyzed(path, words), [*SCENARIOS] * 3)) == alone * 3
