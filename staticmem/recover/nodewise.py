@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from staticmem.graph.ir import Frame, Note, Op
+from staticmem.recover import module_parts
 from staticmem.recover.nodes import Net, Node, Recovered, frames, is_known
 from staticmem.recover.onnx_ops import table
 from staticmem.recover.onnx_ops.context import Context
@@ -44,6 +45,7 @@ def recover(net: Net) -> Recovered:
     net.filled()
     nodes = list(net.nodes)
     translator = Translator(net)
+    told = _told_by_parts(net, nodes, translator.scopes)
     matches, regrouped = find(translator.ctx, nodes, translator.frames)
     made: dict[int, list[Op]] = dict(matches)
     for index, node in enumerate(nodes):
@@ -56,7 +58,27 @@ def recover(net: Net) -> Recovered:
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
     ops, dropped = drop_unused(ops, outputs)
     notes = notes_of(translator, regrouped, dropped)
+    if told:
+        text = "modules have the class of torchvision or timm that has parts of these names"
+        notes.append(Note("assumption", "SM268", text, told))
     return Recovered(ops, notes, outputs, any(op.modules for op in ops), translator.ctx.transposed)
+
+
+def _told_by_parts(net: Net, nodes: list[Node], scopes: Scopes) -> int:
+    """Gives modules the classes that the names of their parts tell, where the file has no classes; how many."""
+    operators: dict[str, set[str]] = {}
+    for node in nodes:
+        if not node.scopes:
+            for frame in scopes.frames(node.name):
+                operators.setdefault(frame.path, set())
+            if stack := scopes.frames(node.name):
+                operators[stack[-1].path].add(node.op)
+    if len(operators) < 2:
+        return 0
+    tensors = {name: len(shape) if (shape := net.shape(name)) is not None else -1 for name in net.weights}
+    classes = module_parts.classes_of(operators, tensors, module_parts.grammar())
+    scopes.told(classes)
+    return sum(cls.startswith(module_parts.LIBRARIES) for cls in classes.values())
 
 
 def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list[Op]]) -> None:

@@ -7,6 +7,7 @@ itself called repeats the container's name (`layer1.0`), and the second call of 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from staticmem.graph.ir import Frame
 
@@ -31,6 +32,14 @@ class Scopes:
             found = self._build(scope)
             self._cache[scope] = found
         return found
+
+    def told(self, classes: Mapping[str, str]) -> None:
+        """Gives frames the classes of their paths."""
+        same: dict[Frame, Frame] = {}  # the same objects for all nodes of a module: they are compared all the time
+        for scope, stack in self._cache.items():
+            self._cache[scope] = tuple(
+                same.setdefault(f, Frame(f.path, classes.get(f.path, ""), f.call)) for f in stack
+            )
 
     def _build(self, scope: str) -> tuple[Frame, ...]:
         frames = [Frame("")]

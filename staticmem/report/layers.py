@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from staticmem.graph.classes import short as short_class
 from staticmem.graph.ir import Graph, Op
 from staticmem.lifetimes import Lifetimes
 from staticmem.lifetimes.why import module_of, short
@@ -104,9 +105,9 @@ class _Tree:
             for frame in op.modules if self.by == "module" else ():
                 if frame.path not in self.layers:
                     depth = len([p for p in self.layers if p and frame.path.startswith(f"{p}.")]) + 1
-                    self.layers[frame.path] = Layer(frame.path, frame.cls.rsplit(".", 1)[-1], depth, 0, (), ())
+                    self.layers[frame.path] = Layer(frame.path, short_class(frame.cls), depth, 0, (), ())
                 elif not frame.path:
-                    self.layers[""].cls = frame.cls.rsplit(".", 1)[-1] or self.layers[""].cls
+                    self.layers[""].cls = short_class(frame.cls) or self.layers[""].cls
                 self.calls.setdefault(frame.path, set()).add(frame.call)
         for path, calls in self.calls.items():
             self.layers[path].calls = len(calls)

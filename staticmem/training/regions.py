@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
+from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Frame, Graph
 from staticmem.training.scenario import SQRT, Scenario
 
@@ -106,14 +107,14 @@ def _matching(calls: Sequence[_Call], selectors: Sequence[str]) -> list[_Call]:
 
 
 def _matches(frame: Frame, selector: str) -> bool:
-    if selector and selector in (frame.cls, frame.cls.rpartition(".")[2]):
+    if selector and any(selector in (cls, cls.rpartition(".")[2]) for cls in alternatives(frame.cls)):
         return True
     parts, wanted = frame.path.split("."), selector.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)) and bool(frame.path)
 
 
 def _unknown(calls: Sequence[_Call], selector: str) -> UsageError:
-    classes = {c.frame.cls.rpartition(".")[2] for c in calls if c.frame.cls}
+    classes = {cls.rpartition(".")[2] for c in calls if c.frame.cls for cls in alternatives(c.frame.cls)}
     known = classes | {c.frame.path for c in calls if c.frame.path}
     if not known:
         why = "The file does not say which modules its ops belong to."

@@ -93,18 +93,29 @@ def chunk(m: Matcher, node: Node) -> bool:
 
 
 def write(m: Matcher, node: Node) -> bool:
-    """ScatterND into a tensor that the model made itself is an assignment to an index."""
+    """ScatterND is an assignment to an index: into a tensor that the model made itself, or a copy of another."""
     if node.op != "ScatterND" or node.attrs.get("reduction", "none") != "none":
         return False
     data = node.inputs[0]
-    if data in m.net.weights or data in m.net.inputs:
-        return False
+    own = data in m.net.weights or data in m.net.inputs
     later = [r for r in m.readers.get(data, ()) if r is not node and m.index.get(id(r), 0) > m.index[id(node)]]
     shape = m.net.shape(data)
-    if later or shape is None:
+    if (later and not own) or shape is None:
         return False
     ops: list[Op] = []
     base = m.ctx.ref(data)
+    if own:  # it was cloned before, which leaves no node
+        name = m.ctx.fresh(node)
+        m.ctx.define(name, data, shape)
+        ops.append(m.op(node, "aten::clone", base, outputs=(name,)))
+        rows = m.net.ints(node.inputs[1]) or ()
+        base = Ref(name)
+        if rows and rows == tuple(range(rows[0], rows[0] + len(rows))) and node.inputs[2] in m.net.consts:
+            part = m.ctx.fresh(node)
+            ops.append(m.op(node, "aten::slice.Tensor", base, 0, rows[0], rows[0] + len(rows), outputs=(part,)))
+            ops.append(m.op(node, "aten::fill_.Scalar", Ref(part), 0.0, outputs=(f"{part}:",)))
+            m.ctx.alias(node.outputs[0], name)
+            return m.take(node, ops)
     if data in m.net.consts:  # made by ConstantOfShape, small enough to be known: a tensor all the same
         name = m.ctx.fresh(node)
         m.ctx.define(name, data, shape)

@@ -1,4 +1,9 @@
-"""`x @ weight.t() + bias` is `linear`."""
+"""`x @ weight.t() + bias` is `linear`.
+
+The TorchScript exporter writes a bias before the product (symbolic_opset9.py, `linear`), which code that adds a vector
+to a product does not: so a bias may be computed (that of BEiT and Swin v2 has no part for the key), and the input may be
+a tensor that the model owns (a table of positions).
+"""
 
 from __future__ import annotations
 
@@ -14,20 +19,21 @@ def match(m: Matcher, node: Node) -> bool:
             product = m.inner(node.inputs[position], "MatMul")
             bias = node.inputs[1 - position]
             shape = m.net.shape(bias)
-            if product is None or bias not in m.net.weights or shape is None or len(shape) != 1:
+            if product is None or shape is None or len(shape) != 1:
                 continue
-            if _linear(m, node, product, bias):
+            first = position == 1 and shape == (m.net.shape(node.outputs[0]) or ())[-1:]
+            if (first or bias in m.net.weights) and _linear(m, node, product, bias, first):
                 return True
         return False
     if node.op == "MatMul":
         follower = m.reader(node.outputs[0], "Add")
         if follower is not None and match(m, follower):
             return True
-        return _linear(m, node, node, "")
+        return _linear(m, node, node, "", False)
     return False
 
 
-def _linear(m: Matcher, root: Node, product: Node, bias: str) -> bool:
+def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> bool:
     x, weight = product.inputs[:2]
     others = [] if product is root else [product]
     turned = m.made(weight, "Transpose")
@@ -39,7 +45,7 @@ def _linear(m: Matcher, root: Node, product: Node, bias: str) -> bool:
         m.ctx.transposed.add(weight)
     else:
         return False
-    if weight not in m.net.weights or x in m.net.weights:
+    if weight not in m.net.weights or (x in m.net.weights and not (written and turned is not None)):
         return False
     args = (m.ctx.ref(x), m.ctx.ref(weight), *((m.ctx.ref(bias),) if bias else ()))
     return m.take(root, [m.op(product, "aten::linear", *args, outputs=root.outputs[:1])], *others)
