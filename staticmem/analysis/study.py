@@ -178,11 +178,16 @@ def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
         if policy != "auto":
             notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
         return graph
-    changed = inplace.apply(graph, policy)
-    if changed is graph and inplace.apply(graph, "all") is not graph:
+    key = f"inplace {policy}"
+    known: tuple[Graph, bool] | None = graph.derived.get(key)
+    if known is None:
+        changed = inplace.apply(graph, policy)
+        undecided = changed is graph and inplace.apply(graph, "all") is not graph
+        known = graph.derived[key] = changed, undecided
+    if known[1]:
         text = "activations are taken to run out of place, the file does not say (--inplace-activations all changes it)"
         notes.append(Note("assumption", "SM305", text))
-    return changed
+    return known[0]
 
 
 def _unknown(unknown: Mapping[str, int]) -> Note:

@@ -29,7 +29,7 @@ _OTHERS: tuple[tuple[bytes, str, str], ...] = (
 
 
 def open_model(path: str) -> ModelFile:
-    """The model in a file: ONNX, or an archive of torch.export.
+    """The model in a file: ONNX, or an archive of torch.export. The last few are kept (`frontends.recent`).
 
     Raises:
         ModelFileError: nothing is there, it cannot be read, or it is no graph that staticmem reads.
@@ -38,7 +38,7 @@ def open_model(path: str) -> ModelFile:
     if head.startswith(b"PK"):
         from staticmem.frontends.export_program import read_archive
 
-        return read_archive(path)
+        return read_archive(path, keep=True)
     for magic, what, hint in _OTHERS:
         if head.startswith(magic):
             raise ModelFileError(f"{path} is not a model graph", f"It is {what}.", hint, code="SM107")
@@ -46,7 +46,7 @@ def open_model(path: str) -> ModelFile:
 
     if looks_like_onnx(head):
         try:
-            return open_onnx(path)
+            return open_onnx(path, keep=True)
         except ModelFileError as error:
             if path in error.what:
                 raise

@@ -7,28 +7,30 @@ archive is untrusted: member sizes are bounded, nothing is unpickled, expression
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.errors import ModelFileError
-from staticmem.frontends import fields
-from staticmem.frontends.export_storages import tied_names
+from staticmem.frontends import fields, recent
+from staticmem.frontends.export_storages import CONFIGS, tied_names
 from staticmem.graph import expressions
 from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
 
 SUPPORTED_MAJOR = 8
 MAX_JSON_BYTES = 1 << 30  # the JSON of a 100,000-op graph is about 100 MB
+_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7, "local file header")
 MAX_RATIO = 400  # JSON of this kind compresses 10-60 times; a bomb 1000 and more
 
 
-def read_archive(path: str) -> ExportedArchive:
-    """The model of a `.pt2` file.
+def read_archive(path: str, keep: bool = False) -> ExportedArchive:
+    """The model of a `.pt2` file. `keep`: the one that was read last, where all that is read of it has the same bytes.
 
     Raises:
         ModelFileError: not an archive of torch.export, or of a schema that this version does not know.
@@ -36,6 +38,10 @@ def read_archive(path: str) -> ExportedArchive:
     try:
         with zipfile.ZipFile(path) as archive:
             name = _model_member(archive, path)
+            key = _key(archive, name, path) if keep else None
+            known = recent.models.get(key) if key is not None else None
+            if isinstance(known, ExportedArchive):
+                return known
             document = _load_json(archive, name, path)
             tied = tied_names(archive)
     except zipfile.BadZipFile as error:
@@ -59,9 +65,33 @@ def read_archive(path: str) -> ExportedArchive:
             code="SM103",
         )
     try:
-        return ExportedArchive(path, document, tied=tied)
+        model = ExportedArchive(path, document, tied=tied)
+        small = len(model.graph.get("nodes") or ()) <= recent.MOST_OPS
     except fields.MALFORMED as error:
         raise _malformed(path, error) from error
+    if key is not None and small:
+        model.graphs = recent.Graphs()
+        recent.models.put(key, model)
+    return model
+
+
+def _key(archive: zipfile.ZipFile, name: str, path: str) -> Hashable:
+    """What an archive is known by: the members that are read, as they are packed (a thirtieth of the JSON), and the
+    sizes of all, which tell tensors apart. None for large ones."""
+    infos = archive.infolist()
+    read = [i for i in infos if i.filename == name or i.filename.endswith(CONFIGS)]
+    if archive.fp is None or sum(max(i.file_size, i.compress_size) for i in read) > recent.LARGEST:
+        return None
+    known: list[Hashable] = [(i.filename, i.file_size) for i in infos]
+    for info in read:
+        archive.fp.seek(info.header_offset)
+        header = archive.fp.read(_HEADER)  # its last two words are the lengths of the name and of an extra field
+        if len(header) < _HEADER:
+            return None
+        archive.fp.seek(sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28)), os.SEEK_CUR)
+        packed = recent.digest(archive.fp.read(info.compress_size))
+        known.append((info.filename, info.compress_type, info.flag_bits, info.CRC, packed))
+    return ("pt2", path, tuple(known))
 
 
 def _malformed(path: str, error: Exception) -> ModelFileError:
@@ -124,6 +154,7 @@ class ExportedArchive:
     document: Mapping[str, Any] = field(repr=False)
     format: str = "pt2"
     tied: Mapping[str, str] = field(default_factory=dict)  # names of one tensor, by the first of them
+    graphs: recent.Graphs | None = field(default=None, repr=False)  # where the model is kept, so are its graphs
 
     def __post_init__(self) -> None:
         module = fields.mapping(self.document["graph_module"])
@@ -164,6 +195,11 @@ class ExportedArchive:
 
     def bind(self, binding: Binding) -> Graph:
         """The graph at concrete sizes. A batch size that the export fixed is replaced where views repeat it."""
+        if self.graphs is not None:
+            return self.graphs.of(binding, lambda: self._bind(binding))
+        return self._bind(binding)
+
+    def _bind(self, binding: Binding) -> Graph:
         from staticmem.frontends.export_binder import Binder
 
         try:

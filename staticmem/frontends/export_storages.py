@@ -1,8 +1,8 @@
 """Which names of a `.pt2` file are one tensor: tied weights, and modules that are registered twice.
 
 torch.export.save writes every storage once, and the config of the weights says which one a name has
-(torch/export/pt2_archive/_package.py). Tensors on the meta device have no storage to tell them apart, so that `staticmem
-export` adds a member of its own.
+(torch/export/pt2_archive/_package.py). Tensors on the meta device have no storage to tell them apart, so that
+`staticmem export` adds a member of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from staticmem.frontends import fields
 
 CONFIG = "data/weights/model_weights_config.json"
 TIED = "staticmem_tied.json"  # a member under `extra/`: {name: the first name of the same tensor}
+CONFIGS = (CONFIG, f"/extra/{TIED}")  # ends of the names of members that are read here
 MAX_BYTES = 1 << 28
 
 

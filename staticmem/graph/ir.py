@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.dtypes import DType
 from staticmem.graph.record import record
@@ -190,6 +190,12 @@ class Graph:
     notes: tuple[Note, ...] = ()
     inplace_known: bool = True  # False where the export lost which ops run in place (ONNX)
     module_tree_known: bool = True
+
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What stages made of this graph, by what they were asked: graphs are kept for the next analysis of a file, and
+        what follows from them alone need not be worked out again."""
+        return {}
 
     @cached_property
     def dependencies(self) -> nx.DiGraph:

@@ -99,12 +99,27 @@ def test_a_small_change_of_the_graph_is_seen(tmp_path: Path) -> None:
     )
 
 
-def test_weights_are_not_read_and_change_nothing(tmp_path: Path) -> None:
-    path = str(shutil.copy(MODELS / "resnet18.pt2", tmp_path))
-    first = open_model(path)
+def with_member(path: Path, name: str, data: bytes) -> str:
+    """A copy of an archive with one more member, over the one of before."""
+    shutil.copy(MODELS / "resnet18.pt2", path)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("resnet18/data/weights/more", bytes(10_000))
-    assert open_model(path) is first
+        archive.writestr(f"resnet18/{name}", data)
+    return str(path)
+
+
+def test_contents_of_weights_are_not_read_and_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    first = open_model(with_member(path, "data/weights/more", bytes(1000)))
+    assert open_model(with_member(path, "data/weights/more", b"1" * 1000)) is first
+    assert open_model(with_member(path, "data/weights/more", bytes(1001))) is not first
+
+
+def test_whatever_else_is_read_of_an_archive_counts(tmp_path: Path) -> None:
+    path, member = tmp_path / "model.pt2", "extra/staticmem_tied.json"
+    names = ["layer1.0.conv1.weight", "layer1.0.conv2.weight"]
+    apart = open_model(with_member(path, member, json.dumps({"-": "-" * 46}).encode()))
+    tied = open_model(with_member(path, member, json.dumps({names[0]: names[1]}).encode()))
+    assert tied.bind(resolve(tied, batch=1)).parameters != apart.bind(resolve(apart, batch=1)).parameters
 
 
 def test_few_are_kept(tmp_path: Path) -> None:

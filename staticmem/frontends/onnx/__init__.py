@@ -12,16 +12,27 @@ if TYPE_CHECKING:
 __all__ = ["looks_like_onnx", "open_onnx"]
 
 
-def open_onnx(path: str) -> OnnxModel:
-    """The model of an ONNX file.
+def open_onnx(path: str, keep: bool = False) -> OnnxModel:
+    """The model of an ONNX file. `keep`: the one that was read last, where it has the same bytes without weights.
 
     Raises:
         ModelFileError: the file cannot be read or is not an ONNX model.
     """
+    from staticmem.frontends import recent
     from staticmem.frontends.onnx.guard import guarded
     from staticmem.frontends.onnx.model import OnnxModel
-    from staticmem.frontends.onnx.reader import read
+    from staticmem.frontends.onnx.reader import parse, read, stripped
 
-    proto = read(path)
+    data = stripped(path)
+    keep = keep and len(data) <= recent.LARGEST
+    key = ("onnx", path, recent.digest(data)) if keep else None
+    known = recent.models.get(key) if keep else None
+    if isinstance(known, OnnxModel):
+        return known
+    proto = parse(data, path)
     with guarded(path):
-        return OnnxModel(path, proto, lambda: read(path))
+        model = OnnxModel(path, proto, lambda: read(path))
+    if keep and len(model.nodes) <= recent.MOST_OPS:
+        model.graphs = recent.Graphs()
+        recent.models.put(key, model)
+    return model

@@ -13,6 +13,7 @@ from staticmem.frontends.onnx.convert import Converter
 from staticmem.frontends.onnx.functions import inlined
 from staticmem.frontends.onnx.guard import guarded
 from staticmem.frontends.onnx.shapes import Body, give_back
+from staticmem.frontends.recent import Graphs
 from staticmem.graph.ir import Graph
 from staticmem.graph.model import Binding, InputSpec, SymbolRange
 from staticmem.recover.nodes import Attr, Node, Subgraph
@@ -33,6 +34,7 @@ class OnnxModel:
     def __init__(self, path: str, proto: Any, again: Callable[[], Any] | None = None) -> None:
         self.path = path
         self.again = again
+        self.graphs: Graphs | None = None  # where the model is kept, so are its graphs
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
         proto = inlined(proto)
         graph = proto.graph
@@ -61,6 +63,11 @@ class OnnxModel:
         Raises:
             DimensionError: a size that was asked for contradicts a shape that is fixed in the file.
         """
+        if self.graphs is not None:
+            return self.graphs.of(binding, lambda: self._bind(binding))
+        return self._bind(binding)
+
+    def _bind(self, binding: Binding) -> Graph:
         from staticmem.frontends.onnx.bind import bind
 
         with guarded(self.path):

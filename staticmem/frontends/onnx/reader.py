@@ -18,6 +18,15 @@ def read(path: str) -> ModelProto:
     Raises:
         ModelFileError: the file cannot be read or is not an ONNX model.
     """
+    return parse(stripped(path), path)
+
+
+def stripped(path: str) -> bytes:
+    """The bytes of a file's ModelProto without large tensor payloads.
+
+    Raises:
+        ModelFileError: the file cannot be read or is not a protobuf message.
+    """
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -32,7 +41,7 @@ def read(path: str) -> ModelProto:
         raise ModelFileError(
             f"{path} cannot be read", f"{error.strerror or error}.", "Check the path.", code="SM101"
         ) from error
-    return parse(data, path)
+    return data
 
 
 def parse(data: bytes, path: str = "the file") -> ModelProto:

@@ -56,7 +56,7 @@ def conv(ctx: Context, node: Node) -> list[Op] | None:
     if not 1 <= count <= 3:
         return None
     ops, x, padding = _padded(ctx, node, _pads(ctx, node, kernel), 0.0)
-    tail: tuple[Arg, ...] = (
+    tail = (
         integers(node, "strides", (1,) * count),
         padding,
         integers(node, "dilations", (1,) * count),
