@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Owner, Storage, Tensor
 
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager
@@ -64,14 +64,15 @@ class SavedTensorsHooks(Protocol):
 class Node:
     """A backward node: edges to the producers of its inputs, what it saves, its formulas."""
 
-    __slots__ = ("edges", "formulas", "leaf", "metadata", "name", "op", "packed", "refs", "saved", "sequence")
+    __slots__ = ("edges", "formulas", "hold", "leaf", "metadata", "name", "op", "packed", "refs", "saved", "sequence")
 
     def __init__(self, name: str, sequence: int, op: int) -> None:
         self.name, self.sequence, self.op = name, sequence, op
         self.edges: list[tuple[Node, int] | None] = []
         self.metadata: list[Meta] = []  # of the node's outputs in forward: what gradients must look like
         self.formulas: Sequence[Formula] = ()
-        self.saved = Owner("saved", name, op)
+        self.saved: Sequence[Storage] = ()  # what it holds, by the holds from `hold` on
+        self.hold = 0
         self.packed: Packed | None = None
         self.refs = 0
         self.leaf: Tensor | None = None  # the parameter of an AccumulateGrad
@@ -180,9 +181,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         outputs = _apply(e, node, buffer)
         outputs = _validate(e, node, outputs)
         e.release(buffer.owner)
-        e.release(node.saved)
-        if node.packed is not None:
-            node.packed.release(e)
+        e.forget(node)
         for index, edge in enumerate(node.edges):
             if edge is None:
                 continue
@@ -319,7 +318,6 @@ def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[in
     grad.name = leaf.name
     owner = Owner("grad", leaf.name)
     e.hold(grad, owner)
-    e.grad_owners[id(leaf)] = owner
     e.release(buffer.owner)
     e.categorise(grad, "gradient", f"{leaf.name}.grad")
     e.close_scope()

@@ -27,7 +27,7 @@ from staticmem.eager.autograd import (
     zeros_of,
 )
 from staticmem.eager.tensor import Owner, Storage, Tensor
-from staticmem.eager.trace import Buffer, Kernel, Reduction, Trace
+from staticmem.eager.trace import OPEN, Reduction, Trace
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -52,7 +52,6 @@ class Eager:
         self.sequence = 0
         self.pending: Owner | None = None
         self._mutated: Tensor | None = None
-        self.grad_owners: dict[int, Owner] = {}
         self._kernel = -1
         self._scopes: list[list[Storage]] = [[]]
 
@@ -60,14 +59,7 @@ class Eager:
 
     def kernel(self, name: str) -> None:
         """The call that the next allocations belong to, as the dispatcher names it (`aten.convolution.default`)."""
-        trace = self.trace
-        kernels, op = trace.kernels, trace.op
-        self._kernel = len(kernels)
-        last = kernels[-1] if kernels else None
-        if last is not None and last.op == op and last.name == name and last.phase == trace.phase:
-            kernels.append(last)  # lists of calls that differ in nothing, as optimizer state is made
-        else:
-            kernels.append(Kernel(intern(name), trace.phase, op))
+        self._kernel = self.trace.kernel(intern(name))
 
     def empty(
         self, shape: Sequence[int], dtype: DType, strides: layout.Strides | None = None, kernel: str = ""
@@ -83,9 +75,16 @@ class Eager:
         if nbytes > MAX_TENSOR:
             raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
         buffers, ticks = trace.buffers, trace.ticks
-        id = len(buffers)
+        id = len(buffers.shapes)
         storage = Storage(id, nbytes)
-        buffers.append(Buffer(id, nbytes, shape, dtype, _CATEGORY[trace.phase], "", self._kernel, ticks))
+        buffers.nbytes.append(nbytes)
+        buffers.shapes.append(shape)
+        buffers.dtypes.append(dtype)
+        buffers.categories.append(_CATEGORY[trace.phase])
+        buffers.names.append("")
+        buffers.kernels.append(self._kernel)
+        buffers.born.append(ticks)
+        buffers.died.append(OPEN)
         trace.ticks = ticks + 1
         self._scopes[-1].append(storage)
         return Tensor(storage, shape, strides, dtype)
@@ -101,12 +100,12 @@ class Eager:
         return Tensor(tensor.storage, shape, strides, tensor.dtype)
 
     def categorise(self, tensor: Tensor, category: str, name: str) -> None:
-        buffer = self.trace.buffers[tensor.storage.id]
-        buffer.category, buffer.name = category, name
+        buffers, id = self.trace.buffers, tensor.storage.id
+        buffers.categories[id], buffers.names[id] = category, name
 
     def _free(self, storage: Storage) -> None:
         trace = self.trace
-        trace.buffers[storage.id].died = trace.ticks
+        trace.buffers.died[storage.id] = trace.ticks
         trace.ticks += 1
         storage.refs = -1
 
@@ -142,17 +141,17 @@ class Eager:
     def undo(self, kernel: int) -> bool:
         """Takes back the allocations of `kernel`, which did not run after all; False where more has happened since."""
         trace = self.trace
-        first = len(trace.buffers)
-        while first and trace.buffers[first - 1].kernel >= kernel:
+        buffers, last = trace.buffers, len(trace.buffers)
+        first = last
+        while first and buffers.kernels[first - 1] >= kernel:
             first -= 1
-        undone = range(first, len(trace.buffers))
         made = [storage for storage in self._scopes[-1] if storage.id >= first]
-        only_births = bool(undone) and trace.ticks - trace.buffers[first].born == len(undone)
-        if not only_births or len(made) != len(undone) or any(storage.refs for storage in made):
+        only_births = first < last and trace.ticks - buffers.born[first] == last - first
+        if not only_births or len(made) != last - first or any(storage.refs for storage in made):
             return False
-        trace.ticks = trace.buffers[first].born
-        del trace.buffers[first:]
-        del trace.kernels[kernel:]
+        trace.ticks = buffers.born[first]
+        buffers.cut(first)
+        trace.kernels.cut(kernel)
         self._scopes[-1] = [storage for storage in self._scopes[-1] if storage.id < first]
         return True
 
@@ -215,10 +214,31 @@ class Eager:
             node = stack.pop()
             node.refs -= 1
             if node.refs == 0:
-                self.release(node.saved)
-                if node.packed is not None:
-                    node.packed.release(self)
+                self.forget(node)
                 stack.extend(edge[0] for edge in node.edges if edge is not None and edge[0].leaf is None)
+
+    def _save(self, node: Node, storages: Sequence[Storage]) -> None:
+        """A SavedVariable holds the storage, never the history of its own node."""
+        trace, name, op = self.trace, node.name, node.op
+        holds, ticks = trace.holds, trace.ticks
+        node.saved, node.hold = storages, len(holds.kinds)
+        for storage in storages:
+            assert storage.refs >= 0, f"storage {storage.id} was freed before {node} took it"
+            holds.take(storage.id, "saved", name, ticks, op)
+            storage.refs += 1
+
+    def forget(self, node: Node) -> None:
+        """A backward node lets go of what it saved: it has run, or died."""
+        storages, node.saved = node.saved, ()
+        hold, ends = node.hold, self.trace.holds.ends
+        for storage in storages:
+            ends[hold] = self.trace.ticks
+            hold += 1
+            storage.refs -= 1
+            if storage.refs == 0:
+                self._free(storage)
+        if node.packed is not None:
+            node.packed.release(self)
 
     def abandon(self, node: Node) -> None:
         """A node that is being recorded is given up: an exception ends the op."""
@@ -261,9 +281,8 @@ class Eager:
             if packed:
                 node.packed = self.saved_hooks[-1].pack(self, node, packed, results)
             saves = ()
-        for tensor in saves:
-            if tensor is not None:  # a SavedVariable holds the storage, never the history of its own node
-                self.hold(Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype), node.saved)
+        if saves:
+            self._save(node, [tensor.storage for tensor in saves if tensor is not None])
         for number, tensor in enumerate(results):
             node.metadata.append(meta_of(tensor.shape, tensor.dtype))
             if tensor is mutated and tensor.base is not None:
@@ -291,7 +310,7 @@ class Eager:
         self._add_edge(outer, gradient_edge(self, base))
         for edge in node.edges[1:]:
             self._add_edge(outer, edge)
-        outer.saved, outer.packed = node.saved, node.packed
+        outer.saved, outer.hold, outer.packed = node.saved, node.hold, node.packed
         outer.formulas = [copy_slices(base, view, node.formulas, len(outer.edges))]
         outer.metadata = [meta_of(base.shape, base.dtype)]
         self._set_grad_fn(base, outer, 0)

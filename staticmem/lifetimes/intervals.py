@@ -11,13 +11,13 @@ buffer is alive at t where born <= t < died.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from staticmem.eager.trace import Buffer, Hold, Trace
+from staticmem.eager.trace import Buffer, Hold, Trace, round_up
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -46,9 +46,9 @@ class Lifetimes:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.ticks = trace.ticks
-        known: dict[int, int] = {}  # one object for equal sizes: a large trace has few, for many buffers
-        self.sizes = [known.setdefault(size, size) for size in [b.size for b in trace.buffers]]
-        self.born = [b.born for b in trace.buffers]
+        rounded = {nbytes: round_up(nbytes) for nbytes in set(trace.buffers.nbytes)}  # one object for equal sizes
+        self.sizes = [rounded[nbytes] for nbytes in trace.buffers.nbytes]
+        self.born = trace.buffers.born
         self.died = _releases(trace)
         delta = [0] * max(self.ticks, 1)
         for size, born, died in zip(self.sizes, self.born, self.died, strict=True):
@@ -76,24 +76,30 @@ class Lifetimes:
 
     def alive(self, tick: int) -> list[Buffer]:
         """The buffers that are alive at `tick`, in order of allocation."""
-        return [
-            b for b, born, died in zip(self.trace.buffers, self.born, self.died, strict=True) if born <= tick < died
-        ]
+        return self.trace.buffers.pick(self.alive_ids(tick))
+
+    def alive_ids(self, tick: int) -> list[int]:
+        """Their places in `trace.buffers`."""
+        return [id for id, (born, died) in enumerate(zip(self.born, self.died, strict=True)) if born <= tick < died]
 
     def by_category(self, tick: int) -> dict[str, int]:
         """Bytes alive at `tick` in each category that occurs."""
         total: dict[str, int] = {}
-        for buffer in self.alive(tick):
-            total[buffer.category] = total.get(buffer.category, 0) + self.sizes[buffer.id]
+        sizes, categories = self.sizes, self.trace.buffers.categories
+        for id in self.alive_ids(tick):
+            category = categories[id]
+            total[category] = total.get(category, 0) + sizes[id]
         return total
 
-    def holds(self, tick: int) -> Mapping[int, list[Hold]]:
-        """Who holds each buffer at `tick`. A buffer without an entry is a temporary of the kernel that runs."""
+    def holds(self, tick: int, among: Iterable[int] | None = None) -> Mapping[int, list[Hold]]:
+        """Who holds each buffer at `tick`, or each of `among`. One without an entry is a temporary of the kernel that
+        runs."""
         found: dict[int, list[Hold]] = {}
         holds = self.trace.holds
-        for index, (start, end) in enumerate(zip(holds.starts, holds.ends, strict=True)):
-            if start <= tick < end:
-                found.setdefault(holds.buffers[index], []).append(holds[index])
+        wanted = None if among is None else frozenset(among)
+        for index, (buffer, start, end) in enumerate(zip(holds.buffers, holds.starts, holds.ends, strict=True)):
+            if start <= tick < end and (wanted is None or buffer in wanted):
+                found.setdefault(buffer, []).append(holds[index])
         return found
 
     def allocation_at(self, tick: int) -> int | None:
@@ -125,20 +131,17 @@ class Lifetimes:
         return self.live[tick - 1] if 0 < tick <= len(self.live) else 0
 
 
-def _releases(trace: Trace) -> list[int]:
+def _releases(trace: Trace) -> array[int]:
     """The tick at which each buffer's last owner lets go; `trace.ticks` where one never does.
 
     A buffer that no owner ever took belongs to the scope of the kernel that made it, which the engine closes.
     """
-    forever = trace.ticks
-    last = [-1] * len(trace.buffers)
-    for buffer, end in zip(trace.holds.buffers, trace.holds.ends, strict=True):
+    forever, holds, buffers = trace.ticks, trace.holds, trace.buffers
+    last = [-1] * len(buffers)
+    for buffer, end in zip(holds.buffers, holds.ends, strict=True):
         if end > last[buffer]:
             last[buffer] = end
-    return [
-        (forever if made.died is None else made.died) if end < 0 or end == made.died else min(end, forever)
-        for end, made in zip(last, trace.buffers, strict=True)
-    ]
+    return array("I", [min(seen if end < 0 else end, forever) for end, seen in zip(last, buffers.died, strict=True)])
 
 
 def liveness(trace: Trace) -> Lifetimes:

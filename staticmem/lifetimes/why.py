@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.eager.trace import Buffer, Hold, Trace
+from staticmem.eager.trace import Buffer, Hold, Kernel
 from staticmem.graph.ir import Graph
 
 
@@ -31,23 +31,22 @@ def module_of_op(graph: Graph, op: int) -> str:
     return modules[-1].path if modules else ""
 
 
-def module_of(graph: Graph, trace: Trace, buffer: Buffer) -> str:
-    """The module that a buffer belongs to: its owner in the model, else the module whose op made it."""
-    parts = buffer.name.split(".")
-    if buffer.category in ("parameter", "buffer"):
-        return ".".join(parts[:-1])
-    if buffer.category in ("gradient", "optimizer_state"):
-        return ".".join(parts[:-2])
-    return module_of_op(graph, trace.kernels[buffer.kernel].op)
+def module_of(graph: Graph, category: str, name: str, op: int) -> str:
+    """The module that a buffer belongs to: its owner in the model, else the module whose op (an index) made it."""
+    if category in ("parameter", "buffer"):
+        return name.rpartition(".")[0]
+    if category in ("gradient", "optimizer_state"):
+        return name.rpartition(".")[0].rpartition(".")[0]
+    return module_of_op(graph, op)
 
 
-def reasons(graph: Graph, trace: Trace, buffer: Buffer, holds: Sequence[Hold]) -> tuple[str, ...]:
+def reasons(graph: Graph, kernel: Kernel, buffer: Buffer, holds: Sequence[Hold]) -> tuple[str, ...]:
     """One sentence for each owner, the same sentence once. `holds` are those that are active at the moment.
 
     Where something keeps the buffer for the whole step (the model, the optimizer), who else holds it explains nothing.
+    `kernel` made the buffer.
     """
     if not holds:
-        kernel = trace.kernels[buffer.kernel]
         return (f"in use by {short(kernel.name)}",)
     lasting = [hold for hold in holds if hold.kind in ("model", "optimizer", "grad")]
     return tuple(dict.fromkeys(_reason(graph, buffer, hold) for hold in lasting or holds))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from staticmem.dtypes import DType
-from staticmem.eager.trace import Buffer, Hold, Kernel, Trace
+from staticmem.eager.trace import Buffer, Hold, Kernel, Kernels, Trace
 from staticmem.lifetimes import liveness
 
 Position: TypeAlias = "tuple[int, int]"
@@ -156,8 +156,8 @@ class Rewrite:
                 for hold in p.holds:
                     end = None if hold.end is None else tick_of(hold.end, EVENT)
                     new.holds.append(hold._replace(buffer=buffer.id, start=tick_of(hold.start, EVENT), end=end))
-        new.kernels = ordered
-        return new
+        new.kernels = Kernels(ordered)
+        return new.seal()
 
     def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[list[Kernel], dict[int, int]]:
         """All kernels in order of time, and the place of each piece's (by the piece's index)."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from staticmem.eager.trace import Buffer, Hold
+from staticmem.eager.trace import Kernel
 from staticmem.graph.ir import Graph, Note
 from staticmem.graph.model import Binding, ModelFile
 from staticmem.lifetimes import Lifetimes
 from staticmem.lifetimes import PhasePeak as Interval
-from staticmem.lifetimes.why import module_of, module_of_op, reasons, short
+from staticmem.lifetimes.why import module_of_op
+from staticmem.report.alive import Alive
 from staticmem.report.model import (
-    CATEGORIES,
     SCHEMA,
     Band,
     Coverage,
@@ -28,7 +28,6 @@ from staticmem.report.model import (
     Phases,
     Report,
     ScenarioInfo,
-    TensorEntry,
     TensorInfo,
     UnknownOp,
 )
@@ -55,7 +54,7 @@ class Sources:
 
 def build(sources: Sources, top: int) -> Report:
     """The report; `top_tensors` has the `top` largest tensors alive at the peak."""
-    alive = _alive(sources)
+    alive = Alive(sources.graph, sources.lifetimes)
     notes = (*sources.graph.notes, *sources.result.notes, *sources.notes)
     peak = _peak(sources, alive)
     parameters = _parameters(sources)
@@ -114,51 +113,27 @@ def _scenario(s: Sources) -> ScenarioInfo:
 # -- the peak ----------------------------------------------------------------------------------------------------
 
 
-def _alive(s: Sources) -> tuple[TensorEntry, ...]:
-    """Everything alive at the peak, largest first; equal sizes in order of allocation."""
+def _peak(s: Sources, alive: Alive) -> Peak:
     lifetimes = s.lifetimes
-    holds = lifetimes.holds(lifetimes.peak_tick)
-    buffers = [b for b in lifetimes.alive(lifetimes.peak_tick) if b.size]
-    buffers.sort(key=lambda b: (-b.size, b.id))
-    return tuple(_entry(s, b, holds.get(b.id, ())) for b in buffers)
-
-
-def _entry(s: Sources, buffer: Buffer, holds: Sequence[Hold]) -> TensorEntry:
-    trace = s.lifetimes.trace
-    op = short(trace.kernels[buffer.kernel].name)
-    return TensorEntry(
-        name=buffer.name or f"({op})",
-        module=module_of(s.graph, trace, buffer),
-        op=op,
-        shape=buffer.shape,
-        dtype=buffer.dtype.name,
-        bytes=buffer.size,
-        category=buffer.category,
-        why=reasons(s.graph, trace, buffer, holds),
-    )
-
-
-def _peak(s: Sources, alive: Sequence[TensorEntry]) -> Peak:
-    lifetimes = s.lifetimes
-    categories = dict.fromkeys(CATEGORIES, 0)
-    modules: dict[str, dict[str, int]] = {}
-    for entry in alive:
-        categories[entry.category] = categories.get(entry.category, 0) + entry.bytes
-        of_module = modules.setdefault(entry.module, {})
-        of_module[entry.category] = of_module.get(entry.category, 0) + entry.bytes
+    categories, modules = alive.by_module()
     rows = [ModuleBytes(name, sum(parts.values()), parts) for name, parts in modules.items()]
     rows.sort(key=lambda row: (-row.bytes, row.module))
     at = lifetimes.allocation_at(lifetimes.peak_tick)
     if at is None:
         phase, op, node, module = "setup", "", None, None
     else:
-        kernel = lifetimes.trace.kernels[lifetimes.trace.buffers[at].kernel]
+        kernel = _maker(lifetimes, at)
         phase, op = kernel.phase, kernel.name
         node, module = _place(s.graph, kernel.op)
     live = lifetimes.peak_bytes
     low, high = s.live_band or (live, live)
     bands = {"live": Band(min(low, live), max(high, live))}
     return Peak(live, phase, op, node, module, len(alive), categories, tuple(rows), bands)
+
+
+def _maker(lifetimes: Lifetimes, buffer: int) -> Kernel:
+    trace = lifetimes.trace
+    return trace.kernels.pick((trace.buffers.kernels[buffer],))[0]
 
 
 def _place(graph: Graph, op: int) -> tuple[str | None, str | None]:
@@ -209,8 +184,7 @@ def _phases(s: Sources) -> Phases:
 def _phase_peak(s: Sources, interval: Interval) -> PhasePeak:
     if interval.buffer is None:
         return PhasePeak(interval.nbytes, None, None, None)
-    trace = s.lifetimes.trace
-    kernel = trace.kernels[trace.buffers[interval.buffer].kernel]
+    kernel = _maker(s.lifetimes, interval.buffer)
     return PhasePeak(interval.nbytes, kernel.name, *_place(s.graph, kernel.op))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from staticmem.report.model import Report, TensorEntry
@@ -141,7 +141,7 @@ def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Chang
     return tuple(sorted((row for row in rows if row.delta), key=lambda row: (-abs(row.delta or 0), row.name)))
 
 
-def _tensors(before: tuple[TensorEntry, ...], after: tuple[TensorEntry, ...]) -> list[TensorChange]:
+def _tensors(before: Sequence[TensorEntry], after: Sequence[TensorEntry]) -> list[TensorChange]:
     names: dict[_Key, str] = {}
     sums: tuple[Counter[_Key], Counter[_Key]] = (Counter(), Counter())
     shapes: tuple[dict[_Key, tuple[int, ...]], dict[_Key, tuple[int, ...]]] = ({}, {})

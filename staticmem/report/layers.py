@@ -209,7 +209,7 @@ class _Tree:
                 kernel = lifetimes.trace.kernels[buffer.kernel] if buffer.kernel >= 0 else None
                 path = self.path(kernel.op) if kernel is not None else ""
             else:
-                path = module_of(self.graph, lifetimes.trace, buffer)
+                path = module_of(self.graph, buffer.category, buffer.name, lifetimes.trace.kernels[buffer.kernel].op)
             self.nearest(path).own.peak_bytes += buffer.size
 
     def done(self) -> tuple[Layer, ...]:

@@ -6,7 +6,7 @@ integers; shapes are lists of sizes in elements. Within schema major 1, fields a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -303,7 +303,7 @@ class Report:
     gpu: GpuFit | None = None
     max_batch: LargestBatch | None = None
     device: DeviceInfo | None = None
-    alive: tuple[TensorEntry, ...] = field(default=(), metadata={"json": False})
+    alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -147,8 +147,8 @@ class _Checkpoint:
         e.trace.op = op
         if self.packed_args is not None:
             self.packed_args.applied(e)
-        for buffer in e.trace.buffers[first:]:
-            buffer.category = "activation"
+        categories = e.trace.buffers.categories
+        categories[first:] = ["activation"] * (len(categories) - first)
 
     def _unpacked(self, packed: _Saves) -> dict[str, Any]:
         """The inputs that the outer checkpoint has made again, with the history of the forward's."""
@@ -179,9 +179,9 @@ class _Recomputation:
         """Inputs are saved before the kernel runs, results after it: once the last input is, nothing runs."""
         ran = True
         if results:
-            buffers = e.trace.buffers
-            kernel = max(buffers[t.storage.id].kernel for t in results)
-            if all(buffers[t.storage.id].kernel < kernel for t in saves):
+            kernels = e.trace.buffers.kernels
+            kernel = max(kernels[t.storage.id] for t in results)
+            if all(kernels[t.storage.id] < kernel for t in saves):
                 ran = not e.undo(kernel)
         e.abandon(node)
         raise _StopRecomputationError(ran)

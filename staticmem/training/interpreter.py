@@ -261,9 +261,9 @@ class Interpreter:
         if name in self.attributes:
             self.e.release(self.attributes[name])
             self.e.hold(tensor, self.attributes[name])
-        buffer = self.e.trace.buffers[tensor.storage.id]
-        if not buffer.name:
-            buffer.name = name
+        names = self.e.trace.buffers.names
+        if not names[tensor.storage.id]:
+            names[tensor.storage.id] = name
 
     def _forget(self, name: str) -> None:
         owner = self.owners.pop(name, None)

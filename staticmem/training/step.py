@@ -323,6 +323,6 @@ class _Step:
         for tensor, _ in self.persistent.held:  # a cycle with its node, and the search for cycles rests meanwhile
             tensor.accumulate = None
         return StepResult(
-            self.e.trace.seal(), self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name, shapes,
-            trained, self.output_dtypes, self.recomputed,
+            self.e.trace.seal(), self.graph, tuple(self.notes), i.covered, i.unknown, i.unknown_bytes, self.loss_name,
+            shapes, trained, self.output_dtypes, self.recomputed,
         )  # fmt: skip

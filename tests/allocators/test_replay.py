@@ -12,7 +12,7 @@ from staticmem.allocators.events import RELEASE
 from staticmem.allocators.jitter import REPLAYS, Sizes, has_strays, interval, jitters
 from staticmem.allocators.placement import model_to_order
 from staticmem.allocators.workspace import FIRST
-from staticmem.eager.trace import Buffer, Kernel, Trace
+from staticmem.eager.trace import Buffer, Buffers, Kernel, Kernels, Trace
 
 MIB = 2**20
 
@@ -37,8 +37,8 @@ def step() -> Trace:
     ]
     names = ["model", "aten.zeros_like", "loss", "aten.addmm", "aten.mean", "aten.mm", "aten._foreach_sqrt"]
     return Trace(
-        kernels=[Kernel(name, "forward", -1) for name in names],
-        buffers=[buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)],
+        kernels=Kernels([Kernel(name, "forward", -1) for name in names]),
+        buffers=Buffers([buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)]),
         phases=[("setup", 0), ("forward", 5), ("backward", 8), ("optimizer", 10)],
         ticks=12,
     )
@@ -193,8 +193,8 @@ def test_dropout_allocates_its_mask_before_its_result() -> None:
         ("mask", "activation", 2, 3, 1, MIB),
     ]
     trace = Trace(
-        kernels=[Kernel("model", "setup", -1), Kernel("aten.native_dropout.default", "forward", 0)],
-        buffers=[buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)],
+        kernels=Kernels([Kernel("model", "setup", -1), Kernel("aten.native_dropout.default", "forward", 0)]),
+        buffers=Buffers([buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)]),
         phases=[("setup", 0), ("forward", 1)],
         ticks=5,
     )
@@ -213,10 +213,11 @@ def test_gradients_that_are_zeroed_stay_from_the_first_step_on() -> None:
         ("h", "activation", 3, 5, 2, 3 * MIB),
         ("added", "temporary", 4, 6, 3, 2 * MIB),
     ]
+    names = ("model", "aten.zeros_like", "aten.addmm", "aten.mm")
     for phases in ([("optimizer", 7)], []):
         trace = Trace(
-            kernels=[Kernel(name, "forward", -1) for name in ("model", "aten.zeros_like", "aten.addmm", "aten.mm")],
-            buffers=[buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)],
+            kernels=Kernels([Kernel(name, "forward", -1) for name in names]),
+            buffers=Buffers([buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)]),
             phases=[("setup", 0), ("forward", 3), ("backward", 4), *phases],
             ticks=8,
         )

@@ -16,7 +16,7 @@ import staticmem
 from staticmem import dtypes
 from staticmem.analysis.page import page
 from staticmem.analysis.what_if import what_if
-from staticmem.eager.trace import Buffer, Kernel, Trace, round_up
+from staticmem.eager.trace import Buffer, Kernel, Kernels, Trace, round_up
 from staticmem.lifetimes import Lifetimes
 from staticmem.report.html.base import esc
 from staticmem.report.html.closed_form import NotAffineError, closed_form
@@ -24,7 +24,7 @@ from staticmem.report.html.closed_form import NotAffineError, closed_form
 
 def step(lines: list[tuple[int, int, int, int]], ticks: int, batch: int) -> Lifetimes:
     """A step whose buffers are (base, slope, born, died)."""
-    trace = Trace(kernels=[Kernel("aten.k.default", "forward", -1)], ticks=ticks, phases=[("forward", 0)])
+    trace = Trace(kernels=Kernels([Kernel("aten.k.default", "forward", -1)]), ticks=ticks, phases=[("forward", 0)])
     for index, (base, slope, born, died) in enumerate(lines):
         nbytes = base + slope * batch
         trace.buffers.append(Buffer(index, nbytes, (nbytes,), dtypes.uint8, "activation", "", 0, born, died))

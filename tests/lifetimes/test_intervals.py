@@ -49,7 +49,7 @@ class Recorder:
         if owners:
             self.trace.holds.ends[owners.pop()] = self.trace.ticks
         if not owners:
-            self.trace.buffers[number].died = self.trace.ticks
+            self.trace.buffers.died[number] = self.trace.ticks
             self.trace.ticks += 1
 
 
@@ -75,7 +75,7 @@ def test_by_hand() -> None:
     lifetimes = liveness(example())
     assert list(lifetimes.live) == [1024, 1536, 2560, 3072, 2560, 2048, 1024]
     assert (lifetimes.peak_bytes, lifetimes.peak_tick) == (3072, 3)
-    assert lifetimes.died == [7, 5, 6, 4]
+    assert list(lifetimes.died) == [7, 5, 6, 4]
     assert lifetimes.by_category(3) == {"parameter": 1024, "activation": 1536, "temporary": 512}
     assert [b.name for b in lifetimes.alive(5)] == ["b0", "b2"]
     assert [h.who for h in lifetimes.holds(3)[1]] == ["owner1"]  # the one that has not let go yet

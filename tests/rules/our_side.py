@@ -10,7 +10,7 @@ from observe import Case, Observation, View
 from staticmem import dtypes
 from staticmem.eager.autograd import Formula, Grads, run_backward
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.rules import lookup
 from staticmem.rules.dispatch import call
 
@@ -54,9 +54,11 @@ class _Run:
         self.e.hold(tensor, Owner("input", f"in{index}"))
         return tensor
 
+    def label(self, storage: Storage) -> str:
+        return "empty" if storage.nbytes == 0 else self.labels[storage.id]
+
     def view(self, tensor: Tensor) -> View:
-        label = "empty" if tensor.storage.nbytes == 0 else self.labels[tensor.storage.id]
-        return View.of(label, tensor.shape, tensor.strides, tensor.dtype.name)
+        return View.of(self.label(tensor.storage), tensor.shape, tensor.strides, tensor.dtype.name)
 
     def log(self, first: int, prefix: str) -> list[tuple[int, int]]:
         """The steps since buffer `first`; only what was made since the program began counts as alive."""
@@ -106,7 +108,7 @@ class _Run:
             if id(node) in visited or node.name == "Source":
                 continue
             visited.add(id(node))
-            found |= {self.view(t).label for t, _ in node.saved.held}
+            found |= {self.label(storage) for storage in node.saved}
             stack.extend(edge[0] for edge in node.edges if edge is not None)
         return found - {"empty"}
 

@@ -74,7 +74,7 @@ class Timeline:
 def timeline(graph: Graph, lifetimes: Lifetimes) -> Timeline:
     """The timeline of a step over the graph that it ran."""
     trace, words = lifetimes.trace, Words()
-    buffers = trace.buffers
+    buffers, kernels = trace.buffers, trace.kernels
     categories = Words(CATEGORIES)
     starts = [*trace.phases, ("", lifetimes.ticks)]
     modules = [words(_module(graph, kernel.op)) for kernel in trace.kernels]
@@ -88,7 +88,7 @@ def timeline(graph: Graph, lifetimes: Lifetimes) -> Timeline:
         category=tuple(categories(buffer.category) for buffer in buffers),
         kernel=tuple(max(buffer.kernel, 0) for buffer in buffers),
         name=tuple(words(buffer.name or f"({short(trace.kernels[buffer.kernel].name)})") for buffer in buffers),
-        module=tuple(words(module_of(graph, trace, buffer)) for buffer in buffers),
+        module=tuple(words(module_of(graph, b.category, b.name, kernels[b.kernel].op)) for b in buffers),
         dtype=tuple(words(buffer.dtype.name) for buffer in buffers),
         shape=tuple(words(", ".join(map(str, buffer.shape))) for buffer in buffers),
         kernel_name=tuple(words(short(kernel.name)) for kernel in trace.kernels),
