@@ -172,3 +172,13 @@ def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tens
     noise = e.empty_like(input, kernel="aten.empty_like.default")
     offset = e.empty_like(noise, kernel="aten.add.Scalar")
     return add_(e, mul(e, input, noise), offset)
+
+
+@rule("aten::feature_alpha_dropout")
+def feature_alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """As `alpha_dropout`, with noise and offset of shape (N, C, 1...)."""
+    if not train or not e.training or p == 0:
+        return input
+    noise = _feature_noise(e, input)
+    offset = e.empty_like(noise, kernel="aten.add.Scalar")
+    return add_(e, mul(e, input, noise), offset)

@@ -16,7 +16,7 @@ from staticmem.rules.dispatch import call
 from staticmem.rules.pointwise import add, div, grad_of, mul
 from staticmem.rules.reduction import softmax
 from staticmem.rules.registry import RULES, rule
-from staticmem.rules.views import reshape
+from staticmem.rules.views import contiguous, reshape
 
 
 def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str) -> Tensor:
@@ -189,7 +189,9 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Saves indices, offsets and int64 helpers (one an index, one a bag); a dense gradient of the table's size."""
+    """Saves contiguous indices, offsets and int64 helpers (one an index, one a bag); a dense gradient of the table's
+    size."""
+    indices, offsets = contiguous(e, indices), contiguous(e, offsets)
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
     out = e.empty((bags, weight.shape[1]), weight.dtype, kernel="aten._embedding_bag.default")
     offset2bag = e.empty(indices.shape, indices.dtype)

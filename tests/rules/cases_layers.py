@@ -202,6 +202,7 @@ def _dropouts() -> list[Case]:
         cases += [call("aten::dropout_", x, 0.5, True), call("aten::native_dropout", x, 0.5, True)]
         cases += [call("aten::feature_dropout", x, 0.5, True), call("aten::feature_dropout_", x, 0.5, True)]
         cases += [call("aten::dropout", x, 1.0, True), call("aten::alpha_dropout", x, 0.5, True)]
+        cases += [call("aten::feature_alpha_dropout", x, 0.5, training) for training in (True, False)]
     return cases
 
 

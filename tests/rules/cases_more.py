@@ -46,10 +46,24 @@ def _soft_targets() -> list[Case]:
     return [*cases, call(name, f(7), f(7).fixed)]
 
 
+def _cells() -> list[Case]:
+    """One step of recurrent layers; the GRU's, and an LSTM's without biases, have no fake kernel (test_cuda_only)."""
+    lstm = f(3, 4), (f(3, 5), f(3, 5)), f(20, 4), f(20, 5), f(20), f(20)
+    cases = [call("aten::lstm_cell", *lstm), call("aten::lstm_cell", *lstm, autocast=True)]
+    for name in ("tanh", "relu"):
+        for biases in ((f(5), f(5)), (None, None)):
+            cases += [call(f"aten::rnn_{name}_cell", f(3, 4), f(3, 5), f(5, 4), f(5, 5), *biases)]
+    return cases
+
+
 def _rest() -> list[Case]:
     bags: tuple[Any, ...] = (i(9), i(4))
     cases = [call("aten::_embedding_bag", f(10, 3), *bags, False, mode, roots=(0,)) for mode in (0, 1)]
     cases += [call("aten::embedding_bag", f(10, 3), *bags, False, 0, roots=(0,))]
+    cases += _cells()
+    for aligned in (False, True):
+        cases += [call("aten::affine_grid_generator", f(2, 2, 3), (2, 3, 5, 6), aligned)]
+        cases += [call("aten::affine_grid_generator", f(2, 3, 4), (2, 3, 4, 5, 6), aligned)]
     cases += [
         call("aten::logaddexp", f(4, 3), f(4, 3)),
         call("aten::hardshrink", f(4, 3), 0.5),

@@ -92,6 +92,18 @@ def test_a_bidirectional_gru_has_both_directions_in_its_result() -> None:
     assert seen.outputs[0].shape == (5, 2, 16)
 
 
+def test_a_step_of_a_gru_is_two_products_and_a_kernel() -> None:
+    """cuda/RNN.cu, `_thnn_fused_gru_cell_cuda`: a workspace of five times the state; both gates' gradients, the state's,
+    and a sum for each bias."""
+    case = call("aten::gru_cell", f(3, 4), f(3, 5), f(15, 4), f(15, 5), f(15), f(15))
+    seen = observed(case)
+    assert [nbytes for nbytes, _ in seen.forward] == [180, 180, 60, 300]
+    fused = [nbytes for nbytes, _ in seen.backward][:5]
+    assert fused == [180, 180, 60, 60, 60]
+    bare = observed(call("aten::gru_cell", f(3, 4), f(3, 5), f(15, 4), f(15, 5)))
+    assert [nbytes for nbytes, _ in bare.backward][:3] == [180, 180, 60]
+
+
 def test_fused_attention_layers_of_inference_are_one_result() -> None:
     q: Spec = f(2, 5, 8).fixed
     weights = (f(24, 8).fixed, f(24).fixed, f(8, 8).fixed, f(8).fixed)
