@@ -62,7 +62,7 @@ def gru_cell(
     e: Eager, input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Two products and a fused kernel, which saves both, the state, the biases and a workspace (five times the state)."""
+    """Two products and a fused kernel, which saves both, the state, the biases and a workspace of 5 times the state."""
     igates, hgates = _gates(e, input, hx, w_ih, w_hh)
     hy = e.empty(hx.shape, hx.dtype, kernel="aten._thnn_fused_gru_cell.default")
     workspace = e.empty((hx.shape[0], hx.shape[1] * _GRU_WORKSPACE), hx.dtype)

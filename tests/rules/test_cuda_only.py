@@ -93,8 +93,8 @@ def test_a_bidirectional_gru_has_both_directions_in_its_result() -> None:
 
 
 def test_a_step_of_a_gru_is_two_products_and_a_kernel() -> None:
-    """cuda/RNN.cu, `_thnn_fused_gru_cell_cuda`: a workspace of five times the state; both gates' gradients, the state's,
-    and a sum for each bias."""
+    """cuda/RNN.cu, `_thnn_fused_gru_cell_cuda`: a workspace of five times the state; gradients of both gates, the
+    state and each bias."""
     case = call("aten::gru_cell", f(3, 4), f(3, 5), f(15, 4), f(15, 5), f(15), f(15))
     seen = observed(case)
     assert [nbytes for nbytes, _ in seen.forward] == [180, 180, 60, 300]
