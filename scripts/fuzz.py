@@ -13,7 +13,6 @@ removed), or end at a boundary: of a field of the message, of a part of the zip,
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import pickle
@@ -23,7 +22,6 @@ import re
 import resource
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import zipfile
@@ -33,7 +31,9 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import fuzz_targets as targets  # noqa: E402 - beside this file
 
 EXTREMES: tuple[Any, ...] = (
     0, -1, 1, 2**31, 2**63 - 1, -(2**63), 2**64, 10**30, "", "a" * 10_000, "\x00\x1b[31m<script>", "s0", "2**999**9",
@@ -171,12 +171,6 @@ def proto_of(data: bytes, rng: random.Random) -> bytes:
     return model.SerializeToString()
 
 
-CONFIG = {
-    "version": 1, "model": "models/resnet18.pt2", "train": {"optimizer": "adam", "batch": 2}, "gpus": ["l4"],
-    "what_if": {"batch": [1, 2], "amp": ["none", "bf16"]}, "budgets": [{"metric": "live", "limit": "1 GiB"}],
-}  # fmt: skip
-
-
 def cut_proto(data: bytes, rng: random.Random) -> bytes:
     """The message up to one of its fields, or one byte before or after."""
     ends, at, end, depth = [0], 0, len(data), 0
@@ -245,7 +239,7 @@ def pickle_of(data: bytes, rng: random.Random) -> bytes:
 def yaml_of(_: bytes, rng: random.Random) -> bytes:
     import yaml
 
-    made = yaml.safe_dump(document_of(CONFIG, rng), allow_unicode=True).encode("utf-8", "surrogatepass")
+    made = yaml.safe_dump(document_of(targets.CONFIG, rng), allow_unicode=True).encode("utf-8", "surrogatepass")
     return bytes_of(made, rng) if rng.random() < 0.5 else made
 
 
@@ -255,139 +249,40 @@ def report_of(data: bytes, rng: random.Random) -> bytes:
 
 # -- what is fed to what ----------------------------------------------------------------------------------------------
 
-
-def analyse(path: str, rng: random.Random) -> None:
-    import staticmem
-
-    words = rng.choice(({}, {"batch": 3}, {"optimizer": "adam"}, {"optimizer": "sgd", "amp": "bf16", "batch": 2}))
-    staticmem.analyze(path, **words)
-
-
-def look(path: str, rng: random.Random) -> None:
-    """What the verbs beside analyze do with a model, in any of their formats."""
-    from staticmem.cli.main import main
-
-    words = rng.choice(([], ["--optimizer", "adam"], ["--optimizer", "sgd", "--batch", "2"]))
-    verbs = [
-        ["layers"], ["layers", "-f", "csv"], ["trace"], ["trace", "-f", "json"], ["diff", "models/resnet18.pt2"],
-        ["analyze", "-f", "html"], ["analyze", "-f", "md"], ["analyze", "-f", "snapshot"],
-        ["analyze", "-f", "perfetto"], ["size", "--gpu", "l4"], ["size", "--gpu", "l4", "-f", "html"], ["levers"],
-        ["sweep", "--what-if", "batch=1,2"],
-    ]  # fmt: skip
-    chosen = rng.choice(verbs)
-    errors = io.StringIO()
-    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())), contextlib.redirect_stderr(errors):
-        code = main([chosen[0], path, *chosen[1:], *words])
-    if code not in (0, 2) or "SM190" in errors.getvalue():
-        raise AssertionError(f"{' '.join(chosen)} {' '.join(words)}: {code}\n{errors.getvalue()}")
-
-
-def snapshot(path: str, _: random.Random) -> None:
-    from staticmem.validate import snapshot_compare, snapshots
-
-    found = snapshots.read(path)
-    snapshot_compare.to_json(snapshot_compare.compare(found, found))
-
-
-def config(path: str, _: random.Random) -> None:
-    from staticmem.scenarios.config import load
-    from staticmem.scenarios.points import points
-
-    points(load(path), None, {}, {})
-
-
-def report(path: str, _: random.Random) -> None:
-    from staticmem.report.load import load_report
-    from staticmem.report.report_markdown import render as markdown
-    from staticmem.report.table import render
-
-    loaded = load_report(path)
-    render(loaded)
-    markdown(loaded)
-
-
 Kind = tuple[
     str, Callable[[bytes, random.Random], bytes], Callable[[str, random.Random], None], Callable[[], list[bytes]]
 ]
 
 
-def _files(*names: str) -> Callable[[], list[bytes]]:
-    return lambda: [(ROOT / "models" / name).read_bytes() for name in names]
+def _changed_yaml(data: bytes, rng: random.Random) -> bytes:
+    """The document with a node changed, or the text with its bytes."""
+    import yaml
 
-
-def _reports() -> list[bytes]:
-    import staticmem
-    from staticmem.report.json import dumps
-
-    return [dumps(staticmem.analyze(ROOT / "models" / "resnet18.pt2", optimizer="adam")).encode()]
-
-
-def _snapshots() -> list[bytes]:
-    from staticmem.cli.main import main
-
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        path = Path(folder) / "a.pickle"
-        main(["analyze", str(ROOT / "models" / "seed.pt2"), "--optimizer", "adam", "-o", str(path)])
-        return [path.read_bytes()]
-
-
-def _graphs() -> list[bytes]:
-    """Exports of TorchScript, and small graphs with what they rarely have."""
-    from onnx import TensorProto, helper
-
-    def info(name: str, shape: list[Any], kind: int = TensorProto.FLOAT) -> Any:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    whole, truth = TensorProto.INT64, TensorProto.BOOL
-    turn = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["a"], ["a2"])], "turn",
-        [info("i", [], whole), info("c", [], truth), info("a", ["n", 4])],
-        [info("c2", [], truth), info("a2", ["n", 4])],
-    )  # fmt: skip
-    step = helper.make_graph(
-        [helper.make_node("Add", ["s", "e"], ["s2"]), helper.make_node("Identity", ["s2"], ["o"])], "step",
-        [info("s", [4]), info("e", [4])], [info("s2", [4]), info("o", [4])],
-    )  # fmt: skip
-    then = helper.make_graph([helper.make_node("Sigmoid", ["l"], ["t"])], "then", [], [info("t", ["n", 4])])
-    other = helper.make_graph([helper.make_node("Tanh", ["l"], ["u"])], "else", [], [info("u", ["n", 4])])
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
-    body = [helper.make_node("Mul", ["p", "p"], ["q"]), helper.make_node("Softplus", ["q"], ["r"])]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
-        helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),
-        helper.make_node("Loop", ["turns", "", "xd"], ["l"], body=turn),
-        helper.make_node("If", ["flag"], ["f"], then_branch=then, else_branch=other),
-        helper.make_node("Square", ["f"], ["q"], domain="f"),
-        helper.make_node("Scan", ["start", "q"], ["last", "all"], body=step, num_scan_inputs=1),
-        helper.make_node("SequenceConstruct", ["q", "all"], ["many"]),
-        helper.make_node("ConcatFromSequence", ["many"], ["y"], axis=0),
-    ]
-    weights = [
-        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.1]),
-        helper.make_tensor("zero", TensorProto.INT8, [], [0]),
-        helper.make_tensor("turns", whole, [], [3]), helper.make_tensor("start", TensorProto.FLOAT, [4], [0.0] * 4),
-        helper.make_tensor("flag", truth, [], [True]),
-    ]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [info("x", ["n", 4])], [info("y", ["m", 4])], weights)
-    function = helper.make_function("f", "Square", ["p"], ["r"], body, opsets[:1])
-    made = helper.make_model(graph, opset_imports=opsets, functions=[function])
-    exports = sorted((ROOT / "tests" / "data" / "graphs").glob("*_ts.onnx"))
-    return [made.SerializeToString(), *(path.read_bytes() for path in exports)]
+    if rng.random() < 0.3:
+        return bytes_of(data, rng)
+    document = document_of(json.loads(json.dumps(yaml.safe_load(data), default=str)), rng)
+    return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")
 
 
 KINDS: dict[str, Kind] = {
-    "pt2": ("pt2", archive_of, analyse, _files("resnet18.pt2", "mobilenet_v2.pt2", "resnet50_hw.pt2")),
-    "pt2-bytes": ("pt2", bytes_of, analyse, _files("resnet18.pt2", "seed.pt2")),
-    "onnx": ("onnx", proto_of, analyse, _files("resnet18.onnx", "mobilenet_v2.onnx", "seed.onnx")),
-    "onnx-bytes": ("onnx", bytes_of, analyse, _files("resnet18.onnx", "seed.onnx")),
-    "onnx-cut": ("onnx", cut_proto, analyse, _files("resnet18.onnx", "seed.onnx")),
-    "onnx-graphs": ("onnx", graph_of, analyse, _graphs),
-    "pt2-cut": ("pt2", cut_archive, analyse, _files("resnet18.pt2", "seed.pt2")),
-    "pt2-verbs": ("pt2", archive_of, look, _files("seed.pt2", "resnet18.pt2")),
-    "onnx-verbs": ("onnx", graph_of, look, _graphs),
-    "snapshot": ("pickle", pickle_of, snapshot, _snapshots),
-    "config": ("yaml", yaml_of, config, lambda: [b""]),
-    "report": ("json", report_of, report, _reports),
+    "pt2": ("pt2", archive_of, targets.analyse, targets.files("resnet18.pt2", "mobilenet_v2.pt2", "resnet50_hw.pt2")),
+    "pt2-bytes": ("pt2", bytes_of, targets.analyse, targets.files("resnet18.pt2", "seed.pt2")),
+    "onnx": ("onnx", proto_of, targets.analyse, targets.files("resnet18.onnx", "mobilenet_v2.onnx", "seed.onnx")),
+    "onnx-bytes": ("onnx", bytes_of, targets.analyse, targets.files("resnet18.onnx", "seed.onnx")),
+    "onnx-cut": ("onnx", cut_proto, targets.analyse, targets.files("resnet18.onnx", "seed.onnx")),
+    "onnx-graphs": ("onnx", graph_of, targets.analyse, targets.graphs),
+    "pt2-cut": ("pt2", cut_archive, targets.analyse, targets.files("resnet18.pt2", "seed.pt2")),
+    "pt2-verbs": ("pt2", archive_of, targets.look, targets.files("seed.pt2", "resnet18.pt2")),
+    "onnx-verbs": ("onnx", graph_of, targets.look, targets.graphs),
+    "snapshot": ("pickle", pickle_of, targets.snapshot, targets.snapshots),
+    "config": ("yaml", yaml_of, targets.config, lambda: [b""]),
+    "report": ("json", report_of, targets.report, targets.reports),
+    "record": ("json", report_of, targets.record, targets.records),
+    "profile": ("yaml", _changed_yaml, targets.profile, targets.profiles),
+    "gpus": ("yaml", _changed_yaml, targets.gpus, targets.catalogs),
+    "prices": ("yaml", _changed_yaml, targets.prices, targets.price_lists),
+    "toml": ("toml", bytes_of, targets.config, targets.tables),
+    "session": ("onnx", graph_of, targets.session, targets.graphs),
 }
 
 
@@ -412,7 +307,7 @@ def attempt(run: Callable[[str, random.Random], None], path: Path, rng: random.R
     except TooSlow:
         return f"more than {limit:g} s"
     except BaseException:
-        return traceback.format_exc(limit=-6)
+        return traceback.format_exc(limit=-16)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return None

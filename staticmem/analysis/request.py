@@ -94,6 +94,11 @@ class Request:
             object.__setattr__(self, "checkpoint", (self.checkpoint,))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
+        elif self.resolution is not None and len(self.resolution) != 2:
+            raise UsageError(
+                f"a resolution of {len(self.resolution)} numbers", "It is a height and a width.",
+                "Give two, or one for both.", code="SM110",
+            )  # fmt: skip
 
     @property
     def names_device(self) -> bool:

@@ -102,13 +102,16 @@ def predicted(opened: Opened, options: SessionOptions, saved: str | None) -> Ses
     from staticmem.allocators.onnxruntime.build import touched
     from staticmem.allocators.onnxruntime.session import predict_session
     from staticmem.frontends.onnx import reader
+    from staticmem.frontends.onnx.guard import guarded
 
     shapes, symbols = opened.shapes, opened.binding.symbols
     if saved is not None and options.graph_optimization_level != "disable":
         optimized = reader.read(saved)
-        if touched(opened.proto, optimized):
-            return predict_session(optimized, shapes, symbols, options, in_file_order=True)
-    return predict_session(opened.proto, shapes, symbols, options, executed=saved is not None)
+        with guarded(saved):
+            if touched(opened.proto, optimized):
+                return predict_session(optimized, shapes, symbols, options, in_file_order=True)
+    with guarded(opened.model.path):
+        return predict_session(opened.proto, shapes, symbols, options, executed=saved is not None)
 
 
 def session_report(

@@ -41,6 +41,8 @@ def _parse(data: bytes) -> Any:
         return yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
     except (yaml.YAMLError, TypeError, RecursionError) as error:  # TypeError: a key that is a list
         raise ValueError(str(error)) from error
+    except (LookupError, AttributeError) as error:  # PyYAML's own: `!!int ''`, `!!bool x`, `!!timestamp x`
+        raise ValueError("a value is not what its tag says") from error
 
 
 def _check(events: Iterable[Any]) -> None:

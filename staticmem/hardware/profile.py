@@ -85,7 +85,7 @@ class Profile:
 
 def version(name: str) -> tuple[int, int]:
     """`2.13.0+cpu` as (2, 13)."""
-    match = re.match(r"(\d+)\.(\d+)", name.strip())
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", name.strip())
     if match is None:
         raise UsageError(f"'{name}' is not a torch version", "A version is two numbers, e.g. 2.13.", code="SM403")
     return int(match.group(1)), int(match.group(2))

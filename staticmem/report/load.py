@@ -20,6 +20,7 @@ from staticmem.report.model import BEYOND_LIVE, SCHEMA, Report
 
 T = TypeVar("T")
 CODE = "SM173"
+FITS = ("fits", "tight", "does not fit")
 LARGEST = 512 << 20  # bytes: a report with every tensor of a graph of a million ops is below it
 
 
@@ -41,6 +42,11 @@ def load_report(path: str) -> Report:
     if report.device is not None:
         _all_there(report.peak.bands, ("allocated", "reserved", "device"), path, "peak.bands")
         _all_there(report.peak.device_by_category, BEYOND_LIVE, path, "peak.device_by_category")
+    if report.gpu is not None and report.gpu.fit not in FITS:
+        raise UsageError(
+            f"{path} is not a report", f"'gpu.fit' is {report.gpu.fit!r:.40}; it is one of {', '.join(FITS)}.",
+            "Write it again with this version.", CODE,
+        )  # fmt: skip
     return dataclasses.replace(report, alive=report.top_tensors)
 
 
@@ -135,12 +141,15 @@ def _one_of(choices: list[Any], data: Any, path: str, where: str) -> Any:
 def _plain(hint: Any, data: Any, path: str, where: str) -> Any:
     whole = isinstance(data, int) and not isinstance(data, bool)
     if hint is float:
-        if not (whole or isinstance(data, float)) or not math.isfinite(data):
+        # beyond 64 bits nothing is counted here, and a whole number of any size is no float
+        if not (whole and abs(data) < 1 << 64) and not (isinstance(data, float) and math.isfinite(data)):
             raise _wrong(path, where, "a number", data)
         return float(data)
-    fits = whole if hint is int else isinstance(data, hint)
+    # a report counts bytes, elements and tensors: nothing of it is below zero
+    fits = whole and 0 <= data < 1 << 63 if hint is int else isinstance(data, hint)
     if not fits:
-        raise _wrong(path, where, {int: "a whole number", str: "text", bool: "true or false"}[hint], data)
+        kind = {int: "a whole number, not negative", str: "text", bool: "true or false"}[hint]
+        raise _wrong(path, where, kind, data)
     return data
 
 

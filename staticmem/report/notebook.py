@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from staticmem.report.model import Report
-from staticmem.report.words import category_name, verdict
+from staticmem.report.words import category_name, share, verdict
 from staticmem.units import format_bytes
 
 
@@ -20,7 +20,7 @@ def render(report: Report) -> str:
             bounds = f"{format_bytes(band.low)} to {format_bytes(band.high)}" if band and band.low < band.high else ""
             meters.append((name, format_bytes(expected), bounds))
     by_size = sorted(((n, c) for c, n in peak.by_category.items() if n), key=lambda row: (-row[0], row[1]))
-    categories = [(category_name(c), format_bytes(n), f"{n / peak.live_bytes:.1%}") for n, c in by_size]
+    categories = [(category_name(c), format_bytes(n), share(n, peak.live_bytes)) for n, c in by_size]
     warnings = "".join(f"<li>{html.escape(note.text)} [{note.code}]</li>" for note in report.warnings)
     parts = [f"<p><b>{html.escape(verdict(report))}</b></p>", _table(("meter", "peak", "between"), meters)]
     parts.append(_table(("at the peak", "memory", "share"), categories))

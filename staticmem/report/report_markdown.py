@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.model import NoteInfo, PhasePeak, Report
 from staticmem.report.table import joined
-from staticmem.report.words import category_name, place, verdict
+from staticmem.report.words import category_name, place, share, verdict
 from staticmem.units import format_bytes, format_count
 
 METERS = {
@@ -25,7 +25,7 @@ def render(report: Report, units: str = "binary", top: int | None = None) -> str
     parts = [f"**{escape(verdict(report, units))}**", _meters(report, units)]
     peak = report.peak
     by_size = sorted(((n, c) for c, n in peak.by_category.items() if n), key=lambda row: (-row[0], row[1]))
-    rows = [(category_name(c), size(n), f"{n / peak.live_bytes:.1%}") for n, c in by_size]
+    rows = [(category_name(c), size(n), share(n, peak.live_bytes)) for n, c in by_size]
     parts.append(table(("at the peak", "bytes" if units == "bytes" else "memory", "share"), rows))
     folded = [_model(report, units), _phases(report, units)]
     tensors = report.top_tensors[:top]

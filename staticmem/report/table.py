@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from staticmem.report.model import BEYOND_LIVE, NoteInfo, PhasePeak, Report, TensorEntry
 from staticmem.report.style import Style
-from staticmem.report.words import METER, METERS, category_name, optimizer_name, place, verdict
+from staticmem.report.words import METER, METERS, category_name, optimizer_name, place, share, verdict
 from staticmem.units import format_bytes, format_count
 
 _BAR = 24  # columns
@@ -105,9 +105,10 @@ class _Table:
         sizes = [self.size(n) for n, _ in rows] + [self.size(peak.live_bytes)]
         wide = max(len(s) for s in sizes)
         for (nbytes, category), size in zip(rows, sizes, strict=False):
-            share = nbytes / peak.live_bytes
-            bar = self.style.paint(self.style.bar(share, _BAR), _COLOURS.get(category, "dim"))
-            self.lines.append(f"  {category_name(category):<15}  {size:>{wide}}  {share:6.1%}  {bar}".rstrip())
+            part = min(nbytes / max(peak.live_bytes, 1), 1.0)
+            bar = self.style.paint(self.style.bar(part, _BAR), _COLOURS.get(category, "dim"))
+            of_all = share(nbytes, peak.live_bytes)
+            self.lines.append(f"  {category_name(category):<15}  {size:>{wide}}  {of_all:>6}  {bar}".rstrip())
         self.lines.append(f"  {'total':<15}  {sizes[-1]:>{wide}}  {len_text(peak.tensors, 'tensor')}")
         band = peak.bands["live"]
         if band.low < band.high:
@@ -162,6 +163,8 @@ class _Table:
         self.tensor_rows(top, "  ", True)
 
     def tensor_rows(self, entries: Sequence[TensorEntry], indent: str, module: bool) -> None:
+        if not entries:
+            return
         cells = []
         for e in entries:
             name = f"{e.module}: {e.name}" if module and e.module and not e.name.startswith(e.module) else e.name
@@ -191,16 +194,19 @@ class _Table:
         for entry in self.report.alive:
             by_module.setdefault(entry.module, []).append(entry)
         for row in self.report.peak.by_module:
-            entries = by_module[row.module]
+            entries = by_module.get(row.module, [])
             name = self.style.plain(row.module or "(outside of modules)")
-            share = row.bytes / self.report.peak.live_bytes
-            self.lines.append(f"  {self.style.paint(name, 'bold')}  {self.size(row.bytes)}  {share:.1%}")
+            of_all = share(row.bytes, self.report.peak.live_bytes)
+            self.lines.append(f"  {self.style.paint(name, 'bold')}  {self.size(row.bytes)}  {of_all}")
             shown = [e for e in entries if e.bytes >= 4096 or e.bytes >= row.bytes // 50] or entries[:1]
             self.tensor_rows(shown, "    ", False)
             small = entries[len(shown) :]
             if small:
                 left = sum(e.bytes for e in small)
                 self.lines.append(f"    {len_text(len(small), 'small tensor')}, {self.size(left)} together")
+            unlisted = row.bytes - sum(e.bytes for e in entries)
+            if unlisted > 0:  # a saved report has the largest tensors only
+                self.lines.append(f"    {self.size(unlisted)} in tensors that this report does not list")
 
     def multipliers(self) -> None:
         m = self.report.multipliers

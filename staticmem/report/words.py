@@ -59,8 +59,13 @@ def step_name(report: Report) -> str:
     if scenario.amp is not None:
         parts.append(f"autocast to {scenario.amp}")
     if scenario.parallel is not None:
-        parts.append(f"{TITLES[scenario.parallel]}, one of {scenario.devices} devices")
+        parts.append(f"{TITLES.get(scenario.parallel, scenario.parallel)}, one of {scenario.devices} devices")
     return ", ".join(parts)
+
+
+def share(part: int, whole: int) -> str:
+    """`12.3%`; of nothing it is 0.0%."""
+    return f"{part / max(whole, 1):.1%}"
 
 
 def verdict(report: Report, units: str = "binary") -> str:

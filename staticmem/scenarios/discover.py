@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from staticmem.errors import did_you_mean
 from staticmem.scenarios.config import Config, Words, load, of_node
 from staticmem.scenarios.document import MALFORMED, ConfigError, Node, of_plain, read_text
 from staticmem.scenarios.locate import CONFIG_VARIABLE, PREFIX, find
+
+# a.b.c = 1: tomllib takes time and memory by the square of the parts, gigabytes for one line
+_DOTTED = re.compile(r"""(?:(?:(?<![\w-])[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 
 
 def read(path: str) -> Config:
@@ -27,10 +31,20 @@ def _read_toml(path: str) -> Config:
             "Use a staticmem.yaml.",
             MALFORMED,
         ) from error
+    text = read_text(path)
+    if _DOTTED.search(text):
+        raise ConfigError(
+            f"{path} is nested too deeply", "A key of it has more than 64 parts.", "Is it another file?", MALFORMED
+        )
     try:
-        document: Any = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML", f"{error}.", "Correct it there.", MALFORMED) from error
+        document: Any = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits another
+        why = "A number has too many digits" if "int_max_str_digits" in str(error) else str(error)
+        raise ConfigError(f"{path} is not TOML", f"{why}.", "Correct it there.", MALFORMED) from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path} is nested too deeply", "A config has a few levels.", "Is it another file?", MALFORMED
+        ) from error
     for part in ("tool", "staticmem"):
         document = document.get(part, {}) if isinstance(document, dict) else {}
     return of_node(of_plain(document, path, "tool.staticmem"), os.path.dirname(path), versioned=False)

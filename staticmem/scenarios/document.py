@@ -176,7 +176,13 @@ class _Builder:
         tag = str(found.tag).removeprefix("tag:yaml.org,2002:")
         text = str(found.value)
         if tag in ("bool", "float", "null") or (tag == "int" and len(text) <= 40):
-            return self.loader.construct_object(found)
+            try:
+                return self.loader.construct_object(found)
+            except (LookupError, AttributeError) as error:  # PyYAML's own: `!!int ''`, `!!bool x`
+                raise ConfigError(
+                    f"{place.place}: the value is not what its tag says", f"{text[:60]!r} is no {tag}.",
+                    "Leave the tag out.", MALFORMED,
+                ) from error  # fmt: skip
         if tag in ("str", "timestamp", "int", "value", "merge"):
             return text  # a number of hundreds of digits, or a date, is no value of a config: the reader will say so
         raise ConfigError(
@@ -185,14 +191,24 @@ class _Builder:
         )  # fmt: skip
 
 
-def of_plain(value: Any, file: str, path: str) -> Node:
-    """Nodes of plain data, such as a table of a TOML file."""
+def of_plain(value: Any, file: str, path: str, depth: int = 0) -> Node:
+    """Nodes of plain data, such as a table of a TOML file.
+
+    Raises:
+        ConfigError: it is nested too deeply.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError(
+            f"{file}: nested too deeply", f"A config has at most {MAX_DEPTH} levels.", "Is it another file?", MALFORMED
+        )
+    below = depth + 1
     if isinstance(value, dict):
         made = {
-            str(k): (Node(str(k), file, path=f"{path}.{k}"), of_plain(v, file, f"{path}.{k}")) for k, v in value.items()
+            str(k): (Node(str(k), file, path=f"{path}.{k}"), of_plain(v, file, f"{path}.{k}", below))
+            for k, v in value.items()
         }
         return Node(made, file, path=path)
     if isinstance(value, list):
-        return Node([of_plain(v, file, f"{path}[{i}]") for i, v in enumerate(value)], file, path=path)
+        return Node([of_plain(v, file, f"{path}[{i}]", below) for i, v in enumerate(value)], file, path=path)
     plain = value if isinstance(value, bool | int | float | str) or value is None else str(value)
     return Node(plain, file, path=path)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
+from staticmem.analysis.request import Request
 from staticmem.errors import UsageError
+from staticmem.report.load import build
 from staticmem.validate import torch_reconcile
 from staticmem.validate.record import Record, sha256
 from staticmem.validate.torch_predict import predicted
 from staticmem.validate.torch_validate import device_meters
 
 _SUFFIXES = (".pt2", ".onnx")
+_FILES = ("profile", "gpus_file")  # words that are paths: of the machine that made the record
 
 
 def models_in(folders: Iterable[str]) -> dict[str, str]:
@@ -36,20 +40,40 @@ def again(record: Record, path: str) -> Record:
     """The record with the meters of its model as this version predicts them; those of other runtimes stay.
 
     Raises:
-        StaticmemError: the model cannot be analysed under the record's request.
+        UsageError: the record's request has a word that this version does not know, of another type, or that is a
+            path (SM231).
+        StaticmemError: the model cannot be analysed under it.
     """
     words = record.scenario.get("request")
     if record.runtime.get("name") != "torch" or not isinstance(words, dict):
         return record
+    _check(words)
     kind = str(record.device.get("kind"))
     found = predicted(path, words, kind)
     if kind == "cpu":
         bands = torch_reconcile.cpu_bands(found)
     else:
-        total, version = int(record.device.get("memory", 0) or 0), str(record.runtime.get("version", ""))
+        total, version = record.device.get("memory") or 0, str(record.runtime.get("version", ""))
         bands = torch_reconcile.cuda_bands(device_meters(found, str(record.device.get("name")), total, version))
     meters = []
     for meter in record.meters:
         low, high = bands.get(meter.name, (meter.low, meter.high))
         meters.append(replace(meter, low=low, high=high))
     return replace(record, meters=tuple(meters))
+
+
+def _check(words: Mapping[str, Any]) -> None:
+    """The request is of another machine: nothing of it is taken on trust."""
+    strange = sorted(set(map(str, words)) - {field.name for field in fields(Request)})
+    paths = [name for name in _FILES if words.get(name) is not None]
+    try:
+        if not strange and not paths:
+            build(Request, words, "scenario.request")
+            return
+        why = f"This version does not know {', '.join(strange[:3])[:80]}" if strange else f"It names a file: {paths[0]}"
+    except UsageError as error:
+        why = error.why.rstrip(".")
+    raise UsageError(
+        "the request of a record cannot be predicted again", f"{why}.",
+        "Leave --models away, or the record out.", "SM231",
+    )  # fmt: skip

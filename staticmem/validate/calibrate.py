@@ -71,7 +71,7 @@ def check(text: str, path: Path) -> profile.Profile:
 
 
 def _card(record: Record) -> str:
-    name, total = str(record.device.get("name", "")), int(record.device.get("memory", 0) or 0)
+    name, total = str(record.device.get("name", "")), record.device.get("memory") or 0
     slug = card_of(name, total)
     if slug is None:
         shown = "".join(c if c.isprintable() else " " for c in name)[:80]

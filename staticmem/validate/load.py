@@ -72,8 +72,9 @@ def record_of(document: Any, path: str) -> Record:
     try:
         meters = tuple(_meter(row) for row in document["meters"])
         nodes = _nodes(document["nodes"])
+        _bytes(document["device"].get("memory") or 0)
     except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path, "A meter or a node is not as the schema says") from error
+        raise _unreadable(path, "A meter, a node or the device is not as the schema says") from error
     kept = {key: document[key] for key in ("created", "staticmem", "runtime", "device", "host", "model", "scenario")}
     return Record(
         **kept,

@@ -18,6 +18,7 @@ from staticmem.recover.nodes import Net, Node
 
 MAX_ELEMENTS = 1 << 16  # of a sequence
 MAX_ITERATIONS = 256  # of a Loop whose sizes are worked out one by one
+MAX_RUNS = 20_000  # of bodies in one run of a model: loops in loops multiply
 
 
 @dataclass(slots=True)
@@ -32,7 +33,8 @@ class BodyRun:
 class RunSizes:
     """Sizes of one execution of a graph. `bodies` has the executions of each If or Loop by the name of its first
     result; `guessed` counts branches and iterations that data decides; `sequences` has the elements of those that
-    SplitToSequence makes, `lengths` how many turns a Scan makes."""
+    SplitToSequence makes, `lengths` how many turns a Scan makes. `left` has how many more bodies may run, one number
+    for all graphs of a model; `runs` is how many run here."""
 
     values: dict[str, Value]
     consts: dict[str, Any]
@@ -40,6 +42,8 @@ class RunSizes:
     guessed: list[str] = field(default_factory=list)
     sequences: dict[str, list[Value]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
+    left: list[int] = field(default_factory=lambda: [MAX_RUNS])
+    runs: int = 1
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Sizes of a value, None where they depend on data."""
@@ -128,7 +132,8 @@ class Sizer(Folder):
             if keep is not None and keep.size == 1 and not bool(keep.reshape(-1)[0]):
                 trips = iteration + 1
                 break
-            if keep is None and trips is None:
+            if (keep is None and trips is None) or self.result.left[0] <= 0:
+                trips = None if iteration + 1 < limit else trips
                 break
             results = body.output[1 : 1 + len(carried)]
             names = [p.name for p in body.input[2:]]
@@ -181,7 +186,9 @@ class Sizer(Folder):
             values[inner.name] = Value(inner.name, value.dtype, shape)
         assert length is not None, "there is a scanned input"
         found = self._body(body, values, {i.name: None for i in body.input})
-        self.result.bodies[node.outputs[0]] = [BodyRun("body", found)] * min(length, MAX_ITERATIONS)
+        turns = min(length, MAX_ITERATIONS, 1 + max(self.result.left[0], 0) // found.runs)
+        self.result.bodies[node.outputs[0]] = [BodyRun("body", found)] * turns
+        self._count((turns - 1) * found.runs)
         self.result.lengths[node.outputs[0]] = length
         out_axes = _axes(attributes.get("scan_output_axes"), len(node.outputs) - states)
         for number, mine in enumerate(node.outputs):
@@ -216,7 +223,13 @@ class Sizer(Folder):
             contents.pop(name, None)
             if found is not None:
                 contents[name] = found
-        return run_sizes(proto, self.opsets, known, contents, self.result.guessed)
+        found = run_sizes(proto, self.opsets, known, contents, self.result)
+        self._count(found.runs)
+        return found
+
+    def _count(self, runs: int) -> None:
+        self.result.runs += runs
+        self.result.left[0] -= runs
 
     def _copy(self, mine: str, inner: RunSizes, theirs: str) -> None:
         value = inner.values.get(theirs)
@@ -278,9 +291,12 @@ def run_sizes(
     opsets: Sequence[Any],
     values: dict[str, Value],
     consts: dict[str, Any],
-    guessed: list[str] | None = None,
+    outer: RunSizes | None = None,
 ) -> RunSizes:
-    """Sizes of a GraphProto whose inputs and outer values are known. Results of nodes are worked out anew."""
+    """Sizes of a GraphProto whose inputs and outer values are known. Results of nodes are worked out anew.
+
+    `outer`: of the graph that this is a body of; they share what is guessed, and what may still run.
+    """
     converter = Converter()
     nodes = tuple(converter.node(n) for n in graph.node)
     for tensor in graph.initializer:
@@ -294,8 +310,8 @@ def run_sizes(
             consts.pop(name, None)
     net = Net(nodes, (), (), values, consts, frozenset())
     sizer = Sizer(net, graph, opsets)
-    if guessed is not None:
-        sizer.result.guessed = guessed
+    if outer is not None:
+        sizer.result.guessed, sizer.result.left = outer.guessed, outer.left
     sizer.run()
     return sizer.result
 

@@ -27,7 +27,7 @@ _BY_DATA = frozenset(("aten::nonzero", "aten::masked_select", "aten::_unique2", 
 def bind(model: OnnxModel, binding: Binding) -> Graph:
     """The ATen graph at these sizes."""
     assert model.body is not None
-    guessed = endless = 0
+    guessed = endless = made = 0
     proto: Any = None  # most graphs need no message of their own
     if binding.rebound or not _STRUCTURED.isdisjoint(model.body.operators):
         proto = model.body.proto(binding.shapes)
@@ -39,7 +39,8 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
             break
         net.filled()
         guessed += branches.inline(proto.graph, net.consts, net.values, model.opset)[1]
-        endless += loops.unroll(proto.graph, net.consts, net.values, model.opset).guessed
+        turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, made)
+        endless, made = endless + turned.guessed, made + turned.made
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()

@@ -22,11 +22,12 @@ def inlined(proto: Any) -> Any:
     if not proto.functions:
         return proto
     _check(proto)
+    import onnx.checker
     import onnx.inliner
 
     try:
         return onnx.inliner.inline_local_functions(proto)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         raise _refused(f"{str(error).splitlines()[0] if str(error) else type(error).__name__}.") from error
 
 

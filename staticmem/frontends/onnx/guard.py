@@ -25,7 +25,10 @@ def guarded(path: str) -> Iterator[None]:
     """Turns what a malformed graph raises into a `ModelFileError`; the cause stays chained for whoever debugs it."""
     try:
         yield
-    except BROKEN as error:
+    except Exception as error:
+        of_onnx = type(error).__module__.startswith(("onnx.", "google.protobuf."))  # their own kinds, of C++ too
+        if not isinstance(error, BROKEN) and not of_onnx:
+            raise
         text = str(error).splitlines()[0][:160] if str(error) else "no further message"
         raise ModelFileError(
             f"the graph of {path} cannot be understood",

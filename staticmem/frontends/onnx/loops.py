@@ -14,15 +14,16 @@ from typing import Any
 from staticmem.graph.ir import Value
 
 OPERATORS = ("Loop", "Scan")
-MAX_NODES = 200_000  # nodes that unrolling may make: a file of a few bytes can ask for any number
+MAX_NODES = 200_000  # nodes that unrolling may make of a graph: a file of a few bytes can ask for any number
 
 
 @dataclass
 class Unrolled:
-    """How many loops were unrolled, and how many had one turn for want of a count."""
+    """How many loops were unrolled, how many had one turn for want of a count, and how many nodes that made."""
 
     known: int = 0
     guessed: int = 0
+    made: int = 0
 
 
 def has_loops(graph: Any) -> bool:
@@ -30,10 +31,13 @@ def has_loops(graph: Any) -> bool:
     return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
-def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int) -> Unrolled:
+def unroll(
+    graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int, made: int = 0
+) -> Unrolled:
     """Replaces the Loop and Scan nodes of a GraphProto by their turns. `contents` are known small tensors.
 
-    Scan before opset 9 has a batch dimension of its own: it stays as it is.
+    `made`: nodes that this has made of the graph before, where loops were in loops. Beyond `MAX_NODES` a loop has one
+    turn. Scan before opset 9 has a batch dimension of its own: it stays as it is.
     """
     done = Unrolled()
     nodes = list(graph.node)
@@ -45,15 +49,27 @@ def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
             graph.node.append(node)
             continue
         turns = _trips(node, contents) if node.op_type == "Loop" else _scanned(node, body, values)
-        if turns is None or turns * max(len(body.node), 1) > MAX_NODES:
+        size = _nodes(body)
+        if turns is None or turns * size > MAX_NODES - made - done.made:
             turns, done.guessed = 1, done.guessed + 1
         else:
             done.known += 1
+            done.made += turns * size
         if turns < 1:
             graph.node.append(node)
             continue
         (_loop if node.op_type == "Loop" else _scan)(graph, node, body, turns)
     return done
+
+
+def _nodes(body: Any) -> int:
+    """Nodes of a body and of those in it, which every turn repeats; at least one."""
+    total, todo = 0, [body]
+    while todo:
+        graph = todo.pop()
+        total += len(graph.node)
+        todo.extend(a.g for node in graph.node for a in node.attribute if a.type == 5)
+    return max(total, 1)
 
 
 def _trips(node: Any, contents: Mapping[str, Any]) -> int | None:
