@@ -23,6 +23,7 @@ from staticmem.training import losses, optimizers
 from staticmem.training.checkpointing import Checkpoints
 from staticmem.training.freezing import freeze, thaw
 from staticmem.training.gradients import GradScaler, clip_grad_norm
+from staticmem.training.graph_notes import notes_of_graph
 from staticmem.training.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.training.kept_attributes import kept_attributes
 from staticmem.training.lever_notes import notes_of
@@ -95,6 +96,7 @@ class _Step:
         self.loss = Owner("value", "loss")
         self.recomputed: tuple[int, ...] = ()
         self.overwritten = 0
+        self.graph_notes: list[Note] = []
         self.scaler = GradScaler(self.e) if scenario.training and scenario.grad_scaler else None
 
     def run(self) -> StepResult:
@@ -193,6 +195,7 @@ class _Step:
         e.autocast = self.scenario.amp
         outputs = self.interpreter.forward()
         self.output_dtypes = tuple(t.dtype for t in outputs)
+        self.notes += notes_of_graph(self.graph, False, outputs, None)
         e.trace.marks["forward_end"] = e.trace.ticks
         self.interpreter.forget_outputs()
         e.release(e.autocast_owner)
@@ -208,6 +211,7 @@ class _Step:
         regions, said = all_regions(self.graph, self.scenario)
         self.notes += said
         shapes = self._micro_batch(regions)
+        self.notes += self.graph_notes
         if self.scenario.accumulate > 1:
             seen, choices = (i.covered, i.unknown, i.unknown_bytes), e.choices
             i.covered, i.unknown, i.unknown_bytes, e.choices = Counter(), Counter(), Counter(), Counter()
@@ -225,6 +229,7 @@ class _Step:
         outputs = self.interpreter.forward()
         shapes = tuple(t.shape for t in outputs)
         self.output_dtypes = tuple(t.dtype for t in outputs)
+        self.graph_notes = notes_of_graph(self.graph, True, outputs, self.loss_name)
         assert self.loss_name is not None
         e.open_scope()
         if not outputs:

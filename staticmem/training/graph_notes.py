@@ -1,0 +1,57 @@
+"""What a report has to say of a graph: where the file, or the scenario, leaves something out that PyTorch would run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.eager.tensor import Tensor
+from staticmem.graph.ir import Graph, Note
+
+_RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
+
+
+def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss: str | None) -> list[Note]:
+    """Assumptions and warnings that follow from the graph as it was run. `outputs` are the model's."""
+    return [*_reserve(graph, training), *_other_outputs(training, outputs, loss), *_unread(graph, training)]
+
+
+def _reserve(graph: Graph, training: bool) -> list[Note]:
+    count = sum(op.base in _RECURRENT for op in graph.ops)
+    if not count or not training:
+        return []
+    text = (
+        "what cuDNN keeps of recurrent layers for their backward is assumed (the gates of every step, and cells of an "
+        "LSTM): only cuDNN knows its reserve"
+    )
+    return [Note("assumption", "SM341", text, count)]
+
+
+def _other_outputs(training: bool, outputs: Sequence[Tensor], loss: str | None) -> list[Note]:
+    """Outputs beside the first that could be part of a loss."""
+    others = [t for t in outputs[1:] if t.dtype.is_differentiable and t.requires_grad]
+    if not training or not others or loss == "none" or outputs[0].ndim == 0:  # a scalar is the loss itself
+        return []
+    shapes = ", ".join(str(list(t.shape)) for t in others[:4]) + (", ..." if len(others) > 4 else "")
+    text = (
+        f"the model has {len(outputs)} outputs and the loss is of the first: no gradient comes from the others "
+        f"({shapes}). Return the sum of your losses first and use --loss none to have them all"
+    )
+    return [Note("assumption", "SM331", text)]
+
+
+def _unread(graph: Graph, training: bool) -> list[Note]:
+    """Parameters that no op reads: the exporter has left out ops whose result nothing uses, or they are for later."""
+    read = {name for op in graph.ops for name in op.refs()}
+    aliased = {p.alias_of for p in graph.parameters}
+    unread = [
+        p for p in graph.parameters if p.value.name not in read and not p.alias_of and p.value.name not in aliased
+    ]
+    if not unread:
+        return []
+    names = ", ".join(p.fqn for p in unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+    tail = ", and get neither gradient nor optimizer state" if training else ""
+    text = f"parameters that no op in the file reads count{tail}: {names}. If the code runs them, an export dropped it"
+    return [Note("assumption", "SM332", text, len(unread))]
+
+
+__all__ = ["notes_of_graph"]

@@ -1,0 +1,59 @@
+"""What the file or the loss leaves out is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_graphs import Builder
+
+from staticmem import dtypes
+from staticmem.graph.ir import Graph, Parameter, Ref, Value
+from staticmem.training.scenario import Scenario
+from staticmem.training.step import run_step
+
+SAID = ("SM331", "SM332", "SM341")
+
+
+def codes(graph: Graph, **words: str) -> list[str]:
+    scenario = Scenario(mode="train", optimizer="sgd", **{"loss": "mean", **words}) if words is not None else Scenario()
+    return [note.code for note in run_step(graph, scenario).notes if note.code in SAID]
+
+
+def parameter(name: str, *shape: int) -> Parameter:
+    return Parameter(Value(name, dtypes.float32, shape), name)
+
+
+def two_outputs(first: str = "relu") -> Graph:
+    b = Builder(x=(4, 8))
+    hidden = b.call("mul", Ref("x"), Ref("w"))
+    one, two = b.call(first, hidden), b.call("tanh", hidden)
+    graph = b.graph(one)
+    return replace(graph, parameters=(parameter("w", 8),), outputs=(one.name, two.name))
+
+
+def test_a_loss_of_one_of_two_outputs_is_said() -> None:
+    assert codes(two_outputs()) == ["SM331"]
+    (note,) = [n for n in run_step(two_outputs(), Scenario(mode="train", loss="mean")).notes if n.code == "SM331"]
+    assert "[4, 8]" in note.text
+
+
+def test_a_first_output_that_is_the_loss_is_not() -> None:
+    assert codes(two_outputs("sum")) == []
+    assert codes(two_outputs(), loss="none") == []
+
+
+def test_one_output_and_inference_are_not() -> None:
+    graph = two_outputs()
+    assert codes(replace(graph, outputs=graph.outputs[:1])) == []
+    assert [n.code for n in run_step(graph, Scenario()).notes if n.code in SAID] == []
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_parameters_that_nothing_reads_are_said(mode: str) -> None:
+    graph = two_outputs()
+    graph = replace(graph, parameters=(*graph.parameters, parameter("head.weight", 3, 3)), outputs=graph.outputs[:1])
+    notes = [n for n in run_step(graph, Scenario(mode=mode, loss="mean")).notes if n.code in SAID]
+    assert [n.code for n in notes] == ["SM332"]
+    assert "head.weight" in notes[0].text
+    assert ("gradient" in notes[0].text) is (mode == "train")
