@@ -8,7 +8,7 @@ from dataclasses import replace
 from staticmem.graph.ir import Frame, Note, Op
 from staticmem.recover import module_parts
 from staticmem.recover.nodes import Net, Node, Recovered, frames, is_known
-from staticmem.recover.onnx_ops import table
+from staticmem.recover.onnx_ops import quantized, table
 from staticmem.recover.onnx_ops.context import Context
 from staticmem.recover.patterns import find
 from staticmem.recover.scopes import Scopes
@@ -58,6 +58,10 @@ def recover(net: Net) -> Recovered:
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
     ops, dropped = drop_unused(ops, outputs)
     notes = notes_of(translator, regrouped, dropped)
+    whole = sum(op.target.removeprefix("onnx::") in quantized.INTEGERS for op in ops)
+    if whole:
+        text = "operators on integers have no counterpart in ATen: their results are counted, no gradient passes them"
+        notes.append(Note("assumption", "SM269", text, whole))
     if told:
         text = "modules have the class of torchvision or timm that has parts of these names"
         notes.append(Note("assumption", "SM268", text, told))

@@ -49,6 +49,19 @@ def choose_qparams(e: Eager, input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return e.empty((1,), dtypes.float64, kernel="aten.aminmax.default"), e.empty((1,), dtypes.int64)
 
 
+@rule("onnx::QLinearConv", "onnx::QLinearMatMul", "onnx::ConvInteger", "onnx::MatMulInteger",
+      "onnx::DynamicQuantizeLinear", "onnx::QLinearAdd", "onnx::QLinearMul", "onnx::QLinearWhere",
+      "onnx::QLinearConcat", "onnx::QLinearGlobalAveragePool", "onnx::QLinearAveragePool", "onnx::QLinearReduceMean",
+      "onnx::QLinearLeakyRelu", "onnx::QLinearSigmoid", "onnx::QLinearSoftmax", "onnx::QGemm",
+      "onnx::MatMulIntegerToFloat", "onnx::DynamicQuantizeMatMul", "onnx::QAttention")  # fmt: skip
+def integers(
+    e: Eager, *_: Tensor, sizes: tuple[tuple[int, ...], ...], dtypes: tuple[DType, ...]
+) -> Tensor | tuple[Tensor, ...]:
+    """ONNX operators on integers: their results, by the definition of the operator; no gradient passes."""
+    made = tuple(e.empty(size, dtype, kernel="onnx.integers") for size, dtype in zip(sizes, dtypes, strict=True))
+    return made[0] if len(made) == 1 else made
+
+
 @rule("com.microsoft::MatMulNBits")
 def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, columns: int) -> Tensor:
     """Saves the packed weight for the gradient of the input; the weight has none."""

@@ -62,6 +62,9 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     if endless:
         text = "Loop or Scan whose number of turns is in the data: one turn was taken, training needs more"
         notes.append(Note("warning", "SM266", text, endless))
+    if origin := converted_from(model.producer):
+        text = f"the file was converted from {origin}: figures are of PyTorch running these operators"
+        notes.append(Note("assumption", "SM270", text))
     by_data = sum(op.base in _BY_DATA for op in found.ops) if not _BY_DATA.isdisjoint(bases_of(found.ops)) else 0
     if by_data:
         text = "sizes that are in the data (NonZero, Unique, masks) were taken as large as they can get"
@@ -111,6 +114,18 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         inplace_known=False,
         module_tree_known=found.module_tree_known,
     )
+
+
+_CONVERTERS = {
+    "tf2onnx": "TensorFlow", "keras2onnx": "Keras", "paddle": "PaddlePaddle", "coreml": "Core ML", "mxnet": "MXNet",
+    "caffe2": "Caffe2", "cntk": "CNTK", "skl2onnx": "scikit-learn", "onnxmltools": "another library",
+}  # fmt: skip
+
+
+def converted_from(producer: str) -> str:
+    """The framework that a file's converter is for, where it is not PyTorch; the converters name themselves."""
+    found = producer.lower()
+    return next((origin for name, origin in _CONVERTERS.items() if name in found), "")
 
 
 def _rebind(model: OnnxModel, binding: Binding, net: Net, proto: Any, contents: dict[str, Any]) -> Note:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from staticmem.frontends.onnx import contrib_integers
 from staticmem.graph.ir import Value
 from staticmem.recover.nodes import Node
 
@@ -17,8 +18,8 @@ Found = list["tuple[Shape, str] | None"]  # shape and the input whose dtype it h
 
 _SAME = (
     "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasDropout", "BiasSplitGelu", "LayerNormalization",
-    "SimplifiedLayerNormalization", "RotaryEmbedding", "QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid",
-    "QLinearSoftmax", "NhwcFusedConv", "GroupNorm", "BiasAdd", "BiasSoftmax", "Inverse", "Trilu", "QuantizeLinear",
+    "SimplifiedLayerNormalization", "RotaryEmbedding", "NhwcFusedConv", "GroupNorm", "BiasAdd", "BiasSoftmax",
+    "Inverse", "Trilu", "QuantizeLinear",
 )  # fmt: skip
 
 
@@ -109,6 +110,7 @@ _BY_OP: Mapping[str, Callable[[Node, Values], Found]] = {
     "MultiHeadAttention": _multi_head,
     "GroupQueryAttention": _grouped,
     "EmbedLayerNormalization": _embedding,
+    **contrib_integers.BY_OP,
 }
 
 

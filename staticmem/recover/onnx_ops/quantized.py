@@ -1,7 +1,7 @@
 """Quantised graphs (QDQ), local response normalisation, and selections whose size is in the data.
 
 QuantizeLinear and DequantizeLinear are what torch.ao writes as `quantized_decomposed`. Operators on integers
-(ConvInteger, QLinearConv) have no counterpart in PyTorch: they keep their names, with the sizes of their definitions.
+(ConvInteger, QLinearConv) have no ATen call: they keep their names, with the sizes and types of their definitions.
 """
 
 from __future__ import annotations
@@ -78,7 +78,28 @@ def matmul_n_bits(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, "com.microsoft::MatMulNBits", *args, kwargs={"columns": integer(node, "N", 0)})]
 
 
+INTEGERS = (
+    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QLinearAdd", "QLinearMul",
+    "QLinearWhere", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearReduceMean",
+    "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
+    "QAttention",
+)  # fmt: skip
+
+
+def integers(ctx: Context, node: Node) -> list[Op] | None:
+    """One call that makes its results; None where their sizes are not known."""
+    values = [ctx.net.values.get(name) for name in node.outputs if name]
+    if any(value is None or ctx.net.shape(value.name) is None for value in values):
+        return None
+    made = tuple(v for v in (ctx.net.values.get(name) for name in node.outputs if name) if v is not None)
+    args = [ctx.ref(name) for name in node.inputs if name]
+    kwargs: dict[str, Arg] = {"sizes": tuple(v.shape or () for v in made), "dtypes": tuple(v.dtype for v in made)}
+    outputs = tuple(name for name in node.outputs if name)
+    return [ctx.op(node, f"onnx::{node.op}", *args, outputs=outputs, kwargs=kwargs)]
+
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(INTEGERS, integers),
     "QuantizeLinear": quantize,
     "DequantizeLinear": dequantize,
     "LRN": local_response_norm,

@@ -1,8 +1,8 @@
 """`x @ weight.t() + bias` is `linear`.
 
 The TorchScript exporter writes a bias before the product (symbolic_opset9.py, `linear`), which code that adds a vector
-to a product does not: so a bias may be computed (that of BEiT and Swin v2 has no part for the key), and the input may be
-a tensor that the model owns (a table of positions).
+to a product does not: so a bias may be computed (that of BEiT and Swin v2 has no part for the key), and the input may
+be a tensor that the model owns (a table of positions).
 """
 
 from __future__ import annotations
