@@ -15,8 +15,8 @@ from staticmem.training.step import run_step
 SAID = ("SM331", "SM332", "SM341")
 
 
-def codes(graph: Graph, **words: str) -> list[str]:
-    scenario = Scenario(mode="train", optimizer="sgd", **{"loss": "mean", **words}) if words is not None else Scenario()
+def codes(graph: Graph, loss: str = "mean") -> list[str]:
+    scenario = Scenario(mode="train", optimizer="sgd", loss=loss)
     return [note.code for note in run_step(graph, scenario).notes if note.code in SAID]
 
 
@@ -28,7 +28,7 @@ def two_outputs(first: str = "relu") -> Graph:
     b = Builder(x=(4, 8))
     hidden = b.call("mul", Ref("x"), Ref("w"))
     one, two = b.call(first, hidden), b.call("tanh", hidden)
-    graph = b.graph(one)
+    graph: Graph = b.graph(one)
     return replace(graph, parameters=(parameter("w", 8),), outputs=(one.name, two.name))
 
 

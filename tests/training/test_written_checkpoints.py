@@ -22,10 +22,9 @@ from staticmem.training.step import StepResult, run_step  # noqa: E402
 from staticmem.training.written_checkpoints import written_regions  # noqa: E402
 
 pytestmark = pytest.mark.torch
-Tensor = torch.Tensor
 
 
-def block() -> nn.Module:
+def block() -> Any:
     return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.ReLU())
 
 
@@ -36,7 +35,7 @@ class _Blocks(nn.Module):  # type: ignore[misc]
 
 
 class Plain(_Blocks):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         x = self.stem(x)
         for b in self.blocks:
             x = b(x)
@@ -44,7 +43,7 @@ class Plain(_Blocks):
 
 
 class Loop(_Blocks):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         x = self.stem(x)
         for b in self.blocks:
             x = checkpoint(b, x, use_reentrant=False)
@@ -52,7 +51,7 @@ class Loop(_Blocks):
 
 
 class Named(_Blocks):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         x = self.stem(x)
         for b in self.blocks:
             x = b(x)
@@ -60,13 +59,13 @@ class Named(_Blocks):
 
 
 class Method(_Blocks):
-    def _inner(self, x: Tensor) -> Tensor:
+    def _inner(self, x: Any) -> Any:
         x = self.stem(x)
         for b in self.blocks:
             x = b(x)
         return torch.sin(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         x = checkpoint(self._inner, x, use_reentrant=False)
         return self.head(x)
 
@@ -76,14 +75,14 @@ class Segments(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.blocks, self.segments = nn.Sequential(*[block() for _ in range(5)]), segments
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         if self.segments:
             return checkpoint_sequential(self.blocks, self.segments, x, use_reentrant=False)
         return checkpoint_sequential(self.blocks, 2, x, use_reentrant=False)
 
 
 class PlainSegments(Segments):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         return self.blocks(x)
 
 
