@@ -143,7 +143,9 @@ class _Builder:
             return
         if all(n.op == "Constant" for n in nodes) and fx.target not in _FACTORIES:
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
-        outputs = self._results(nodes, fx.target.split(".", 1)[0])
+        base = fx.target.split(".", 1)[0]
+        outputs = self._of_recurrent(args, nodes) if base in _RECURRENT else ()
+        outputs = outputs or self._results(nodes, base)
         last = nodes[-1]
         stack = source_lines(last.stack)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), (last.source,), stack)
@@ -175,6 +177,24 @@ class _Builder:
             if layers and hidden:
                 return (single, *names)
         return tuple(names)
+
+    def _of_recurrent(self, args: tuple[Arg, ...], nodes: list[Node]) -> tuple[str, ...]:
+        """Output and states of a recurrent layer by their shapes; () where those do not tell them apart.
+
+        Of the tuple only what is read has a name in the file: often the states alone.
+        """
+        if len(args) < 9 or not isinstance(args[0], Ref) or type(args[4]) is not int:
+            return ()
+        given, count = self.net.shape(args[0].name) or (), args[4] * (2 if args[7] else 1)
+        names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=_number)
+        if len(given) != 3 or not names:
+            return ()
+        batch = given[0 if args[8] else 1]
+        states = [n for n in names if (self.net.shape(n) or ())[:2] == (count, batch)]
+        outputs = [n for n in names if (self.net.shape(n) or ())[:2] == tuple(given[:2])]
+        if len(outputs) > 1 or set(outputs) & set(states) or len(outputs) + len(states) != len(names):
+            return ()
+        return (*(outputs or [f"{nodes[-1].name or names[0]}::output"]), *states)
 
     def _results(self, nodes: list[Node], base: str) -> tuple[str, ...]:
         """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
