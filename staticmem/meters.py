@@ -157,10 +157,10 @@ def _joint(nominal: Replay | Outline, jittered: Jittered, bounds: Sequence[tuple
 def _parts(result: StepResult, found: Process, nominal: Replay | Outline) -> dict[str, int]:
     """What allocated memory consists of at its peak."""
     parts: Counter[str] = Counter()
-    buffers, made = result.trace.buffers, found.origins.buffers
+    categories, made = result.trace.buffers.categories, found.origins.buffers
     for id, requested, block in _alive(found, nominal):
         size = -(-requested // 512) * 512
-        parts[buffers[made[id]].category if made[id] >= 0 else "workspace"] += size
+        parts[categories[made[id]] if made[id] >= 0 else "workspace"] += size
         parts["rounding"] += block - size
     return dict(parts)
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, TypeVar
 from staticmem.allocators.placement import model_to_order
 from staticmem.allocators.process import Mark, Origins, Process
 from staticmem.allocators.workspace import FIRST, LAST, Workspace, WorkspaceModel
-from staticmem.eager.trace import Buffer, Trace
+from staticmem.eager.trace import OPEN, Buffer, Trace
 
 T = TypeVar("T")
 STEPS = 3
@@ -68,7 +68,8 @@ class _Builder:
         starts = dict(trace.phases)
         self.first = starts.get("forward", 0)
         self.optimizer = starts.get("optimizer", trace.ticks)
-        setup = [b for b in trace.buffers if b.born < self.first]
+        made = trace.buffers
+        setup = made.pick([id for id, born in enumerate(made.born) if born < self.first])
         self.model = model_to_order(b for b in setup if b.category in ("parameter", "buffer", "communication"))
         self.inputs = [b for b in setup if b.category == "input"]
         self.state = _as_created(b for b in setup if b.category == "optimizer_state")
@@ -79,8 +80,9 @@ class _Builder:
         self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before, and what modules keep
         fixed_shapes = {b.shape for b in self.model}
         self.grows = [
-            b.nbytes > 0 and b.category not in _FIXED and b.shape not in fixed_shapes for b in trace.buffers
-        ]  # fmt: skip
+            nbytes > 0 and category not in _FIXED and shape not in fixed_shapes
+            for nbytes, category, shape in zip(made.nbytes, made.categories, made.shapes, strict=True)
+        ]
         self.script = self._script(workspace)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -89,13 +91,9 @@ class _Builder:
         """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
         of kernel `index`."""
         script: list[tuple[int, int, Workspace | None]] = []
-        changes: list[tuple[int, int]] = []
-        masks = self._masks()
-        for buffer in self.trace.buffers:
-            if buffer.born >= self.first:
-                changes.append((buffer.born, masks.get(buffer.id, buffer.id)))
-            if buffer.died is not None and buffer.died >= self.first:
-                changes.append((buffer.died, ~buffer.id))
+        made, first, masks = self.trace.buffers, self.first, self._masks()
+        changes = [(born, masks.get(id, id)) for id, born in enumerate(made.born) if born >= first]
+        changes += [(died, ~id) for id, died in enumerate(made.died) if first <= died < OPEN]
         changes.sort()
         before, after = self._workspaces(workspace) if workspace is not None else ({}, {})
         for tick, index in changes:
@@ -108,11 +106,11 @@ class _Builder:
 
     def _masks(self) -> dict[int, int]:
         """Which buffer is allocated where the trace has another: the two of a kernel that allocates its mask first."""
-        kernels = {index for index, kernel in enumerate(self.trace.kernels) if kernel.name in MASK_FIRST}
+        kernels = {index for index, name in enumerate(self.trace.kernels.names) if name in MASK_FIRST}
         found: dict[int, list[int]] = {}
-        for buffer in self.trace.buffers if kernels else ():
-            if buffer.kernel in kernels:
-                found.setdefault(buffer.kernel, []).append(buffer.id)
+        for id, kernel in enumerate(self.trace.buffers.kernels) if kernels else ():
+            if kernel in kernels:
+                found.setdefault(kernel, []).append(id)
         swapped: dict[int, int] = {}
         for first, second in (pair for pair in found.values() if len(pair) == 2):
             swapped[first], swapped[second] = second, first
@@ -121,15 +119,17 @@ class _Builder:
     def _workspaces(self, model: WorkspaceModel) -> tuple[_At, _At]:
         """The workspaces that come before, and those that come after, the event of a tick."""
         born: dict[int, list[int]] = {}
-        for buffer in self.trace.buffers:
-            if buffer.born >= self.first:
-                born.setdefault(buffer.kernel, []).append(buffer.born)
+        for kernel, tick in zip(self.trace.buffers.kernels, self.trace.buffers.born, strict=True):
+            if tick >= self.first:
+                born.setdefault(kernel, []).append(tick)
         before: _At = {}
         after: _At = {}
         waiting: list[tuple[int, Workspace]] = []  # of kernels that allocate nothing: before the next that does
         for kernel in range(len(self.trace.kernels)):
-            ticks = born.get(kernel)
             spaces = model.workspaces(kernel)
+            if not spaces and not waiting:
+                continue
+            ticks = born.get(kernel)
             if ticks is None:
                 waiting += [(kernel, space) for space in spaces]
                 continue
@@ -222,7 +222,8 @@ class _Builder:
         held: list[int] = []
         left, awaited = list(old), len(self.previous)
         kernel = -1
-        buffers, now, calls = self.trace.buffers, self.now, self.calls
+        now, calls, grows = self.now, self.calls, self.grows
+        nbytes, kernels = self.trace.buffers.nbytes, self.trace.buffers.kernels
         for tick, index, space in self.script:
             while phases and tick >= phases[0][1]:
                 name, _ = phases.pop(0)
@@ -238,11 +239,10 @@ class _Builder:
                 self._workspace(index, space, held)
                 continue
             if index >= 0:
-                buffer = buffers[index]
-                if held and buffer.kernel != kernel:
+                if held and kernels[index] != kernel:
                     self._release(held)
-                self._alloc(buffer)
-                kernel = buffer.kernel
+                kernel = kernels[index]
+                now[index] = self._new(nbytes[index], index, kernel, grows[index])
                 continue
             if held:
                 self._release(held)
@@ -250,7 +250,7 @@ class _Builder:
                 calls.append(~now.pop(~index))
             elif ~index in self.previous:  # the loss of the step before, or what a module kept of it
                 awaited -= 1
-                size = buffers[~index].nbytes
+                size = nbytes[~index]
                 gone = left if not awaited else [id for id in left if self.sizes[id] == size][:1]
                 left = [id for id in left if id not in gone]
                 for id in gone:
@@ -271,7 +271,7 @@ class _Builder:
         old: list[int] = []
         gradients: list[int] = []
         for buffer in [b for b in self.now if b not in self.persistent]:
-            gradient = self.trace.buffers[buffer].category == "gradient"
+            gradient = self.trace.buffers.categories[buffer] == "gradient"
             (gradients if gradient else old).append(self.now.pop(buffer))
         return old, gradients
 

@@ -131,6 +131,7 @@ class KernelWorkspaces:
         if bound not in Band._fields:
             raise ValueError(f"bound is {bound!r}")
         self.trace, self.graph, self.setup, self.bound = trace, graph, setup or Setup(), bound
+        self._names, self._ops = trace.kernels.names, trace.kernels.ops
         self._buffers: dict[int, list[Buffer]] = {}
         for buffer in trace.buffers:
             self._buffers.setdefault(buffer.kernel, []).append(buffer)
@@ -153,7 +154,7 @@ class KernelWorkspaces:
 
     def needs(self, kernel: int) -> Sequence[Need]:
         """The same with bands."""
-        rule = _RULES.get(self.trace.kernels[kernel].name)
+        rule = _RULES.get(self._names[kernel])
         needs = rule(self, kernel) if rule is not None else ()
         if kernel in self.trace.reductions:
             needs = (*needs, *self._reduction(kernel))
@@ -180,10 +181,11 @@ class KernelWorkspaces:
 
     def _learn_inputs(self) -> None:
         """Sizes of convolution inputs that the graph does not state, from the gradients that their backward makes."""
-        for kernel, call in enumerate(self.trace.kernels):
-            if call.name != "aten.convolution_backward.default" or not 0 <= call.op < len(self.graph.ops):
+        for kernel, name in enumerate(self._names):
+            index = self._ops[kernel]
+            if name != "aten.convolution_backward.default" or not 0 <= index < len(self.graph.ops):
                 continue
-            op = self.graph.ops[call.op]
+            op = self.graph.ops[index]
             names = conv_ops.operands(op) if op.base in conv_ops.CONVOLUTIONS else None
             buffers = self._buffers.get(kernel, [])
             if names and names[0] not in self._shapes and buffers:
@@ -191,7 +193,7 @@ class KernelWorkspaces:
 
     def _convolution_of(self, kernel: int) -> Convolution | None:
         """The forward pass that a convolution kernel belongs to."""
-        index = self.trace.kernels[kernel].op
+        index = self._ops[kernel]
         if index in self._forward or not 0 <= index < len(self.graph.ops):
             return self._forward.get(index)
         op, result = self.graph.ops[index], self._buffers.get(kernel, [])
@@ -212,7 +214,7 @@ class KernelWorkspaces:
     def _conv_backward(self, kernel: int) -> Sequence[Need]:
         """Data gradient and its workspace, given back, then weight gradient and its workspace (ConvShared.cpp)."""
         forward = self._convolution_of(kernel)
-        names = conv_ops.operands(self.graph.ops[self.trace.kernels[kernel].op]) if forward is not None else None
+        names = conv_ops.operands(self.graph.ops[self._ops[kernel]]) if forward is not None else None
         if forward is None or names is None:
             return ()
         x, w = (self._shapes[name] for name in names)
@@ -227,7 +229,7 @@ class KernelWorkspaces:
         if len(buffers) < 2 or len(buffers[0].shape) != 4 or len(buffers[1].shape) != 4:
             return ()
         (b, h, queries, head), (_, key_heads, keys, _) = buffers[0].shape, buffers[1].shape
-        name = self.trace.kernels[kernel].name
+        name = self._names[kernel]
         itemsize = buffers[0].dtype.itemsize
         if "flash" in name:
             bands = temporaries.flash_backward(b, h, queries, keys, head, key_heads, itemsize)
@@ -283,7 +285,7 @@ class KernelWorkspaces:
 
     def _indices(self, kernel: int, of: int) -> int | None:
         """Number of elements of the index tensor: argument `of` of the graph's op."""
-        index = self.trace.kernels[kernel].op
+        index = self._ops[kernel]
         if not 0 <= index < len(self.graph.ops):
             return None
         names = conv_ops.tensors(self.graph.ops[index], of)
