@@ -15,7 +15,7 @@ from staticmem.frontends.export_bounds import DataBounds
 from staticmem.frontends.export_program import ExportedArchive, dtype_of
 from staticmem.frontends.export_rebind import BatchRebinder, check_derived
 from staticmem.graph import expressions
-from staticmem.graph.ir import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.graph.ir import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.graph.model import MAX_DIM, Binding
 from staticmem.graph.source import source_lines
 
@@ -174,10 +174,9 @@ class Binder:
                     name=name or (outputs[0] if outputs else target),
                     target=_target(target),
                     args=tuple(args),
-                    kwargs=kwargs,
+                    kwargs=kwargs or NO_KWARGS,
                     outputs=outputs,
                     modules=self.modules(fields.text(metadata.get("nn_module_stack", ""))),
-                    source=(name or target,),
                     stack=source_lines(fields.text(metadata.get("stack_trace", ""))),
                     grad=grad,
                 )

@@ -2,7 +2,7 @@
 
 A `Graph` is *bound*: all sizes are integers (a frontend binds symbolic dimensions before it builds one). Ops carry
 ATen targets, because the memory of a step is decided by what PyTorch runs: `recover` translates ONNX nodes into that
-vocabulary and keeps their names in `Op.source`. An op that has no ATen meaning keeps its own name (`onnx::NonZero`).
+vocabulary and keeps their operators in `Op.source`. An op without ATen meaning keeps its own name (`onnx::NonZero`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.dtypes import DType
@@ -56,6 +57,7 @@ class SourceLine:
     text: str
 
 
+NO_KWARGS: Mapping[str, Any] = MappingProxyType({})  # one for all ops that have none
 _BASES: dict[str, str] = {}  # target -> base: every pass over a graph asks each op several times
 
 
@@ -69,7 +71,7 @@ class Op:
     kwargs: Mapping[str, Arg]
     outputs: tuple[str, ...]  # names of results; a list result (split, chunk) has one name for each element
     modules: tuple[Frame, ...] = ()  # outermost first
-    source: tuple[str, ...] = ()  # the file's own nodes that this op stands for, e.g. "Conv node_conv2d_3"
+    source: str = ""  # the operator of the file's node that this op has its name from ("Conv"), where it has another
     stack: tuple[SourceLine, ...] = ()  # the model's Python frames, outermost first, where the export kept them
     grad: bool = True  # False inside torch.no_grad / set_grad_enabled(False)
     _refs: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from staticmem.graph.ir import Arg, Note, Op, Ref, Value
+from staticmem.graph.ir import NO_KWARGS, Arg, Note, Op, Ref, Value
 from staticmem.graph.source import source_lines
 from staticmem.recover import calls, functional, fx_text, symints, unfold, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
@@ -132,7 +132,7 @@ class _Builder:
             return
         self._restore(fx, nodes)
         args = tuple(self._resolve(a) for a in fx.args)
-        kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()}
+        kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
         if symints.is_symbolic(fx.target):
             number = symints.evaluate(fx.target, args, self.net)
             if number is None:
@@ -148,7 +148,7 @@ class _Builder:
         outputs = outputs or self._results(nodes, base)
         last = nodes[-1]
         stack = source_lines(last.stack)
-        op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), (last.source,), stack)
+        op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
         if self.net.rebound:
             op = _resized(op, self.net)
         if op.base in _LISTS:

@@ -44,10 +44,6 @@ class Node:
     classes: tuple[str, ...] = ()
     stack: str = ""  # the exporter's stack trace of the model's code
 
-    @property
-    def source(self) -> str:
-        return f"{self.op} {self.name}".rstrip()
-
 
 @dataclass(slots=True)
 class Net:

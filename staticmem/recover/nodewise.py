@@ -71,13 +71,17 @@ def recover(net: Net) -> Recovered:
 def _told_by_parts(net: Net, nodes: list[Node], scopes: Scopes) -> int:
     """Gives modules the classes that the names of their parts tell, where the file has no classes; how many."""
     operators: dict[str, set[str]] = {}
+    own: dict[int, set[str]] = {}  # of the innermost module, by the identity of a stack, which `scopes` keeps
     for node in nodes:
-        if not node.scopes:
-            for frame in scopes.frames(node.name):
+        stack = scopes.frames(node.name) if not node.scopes else ()
+        if not stack:
+            continue
+        if id(stack) not in own:
+            for frame in stack:
                 operators.setdefault(frame.path, set())
-            if stack := scopes.frames(node.name):
-                operators[stack[-1].path].add(node.op)
-    if len(operators) < 2:
+            own[id(stack)] = operators[stack[-1].path]
+        own[id(stack)].add(node.op)
+    if not 2 <= len(operators) <= module_parts.MOST_PATHS:
         return 0
     tensors = {name: len(shape) if (shape := net.shape(name)) is not None else -1 for name in net.weights}
     classes = module_parts.classes_of(operators, tensors, module_parts.grammar())

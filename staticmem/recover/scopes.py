@@ -21,20 +21,25 @@ class Scopes:
     def __init__(self) -> None:
         self._cache: dict[str, tuple[Frame, ...]] = {}
         self._seen: dict[str, set[str]] = {}
+        self._frames: dict[tuple[str, int], Frame] = {}
 
     def frames(self, name: str) -> tuple[Frame, ...]:
         """The module calls around a node, outermost first; none where the name is not a path."""
-        if not _NAME.match(name):
-            return ()
-        scope = name.rpartition("/")[0]
+        scope, _, leaf = name.rpartition("/")
         found = self._cache.get(scope)
         if found is None:
-            found = self._build(scope)
-            self._cache[scope] = found
+            if not _NAME.match(name):
+                return ()
+            found = self._cache[scope] = self._build(scope)
+        # identifiers of ASCII are most of what the pattern takes, and asking for them is cheaper
+        elif not (leaf.isidentifier() and leaf.isascii() and leaf[0] != "_") and not _NAME.match(name):
+            return ()
         return found
 
     def told(self, classes: Mapping[str, str]) -> None:
         """Gives frames the classes of their paths."""
+        if not classes:
+            return
         same: dict[Frame, Frame] = {}  # the same objects for all nodes of a module: they are compared all the time
         for scope, stack in self._cache.items():
             self._cache[scope] = tuple(
@@ -42,7 +47,7 @@ class Scopes:
             )
 
     def _build(self, scope: str) -> tuple[Frame, ...]:
-        frames = [Frame("")]
+        frames = [self._frame("", 0)]
         parent, path = "", ""
         last = ""
         for part in scope.split("/"):
@@ -53,9 +58,16 @@ class Scopes:
                 path = path[: len(path) - len(last)] + base
             else:
                 path = f"{path}.{base}" if path else base
-            frames.append(Frame(path, "", call))
+            frames.append(self._frame(path, call))
             parent, last = f"{parent}/{part}", base
         return tuple(frames)
+
+    def _frame(self, path: str, call: int) -> Frame:
+        """The same object for all nodes of a call."""
+        found = self._frames.get((path, call))
+        if found is None:
+            found = self._frames[path, call] = Frame(path, "", call)
+        return found
 
     def _repeat(self, parent: str, part: str) -> tuple[str, int]:
         siblings = self._seen.setdefault(parent, set())

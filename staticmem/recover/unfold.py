@@ -50,7 +50,7 @@ def unfold(net: Net, ctx: Context, fx: fx_text.FxNode, node: Node) -> tuple[list
     ops[-1] = replace(ops[-1], outputs=(name,))
     net.values[name] = Value(name, value.dtype, out)
     norm_args = (Ref(name), *(Ref(n) for n in names if n is not None), *fx.args[5:])
-    ops.append(Op(fx.name, fx.target, norm_args, dict(fx.kwargs), (output,), frames(node), (node.source,)))
+    ops.append(Op(fx.name, fx.target, norm_args, dict(fx.kwargs), (output,), frames(node), node.op))
     added = {n: Value(n, value.dtype, (out[1],)) for n in (*names, bias if known else None) if n is not None}
     return ops, added
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import DimensionError
 from staticmem.frontends.onnx import branches, loops, sequences, shapes, weights
-from staticmem.frontends.onnx.convert import Converter, array, tensor_value
+from staticmem.frontends.onnx.convert import Converter, array, tensor_value, with_metadata
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.rebind import Rebinder
 from staticmem.graph.ir import Graph, Note, Parameter, Value, bases_of
@@ -37,6 +37,8 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
         if not structured and not listed:
             break
+        if not proto.graph.node[0].metadata_props:
+            with_metadata(proto.graph, model.nodes)
         net.filled()
         guessed += branches.inline(proto.graph, net.consts, net.values, model.opset)[1]
         turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, made)
@@ -214,6 +216,8 @@ def _parameters(owned: weights.Weights, found: Recovered, kinds: Mapping[str, st
             shape = squeezed if len(squeezed) == 1 else shape  # a norm's weight, shaped for broadcasting
         alias = first.setdefault(fqn, value.name)
         same = alias if alias != value.name else None
-        result.append(Parameter(Value(value.name, value.dtype, shape), fqn, alias_of=same))
+        if shape is not value.shape:
+            value = Value(value.name, value.dtype, shape)
+        result.append(Parameter(value, fqn, alias_of=same))
     result.extend(Parameter(v, n) for n, v in found.added.items() if kinds.get(n) != "BUFFER")
     return tuple(result)

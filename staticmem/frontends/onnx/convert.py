@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from staticmem import dtypes
@@ -27,7 +29,7 @@ class Converter:
 
     def __init__(self) -> None:
         self._lists: dict[str, tuple[str, ...]] = {}
-        self._names: dict[str, str] = {}  # one object for each: a name stands where it is made and where it is read
+        self.names: dict[str, str] = {}  # one object for each: a name stands where it is made and where it is read
         self._attributes: dict[tuple[bytes, ...], dict[str, Attr]] = {(): {}}
         self.bodies = False  # whether a node had a subgraph
 
@@ -53,7 +55,7 @@ class Converter:
                 del metadata[:]
         if strip and proto.doc_string:
             proto.ClearField("doc_string")
-        same = self._names.setdefault
+        same = self.names.setdefault
         op, domain = proto.op_type, proto.domain
         inputs, outputs = proto.input[:], proto.output[:]
         return Node(
@@ -122,6 +124,16 @@ class Converter:
         return None
 
 
+def with_metadata(graph: Any, nodes: Sequence[Node]) -> None:
+    """Puts back what `Converter.node` took out of the nodes of a GraphProto, of which `nodes` were made."""
+    for proto, node in zip(graph.node, nodes, strict=False):
+        texts = {_FX: node.fx, _STACK: node.stack}
+        texts |= {key: repr(list(items)) for key, items in ((_SCOPES, node.scopes), (_CLASSES, node.classes)) if items}
+        for key, text in texts.items():
+            if text:
+                proto.metadata_props.add(key=key, value=text)
+
+
 def array(tensor: Any) -> Any:
     """The contents of a small tensor as a numpy array, or None where the file's reader dropped them."""
     import numpy as np
@@ -143,10 +155,16 @@ def array(tensor: Any) -> Any:
         return None
 
 
-def tensor_value(tensor: Any) -> Value:
+def tensor_value(tensor: Any, name: str | None = None) -> Value:
     """Name, dtype and sizes of a TensorProto."""
     dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
-    return Value(tensor.name, dtype, tuple(int(d) for d in tensor.dims))
+    return Value(tensor.name if name is None else name, dtype, _same(tuple(tensor.dims[:])))
+
+
+@lru_cache(4096)
+def _same(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """One object for all tensors of a shape."""
+    return shape
 
 
 def type_value(name: str, proto: Any) -> Value | None:

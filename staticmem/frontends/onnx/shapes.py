@@ -5,7 +5,7 @@ Old shapes are cleared first, because inference keeps what it finds: sizes of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from staticmem import dtypes
 from staticmem.frontends.onnx import wire
 from staticmem.frontends.onnx.convert import tensor_value, type_value
 from staticmem.graph.ir import Value
+from staticmem.recover.nodes import Node
 
 LARGE = 4 << 20  # bytes of a graph without weights: what its inference leaves behind is worth giving back
 
@@ -46,21 +47,30 @@ class Body:
     for.
     """
 
-    def __init__(self, proto: Any, owned: Mapping[str, Value]) -> None:
-        """Takes a ModelProto over. `owned`: what is known of its initializers."""
+    def __init__(self, proto: Any, owned: Mapping[str, Value], nodes: Sequence[Node], names: Mapping[str, str]) -> None:
+        """Takes a ModelProto over. `owned`: what is known of its initializers; `names`: one object for each name."""
+        import onnx
+
         graph = proto.graph
-        self.opset_import = proto.opset_import
-        self.operators = {node.op_type for node in graph.node}
+        self.names = names
+        self.operators = {node.op for node in nodes}
         self.tensors: dict[str, Value] = {}
-        self.late = [t for t in graph.initializer if t.name not in owned]  # what reading the file has added
+        self.late: list[Any] = []  # TensorProtos that reading the file has added
         for tensor in graph.initializer:
-            self.tensors[tensor.name] = owned.get(tensor.name) or tensor_value(tensor)
+            known = owned.get(tensor.name)
+            if known is None:
+                known = tensor_value(tensor)
+                self.late.append(onnx.TensorProto())
+                self.late[-1].CopyFrom(tensor)
+            self.tensors[known.name] = known
         # the fields that go stand before the others: their order on the wire is that of their numbers
         whole = graph.SerializeToString()
         for field in ("node", "name", "initializer"):
             graph.ClearField(field)
         self.known = whole[: len(whole) - graph.ByteSize()]
-        self.ends = proto
+        self.ends = onnx.ModelProto()  # the memory of what was taken out of a message goes when the message goes
+        self.ends.ParseFromString(proto.SerializeToString())
+        self.opset_import = self.ends.opset_import
         self._graph: Any = None
 
     @property
@@ -122,7 +132,7 @@ def infer_body(body: Body, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, V
     start, end = wire.graph_of(data)
     # inference adds to the end of a graph, unless it has other graphs in it
     follows = data.startswith(body.known, start)
-    values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data))
+    values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data), body.names)
     values.update(body.tensors)
     return values
 
@@ -137,14 +147,16 @@ def _inferred(data: bytes, strict: bool) -> bytes:
     return inferred
 
 
-def _described(data: bytes) -> dict[str, Value]:
+def _described(data: bytes, names: Mapping[str, str] | None = None) -> dict[str, Value]:
     """Inputs, values and outputs of a GraphProto by name, as far as their types are known. Most of a graph's values
-    have one of a few types, so that the bytes of a type are looked up before they are read."""
+    have one of a few types, so that the bytes of a type are looked up before they are read. `names`: one object for
+    each name."""
     import onnx
 
     values: dict[str, Value] = {}
     types: dict[bytes, Value | None] = {}
     outputs: list[tuple[str, bytes]] = []
+    same = names or {}
 
     def add(name: str, rest: bytes) -> None:
         kind = types.get(rest, _NEW)
@@ -153,6 +165,7 @@ def _described(data: bytes) -> dict[str, Value]:
             proto.ParseFromString(rest)
             kind = types[rest] = type_value(name, proto.type)
         if kind is not None:
+            name = same.get(name, name)
             values[name] = Value(name, kind.dtype, kind.shape)
 
     for field, name, rest in wire.value_infos(data):

@@ -53,20 +53,23 @@ class Weights:
         return {**self.parameters, **self.buffers, **self.constants}
 
 
-def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
-    """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
+def collect(graph: Any, nodes: Sequence[Node], signature: Signature, names: Mapping[str, str]) -> Weights:
+    """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants.
+    `names`: one object for each name."""
     found = Weights()
     roles, stats = _roles(nodes)
     numbers = {n for node in nodes if node.op in NUMBERS for p in NUMBERS[node.op] for n in node.inputs[p : p + 1]}
     numbers -= roles
     for tensor in graph.initializer:
-        if not tensor.name:
+        name = tensor.name
+        if not name:
             continue
-        kind = signature.kinds.get(tensor.name) or ("CONSTANT_TENSOR" if tensor.name in numbers else None)
-        _place(found, tensor_value(tensor), kind, roles, stats)
+        name = names.get(name, name)
+        kind = signature.kinds.get(name) or ("CONSTANT_TENSOR" if name in numbers else None)
+        _place(found, tensor_value(tensor, name), kind, roles, stats)
         contents = array(tensor)
         if contents is not None:
-            found.contents[tensor.name] = contents
+            found.contents[name] = contents
     for sparse in graph.sparse_initializer:
         dtype = dtypes.ONNX_CODES.get(sparse.values.data_type, dtypes.float32)
         value = Value(sparse.values.name, dtype, tuple(int(d) for d in sparse.dims))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from staticmem.graph.ir import Arg, Frame, Op, Ref, Value
+from staticmem.graph.ir import NO_KWARGS, Arg, Frame, Op, Ref, Value
 from staticmem.recover.nodes import Attr, Net, Node
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ class Context:
             node.name or (names[0] if names else node.op),
             target,
             args,
-            kwargs or {},
+            kwargs or NO_KWARGS,
             names,
             self.frames,
-            (node.source,),
+            node.op,
         )
 
     def alias(self, output: str, name: str) -> None:

@@ -6,6 +6,8 @@ from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.nodes import Node
 from staticmem.recover.onnx_ops.context import Context, Rule, integer, integers, text
 
+_CONVOLUTIONS = {1: "aten::conv1d", 2: "aten::conv2d", 3: "aten::conv3d"}
+
 
 def _pads(ctx: Context, node: Node, kernel: tuple[int, ...]) -> tuple[int, ...]:
     """Begin and end pads of the spatial axes; `auto_pad` is worked out from sizes."""
@@ -62,7 +64,7 @@ def conv(ctx: Context, node: Node) -> list[Op] | None:
         integers(node, "dilations", (1,) * count),
         integer(node, "group", 1),
     )
-    target = f"aten::conv{count}d"
+    target = _CONVOLUTIONS[count]
     if not ops and "kernel_shape" in node.attrs and text(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID"):
         ctx.geometry[id(node.attrs)] = (node.attrs, target, tail)
     return [*ops, ctx.op(node, target, x, ctx.ref(node.inputs[1]), ctx.optional(node, 2), *tail)]

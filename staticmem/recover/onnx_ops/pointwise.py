@@ -26,10 +26,13 @@ _MIRROR = {"Less": "gt", "LessOrEqual": "ge", "Greater": "lt", "GreaterOrEqual":
 
 
 def unary(name: str) -> Rule:
-    return lambda ctx, node: [ctx.op(node, f"aten::{name}", ctx.ref(node.inputs[0]))]
+    target = f"aten::{name}"  # one text for all nodes
+    return lambda ctx, node: [ctx.op(node, target, ctx.ref(node.inputs[0]))]
 
 
 def binary(name: str) -> Rule:
+    target = f"aten::{name}"
+
     def rule(ctx: Context, node: Node) -> list[Op]:
         a, b = ctx.arg(node.inputs[0]), ctx.arg(node.inputs[1])
         if not isinstance(a, Ref) and not isinstance(b, Ref):
@@ -37,7 +40,7 @@ def binary(name: str) -> Rule:
         if isinstance(a, Ref):
             if not isinstance(b, Ref) and node.op in _COMPARE:
                 return [ctx.op(node, f"aten::{name.removesuffix('.Tensor')}.Scalar", a, b)]
-            return [ctx.op(node, f"aten::{name}", a, b)]
+            return [ctx.op(node, target, a, b)]
         # the number stands first: PyTorch's reflected operators
         if node.op in ("Add", "Mul"):
             return [ctx.op(node, f"aten::{name}", b, a)]
