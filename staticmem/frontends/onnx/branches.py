@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from staticmem import dtypes
+from staticmem.frontends.onnx.metadata import inherit
 from staticmem.graph.ir import Value
 
 OPERATORS = ("If",)
@@ -41,7 +42,9 @@ def inline(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
         if branch is None:
             graph.node.append(node)
             continue
+        start = len(graph.node)
         _insert(graph, node, branch)
+        inherit(graph, start, node)
     return decided, guessed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -122,6 +123,16 @@ class Converter:
         if kind == 10:
             return tuple(self.subgraph(g) for g in attribute.graphs)
         return None
+
+
+def with_metadata(graph: Any, nodes: Sequence[Node]) -> None:
+    """Puts back what `Converter.node` took out of the nodes of a GraphProto, of which `nodes` were made."""
+    for proto, node in zip(graph.node, nodes, strict=False):
+        texts = {_FX: node.fx, _STACK: node.stack}
+        texts |= {key: repr(list(items)) for key, items in ((_SCOPES, node.scopes), (_CLASSES, node.classes)) if items}
+        for key, text in texts.items():
+            if text:
+                proto.metadata_props.add(key=key, value=text)
 
 
 def with_metadata(graph: Any, nodes: Sequence[Node]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from staticmem.frontends.onnx.metadata import inherit
 from staticmem.graph.ir import Value
 
 OPERATORS = ("Loop", "Scan")
@@ -58,7 +59,9 @@ def unroll(
         if turns < 1:
             graph.node.append(node)
             continue
+        start = len(graph.node)
         (_loop if node.op_type == "Loop" else _scan)(graph, node, body, turns)
+        inherit(graph, start, node)
     return done
 
 

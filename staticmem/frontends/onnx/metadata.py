@@ -58,3 +58,12 @@ def _bound(text: str) -> int | None:
         return int(text)
     except ValueError:  # int_oo
         return None
+
+
+def inherit(graph: Any, start: int, node: Any) -> None:
+    """Nodes of a GraphProto from `start` on that stand for `node` (a body that was put in its place) have its metadata:
+    the text of the call that the exporter wrote as a loop or a branch."""
+    if node.metadata_props:
+        for made in graph.node[start:]:
+            if not any(entry.key.endswith("fx_node") for entry in made.metadata_props):
+                made.metadata_props.extend(node.metadata_props)
