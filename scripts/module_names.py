@@ -1,88 +1,239 @@
-"""Makes staticmem/training/module_names.json from exports with stack traces.
+"""Names that `forward` of published classes gives results: staticmem/training/module_names.json.
 
-    python scripts/module_names.py "VERSIONS" EXPORT.pt2... > staticmem/training/module_names.json
-
-For every class of torchvision, timm and transformers: the variable that takes each result of its `forward`, as the
-source lines in the stack traces name it. Where calls of a class differ, the entry is null.
+`class_tables.py` calls this for every model that it runs (`observe`). For every call of a class of torchvision, timm or
+transformers: which name takes each result that the call receives, and which names let go then, so that replaying the
+entries holds every result for as long as Python did. Calls of a class that differ are told apart by the children that
+they ran; where that is not enough the entry is null.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
 
-from staticmem.analysis.request import Request
-from staticmem.analysis.study import Study
-from staticmem.errors import StaticmemError
-from staticmem.graph.ir import Graph
-from staticmem.recover.export_only import clean
-from staticmem.training.hidden_frames import hidden_results
-from staticmem.training.module_names import results
-from staticmem.training.source_locals import names_taken
+from observe import Held, Observed
+
+from staticmem.graph.ir import Frame
+from staticmem.training.module_names import Entry, Result, ends, place, results, signature
 
 LIBRARIES = ("torchvision.", "timm.", "transformers.")
-Seen = dict[str, dict[str, list[str | None]]]
+Stack = tuple[Frame, ...]
 
 
-def _holds(name: str) -> int:
-    """How long a name holds: nothing, a variable, an attribute, a list, the caller's list."""
-    return (name != "") + name.startswith("self.") + 2 * name.endswith("[]") + name.startswith("^")
+@dataclass
+class _Hold:
+    """A result of a call: the name that holds it longest, and the last op during which any name of the call does."""
+
+    result: Result
+    name: str
+    until: int  # op of the graph; -1 where no name ever holds it
+    object: int
+    drops: list[str] = field(default_factory=list)  # names that let go when this is received
 
 
-def collect(graph: Graph, seen: Seen) -> None:
-    """Adds what one export shows."""
-    names: dict[tuple[int, str], str] = {}
-    for level, name, value in names_taken(graph):
-        name = "^[]" if name.startswith("^") else name  # callers differ in what they call it
-        names[level, value] = max(names.get((level, value), ""), name, key=_holds)
-    hidden = hidden_results(graph)
-    for result in results(graph):
-        if not result.cls.startswith(LIBRARIES) or len(graph.ops[result.index].stack) < len(result.call):
+def calls_named(seen: Observed) -> Iterator[tuple[Stack, list[tuple[Result, str]]]]:
+    """Every call of a published class with the entries of its results in order."""
+    received: dict[Stack, list[Result]] = {}
+    for result in results(seen.graph):
+        received.setdefault(result.call, []).append(result)
+    last = ends(seen.graph)
+    passed = {(result.value, len(result.call)) for each in received.values() for result in each}
+    for call, found in received.items():
+        if call[-1].cls.startswith(LIBRARIES):
+            yield call, _entries(_holds(seen, call, found, last, passed), last[call])
+
+
+def _holds(
+    seen: Observed, call: Stack, found: Sequence[Result], last: Mapping[Stack, int], passed: Set[tuple[str, int]]
+) -> list[_Hold]:
+    """What the results of a call are held by. `passed`: values that a module receives, and how deep that is."""
+    end = last[call]
+    shots = _shots(seen, call, end)
+    above = _shots(seen, call[:-1], last[call[:-1]]) if len(call) > 1 else []
+    objects = [seen.objects[r.value] for r in found]
+    made = []
+    for position, result in enumerate(found):
+        key = objects[position]
+        again = next((p for p in range(position + 1, len(found)) if objects[p] == key), None)
+        until_again = end if again is None else found[again].received
+        before = {n for k, names in shots if k <= result.received for n in names if key in names[n]}
+        while_it_is = [(k, names) for k, names in _from(shots, result.received + 1) if k <= until_again]
+        now = {n for _, names in while_it_is for n in names if key in names[n]}
+        until = _until(shots, key, result.received, end, None)
+        kept = {n: (_until(shots, key, result.received, end, n), n not in before, "@" not in n) for n in sorted(now)}
+        name = max(kept, key=lambda n: kept[n], default="")
+        kept_on = again is None and (result.value, len(call) - 1) not in passed and _held(above, key, end + 1)
+        if name.endswith("[]") and not name.startswith("self.") and kept_on:
+            name = "^[]"
+        made.append(_Hold(result, _label(name), until, key))
+    return made
+
+
+def _shots(seen: Observed, call: Stack, end: int) -> list[tuple[int, Held]]:
+    """What the call's names held before which op, as long as it ran."""
+    return [(k, held) for k, held in seen.calls[call].shots if k <= end]
+
+
+def _from(shots: Sequence[tuple[int, Held]], index: int) -> list[Any]:
+    """What is held when op `index` begins, and what changes later."""
+    began = [s for s in shots if s[0] <= index]
+    return [*([(index, began[-1][1])] if began else []), *(s for s in shots if s[0] > index)]
+
+
+def _held(shots: Sequence[Any], key: int, index: int) -> bool:
+    """Whether some name holds an object when op `index` begins."""
+    return any(key in ids for _, names in _from(shots, index)[:1] for ids in names.values())
+
+
+def _until(shots: Sequence[Any], key: int, made: int, end: int, name: str | None) -> int:
+    """The last op during which `name` (None: any) holds an object."""
+    changes = _from(shots, made + 1)
+    until = -1
+    for position, (_, names) in enumerate(changes):
+        if any(key in names[n] for n in names if name is None or n == name):
+            until = changes[position + 1][0] - 1 if position + 1 < len(changes) else end
+    return until if made < end else -1
+
+
+def _label(name: str) -> str:
+    """`x@1.140234` is a local of a function that `forward` calls: `x'`; in one that this calls, `x''`."""
+    base, at, rest = name.partition("@")
+    return base + "'" * int(rest.partition(".")[0]) + ("[]" if rest.endswith("[]") else "") if at else base
+
+
+def _entries(holds: list[_Hold], end: int) -> list[tuple[Result, str]]:
+    """Names, with what they let go of: replayed, every result is held for as long as it was."""
+    final = {hold.object: hold for hold in holds}  # an op in place gives the same object once more
+    for hold in holds:
+        if hold.name and not hold.name.endswith("[]") and final[hold.object] is hold:
+            while _overwritten(hold, holds) < min(hold.until, end):
+                hold.name += "~"
+    for hold in holds:
+        if not hold.name or hold.name.startswith(("^", "self.")) or hold.until >= end:
             continue
-        at = (len(result.call) - 1, result.value)
-        name = None if (result.value, at[0]) in hidden else names.get(at, "")
-        found = seen.setdefault(result.cls, {}).setdefault(result.producer, [])
-        if result.nth == len(found):
-            found.append(name)
-        elif result.nth < len(found) and found[result.nth] != name:
-            found[result.nth] = None
+        if _overwritten(hold, holds) > hold.until:
+            at = max(
+                (h for h in holds if hold.result.received <= h.result.received <= hold.until),
+                key=lambda h: h.result.received,
+            )
+            if hold.name.endswith("[]"):
+                group = [h for h in holds if h.name == hold.name and final[h.object] is h]
+                if any(h.until != hold.until for h in group):
+                    for number, h in enumerate(group):
+                        h.name = f"{hold.name[:-2]}.{number}"
+            if at is hold:
+                hold.name = ""
+            elif hold.name not in at.drops:
+                at.drops.append(hold.name)
+    return [(h.result, " -".join([h.name, *h.drops])) for h in holds]
 
 
-def entry(producer: str, names: list[str | None]) -> str | list[str | None] | None:
-    """One name where all results have it (of an op only if it was seen more than once), else a list; None: unknown."""
-    if set(names) == {None}:
+def _overwritten(hold: _Hold, holds: list[_Hold]) -> int:
+    """When the name takes another result."""
+    if hold.name.endswith("[]"):
+        return 1 << 62
+    at = holds.index(hold)
+    return next((h.result.received for h in holds[at + 1 :] if h.name == hold.name), 1 << 62)
+
+
+Names = list[str | None]
+Counts = dict[int, Names]  # how often a producer gave a result in a call -> the names
+
+
+@dataclass
+class Seen:
+    """What all calls of a class have shown: by producer, and by the children that a call ran."""
+
+    together: dict[str, Counts] = field(default_factory=dict)
+    apart: dict[str, dict[str, Counts]] = field(default_factory=dict)
+    caches: dict[str, Names] = field(default_factory=dict)  # attributes that only evaluation mode sets
+
+
+def collect(observed: Observed, seen: dict[str, Seen]) -> None:
+    """Adds what one model shows."""
+    for call, entries in calls_named(observed):
+        found = seen.setdefault(call[-1].cls, Seen())
+        names: dict[str, Names] = {}
+        for result, name in entries:
+            names.setdefault(result.producer, []).append(name)
+        _merge(found.together, names)
+        _merge(found.apart.setdefault(signature([r for r, _ in entries]), {}), names)
+
+
+def collect_caches(observed: Observed, seen: Mapping[str, Seen]) -> None:
+    """Adds what the same model keeps in attributes in evaluation mode, where that runs the same calls."""
+    for call, entries in calls_named(observed):
+        found = seen.get(call[-1].cls)
+        if found is None:
+            continue
+        for producer in {result.producer for result, name in entries if name.startswith("self.")}:
+            names = [name for result, name in entries if result.producer == producer]
+            trained = found.together.get(producer, {}).get(len(names))
+            if trained is not None and names != trained:
+                found.caches[producer] = [n if n.startswith("self.") else None for n in names]
+
+
+def _merge(found: dict[str, Counts], names: Mapping[str, Names]) -> None:
+    for producer, own in names.items():
+        known = found.setdefault(producer, {}).setdefault(len(own), list(own))
+        for nth, name in enumerate(own):
+            if known[nth] != name:
+                known[nth] = None
+
+
+def entry(producer: str, counts: Counts) -> Entry:
+    """One name where all results have it (of an op only if it was seen more than once), a pattern, or a list."""
+    every = {name for names in counts.values() for name in names}
+    if every == {None}:
         return None
-    single = names[0] if len(set(names)) == 1 else None
-    return single if single is not None and (len(names) > 1 or "::" not in producer) else names
+    if len(every) == 1 and ("::" not in producer or max(counts) > 1):
+        return every.pop()
+    found = _pattern(counts) if max(counts) > 3 else None
+    if found is not None:
+        return found
+    merged: Names = [None] * max(counts)
+    for nth in range(len(merged)):
+        here = {names[nth] for names in counts.values() if nth < len(names)}
+        merged[nth] = here.pop() if len(here) == 1 else None
+    return merged
 
 
-def table(seen: Seen) -> dict[str, dict[str, str | list[str | None]]]:
-    """The classes in order, without entries that say nothing."""
-    made = {c: {p: e for p, n in sorted(seen[c].items()) if (e := entry(p, n)) is not None} for c in sorted(seen)}
-    return {cls: found for cls, found in made.items() if any(e for e in found.values())}
+def _pattern(counts: Counts) -> Entry:
+    """`[first, each, last]`: names of the first results, of those between in turn, of the last ones; for any number."""
+    for size in range(1, 5):
+        for first in range(3):
+            for last in range(3):
+                if first + size + last >= max(counts):
+                    continue
+                made: list[dict[str, None]] = [{} for _ in range(first + size + last)]
+                for n, names in counts.items():
+                    for nth, name in enumerate(names):
+                        at = place(nth, n, first, size, last)
+                        made[at][str(name) if name is not None else "null"] = None
+                if all(len(m) == 1 and "null" not in m for m in made):
+                    flat = [next(iter(m)) for m in made]
+                    return [flat[:first], flat[first : first + size], flat[first + size :]]
+    return None
 
 
-def main(versions: str, paths: Iterable[str]) -> None:
-    """Writes the table to standard output; what cannot be read is named on standard error.
-
-    `versions` names the packages whose classes these are: "timm 1.0.31, torchvision 0.29.1".
-    """
-    seen: Seen = {}
-    for path in paths:
-        try:
-            graph = clean(Study.open(path, Request(mode="infer")).graph, False)
-        except StaticmemError as error:
-            print(f"{path}: {error}", file=sys.stderr)
+def table(seen: Mapping[str, Seen]) -> dict[str, Any]:
+    """`classes`; `calls` of those whose calls differ: by signature, only what `classes` leaves open; `evaluation`."""
+    classes: dict[str, dict[str, Entry]] = {}
+    calls: dict[str, dict[str, dict[str, Entry]]] = {}
+    for cls, found in sorted(seen.items()):
+        made = {p: entry(p, n) for p, n in sorted(found.together.items())}
+        if not any(made.values()):
             continue
-        collect(graph, seen)
-    about = (
-        f"names that forward gives results; scripts/module_names.py, from stack traces of torch.export of {versions}"
-    )
-    print(
-        json.dumps({"about": about, "classes": table(seen)}, indent=None, separators=(",", ":")).replace("},", "},\n")
-    )
+        classes[cls] = made
+        open_ = {p for p, e in made.items() if e is None or (isinstance(e, list) and None in e)}
+        for key, producers in sorted(found.apart.items()):
+            told = {p: e for p in sorted(open_ & set(producers)) if (e := entry(p, producers[p])) is not None}
+            told = {p: e for p, e in told.items() if not (isinstance(e, list) and None in e)}
+            if told:
+                calls.setdefault(cls, {})[key] = told
+    caches = {cls: dict(sorted(found.caches.items())) for cls, found in sorted(seen.items()) if found.caches}
+    return {"classes": classes, "calls": calls, "evaluation": caches}
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+__all__ = ["Seen", "calls_named", "collect", "collect_caches", "entry", "table"]

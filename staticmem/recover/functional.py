@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from staticmem.graph.ir import Arg, Op, Ref
-from staticmem.recover import pools, scatter, stochastic
+from staticmem.recover import pools, scatter, stochastic, views_again
 from staticmem.recover.edit import Ops
 from staticmem.recover.nodes import Net
 
@@ -30,6 +30,7 @@ def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
         stochastic.rewrite,
         pools.rewrite,
         scatter.rewrite,
+        views_again.rewrite,
         _reshapes,
         _packed_projection,
         _differences,

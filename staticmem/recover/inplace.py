@@ -10,10 +10,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 
+from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Graph, Note, Op, Ref
 
 POLICIES = ("auto", "none", "all")
@@ -90,8 +91,8 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
 def known_places() -> Mapping[str, Mapping[str, bool]]:
     """What published classes run in place: class -> where in it -> whether.
 
-    `inplace.json` is made by `scripts/inplace.py` from torch.export archives, which say it. Places whose exports differ
-    (the model chooses) are not in it.
+    `inplace.json` is made by `scripts/class_tables.py`, which runs models and looks. Where a class does both, the
+    entries are those of the classes around it, `Outer>Owner`; what differs still is not in it.
     """
     places: Mapping[str, Mapping[str, bool]] = json.loads(
         Path(__file__).with_name("inplace.json").read_text(encoding="utf-8")
@@ -109,6 +110,15 @@ def owner_and_place(op: Op) -> tuple[str, str] | None:
             parts = ["*" if part.isdigit() else part for part in inner.split(".")]
             return frame.cls, f"{'.'.join(parts)}:{op.base.rstrip('_')}"
     return None
+
+
+def owners(op: Op) -> list[str]:
+    """The innermost published class, then `Outer>Owner` with more and more of the published classes around it."""
+    keys: list[str] = []
+    for frame in reversed(op.modules):
+        if frame.cls.startswith(_LIBRARIES):
+            keys.append(f"{frame.cls}>{keys[-1]}" if keys else frame.cls)
+    return keys
 
 
 def _facts(graph: Graph) -> _Facts:
@@ -161,11 +171,9 @@ def _fresh(made: Op) -> bool:
 def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
     if not any(frame.cls for frame in op.modules):
         return _guess(op, graph, facts)
-    place = owner_and_place(op)
-    if place is not None:
-        known = known_places().get(place[0], {}).get(place[1])
-        if known is not None:
-            return known
+    known = _known(op)
+    if known is not None:
+        return known
     leaf = op.modules[-1].cls
     module, _, cls = leaf.rpartition(".")
     if op.base == "aten::add" and module.startswith(("torchvision.", "timm.", "transformers.")):
@@ -176,6 +184,21 @@ def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
     if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
         return False
     return not _excluded(op, classes)
+
+
+def _known(op: Op) -> bool | None:
+    """What the table says: of the class within those around it, where that makes a difference."""
+    found = owner_and_place(op)
+    if found is None:
+        return None
+    table, place = known_places(), found[1]
+    for key in reversed(owners(op)):
+        around, _, owner = key.rpartition(">")
+        prefix = f"{around}>" if around else ""
+        said = {table.get(prefix + cls, {}).get(place) for cls in alternatives(owner)} - {None}
+        if len(said) == 1:
+            return True in said
+    return None
 
 
 def _excluded(op: Op, classes: list[str]) -> bool:
@@ -229,5 +252,11 @@ def _has_backbone(graph: Graph) -> bool:
 
 
 def _in_place(op: Op) -> Op:
-    base, dot, overload = op.target.partition(".")
-    return op.changed(target=f"{base}_{dot}{overload}")
+    return op.changed(target=_written(op.target))
+
+
+@lru_cache(256)
+def _written(target: str) -> str:
+    """The target that writes into its operand: one text for all ops."""
+    base, dot, overload = target.partition(".")
+    return f"{base}_{dot}{overload}"

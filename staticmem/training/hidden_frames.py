@@ -32,9 +32,9 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     named = held_until(graph)
     if not named:
         guess = held_locals(graph, policy)
-        if policy == "last-use" or not any(frame.cls for op in graph.ops[:64] for frame in op.modules):
+        if policy == "last-use" or not any(frame.cls for op in graph.ops for frame in op.modules):
             return guess
-        return with_known_names(graph, guess, known_names(), only_add=policy == "named")
+        return with_known_names(graph, guess, known_names(), policy == "named", training)
     hidden = set() if training else hidden_values(graph)
     if not hidden:
         return Held(until=named)

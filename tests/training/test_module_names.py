@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import sys
 from dataclasses import replace
@@ -21,22 +21,30 @@ from test_source_locals import exported  # noqa: E402
 from staticmem.graph.ir import Graph, Ref  # noqa: E402
 from staticmem.training.hidden_frames import held_values  # noqa: E402
 from staticmem.training.locals import Held, held_locals  # noqa: E402
-from staticmem.training.module_names import Names, known_names, results, with_known_names  # noqa: E402
+from staticmem.training.module_names import (  # noqa: E402
+    Names,
+    Table,
+    known_names,
+    place,
+    results,
+    signature,
+    with_known_names,
+)
 from staticmem.training.source_locals import held_until  # noqa: E402
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "module_names.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 X = Ref("x")
 BLOCK = "a:lib.Block"
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("module_names_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """scripts/module_names.py and scripts/observe.py, for classes of these tests."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.delitem(sys.modules, "module_names", raising=False)
+    made = importlib.import_module("module_names")
+    monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn.", "test_module_names."))
+    return made, importlib.import_module("observe")
 
 
 def block(extra: bool = False) -> Graph:
@@ -52,8 +60,9 @@ def block(extra: bool = False) -> Graph:
     return graph
 
 
-def until(graph: Graph, names: Names, held: Held | None = None) -> dict[str, int]:
-    return dict(with_known_names(graph, held or Held(), names).until)
+def until(graph: Graph, names: Names | Table, held: Held | None = None) -> dict[str, int]:
+    table = names if isinstance(names, Table) else Table(names)
+    return dict(with_known_names(graph, held or Held(), table).until)
 
 
 def test_a_name_holds_until_it_is_assigned_again_or_forward_returns() -> None:
@@ -81,8 +90,8 @@ def test_attributes_live_on() -> None:
 def test_a_child_that_the_table_lacks_leaves_the_call_to_the_policy() -> None:
     names: Names = {"lib.Block": {"conv": "y", "norm": "y", "aten::neg": [""], "aten::sin": ["z"], "aten::add": [""]}}
     policy = Held({"norm": 1})
-    assert with_known_names(block(extra=True), policy, names) == policy
-    assert with_known_names(block(), policy, names).frames == {}
+    assert with_known_names(block(extra=True), policy, Table(names)) == policy
+    assert with_known_names(block(), policy, Table(names)).frames == {}
 
 
 def test_results_that_differed_leave_the_call_to_the_policy() -> None:
@@ -92,7 +101,7 @@ def test_results_that_differed_leave_the_call_to_the_policy() -> None:
 
 def test_the_upper_bound_lets_go_of_nothing() -> None:
     names: Names = {"lib.Block": {"conv": "y", "norm": "", "aten::neg": [""], "aten::sin": [""], "aten::add": [""]}}
-    found = with_known_names(block(), Held({"norm": 1}), names, only_add=True)
+    found = with_known_names(block(), Held({"norm": 1}), Table(names), only_add=True)
     assert found.frames == {"norm": 1}
     assert found.until == {"conv": 4}
 
@@ -101,8 +110,8 @@ def test_the_upper_bound_has_the_known_names_of_calls_that_are_not_all_known() -
     """DLA's tree: `bottom` is known, and a child that only some trees have is not; the policy alone let `bottom` go."""
     names: Names = {"lib.Block": {"conv": "bottom", "norm": "y", "aten::neg": [""], "aten::sin": [""]}}
     graph = block(extra=True)
-    assert with_known_names(graph, Held(), names) == Held()
-    assert with_known_names(graph, Held(), names, only_add=True).until == {"conv": 5, "norm": 5}
+    assert with_known_names(graph, Held(), Table(names)) == Held()
+    assert with_known_names(graph, Held(), Table(names), only_add=True).until == {"conv": 5, "norm": 5}
 
 
 def test_producers_are_children_numbers_or_ops() -> None:
@@ -114,15 +123,93 @@ def test_producers_are_children_numbers_or_ops() -> None:
     assert {("Net", "layers", 0), ("Seq", "*", 0), ("Net", "aten::neg", 0)} <= set(found)
 
 
+def test_a_name_may_let_go_without_another_value() -> None:
+    """`del y`, or a function that `forward` called and that has returned."""
+    names: Names = {"lib.Block": {"conv": "y", "norm": "y'", "aten::neg": ["z -y'"], "aten::sin": ["w -y"]}}
+    assert until(block(), names) == {"conv": 3, "norm": 2, "neg": 4, "sin": 4}
+
+
+def test_a_list_may_let_go_as_a_whole() -> None:
+    names: Names = {"lib.Block": {"conv": "ys[]", "norm": "ys[]", "aten::neg": ["z -ys[]"], "aten::sin": [""]}}
+    assert until(block(), names) == {"conv": 2, "norm": 2, "neg": 4}
+
+
+def test_a_result_of_a_child_is_received_when_the_child_returns() -> None:
+    """The second of two results is made later: the name of the first takes it then, too."""
+    b = Builder(x=(4, 4))
+    pairs = []
+    for number in range(2):
+        child = b.within(BLOCK, f"a.pair.{number}:Pair")
+        pairs.append((child.call("relu", X, name=f"p{number}"), child.call("exp", X, name=f"q{number}")))
+    b.within(BLOCK)
+    total = b.call("add.Tensor", *pairs[0], name="s")
+    total = b.call("add.Tensor", total, pairs[1][0], name="t")
+    graph = b.graph(b.call("add.Tensor", total, pairs[1][1], name="u"))
+    names: Names = {"lib.Block": {"pair": [[], ["p", "q"], []], "aten::add": ""}}
+    assert until(graph, names) == {"p0": 3, "q0": 3, "p1": 6, "q1": 6}
+
+
+def test_names_of_the_first_the_repeated_and_the_last_results() -> None:
+    def names(count: int) -> str:
+        return "".join("Fabcz"[place(nth, count, 1, 3, 1)] for nth in range(count))
+
+    assert [names(n) for n in (5, 6, 9)] == ["Fabcz", "Fabcaz", "Fabcabcaz"]
+
+
+def test_calls_of_a_class_that_differ_are_told_apart_by_their_children() -> None:
+    calls = {"lib.Block": {key(block(extra)): {"norm": name} for extra, name in ((False, ""), (True, "y"))}}
+    names: Names = {"lib.Block": {"conv": "y", "norm": None, "se": "", "aten::neg": [""], "aten::sin": [""]}}
+    assert until(block(), Table(names, calls)) == {"conv": 4}
+    assert until(block(extra=True), Table(names, calls)) == {"conv": 1, "norm": 5}
+    assert until(block(extra=True), Table(names, {"lib.Block": {"00000000": {"norm": "y"}}})) == {}
+
+
+def key(graph: Graph) -> str:
+    return signature(result for result in results(graph) if result.cls == "lib.Block")
+
+
+def test_what_evaluation_mode_keeps_is_no_matter_of_training() -> None:
+    names: Names = {"lib.Block": {"conv": "", "norm": "", "aten::neg": [""], "aten::sin": [""]}}
+    table = Table(names, {}, {"lib.Block": {"conv": ["self.cache[]"]}})
+    b = Builder(x=(4, 4))
+    b.ops = list(block().ops)
+    graph = b.graph(b.within().call("cos", b.call("neg", Ref("sum"))))
+    assert with_known_names(graph, Held(), table).until == {"conv": len(graph.ops) - 1}
+    assert with_known_names(graph, Held(), table, training=True).until == {}
+
+
+def test_slices_that_take_all_do_not_count() -> None:
+    """Eager leaves them out where it can; exporters write them down."""
+    b = Builder(x=(4, 4))
+    b.within(BLOCK)
+    y = b.call("slice.Tensor", X, 0, 0, 2**63 - 1, name="all")
+    y = b.call("slice.Tensor", y, 1, 0, 2, name="some")
+    graph = b.graph(b.within().call("neg", y, name="out"))
+    assert [(r.producer, r.nth) for r in results(graph, {"lib.Block": {}})] == [("aten::slice", 0)]
+
+
 def test_the_table_is_well_formed() -> None:
-    name = re.compile(r"^$|^\^\[\]$|^(self\.)?[A-Za-z_]\w*(\[\])?$")
+    name = re.compile(r"(\^\[\]|(self\.)?[A-Za-z_][\w.]*'*~*(\.\d+)?(\[\])?)?( -[A-Za-z_][\w.]*'*~*(\.\d+)?(\[\])?)*")
     table = known_names()
-    assert len(table) > 500
-    for cls, entries in table.items():
+    assert len(table.classes) > 500
+    assert {*table.calls, *table.evaluation} <= set(table.classes)
+
+    def check(entry: Any) -> None:
+        if isinstance(entry, list):
+            for each in entry:
+                check(each)
+        else:
+            assert entry is None or name.fullmatch(entry), entry
+
+    for cls, entries in [*table.classes.items(), *table.evaluation.items()]:
         assert cls.startswith(("torchvision.", "timm.", "transformers."))
         for entry in entries.values():
-            for each in entry if isinstance(entry, list) else [entry]:
-                assert each is None or name.match(each), (cls, each)
+            check(entry)
+    for each in table.calls.values():
+        assert all(re.fullmatch("[0-9a-f]{8}", signature) for signature in each)
+        for entry in (e for entries in each.values() for e in entries.values()):
+            assert entry is not None
+            check(entry)
 
 
 def test_a_published_block_without_traces_is_not_left_to_the_policy() -> None:
@@ -143,17 +230,72 @@ def test_a_published_block_without_traces_is_not_left_to_the_policy() -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
-def test_the_script_takes_from_traces_what_the_traces_say(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_the_script_sees_is_what_stack_traces_say(
+    model: Any, tmp_path: Path, scripts: tuple[ModuleType, ModuleType]
 ) -> None:
-    """A table made from an export with traces, replayed on the same export without them, holds the same values."""
-    made = script()
-    monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn."))
+    """A table made by watching, replayed on an export without traces, holds what the traces of that export tell."""
+    names, observe = scripts
     graph = exported(model(), torch.ones(6, 6), tmp_path / "m.pt2")
-    seen: dict[str, dict[str, list[str | None]]] = {}
-    made.collect(graph, seen)
+    seen: dict[str, Any] = {}
+    names.collect(observe.observed(model().train(), (torch.ones(6, 6),)), seen)
     bare = replace(graph, ops=tuple(replace(op, stack=()) for op in graph.ops))
     last = {name: index for index, op in enumerate(graph.ops) for name in (*op.outputs, *op.refs())}
     theirs = {n: i for n, i in held_until(graph).items() if i > last[n]}
-    mine = {n: i for n, i in until(bare, made.table(seen)).items() if i > last[n]}
+    mine = {n: i for n, i in until(bare, Table(**names.table(seen))).items() if i > last[n]}
     assert mine == theirs
+
+
+class Hidden(torch.nn.Module):
+    """Names in a function that `forward` calls, one that is deleted, and a cache that training does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.ReLU(), torch.nn.ReLU()
+        self.cache: dict[str, Any] = {}
+
+    def inner(self, x: Any) -> Any:
+        kept = self.a(x)
+        y = kept.exp()
+        y = y.neg()
+        return self.b(y) + 1
+
+    def table(self, x: Any) -> Any:
+        if self.training:
+            return x.cos()
+        if "t" not in self.cache:
+            self.cache["t"] = x.cos()
+        return self.cache["t"]
+
+    def forward(self, x: Any) -> Any:
+        first = self.inner(x).sin()
+        second = first.tan()
+        del first
+        return (second + self.table(x)).abs().sqrt()
+
+
+@pytest.mark.torch
+def test_functions_that_forward_calls_are_seen(scripts: tuple[ModuleType, ModuleType]) -> None:
+    names, observe = scripts
+    model, seen = Hidden(), {}
+    watched = observe.observed(model.train(), (torch.ones(6, 6),))
+    names.collect(watched, seen)
+    names.collect_caches(observe.observed(model.eval(), (torch.ones(6, 6),)), seen)
+    table = Table(**names.table(seen))
+    ops = [op.base.removeprefix("aten::") for op in watched.graph.ops]
+    assert ops == ["relu", "exp", "neg", "relu", "add", "sin", "tan", "cos", "add", "abs", "sqrt"]
+    made = {op.outputs[0]: name for op, name in zip(watched.graph.ops, ops, strict=True)}
+    held = {made[v]: ops[i] for v, i in with_known_names(watched.graph, Held(), table, training=True).until.items()}
+    # `kept` until `inner` returns, `y` until it is assigned again and then until `inner` returns; `first` until `del`
+    assert held == {"relu": "add", "exp": "neg", "neg": "add", "sin": "tan", "tan": "sqrt"}
+    held = {made[v]: ops[i] for v, i in with_known_names(watched.graph, Held(), table).until.items()}
+    assert held["cos"] == "sqrt"
+
+
+@pytest.mark.torch
+def test_repeated_layers_and_lists_have_entries_for_any_number(scripts: tuple[ModuleType, ModuleType]) -> None:
+    names, _ = scripts
+    assert names.entry("layers", {3: ["x"] * 3, 5: ["x"] * 5}) == "x"
+    assert names.entry("layers", {5: ["x"] * 4 + [""], 7: ["x"] * 6 + [""]}) == [[], ["x"], [""]]
+    assert names.entry("layers", {4: ["p", "q"] * 2, 6: ["p", "q"] * 3}) == [[], ["p", "q"], []]
+    assert names.entry("layers", {2: ["a", "b"], 3: ["a", "c", "d"]}) == ["a", None, "d"]
+    assert names.entry("layers", {2: [None, None]}) is None

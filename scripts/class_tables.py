@@ -1,0 +1,69 @@
+"""Makes the tables of published classes: staticmem/training/module_names.json and staticmem/recover/inplace.json.
+
+    python scripts/class_tables.py "VERSIONS" MODELS.txt
+
+`MODELS.txt` has names of scripts/zoo.py, which chooses them too. Each model is run once on meta tensors
+(scripts/observe.py) in training mode, of which exports are made, and once in evaluation mode for what only that keeps.
+Classes of the present tables that none of these models has stay as they are. VERSIONS names the packages whose classes
+these are: "timm 1.0.31, torchvision 0.29.1".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import inplace
+import module_names
+import zoo
+from observe import observed
+
+PACKAGE = Path(__file__).parents[1] / "staticmem"
+SECONDS = 90
+
+
+def write(path: Path, about: str, content: dict[str, Any]) -> None:
+    """One class a line, so that a change of the table can be read."""
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for part in content:
+        kept = {cls: e for cls, e in before.get(part, {}).items() if cls not in content["classes"]}
+        content[part] = dict(sorted({**kept, **content[part]}.items()))
+    text = json.dumps({"about": about, **content}, separators=(",", ":"))
+    path.write_text(text.replace("},", "},\n") + "\n", encoding="utf-8")
+
+
+def look(name: str, names: dict[str, module_names.Seen], places: inplace.Seen) -> None:
+    """Adds what one published model shows; evaluation mode only where it has classes that were not seen before."""
+    model, args, kwargs = zoo.build(name)
+    before = set(names)
+    seen = observed(model.train(), args, kwargs)
+    module_names.collect(seen, names)
+    inplace.collect(seen.graph, places)
+    if set(names) - before:
+        module_names.collect_caches(observed(model.eval(), args, kwargs), names)
+
+
+def main(versions: str, models: Path) -> None:
+    """Writes both tables; models that fail are named on standard error."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    names: dict[str, module_names.Seen] = {}
+    places: inplace.Seen = {}
+    for name in models.read_text(encoding="utf-8").split():
+        try:
+            zoo.within(SECONDS, lambda name=name: look(name, names, places))
+        except Exception as error:  # whatever a library raises for one of its models
+            print(f"{name}: {type(error).__name__} {str(error)[:120]!r}", file=sys.stderr, flush=True)
+    source = f"scripts/class_tables.py; {versions}"
+    about = f"names that forward gives results; {source}"
+    write(PACKAGE / "training" / "module_names.json", about, module_names.table(names))
+    about = f"what classes run in place; {source}"
+    write(PACKAGE / "recover" / "inplace.json", about, {"classes": inplace.table(places)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
