@@ -32,12 +32,12 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     if binding.rebound or not _STRUCTURED.isdisjoint(model.body.operators):
         proto = model.body.proto(binding.shapes)
     net, extra = _net(model, proto, binding, model.nodes)
-    for _ in range(branches.MAX_ROUNDS if proto is not None else 0):
+    for turn in range(branches.MAX_ROUNDS if proto is not None else 0):
         structured = branches.has_branches(proto.graph) or loops.has_loops(proto.graph)
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
         if not structured and not listed:
             break
-        if not proto.graph.node[0].metadata_props:
+        if turn == 0:  # later nodes have what these had
             with_metadata(proto.graph, model.nodes)
         net.filled()
         guessed += branches.inline(proto.graph, net.consts, net.values, model.opset)[1]
