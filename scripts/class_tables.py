@@ -26,14 +26,17 @@ PACKAGE = Path(__file__).parents[1] / "staticmem"
 SECONDS = 90
 
 
-def write(path: Path, about: str, content: dict[str, Any]) -> None:
-    """One class a line, so that a change of the table can be read."""
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for part in content:
-        kept = {cls: e for cls, e in before.get(part, {}).items() if cls not in content["classes"]}
-        content[part] = dict(sorted({**kept, **content[part]}.items()))
-    text = json.dumps({"about": about, **content}, separators=(",", ":"))
-    path.write_text(text.replace("},", "},\n") + "\n", encoding="utf-8")
+def write(path: Path, about: str, classes: dict[str, Any]) -> None:
+    """One class a line, so that a change of the table can be read, and one class be found; what is not new is kept."""
+    before = json.loads(path.read_text(encoding="utf-8"))["classes"]
+    made = sorted({**{cls: entry for cls, entry in before.items() if _owner(cls) not in classes}, **classes}.items())
+    lines = ",\n".join(f"{json.dumps(cls)}:{json.dumps(entry, separators=(',', ':'))}" for cls, entry in made)
+    path.write_text(f'{{"about":{json.dumps(about)},"classes":{{\n{lines}\n}}}}\n', encoding="utf-8")
+
+
+def _owner(key: str) -> str:
+    """The class of an entry `Outer>Owner`."""
+    return key.rpartition(">")[2]
 
 
 def look(name: str, names: dict[str, module_names.Seen], places: inplace.Seen) -> None:
@@ -62,7 +65,7 @@ def main(versions: str, models: Path) -> None:
     about = f"names that forward gives results; {source}"
     write(PACKAGE / "training" / "module_names.json", about, module_names.table(names))
     about = f"what classes run in place; {source}"
-    write(PACKAGE / "recover" / "inplace.json", about, {"classes": inplace.table(places)})
+    write(PACKAGE / "recover" / "inplace.json", about, inplace.table(places))
 
 
 if __name__ == "__main__":

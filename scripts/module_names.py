@@ -218,22 +218,25 @@ def _pattern(counts: Counts) -> Entry:
 
 
 def table(seen: Mapping[str, Seen]) -> dict[str, Any]:
-    """`classes`; `calls` of those whose calls differ: by signature, only what `classes` leaves open; `evaluation`."""
-    classes: dict[str, dict[str, Entry]] = {}
-    calls: dict[str, dict[str, dict[str, Entry]]] = {}
+    """By class: `names`; `calls` where calls differ, by signature, only what `names` leaves open; `evaluation`."""
+    classes: dict[str, dict[str, Any]] = {}
     for cls, found in sorted(seen.items()):
         made = {p: entry(p, n) for p, n in sorted(found.together.items())}
         if not any(made.values()):
             continue
-        classes[cls] = made
+        classes[cls] = {"names": made}
         open_ = {p for p, e in made.items() if e is None or (isinstance(e, list) and None in e)}
+        calls: dict[str, dict[str, Entry]] = {}
         for key, producers in sorted(found.apart.items()):
             told = {p: e for p in sorted(open_ & set(producers)) if (e := entry(p, producers[p])) is not None}
             told = {p: e for p, e in told.items() if not (isinstance(e, list) and None in e)}
             if told:
-                calls.setdefault(cls, {})[key] = told
-    caches = {cls: dict(sorted(found.caches.items())) for cls, found in sorted(seen.items()) if found.caches}
-    return {"classes": classes, "calls": calls, "evaluation": caches}
+                calls[key] = told
+        if calls:
+            classes[cls]["calls"] = calls
+        if found.caches:
+            classes[cls]["evaluation"] = dict(sorted(found.caches.items()))
+    return classes
 
 
 __all__ = ["Seen", "calls_named", "collect", "collect_caches", "entry", "table"]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Frame, Graph, Op
 from staticmem.training.locals import Held, common_depth, held_locals
 from staticmem.training.module_names import known_names, with_known_names
@@ -32,9 +33,10 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     named = held_until(graph)
     if not named:
         guess = held_locals(graph, policy)
-        if policy == "last-use" or not any(frame.cls for op in graph.ops for frame in op.modules):
+        classes = {cls for stack in {op.modules for op in graph.ops} for f in stack for cls in alternatives(f.cls)}
+        if policy == "last-use" or classes <= {""}:
             return guess
-        return with_known_names(graph, guess, known_names(), policy == "named", training)
+        return with_known_names(graph, guess, known_names(classes - {""}), policy == "named", training)
     hidden = set() if training else hidden_values(graph)
     if not hidden:
         return Held(until=named)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,7 @@ _SAME = {
     "aten::expand_as": "aten::expand",
 }
 _END = 2**31 - 1  # of a slice; exporters write 2**63 - 1
-Entry = str | list[str | None] | list[list[str]] | None
+Entry = str | Sequence[str | Sequence[str] | None] | None
 Names = Mapping[str, Mapping[str, Entry]]
 
 
@@ -86,10 +86,25 @@ class Result:
 
 
 @cache
-def known_names() -> Table:
-    """The table of the package."""
-    text = json.loads(Path(__file__).with_name("module_names.json").read_text(encoding="utf-8"))
-    return Table(text["classes"], text.get("calls", {}), text.get("evaluation", {}))
+def _text() -> str:
+    return Path(__file__).with_name("module_names.json").read_text(encoding="utf-8")
+
+
+def known_names(wanted: Iterable[str] | None = None) -> Table:
+    """The table of the package, or only the classes `wanted` of it: reading all of it takes longer than most analyses.
+
+    The file has one class a line, so that a class is found without reading the others.
+    """
+    text, found = _text(), {}
+    if wanted is None:
+        found = json.loads(text)["classes"]
+    for cls in set(wanted or ()):
+        at = text.find(f"\n{json.dumps(cls)}:")
+        if at >= 0:
+            line = text[at + 1 : text.index("\n", at + 1)].rstrip(",")
+            found.update(json.loads(f"{{{line}}}"))
+    parts = ("names", "calls", "evaluation")
+    return Table(*({cls: entry[part] for cls, entry in found.items() if part in entry} for part in parts))
 
 
 def with_known_names(graph: Graph, held: Held, names: Table, only_add: bool = False, training: bool = False) -> Held:
@@ -205,7 +220,8 @@ def _name(entry: Entry, nth: int, count: int) -> str | None:
     parts = [part for part in entry if isinstance(part, list)]
     if len(parts) == 3:
         first, each, last = parts
-        return [*first, *each, *last][place(nth, count, len(first), len(each), len(last))]
+        flat: list[str] = [*first, *each, *last]
+        return flat[place(nth, count, len(first), len(each), len(last))]
     name = entry[nth] if nth < len(entry) else None
     return name if isinstance(name, str) else None
 
