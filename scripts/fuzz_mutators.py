@@ -287,7 +287,10 @@ def _scalar(field: Any, value: Any, root: Any, rng: random.Random, words: Sequen
         text = rng.choice((*names, "")) if rng.random() < 0.5 else rng.choice(words or [""])
         if field.type == field.TYPE_BYTES:
             return blind(value or b"") if rng.random() < 0.5 else text.encode()
-        return blind(value.encode()).decode("utf-8", "replace") if value and rng.random() < 0.2 else text
+        if not value or rng.random() >= 0.2:
+            return text
+        data = value if isinstance(value, bytes) else value.encode()  # bytes: a text of the file that is not UTF-8
+        return blind(data).decode("utf-8", "replace")
     if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
         return rng.choice((0.0, 1.0, -1.0, 1e30, float("nan"), float("inf")))
     if field.cpp_type == field.CPPTYPE_ENUM:

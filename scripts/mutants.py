@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -37,6 +38,15 @@ _POINTWISE = (
     "by_hand or add or sub or mul or div or relu or where or pow or clamp or lerp or neg or exp or maximum or "
     "minimum or fmod or remainder or copy or fill or zero or rsub or sqrt"
 )
+
+
+def _cases(module: str) -> list[str]:
+    """The tests of a module of rules: those of its operators, by their names."""
+    text = (ROOT / "staticmem" / "rules" / f"{module}.py").read_text(encoding="utf-8")
+    return [*_RULES, " or ".join(["by_hand", *sorted(set(re.findall(r'"aten::([a-z_0-9]+)', text)))])]
+
+
+_PARALLEL = ["tests/parallel/test_ranks.py", "tests/parallel/test_parallel_cli.py"]
 AREAS: dict[str, list[str]] = {
     "eager/autograd.py": [
         _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/report/test_golden.py",
@@ -53,6 +63,20 @@ AREAS: dict[str, list[str]] = {
     "training/optimizers.py": ["tests/training/test_optimizers.py", "tests/training/test_step.py"],
     "rules/convolution.py": [*_RULES, "by_hand or conv"],
     "rules/pointwise.py": [*_RULES, _POINTWISE],
+    **{f"rules/{name}.py": _cases(name) for name in (
+        "activations", "attention", "indexing", "joining", "linear", "loss", "normalization", "pooling", "recurrent",
+        "reduction", "resample", "scattering", "views",
+    )},
+    **{f"parallel/{name}.py": _PARALLEL for name in (
+        "ddp", "facts", "fsdp", "pipeline", "rank", "tensor", "zero", "zero3",
+    )},
+    **{f"scenarios/{name}.py": ["tests/scenarios/test_levers.py"] for name in ("best_set", "levers")},
+    "scenarios/largest.py": ["tests/scenarios/test_largest.py"],
+    "scenarios/points.py": ["tests/scenarios/test_sweep.py", "tests/scenarios/test_config.py"],
+    "scenarios/check.py": ["tests/scenarios/test_check.py"],
+    "scenarios/blocks.py": ["tests/scenarios/test_structure.py", "tests/scenarios/test_levers.py"],
+    "scenarios/structure.py": ["tests/scenarios/test_structure.py"],
+    **{f"sizing/{name}.py": ["tests/sizing"] for name in ("build", "levers", "prices", "search")},
 }  # fmt: skip
 
 _COMPARED = {
