@@ -115,10 +115,31 @@ class Study:
         graph, scenario = self.graph, self.scenario
         if self.request.parallel is not None:
             return None
-        if scenario.training or len(graph.ops) > BAND_LIMIT or not has_hidden_frames(graph):
+        if scenario.training or len(graph.ops) > BAND_LIMIT:
             return None
-        low, high = (liveness(run_step(graph, scenario, policy).trace).peak_bytes for policy in ("last-use", "named"))
-        return low, high
+        ends = self._ends_of_inplace()
+        if not has_hidden_frames(graph):
+            if ends is None:
+                return None
+            policies = ("expected", "expected")
+        else:
+            policies, ends = ("last-use", "named"), ends or (graph, graph)
+        peaks = [
+            liveness(run_step(end, scenario, policy).trace).peak_bytes
+            for end, policy in zip(ends, policies, strict=True)
+        ]
+        peaks.append(self.lifetimes.peak_bytes)
+        return min(peaks), max(peaks)
+
+    def _ends_of_inplace(self) -> tuple[Graph, Graph] | None:
+        """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
+        if self.graph.inplace_known or self.request.inplace_activations != "auto":
+            return None
+        bound = self.model.bind(self.binding)
+        most, least = (inplace.apply(bound, policy) for policy in ("most", "least"))
+        if [op.target for op in most.ops] == [op.target for op in least.ops]:
+            return None
+        return most, least
 
     @cached_property
     def notes(self) -> list[Note]:
@@ -131,9 +152,12 @@ class Study:
             notes.append(_unknown(unknown))
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
-        if self.live_band is not None:
+        if self.live_band is not None and has_hidden_frames(result.graph):
             text = "the file has no stack traces, so which values Python variables keep alive is assumed"
             notes.append(Note("assumption", "SM306", text))
+        elif self.live_band is not None:
+            text = "the file leaves open what ran in place, which the band of the peak covers"
+            notes.append(Note("assumption", "SM307", text))
         return notes
 
     @cached_property

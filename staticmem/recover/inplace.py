@@ -16,6 +16,7 @@ from pathlib import Path
 
 from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Graph, Note, Op, Ref
+from staticmem.recover.inplace_source import BY_LINE_ONLY, written
 
 POLICIES = ("auto", "none", "all")
 
@@ -64,18 +65,20 @@ class _Facts:
 def apply(graph: Graph, policy: str = "auto") -> Graph:
     """The graph with in-place targets (`aten::relu_`) where the policy says so. Unchanged where the file knows.
 
-    "none" leaves everything out of place, "all" takes every activation whose input has no other reader.
+    "none" leaves everything out of place, "all" takes every activation whose input has no other reader. "least" and
+    "most" are "auto" where a source line or a known class tells, and none and all of the others: the ends of what is
+    left open.
     """
     if graph.inplace_known or policy == "none":
         return graph
     candidates = {op.target for op in graph.ops}
-    candidates = {target for target in candidates if target.split(".", 1)[0] in CANDIDATES}
+    candidates = {target for target in candidates if target.split(".", 1)[0] in (*CANDIDATES, *BY_LINE_ONLY)}
     if not candidates:
         return graph
     facts = _facts(graph)
     ops, count = [], 0
     for op in graph.ops:
-        if op.target in candidates and _can(op, facts) and (policy == "all" or _should(op, graph, facts)):
+        if op.target in candidates and _can(op, facts) and _should(op, graph, facts, policy):
             op = _in_place(op)
             count += 1
         ops.append(op)
@@ -141,7 +144,7 @@ def _facts(graph: Graph) -> _Facts:
 
 def _can(op: Op, facts: _Facts) -> bool:
     """Whether autograd allows it: the first operand is an intermediate tensor that nobody else reads."""
-    if op.base not in CANDIDATES or not op.args or not isinstance(op.args[0], Ref):
+    if op.base not in (*CANDIDATES, *BY_LINE_ONLY) or not op.args or not isinstance(op.args[0], Ref):
         return False
     name = op.args[0].name
     if facts.readers[name] != 1 or name in facts.owned or name in facts.outputs or name not in facts.producer:
@@ -168,9 +171,16 @@ def _fresh(made: Op) -> bool:
     )
 
 
-def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
+def _should(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+    said = written(op) if op.stack else None
+    if said is not None:
+        return said
+    if op.base in BY_LINE_ONLY:
+        return False
+    if policy == "all":
+        return True
     if not any(frame.cls for frame in op.modules):
-        return _guess(op, graph, facts)
+        return _open(op, graph, facts, policy)
     known = _known(op)
     if known is not None:
         return known
@@ -180,7 +190,7 @@ def _should(op: Op, graph: Graph, facts: _Facts) -> bool:
         return cls in _ADD_IN_PLACE.get(module, ())
     classes = [frame.cls for frame in op.modules]
     if not any(c.startswith(("torchvision.", "timm.")) for c in classes):
-        return not any(c.startswith("transformers.") for c in classes) and _guess(op, graph, facts)
+        return not any(c.startswith("transformers.") for c in classes) and _open(op, graph, facts, policy)
     if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
         return False
     return not _excluded(op, classes)
@@ -207,6 +217,11 @@ def _excluded(op: Op, classes: list[str]) -> bool:
     if owner == "torchvision.ops.misc.SqueezeExcitation":  # its default is a plain ReLU; EfficientNet gives SiLU
         return op.base != "aten::silu"
     return any(owner.startswith(prefix) and (not name or name in owner) for prefix, name in _OUT_OF_PLACE.items())
+
+
+def _open(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+    """Nothing tells: a guess, or one end of what it can be."""
+    return _guess(op, graph, facts) if policy == "auto" else policy == "most"
 
 
 def _guess(op: Op, graph: Graph, facts: _Facts) -> bool:
