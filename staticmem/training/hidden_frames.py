@@ -15,7 +15,7 @@ from itertools import pairwise
 from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Frame, Graph, Op
 from staticmem.training.locals import Held, common_depth, held_locals
-from staticmem.training.module_names import known_names, with_known_names
+from staticmem.training.module_names import Table, kept_in_evaluation, known_names, with_known_names
 from staticmem.training.source_locals import held_until
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
@@ -26,24 +26,34 @@ Line = tuple[Stack, str, int]  # a running module call, and where it is
 def held_values(graph: Graph, policy: str = "expected", *, training: bool = False) -> Held:
     """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing.
 
-    Without traces, the names that published classes use are known (`training.module_names`); "last-use" ignores them.
+    Where no trace tells, the names that published classes use are known (`training.module_names`), and what they keep
+    in evaluation mode always is; "last-use" ignores both.
     In training autograd holds most of what variables hold, and the peak is in backward: hidden frames are left out
     (a guess at them put the peak of TNT-B, batch 8, 1.3 % too high, which is exact without).
     """
     named = held_until(graph)
-    if not named:
-        guess = held_locals(graph, policy)
-        classes = {cls for stack in {op.modules for op in graph.ops} for f in stack for cls in alternatives(f.cls)}
-        if policy == "last-use" or classes <= {""}:
-            return guess
-        return with_known_names(graph, guess, known_names(classes - {""}), policy == "named", training)
-    hidden = set() if training else hidden_values(graph)
-    if not hidden:
+    if named and training:
         return Held(until=named)
-    guessed = held_locals(graph, policy)
+    guess = held_locals(graph, policy)
+    table = Table({}) if policy == "last-use" else known_names(_classes(graph))
+    if not named:
+        return with_known_names(graph, guess, table, policy == "named", training) if table.classes else guess
+    hidden = hidden_values(graph)
+    kept = kept_in_evaluation(graph, table)
+    if not hidden:
+        return Held(until={**named, **kept})
+    guessed = with_known_names(graph, guess, table, policy == "named", training)
     frames = {name: depth for name, depth in guessed.frames.items() if name in hidden}
-    until = {**{name: index for name, index in guessed.until.items() if name in hidden}, **named}
+    until = {**named, **kept}
+    for name, index in guessed.until.items():
+        if name in hidden:
+            until[name] = max(until.get(name, index), index)
     return replace(guessed, frames=frames, until=until)
+
+
+def _classes(graph: Graph) -> set[str]:
+    stacks = {op.modules for op in graph.ops}
+    return {cls for stack in stacks for frame in stack for cls in alternatives(frame.cls)} - {""}
 
 
 def has_hidden_frames(graph: Graph) -> bool:

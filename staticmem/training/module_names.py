@@ -288,6 +288,14 @@ def _entries(graph: Graph, names: Table, training: bool) -> list[tuple[Result, s
     return made
 
 
+def kept_in_evaluation(graph: Graph, names: Table) -> dict[str, int]:
+    """Values that attributes keep in evaluation mode only, such as LeViT's attention biases, and until when."""
+    if not names.evaluation:
+        return {}
+    found = _entries(graph, Table(names.evaluation, {}, names.evaluation), training=False)
+    return {result.value: len(graph.ops) - 1 for result, name in found if name and name.startswith("self.")}
+
+
 def _matters(result: Result, names: Table) -> bool:
     """Whether an unknown result makes a whole call unclear: of a child that the table lacks (an optional layer),
     or one that differed. An op that it does not have may be an exporter's."""
@@ -311,6 +319,7 @@ __all__ = [
     "Result",
     "Table",
     "ends",
+    "kept_in_evaluation",
     "known_names",
     "place",
     "results",
