@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from staticmem.graph.ir import NO_KWARGS, Arg, Note, Op, Ref, Value
 from staticmem.graph.source import source_lines
-from staticmem.recover import calls, functional, fx_text, symints, unfold, upcasts
+from staticmem.recover import calls, decomposed, functional, fx_text, lost_scopes, symints, unfold, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
 from staticmem.recover.patterns import find
@@ -54,7 +54,10 @@ def recover(net: Net) -> Recovered:
         for nodes in groups:
             builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
+    ops = decomposed.restore(ops, net.outputs)
     ops, notes = upcasts.restore(calls.numbered(ops))
+    ops, lost = lost_scopes.restore(ops, net.values)
+    notes += lost
     if builder.unfolded:
         text = "BatchNorms that the export folded into convolutions were put back from its metadata"
         notes.append(Note("assumption", "SM260", text, builder.unfolded))

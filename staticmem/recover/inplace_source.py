@@ -19,6 +19,7 @@ _MODULES = {
     "aten::leaky_relu": "LeakyReLU", "aten::elu": "ELU", "aten::hardsigmoid": "Hardsigmoid", "aten::relu6": "ReLU6",
     "aten::selu": "SELU", "aten::celu": "CELU", "aten::mish": "Mish",
 }  # fmt: skip
+INPLACE_OPS = (*_MODULES, *BY_LINE_ONLY, "aten::add")
 _TRUE = re.compile(r"inplace\s*=\s*True|,\s*True\s*\)|\(\s*True\s*\)")
 
 
@@ -55,4 +56,4 @@ def _said(base: str, text: str) -> bool | None:
     return True if len(calls) == 1 else None
 
 
-__all__ = ["BY_LINE_ONLY", "written"]
+__all__ = ["BY_LINE_ONLY", "INPLACE_OPS", "written"]
