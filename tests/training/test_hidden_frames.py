@@ -8,6 +8,7 @@ from small_graphs import Builder
 from staticmem.graph.ir import Graph, Ref, SourceLine
 from staticmem.training.hidden_frames import has_hidden_frames, held_values, hidden_values
 from staticmem.training.locals import Held
+from staticmem.training.module_names import Table
 from staticmem.training.source_locals import held_until
 
 CHILD = SourceLine("linear.py", 10, "forward", "return F.linear(input, self.weight, self.bias)")
@@ -59,3 +60,24 @@ def test_only_inference_guesses_at_them(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_traces_everything_is_hidden() -> None:
     builder = Builder(x=(4, 8))
     assert has_hidden_frames(builder.graph(builder.call("relu.default", Ref("x"))))
+
+
+def test_names_of_published_classes_tell_of_functions_that_traces_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table({"Net": {"a": "kept'", "b": "y'", "c": ""}})
+    monkeypatch.setattr("staticmem.training.hidden_frames.known_names", lambda classes: table)
+    graph = network(*["x = self.features(x)"] * 3)
+    assert held_values(graph).until == {"v0": 2, "v1": 2, "v2": 2}
+    assert held_values(graph, "last-use") == Held(until=held_until(graph))
+
+
+def test_what_modules_keep_in_evaluation_mode_is_kept_although_traces_are_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LeViT computes its attention biases anew in training, and keeps them afterwards."""
+    table = Table({"Net": {"a": "", "b": "", "c": ""}}, {}, {"Net": {"a": ["self.cache[]"]}})
+    monkeypatch.setattr("staticmem.training.hidden_frames.known_names", lambda classes: table)
+    graph = network("x = self.a(x)", "x = self.b(x)", "x = self.c(x)")
+    traced = held_until(graph)
+    assert traced["v0"] == 1
+    assert held_values(graph).until == {**traced, "v0": 2}
+    assert held_values(graph, training=True).until == traced
