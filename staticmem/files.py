@@ -6,10 +6,16 @@ A path may be a pipe that nobody writes to, or a device without an end. What goe
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import BinaryIO
+
+from staticmem.errors import UsageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def opened(path: str | os.PathLike[str], seekable: bool = False) -> BinaryIO:
@@ -46,6 +52,35 @@ def read(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"It has more than {most >> 20} MiB", path)
     return data
+
+
+@contextlib.contextmanager
+def temporary_folder(work: bool = True) -> Iterator[str]:
+    """A folder that is gone afterwards. `work`: all that is written within goes there, so a full disk is its own.
+
+    Raises:
+        UsageError: there is no place for one, or none left (SM142).
+    """
+    import tempfile  # only where there is one: its imports take milliseconds
+
+    try:
+        holder = tempfile.TemporaryDirectory(prefix="staticmem-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _no_room(tempfile.tempdir or "any of the usual places", error) from error
+    with holder as folder:
+        try:
+            yield folder
+        except OSError as error:
+            if not work or error.errno not in _FULL:
+                raise
+            raise _no_room(os.path.dirname(folder), error) from error
+
+
+def _no_room(place: str, error: OSError) -> UsageError:
+    return UsageError(
+        "no room for temporary files", f"They go to {place}: {error.strerror or error}.",
+        "Name a folder where there is room: TMPDIR=FOLDER staticmem ...", "SM142",
+    )  # fmt: skip
 
 
 def _kind(mode: int) -> str:

@@ -41,10 +41,10 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import tempfile
     from pathlib import Path
 
     from staticmem.cli.output import check_target, put
+    from staticmem.files import temporary_folder
     from staticmem.validate import calibrate
     from staticmem.validate.load import load_records
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.output, args.force)
     chosen_format(args, SUFFIXES, "yaml")
     text = calibrate.dumps(calibrate.calibrated(load_records(args.records), args.gpu))
-    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+    with temporary_folder() as folder:
         calibrate.check(text, Path(folder) / "profile.yaml")  # nobody gets a profile that cannot be read
     put(text, args)
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from staticmem.errors import StaticmemError, UsageError
+from staticmem.files import temporary_folder
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def model_path(name: str) -> Iterator[str]:
             "Example: staticmem analyze - < model.onnx",
             code="SM101",
         )
-    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+    with temporary_folder(work=False) as folder:
         path = os.path.join(folder, "stdin")
         try:
             with open(path, "wb") as file:

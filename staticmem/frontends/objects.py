@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import ModelFileError, UsageError
+from staticmem.files import temporary_folder
 
 if TYPE_CHECKING:
     from staticmem.graph.model import ModelFile
@@ -149,7 +149,7 @@ def _of_program(program: Any, label: str) -> ModelFile:
     from staticmem.frontends.export_program import read_archive
     from staticmem.frontends.export_storages import tied_tensors
 
-    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+    with temporary_folder() as folder:
         path = os.path.join(folder, "model.pt2")
         try:
             with warnings.catch_warnings():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -12,6 +11,7 @@ from typing import Any
 
 from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction, predict_session
 from staticmem.analysis.session import open_session, predicted
+from staticmem.files import temporary_folder
 from staticmem.graph.ir import Note
 from staticmem.graph.model import Binding
 from staticmem.validate import ort_reconcile, ort_run
@@ -60,7 +60,7 @@ def validate(
     proto, binding, shapes = opened.proto, opened.binding, opened.shapes
     options = replace(options or SessionOptions(), provider="cpu" if device == "cpu" else "cuda")
     wanted = plan_inputs(proto.graph, shapes)
-    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+    with temporary_folder() as folder:
         first = predict_session(proto, shapes, binding.symbols, replace(options, provider="cpu", gpu_mem_limit=None))
         _check_memory(first, memory_limit)
         prepared = prepare(path, folder)

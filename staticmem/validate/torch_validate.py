@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from staticmem.analysis.device import device_of
+from staticmem.files import temporary_folder
 from staticmem.graph.ir import Note
 from staticmem.meters import DeviceMeters, on_device
 from staticmem.validate import torch_reconcile, torch_run
@@ -68,7 +68,7 @@ def _validated(
     if device == "cpu":
         _check_memory(found, memory_limit)
     shapes = found.result.output_shapes
-    with tempfile.TemporaryDirectory(prefix="staticmem-") as folder:
+    with temporary_folder() as folder:
         read = torch_run.run(
             path, words, device, shapes[0] if shapes else (), folder, runs, timeout, memory_limit or _available(),
             snapshot, threads, debug,
