@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from staticmem.recover.part_ops import CALLS, call_of
+from staticmem.recover.part_ops import CALLS, LEAVES, call_of
 
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 STATISTICS = ("running_mean", "running_var")
@@ -71,7 +71,8 @@ def collect(module: Any, name: str, seen: Seen, at: str = "") -> bool:
 def run(model: Any, seen: Seen, done: set[frozenset[str]]) -> None:
     """Adds the ATen calls that each class makes itself, if no model of the same classes was run."""
     torch = importlib.import_module("torch")
-    own = {id(m): class_name(m) for m in model.modules()}
+    modules = {id(m): m for m in model.modules()}
+    own = {key: class_name(module) for key, module in modules.items()}
     together = frozenset(own.values())
     if together in done:
         return
@@ -90,10 +91,10 @@ def run(model: Any, seen: Seen, done: set[frozenset[str]]) -> None:
         running.append(id(module))
         calls.setdefault(id(module), set())
 
-    modules = importlib.import_module("torch.nn.modules.module")
+    hook = importlib.import_module("torch.nn.modules.module")
     hooks = [
-        modules.register_module_forward_pre_hook(enter),
-        modules.register_module_forward_hook(lambda *_: running.pop() and None, always_call=True),
+        hook.register_module_forward_pre_hook(enter),
+        hook.register_module_forward_hook(lambda *_: running.pop() and None, always_call=True),
     ]
     try:
         device = next(model.parameters()).device
@@ -108,9 +109,12 @@ def run(model: Any, seen: Seen, done: set[frozenset[str]]) -> None:
                 entry["ran"] = entry.get("ran", 0) + 1
                 for call in sorted(made & CALLS):
                     entry.setdefault("calls", {})[call] = entry.get("calls", {}).get(call, 0) + 1
+                for attribute, child in modules[key]._modules.items():
+                    if id(child) in calls and attribute in entry["parts"]:
+                        entry["parts"][attribute]["called"] = entry["parts"][attribute].get("called", 0) + 1
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in hooks:
+            handle.remove()
 
 
 def timm_models(pattern: str) -> Iterator[Made]:
@@ -161,20 +165,28 @@ def add(word: str, seen: Seen, runs: bool) -> None:
             run(model, seen, done)
 
 
+def _leaves(entry: Entry) -> bool:
+    """Whether every instance makes a call that no exporter drops."""
+    ran, calls = entry.get("ran", 0), entry.get("calls", {})
+    return bool(ran) and any(count == ran and call in LEAVES for call, count in calls.items())
+
+
 def table(seen: Seen) -> list[Any]:
     """Classes by number; of each the parts, with the classes that they may be, and the tensors that it owns.
 
-    `?` after a name: some instances have it, or it has no parameters, so that a file may not show it.
+    `?` after a name: a file may not show it, as some instances lack it, or it has no parameters and may make no node.
     """
     names = sorted(seen)
     number = {name: index for index, name in enumerate(names)}
     bare = {name for name in names if seen[name]["bare"]}
+    leaves = {name for name in names if _leaves(seen[name])}
     rows: list[Any] = []
     for name in names:
         entry = seen[name]
         parts = {}
         for key, part in sorted(entry["parts"].items()):
-            always = part["count"] == entry["count"] and not any(c in bare for c in part["classes"])
+            sure = leaves if entry.get("ran") and part.get("called") == entry["ran"] else set()
+            always = part["count"] == entry["count"] and not any(c in bare - sure for c in part["classes"])
             parts[key if always else f"{key}?"] = [number[c] for c in part["classes"]]
         owned = sorted(entry["tensors"].items())
         tensors = {k if t["count"] == entry["count"] else f"{k}?": t["ranks"] for k, t in owned}

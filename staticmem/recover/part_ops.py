@@ -25,7 +25,7 @@ EXPLAINED = {
     "BatchNormalization": ("native_batch_norm",),
     "MatMul": _PRODUCTS,
     "Gemm": _PRODUCTS,
-    "Softmax": ("_softmax", "scaled_dot_product_attention"),
+    "Softmax": ("_softmax", "scaled_dot_product_attention", "bmm"),  # attention that was taken apart
     "Relu": ("relu",),
     "LeakyRelu": ("leaky_relu",),
     "PRelu": ("_prelu_kernel",),
@@ -36,7 +36,6 @@ EXPLAINED = {
     "Erf": ("gelu", "erf"),
     "Tanh": ("tanh", "gelu", "mish"),
     "Softplus": ("softplus", "mish"),
-    "Clip": ("hardtanh", "clamp", "clamp_min", "hardsigmoid", "hardswish"),
     "MaxPool": _MAX_POOLS,
     "AveragePool": _POOLS,
     "GlobalAveragePool": _POOLS,

@@ -165,12 +165,13 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights)
     made = [node for node in nodes if node.op in ("Constant", "ConstantOfShape") and node.outputs]
     if not made:
         return
-    roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
     known = set(found.all)
+    absent = _absent(nodes, made, known)
+    roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
     for node in made:
         name = node.outputs[0]
         value = values.get(name)
-        if value is None or value.shape is None or name in known:
+        if value is None or value.shape is None or name in known or name in absent:
             continue
         known.add(name)
         if name in stats and value.dtype.is_floating_point:
@@ -181,6 +182,26 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights)
             if node.op == "ConstantOfShape" and name not in roles:
                 continue  # zeros that the model computes, such as an initial state
             found.parameters[name] = value
+
+
+def _absent(nodes: Sequence[Node], made: Sequence[Node], known: set[str]) -> set[str]:
+    """Constants in the place of a batch norm's weight and bias where PyTorch has none: the TorchScript exporter writes
+    ones and zeros (symbolic_helper.py, `_batchnorm_helper`)."""
+    contents = {node.outputs[0]: node.attrs.get("value") for node in made if node.op == "Constant"}
+    found: set[str] = set()
+    for node in nodes:
+        if node.op != "BatchNormalization" or len(node.inputs) < 5:
+            continue
+        computed = not any(name in known or name in contents for name in node.inputs[3:5])
+        for position, number in ((1, 1.0), (2, 0.0)):
+            name = node.inputs[position]
+            if name in contents and (computed or _all_are(contents[name], number)):
+                found.add(name)
+    return found
+
+
+def _all_are(array: Any, number: float) -> bool:
+    return hasattr(array, "size") and array.size > 0 and bool((array == number).all())
 
 
 def lost_buffers(nodes: Sequence[Node], found: Weights, signature: Signature) -> list[Parameter]:

@@ -43,10 +43,14 @@ class Context:
         """A tensor, under the name that it has now."""
         return Ref(self.renamed.get(name, name))
 
-    def sources(self, name: str) -> tuple[str, ...]:
-        """The weights that a tensor is made of, if slicing, joining and reshaping are all that happened to them."""
+    def producer(self, name: str) -> Node | None:
+        """The node that makes a value."""
         if self._producer is None:
             self._producer = {out: node for node in self.net.nodes for out in node.outputs}
+        return self._producer.get(name)
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The weights that a tensor is made of, if slicing, joining and reshaping are all that happened to them."""
         found: dict[str, None] = {}
         pending, seen = [name], 0
         while pending:
@@ -55,7 +59,7 @@ class Context:
             if current in self.net.weights:
                 found[current] = None
                 continue
-            node = self._producer.get(current)
+            node = self.producer(current)
             if node is None or node.op not in _REARRANGING or seen > 1000:
                 return ()
             pending.extend(reversed(node.inputs if node.op == "Concat" else node.inputs[:1]))

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from staticmem.graph.ir import Op
+from staticmem.graph.ir import Op, Ref
 from staticmem.recover.nodes import Node
 from staticmem.recover.onnx_ops.context import Context, Rule, integer, real
 
 
 def batch_norm(ctx: Context, node: Node) -> list[Op]:
-    x, weight, bias, mean, var = (ctx.ref(n) for n in node.inputs[:5])
+    """Statistics that the graph computes are what the TorchScript exporter writes where PyTorch has none; so are
+    weights of ones and biases of zeros in constant nodes (symbolic_helper.py, `_batchnorm_helper`)."""
+    x, mean, var = (ctx.ref(node.inputs[i]) for i in (0, 3, 4))
+    computed = all(
+        name not in ctx.net.weights and (made := ctx.producer(name)) is not None and made.op != "Constant"
+        for name in node.inputs[3:5]
+    )
+    weight = _unless(ctx, node.inputs[1], 1.0, computed)
+    bias = _unless(ctx, node.inputs[2], 0.0, computed)
     training = bool(integer(node, "training_mode", 0)) or integer(node, "is_test", 1) == 0
+    if computed:
+        args = (x, weight, bias, None, None, True, 0.0, _eps(node), True)
+        return [ctx.op(node, "aten::batch_norm", *args)]
     momentum = round(1.0 - real(node, "momentum", 0.9), 6)  # ONNX weighs the old value, PyTorch the new one
     return [ctx.op(node, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, _eps(node), True)]
+
+
+def _constant(ctx: Context, name: str) -> bool:
+    node = ctx.producer(name)
+    return node is not None and node.op == "Constant" and not node.domain
+
+
+def _unless(ctx: Context, name: str, number: float, written: bool) -> Ref | None:
+    """A tensor, but none where it is a constant of one number, or one that the exporter wrote."""
+    if name in ctx.net.weights:
+        return ctx.ref(name)
+    array = ctx.net.const(name)
+    filled = array is not None and array.size > 0 and bool((array == number).all())
+    return None if filled or (written and _constant(ctx, name)) else ctx.ref(name)
 
 
 def _eps(node: Node) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from staticmem.graph.ir import Frame, Op
 from staticmem.recover.nodes import Node
 from staticmem.recover.onnx_ops.context import Context
-from staticmem.recover.patterns import activations, attention, indexing, linear, noise, norms, packed
+from staticmem.recover.patterns import activations, attention, indexing, linear, noise, norms, packed, pointwise
 from staticmem.recover.patterns.matcher import Matcher, Pattern
 
 # name, operators that a group is found by, and its function; earlier patterns take nodes that later ones would match
@@ -28,6 +28,7 @@ PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern]] = (
     ("roll", ("Concat",), indexing.roll),
     ("chunk", ("Slice",), indexing.chunk),
     ("index_put_", ("ScatterND",), indexing.write),
+    ("addcmul", ("Add",), pointwise.addcmul),
     ("packed projection", ("Squeeze",), packed.match),
 )
 _OPERATORS = frozenset(operator for _, operators, _ in PATTERNS for operator in operators)
