@@ -1,8 +1,8 @@
 """Makes the tables of published classes: staticmem/training/module_names.json and staticmem/recover/inplace.json.
 
-    python scripts/class_tables.py "VERSIONS" MODELS.txt
+    python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt
 
-`MODELS.txt` has names of scripts/zoo.py, which chooses them too. Each model is run once on meta tensors
+The last file has names of models; scripts/zoo.py chooses them. Each model is run once on meta tensors
 (scripts/observe.py) in training mode, of which exports are made, and once in evaluation mode for what only that keeps.
 Classes of the present tables that none of these models has stay as they are. VERSIONS names the packages whose classes
 these are: "timm 1.0.31, torchvision 0.29.1".

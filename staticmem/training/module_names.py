@@ -1,14 +1,17 @@
 """What `forward` of published classes gives names to, for files without stack traces.
 
 `module_names.json` has for classes of torchvision, timm and transformers which variable takes the result of each child
-module and of each op that `forward` calls itself. `scripts/module_names.py` reads it out of exports that do have stack
-traces; it has no code, only names. A variable keeps its value until it is assigned again or `forward` returns, so that
-a class that is in the table needs no policy (`training.locals`).
+module and of each op that `forward` (and what it calls) runs itself. `scripts/class_tables.py` runs the models and
+watches; the file has no code, only names. A variable keeps its value until it is assigned again or its function
+returns, so that a class that is in the table needs no policy (`training.locals`).
 
 A result is told by its producer: the attribute of the child module (`*` for a number), or the op (`aten::cat`), and the
 how-manieth of that call of `forward` it is. Names: "" is no name, `xs[]` an element of a list, `^[]` of the caller's
-list, `self.x` an attribute, which the module holds on. null: calls of the class differ. The policy decides for a whole
-call as soon as one of its results is not in the table: an optional layer may assign a name again.
+list, `self.x` an attribute, which the module holds on; `x'` is a local of a function that `forward` calls, `x~` another
+one of that name. `x -y` takes `x` and lets go of `y`. An entry is one name for all results of a producer, a list by
+number, or `[first, each, last]`: names of the first results, of those between in turn, and of the last ones. null: calls
+of the class differ; `calls` may tell them apart. The policy decides for a whole call as soon as one of its results is
+not in the table: an optional layer may assign a name again.
 """
 
 from __future__ import annotations
