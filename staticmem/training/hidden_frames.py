@@ -51,9 +51,9 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     return replace(guessed, frames=frames, until=until)
 
 
-def _classes(graph: Graph) -> set[str]:
-    stacks = {op.modules for op in graph.ops}
-    return {cls for stack in stacks for frame in stack for cls in alternatives(frame.cls)} - {""}
+def _classes(graph: Graph) -> frozenset[str]:
+    frames = {frame.cls for stack in {op.modules for op in graph.ops} for frame in stack}
+    return frozenset(cls for several in frames for cls in alternatives(several)) - {""}
 
 
 def has_hidden_frames(graph: Graph) -> bool:

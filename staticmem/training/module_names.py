@@ -20,7 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -93,7 +93,8 @@ def _text() -> str:
     return Path(__file__).with_name("module_names.json").read_text(encoding="utf-8")
 
 
-def known_names(wanted: Iterable[str] | None = None) -> Table:
+@lru_cache(8)
+def known_names(wanted: frozenset[str] | None = None) -> Table:
     """The table of the package, or only the classes `wanted` of it: reading all of it takes longer than most analyses.
 
     The file has one class a line, so that a class is found without reading the others.
@@ -101,7 +102,7 @@ def known_names(wanted: Iterable[str] | None = None) -> Table:
     text, found = _text(), {}
     if wanted is None:
         found = json.loads(text)["classes"]
-    for cls in set(wanted or ()):
+    for cls in wanted or ():
         at = text.find(f"\n{json.dumps(cls)}:")
         if at >= 0:
             line = text[at + 1 : text.index("\n", at + 1)].rstrip(",")
