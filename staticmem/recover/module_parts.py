@@ -48,6 +48,8 @@ class Grammar:
     has_part: Mapping[str, int]
     has_tensor: Mapping[str, int]
     every: int
+    simple: int  # classes that need no part
+    bare: int  # classes that need no tensor
     contained: int  # containers, which only their owner's class tells
     calls: tuple[tuple[frozenset[str], frozenset[str]] | None, ...]  # ATen calls that a class may make, and does
 
@@ -92,19 +94,23 @@ def grammar_of(rows: Sequence[Any]) -> Grammar:
             tensor = tensor.rstrip("?")
             has_tensor[tensor] = has_tensor.get(tensor, 0) | 1 << index
     folded = {i for i, name in enumerate(names) if _NORMS in name.rpartition(".")[2]}
+    required = tuple(
+        frozenset(p for p, of in parts.items() if not p.endswith("?") and not folded.issuperset(of))
+        for _, parts, *_ in rows
+    )
+    required_tensors = tuple(frozenset(t for t in tensors if not t.endswith("?")) for _, _, tensors, *_ in rows)
     return Grammar(
         tuple(names),
         tuple(classes),
         tuple({p.rstrip("?"): sum(1 << c for c in of) for p, of in parts.items()} for _, parts, *_ in rows),
-        tuple(
-            frozenset(p for p, of in parts.items() if not p.endswith("?") and not folded.issuperset(of))
-            for _, parts, *_ in rows
-        ),
+        required,
         tuple({t.rstrip("?"): tuple(ranks) for t, ranks in tensors.items()} for _, _, tensors, *_ in rows),
-        tuple(frozenset(t for t in tensors if not t.endswith("?")) for _, _, tensors, *_ in rows),
+        required_tensors,
         has_part,
         has_tensor,
         (1 << len(rows)) - 1,
+        sum(1 << i for i, needed in enumerate(required) if not needed),
+        sum(1 << i for i, needed in enumerate(required_tensors) if not needed),
         contained,
         tuple(calls),
     )
@@ -164,7 +170,9 @@ def _tree(scopes: Iterable[str], tensors: Mapping[str, int]) -> dict[str, _Modul
 
 def _possible(known: Grammar, parts: Mapping[str, frozenset[int]], tensors: Mapping[str, int], anonymous: bool) -> int:
     """The classes that a module with these parts may be of."""
-    found = known.every
+    found = known.every if parts else known.simple
+    if not tensors and not anonymous:
+        found &= known.bare
     for part in parts:
         found &= known.has_part.get(part, 0)
     for tensor in tensors:
