@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from staticmem.eager.tensor import Tensor
 from staticmem.graph.ir import Graph, Note
 
+# the names of parameters in torch.nn, with the old and the new norms of weights
+_LAYERS = re.compile(
+    r"(^|[._])(weight|bias|[qkv]_proj_weight|in_proj_weight|in_proj_bias|bias_[kv]|(weight|bias)_[ih]h(_l\d+\w*)?|"
+    r"weight_[gv]|weight_orig|original\d?)$"
+)
 _RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 
 
 def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss: str | None) -> list[Note]:
     """Assumptions and warnings that follow from the graph as it was run. `outputs` are the model's."""
-    return [*_reserve(graph, training), *_other_outputs(training, outputs, loss), *_unread(graph, training)]
+    return [
+        *_reserve(graph, training), *_other_outputs(training, outputs, loss), *_unread(graph, training),
+        *_maybe_buffers(graph, training),
+    ]  # fmt: skip
 
 
 def _reserve(graph: Graph, training: bool) -> list[Note]:
@@ -52,6 +61,21 @@ def _unread(graph: Graph, training: bool) -> list[Note]:
     tail = ", and get neither gradient nor optimizer state" if training else ""
     text = f"parameters that no op in the file reads count{tail}: {names}. If the code runs them, an export dropped it"
     return [Note("assumption", "SM332", text, len(unread))]
+
+
+def _maybe_buffers(graph: Graph, training: bool) -> list[Note]:
+    """Tensors of an ONNX file that does not tell parameters from buffers, by names that no layer gives a parameter."""
+    if graph.format != "onnx" or not training or any(frame.cls for op in graph.ops for frame in op.modules):
+        return []
+    found = [p.fqn for p in graph.parameters if p.trainable and not _LAYERS.search(p.fqn) and "::" not in p.fqn]
+    if not found:
+        return []
+    names = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    text = (
+        f"the file does not tell parameters from buffers; taken to be trained: {names}. Where they are buffers, name "
+        "them with --freeze: else their gradients and what leads to them are too much"
+    )
+    return [Note("assumption", "SM333", text, len(found))]
 
 
 __all__ = ["notes_of_graph"]

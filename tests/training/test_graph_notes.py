@@ -12,7 +12,7 @@ from staticmem.graph.ir import Graph, Parameter, Ref, Value
 from staticmem.training.scenario import Scenario
 from staticmem.training.step import run_step
 
-SAID = ("SM331", "SM332", "SM341")
+SAID = ("SM331", "SM332", "SM333", "SM341")
 
 
 def codes(graph: Graph, loss: str = "mean") -> list[str]:
@@ -57,3 +57,14 @@ def test_parameters_that_nothing_reads_are_said(mode: str) -> None:
     assert [n.code for n in notes] == ["SM332"]
     assert "head.weight" in notes[0].text
     assert ("gradient" in notes[0].text) is (mode == "train")
+
+
+def test_names_that_no_layer_has_may_be_buffers() -> None:
+    graph = two_outputs()
+    named = (parameter("w", 8), parameter("fc.weight", 8), parameter("pe.pe", 8), parameter("onnx::MatMul_7", 8))
+    graph = replace(graph, parameters=named, outputs=graph.outputs[:1], format="onnx")
+    (note,) = [n for n in run_step(graph, Scenario(mode="train", loss="mean")).notes if n.code == "SM333"]
+    assert "w, pe.pe. " in note.text
+    assert note.count == 2
+    frozen = run_step(graph, Scenario(mode="train", loss="mean", freeze="^(w|pe)")).notes
+    assert "SM333" not in [n.code for n in frozen]

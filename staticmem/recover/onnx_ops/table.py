@@ -6,12 +6,24 @@ from collections.abc import Mapping
 
 from staticmem.graph.ir import Op
 from staticmem.recover.nodes import Node
-from staticmem.recover.onnx_ops import attention, conv, matmul, norm, pointwise, quantized, recurrent, reduction, shape
+from staticmem.recover.onnx_ops import (
+    attention,
+    conv,
+    loss,
+    matmul,
+    norm,
+    pointwise,
+    quantized,
+    recurrent,
+    reduction,
+    shape,
+)
 from staticmem.recover.onnx_ops.context import Context, Rule
 
 RULES: Mapping[str, Rule] = {
     **attention.RULES,
     **conv.RULES,
+    **loss.RULES,
     **matmul.RULES,
     **norm.RULES,
     **pointwise.RULES,
