@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -51,15 +51,35 @@ _OUT_OF_PLACE = {
 _LIBRARIES = ("torchvision.", "timm.", "transformers.")
 
 
-@dataclass(frozen=True, slots=True)
 class _Facts:
-    readers: Mapping[str, int]
-    producer: Mapping[str, Op]
-    outputs: frozenset[str]
-    convolutional: bool
-    normalised: bool
-    owned: frozenset[str]
-    first_reader: Mapping[str, Op]  # of those that take a value as an argument of its own, not in a list
+    def __init__(self, graph: Graph) -> None:
+        self.ops = graph.ops
+        self.readers: Mapping[str, int] = Counter(chain.from_iterable([op.refs() for op in graph.ops]))
+        self.producer = {name: op for op in graph.ops for name in op.outputs}
+        bases = _count(graph.ops)
+        self.convolutional = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"] > 1
+        self.normalised = bases["aten::batch_norm"] > 0
+        # what is not an intermediate tensor of the graph's own
+        self.kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
+        self.kept.update((v.name for v in graph.inputs), graph.outputs)
+
+    @cached_property
+    def first_reader(self) -> Mapping[str, Op]:
+        """Of those that take a value as an argument of its own, not in a list."""
+        first: dict[str, Op] = {}
+        for op in self.ops:
+            for arg in op.args:
+                if isinstance(arg, Ref):
+                    first.setdefault(arg.name, op)
+        return first
+
+
+def _count(ops: Sequence[Op]) -> Counter[str]:
+    """How many ops there are of each base."""
+    found: Counter[str] = Counter()
+    for target, number in Counter([op.target for op in ops]).items():
+        found[target.split(".", 1)[0]] += number
+    return found
 
 
 def apply(graph: Graph, policy: str = "auto") -> Graph:
@@ -75,7 +95,7 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
     candidates = {target for target in candidates if target.split(".", 1)[0] in (*CANDIDATES, *BY_LINE_ONLY)}
     if not candidates:
         return graph
-    facts = _facts(graph)
+    facts = _Facts(graph)
     ops, count = [], 0
     for op in graph.ops:
         if op.target in candidates and _can(op, facts) and _should(op, graph, facts, policy):
@@ -124,34 +144,17 @@ def owners(op: Op) -> list[str]:
     return keys
 
 
-def _facts(graph: Graph) -> _Facts:
-    readers: Counter[str] = Counter(chain.from_iterable([op.refs() for op in graph.ops]))
-    producer = {name: op for op in graph.ops for name in op.outputs}
-    bases: Counter[str] = Counter()
-    for target, number in Counter([op.target for op in graph.ops]).items():
-        bases[target.split(".", 1)[0]] += number
-    convs = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"]
-    owned = {p.value.name for p in (*graph.parameters, *graph.buffers)} | {v.name for v in graph.inputs}
-    first: dict[str, Op] = {}
-    for op in graph.ops:
-        for arg in op.args:
-            if isinstance(arg, Ref):
-                first.setdefault(arg.name, op)
-    return _Facts(
-        readers, producer, frozenset(graph.outputs), convs > 1, bases["aten::batch_norm"] > 0, frozenset(owned), first
-    )
-
-
 def _can(op: Op, facts: _Facts) -> bool:
     """Whether autograd allows it: the first operand is an intermediate tensor that nobody else reads."""
-    if op.base not in (*CANDIDATES, *BY_LINE_ONLY) or not op.args or not isinstance(op.args[0], Ref):
+    if not op.args or not isinstance(op.args[0], Ref):
         return False
     name = op.args[0].name
-    if facts.readers[name] != 1 or name in facts.owned or name in facts.outputs or name not in facts.producer:
+    made = facts.producer.get(name)
+    if made is None or facts.readers[name] != 1 or name in facts.kept:
         return False
     if op.base == "aten::add":
-        return len(op.args) > 1 and isinstance(op.args[1], Ref) and _fresh(facts.producer[name])
-    return facts.producer[name].base not in _VIEWS
+        return len(op.args) > 1 and isinstance(op.args[1], Ref) and _fresh(made)
+    return made.base not in _VIEWS
 
 
 _VIEWS = ("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand")

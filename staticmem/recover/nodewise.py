@@ -45,12 +45,15 @@ def recover(net: Net) -> Recovered:
     net.filled()
     nodes = list(net.nodes)
     translator = Translator(net)
-    told = _told_by_parts(net, nodes, translator.scopes)
+    numbers = [translator.scopes.number(node.name) if not node.scopes else -1 for node in nodes]
+    told = _told_by_parts(net, nodes, numbers, translator.scopes)
     matches, regrouped = find(translator.ctx, nodes, translator.frames)
     made: dict[int, list[Op]] = dict(matches)
+    stacks = translator.scopes.stacks
     for index, node in enumerate(nodes):
         if index not in made:
-            made[index] = translator.node(node)
+            number = numbers[index]
+            made[index] = translator.node(node, stacks[number] if number >= 0 else None)
     _materialise(translator, nodes, made)
     ops = [op for index in range(len(nodes)) for op in made[index]]
     if translator.ctx.renamed:
@@ -68,19 +71,22 @@ def recover(net: Net) -> Recovered:
     return Recovered(ops, notes, outputs, any(op.modules for op in ops), translator.ctx.transposed)
 
 
-def _told_by_parts(net: Net, nodes: list[Node], scopes: Scopes) -> int:
-    """Gives modules the classes that the names of their parts tell, where the file has no classes; how many."""
+def _told_by_parts(net: Net, nodes: list[Node], numbers: list[int], scopes: Scopes) -> int:
+    """Gives modules the classes that the names of their parts tell, where the file has no classes; how many.
+
+    `numbers` are those of the nodes' scopes, -1 where the file has the modules.
+    """
     operators: dict[str, set[str]] = {}
-    own: dict[int, set[str]] = {}  # of the innermost module, by the identity of a stack, which `scopes` keeps
-    for node in nodes:
-        stack = scopes.frames(node.name) if not node.scopes else ()
-        if not stack:
+    own: dict[int, set[str]] = {}  # of the innermost module, by the number of the scope
+    for node, number in zip(nodes, numbers, strict=True):
+        if number < 1:
             continue
-        if id(stack) not in own:
+        if number not in own:
+            stack = scopes.stacks[number]
             for frame in stack:
                 operators.setdefault(frame.path, set())
-            own[id(stack)] = operators[stack[-1].path]
-        own[id(stack)].add(node.op)
+            own[number] = operators[stack[-1].path]
+        own[number].add(node.op)
     if not 2 <= len(operators) <= module_parts.MOST_PATHS:
         return 0
     tensors = {name: len(shape) if (shape := net.shape(name)) is not None else -1 for name in net.weights}
@@ -92,6 +98,8 @@ def _told_by_parts(net: Net, nodes: list[Node], scopes: Scopes) -> int:
 def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list[Op]]) -> None:
     """Adds the ops of tensors whose contents are known, but which other ops read: eager computes them all the same."""
     consts = translator.net.consts
+    if not consts:
+        return
     pending = [name for ops in made.values() for op in ops for name in op.refs() if name in consts]
     if not pending:
         return

@@ -19,21 +19,27 @@ class Scopes:
     """Frames of node names; one for a graph, because a repeated call is told from a name by what came before."""
 
     def __init__(self) -> None:
-        self._cache: dict[str, tuple[Frame, ...]] = {}
+        self._numbers: dict[str, int] = {}  # of scopes, which are most of a name
+        self.stacks: list[tuple[Frame, ...]] = [()]  # by these numbers; 0: no scope
         self._seen: dict[str, set[str]] = {}
         self._frames: dict[tuple[str, int], Frame] = {}
 
     def frames(self, name: str) -> tuple[Frame, ...]:
         """The module calls around a node, outermost first; none where the name is not a path."""
+        return self.stacks[self.number(name)]
+
+    def number(self, name: str) -> int:
+        """The place of a node's frames in `stacks`."""
         scope, _, leaf = name.rpartition("/")
-        found = self._cache.get(scope)
+        found = self._numbers.get(scope)
         if found is None:
             if not _NAME.match(name):
-                return ()
-            found = self._cache[scope] = self._build(scope)
+                return 0
+            found = self._numbers[scope] = len(self.stacks)
+            self.stacks.append(self._build(scope))
         # identifiers of ASCII are most of what the pattern takes, and asking for them is cheaper
         elif not (leaf.isidentifier() and leaf.isascii() and leaf[0] != "_") and not _NAME.match(name):
-            return ()
+            return 0
         return found
 
     def told(self, classes: Mapping[str, str]) -> None:
@@ -41,8 +47,8 @@ class Scopes:
         if not classes:
             return
         same: dict[Frame, Frame] = {}  # the same objects for all nodes of a module: they are compared all the time
-        for scope, stack in self._cache.items():
-            self._cache[scope] = tuple(
+        for number, stack in enumerate(self.stacks):
+            self.stacks[number] = tuple(
                 same.setdefault(f, Frame(f.path, classes.get(f.path, ""), f.call)) for f in stack
             )
 

@@ -170,7 +170,7 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
     """The graph that recovery reads, with sizes as far as inference gets, and the tensors that the model owns. `proto`:
     a bound ModelProto, None for that of the file."""
     assert model.body is not None
-    values = shapes.infer(proto) if proto is not None else shapes.infer_body(model.body, binding.shapes)
+    values = shapes.infer(proto) if proto is not None else shapes.infer_body(model.body, binding.shapes, nodes)
     owned = model.weights
     extra = weights.Weights(
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)

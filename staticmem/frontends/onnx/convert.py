@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from staticmem.recover.nodes import Attr, Node, Subgraph
 
 SMALL = 4096  # bytes of a tensor whose contents are kept
 SHARED = 512  # bytes of a node's attributes that are looked up among those of earlier nodes
+NEAR = 20_000  # names that are looked up among the last ones
 MOST = 4096  # sets of attributes that are kept for it; real models have some tens
 _PLAIN = (1, 2, 3, 6, 7, 8)  # AttributeProto.AttributeType: numbers, strings and lists of them
 
@@ -30,7 +30,8 @@ class Converter:
 
     def __init__(self) -> None:
         self._lists: dict[str, tuple[str, ...]] = {}
-        self.names: dict[str, str] = {}  # one object for each: a name stands where it is made and where it is read
+        # one object for each name: it stands where it is made and, soon after, where it is read
+        self._names: dict[str, str] = {}
         self._attributes: dict[tuple[bytes, ...], dict[str, Attr]] = {(): {}}
         self.bodies = False  # whether a node had a subgraph
 
@@ -56,7 +57,9 @@ class Converter:
                 del metadata[:]
         if strip and proto.doc_string:
             proto.ClearField("doc_string")
-        same = self.names.setdefault
+        if len(self._names) > NEAR:
+            self._names.clear()
+        same = self._names.setdefault
         op, domain = proto.op_type, proto.domain
         inputs, outputs = proto.input[:], proto.output[:]
         return Node(
@@ -123,16 +126,6 @@ class Converter:
         if kind == 10:
             return tuple(self.subgraph(g) for g in attribute.graphs)
         return None
-
-
-def with_metadata(graph: Any, nodes: Sequence[Node]) -> None:
-    """Puts back what `Converter.node` took out of the nodes of a GraphProto, of which `nodes` were made."""
-    for proto, node in zip(graph.node, nodes, strict=False):
-        texts = {_FX: node.fx, _STACK: node.stack}
-        texts |= {key: repr(list(items)) for key, items in ((_SCOPES, node.scopes), (_CLASSES, node.classes)) if items}
-        for key, text in texts.items():
-            if text:
-                proto.metadata_props.add(key=key, value=text)
 
 
 def with_metadata(graph: Any, nodes: Sequence[Node]) -> None:

@@ -43,7 +43,7 @@ class OnnxModel:
         self.signature = metadata.read(graph)
         converter = Converter()
         self.nodes: tuple[Node, ...] = tuple([converter.node(n, strip=True) for n in graph.node])
-        self.weights = weights.collect(graph, self.nodes, self.signature, converter.names)
+        self.weights = weights.collect(graph, self.nodes, self.signature)
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
         self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
         ranges = self.signature.ranges
@@ -55,7 +55,7 @@ class OnnxModel:
         del graph.value_info[:]
         del graph.metadata_props[:]
         del graph.quantization_annotation[:]
-        self.body: Body | None = Body(proto, self.weights.all, self.nodes, converter.names)
+        self.body: Body | None = Body(proto, self.weights.all, self.nodes)
 
     def bind(self, binding: Binding) -> Graph:
         """The ATen graph at these sizes.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, islice
 from typing import Any
 
 from staticmem import dtypes
@@ -47,12 +48,11 @@ class Body:
     for.
     """
 
-    def __init__(self, proto: Any, owned: Mapping[str, Value], nodes: Sequence[Node], names: Mapping[str, str]) -> None:
-        """Takes a ModelProto over. `owned`: what is known of its initializers; `names`: one object for each name."""
+    def __init__(self, proto: Any, owned: Mapping[str, Value], nodes: Sequence[Node]) -> None:
+        """Takes a ModelProto over. `owned`: what is known of its initializers; `nodes`: its nodes."""
         import onnx
 
         graph = proto.graph
-        self.names = names
         self.operators = {node.op for node in nodes}
         self.tensors: dict[str, Value] = {}
         self.late: list[Any] = []  # TensorProtos that reading the file has added
@@ -121,8 +121,8 @@ def infer(model: Any, strict: bool = False) -> dict[str, Value]:
     return values
 
 
-def infer_body(body: Body, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Value]:
-    """`infer` of a file's model at these sizes of its inputs."""
+def infer_body(body: Body, shapes: Mapping[str, tuple[int, ...]], nodes: Sequence[Node] = ()) -> dict[str, Value]:
+    """`infer` of a file's model at these sizes of its inputs. `nodes` lend their objects for names."""
     from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError
 
@@ -132,7 +132,7 @@ def infer_body(body: Body, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, V
     start, end = wire.graph_of(data)
     # inference adds to the end of a graph, unless it has other graphs in it
     follows = data.startswith(body.known, start)
-    values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data), body.names)
+    values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data), nodes)
     values.update(body.tensors)
     return values
 
@@ -147,37 +147,37 @@ def _inferred(data: bytes, strict: bool) -> bytes:
     return inferred
 
 
-def _described(data: bytes, names: Mapping[str, str] | None = None) -> dict[str, Value]:
+def _described(data: bytes, nodes: Sequence[Node] = ()) -> dict[str, Value]:
     """Inputs, values and outputs of a GraphProto by name, as far as their types are known. Most of a graph's values
-    have one of a few types, so that the bytes of a type are looked up before they are read. `names`: one object for
-    each name."""
+    have one of a few types, so that the bytes of a type are looked up before they are read. `nodes` lend their objects
+    for names: inference goes through them in order."""
     import onnx
 
     values: dict[str, Value] = {}
     types: dict[bytes, Value | None] = {}
     outputs: list[tuple[str, bytes]] = []
-    same = names or {}
+    made = (name for node in nodes for name in node.outputs)
+    near: dict[str, str] = {}
 
-    def add(name: str, rest: bytes) -> None:
+    # outputs come before the values on the wire, and count more
+    for field, name, rest in chain(wire.value_infos(data), ((0, *output) for output in outputs)):
+        if field == wire.OUTPUT:
+            outputs.append((name, rest))
+            continue
         kind = types.get(rest, _NEW)
         if kind is _NEW:
             proto = onnx.ValueInfoProto()
             proto.ParseFromString(rest)
             kind = types[rest] = type_value(name, proto.type)
         if kind is not None:
-            name = same.get(name, name)
+            if name not in near and field == wire.VALUE_INFO:
+                near = {n: n for n in islice(made, _NEAR)}
+            name = near.get(name, name)
             values[name] = Value(name, kind.dtype, kind.shape)
-
-    for field, name, rest in wire.value_infos(data):
-        if field == wire.OUTPUT:  # they come before the values on the wire, and count more
-            outputs.append((name, rest))
-        else:
-            add(name, rest)
-    for name, rest in outputs:
-        add(name, rest)
     return values
 
 
+_NEAR = 1024  # names of nodes' results that are looked up at a time
 _NEW = Value("", dtypes.float32, None)  # stands for a type that was not met yet
 
 

@@ -53,11 +53,11 @@ class Weights:
         return {**self.parameters, **self.buffers, **self.constants}
 
 
-def collect(graph: Any, nodes: Sequence[Node], signature: Signature, names: Mapping[str, str]) -> Weights:
-    """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants.
-    `names`: one object for each name."""
+def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
+    """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
     found = Weights()
     roles, stats = _roles(nodes)
+    names = {name: name for name in roles}  # one object for each
     numbers = {n for node in nodes if node.op in NUMBERS for p in NUMBERS[node.op] for n in node.inputs[p : p + 1]}
     numbers -= roles
     for tensor in graph.initializer:

@@ -176,7 +176,11 @@ def _walk(view: memoryview, start: int, end: int, message: Message, out: list[Bu
             tag, position = varint(view, field_start, end)
         wire = tag & 7
         if wire == 2:
-            length, position = varint(view, position, end)
+            if position + 1 < end and view[position + 1] < 0x80 <= view[position]:  # most lengths: two bytes
+                length = view[position] & 0x7F | view[position + 1] << 7
+                position += 2
+            else:
+                length, position = varint(view, position, end)
             stop = position + length
         elif wire == 0:
             length = 0

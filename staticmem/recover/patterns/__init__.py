@@ -11,27 +11,28 @@ from staticmem.recover.onnx_ops.context import Context
 from staticmem.recover.patterns import activations, attention, indexing, linear, noise, norms, packed, pointwise
 from staticmem.recover.patterns.matcher import Matcher, Pattern
 
-# name, operators that a group is found by, and its function; earlier patterns take nodes that later ones would match
-PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern]] = (
-    ("scaled_dot_product_attention", ("MatMul",), attention.match),
-    ("linear", ("Add", "MatMul"), linear.match),
-    ("gelu", ("Erf",), activations.gelu_erf),
-    ("gelu", ("Tanh",), activations.gelu_tanh),
-    ("silu", ("Mul",), activations.silu),
-    ("hardswish", ("Mul", "Div"), activations.hard_swish),
-    ("hardsigmoid", ("Mul", "Div"), activations.hard_sigmoid),
-    ("mish", ("Mul",), activations.mish),
-    ("rsqrt", ("Div", "Reciprocal"), norms.rsqrt),
-    ("layer_norm", ("Div",), norms.layer_norm),
-    ("group_norm", ("InstanceNormalization",), norms.group_norm),
-    ("noise of stochastic depth", ("RandomUniformLike", "RandomUniform"), noise.match),
-    ("roll", ("Concat",), indexing.roll),
-    ("chunk", ("Slice",), indexing.chunk),
-    ("index_put_", ("ScatterND",), indexing.write),
-    ("addcmul", ("Add",), pointwise.addcmul),
-    ("packed projection", ("Squeeze",), packed.match),
+# name, operators that a group is found by, one without which there is none, and its function; earlier patterns take
+# nodes that later ones would match
+PATTERNS: Sequence[tuple[str, tuple[str, ...], str, Pattern]] = (
+    ("scaled_dot_product_attention", ("MatMul",), "Softmax", attention.match),
+    ("linear", ("Add", "MatMul"), "MatMul", linear.match),
+    ("gelu", ("Erf",), "Erf", activations.gelu_erf),
+    ("gelu", ("Tanh",), "Tanh", activations.gelu_tanh),
+    ("silu", ("Mul",), "Sigmoid", activations.silu),
+    ("hardswish", ("Mul", "Div"), "", activations.hard_swish),
+    ("hardsigmoid", ("Mul", "Div"), "Clip", activations.hard_sigmoid),
+    ("mish", ("Mul",), "Softplus", activations.mish),
+    ("rsqrt", ("Div", "Reciprocal"), "Sqrt", norms.rsqrt),
+    ("layer_norm", ("Div",), "Sqrt", norms.layer_norm),
+    ("group_norm", ("InstanceNormalization",), "InstanceNormalization", norms.group_norm),
+    ("noise of stochastic depth", ("RandomUniformLike", "RandomUniform"), "", noise.match),
+    ("roll", ("Concat",), "Slice", indexing.roll),
+    ("chunk", ("Slice",), "Slice", indexing.chunk),
+    ("index_put_", ("ScatterND",), "ScatterND", indexing.write),
+    ("addcmul", ("Add",), "Mul", pointwise.addcmul),
+    ("packed projection", ("Squeeze",), "Unsqueeze", packed.match),
 )
-_OPERATORS = frozenset(operator for _, operators, _ in PATTERNS for operator in operators)
+_OPERATORS = frozenset(operator for _, operators, *_ in PATTERNS for operator in operators)
 
 
 def find(
@@ -52,7 +53,10 @@ def find(
             continue
         if node.op == "ScatterND" or not all(name in ctx.net.consts for name in node.outputs):
             by_operator.setdefault(node.op, []).append(node)
-    for name, operators, pattern in PATTERNS:
+    present = {"", *[node.op for node in nodes]}
+    for name, operators, needed, pattern in PATTERNS:
+        if needed not in present:
+            continue
         for node in (n for operator in operators for n in by_operator.get(operator, ())):
             if matcher.free(node) and pattern(matcher, node):
                 counts[name] += 1

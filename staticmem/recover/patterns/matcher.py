@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 
 from staticmem.graph.ir import Arg, Frame, Op
 from staticmem.recover.nodes import Node, is_known
@@ -23,15 +24,24 @@ class Matcher:
     ) -> None:
         self.ctx, self.net, self.frames = ctx, ctx.net, frames
         self.found: dict[int, list[Op]] = {}
-        self.only = only
-        self.index: dict[int, int] = {id(node): i for i, node in enumerate(nodes)}
-        self.producer: dict[str, Node] = {}
-        self.readers: dict[str, list[Node]] = {}
-        readers, consts = self.readers, self.net.consts
-        for node in nodes:
-            for name in node.outputs:
-                if name:
-                    self.producer[name] = node
+        self.only, self.nodes = only, nodes
+
+    @cached_property
+    def index(self) -> dict[int, int]:
+        """Places of nodes, by identity."""
+        return {id(node): i for i, node in enumerate(self.nodes)}
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        """The node that makes a value."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    @cached_property
+    def readers(self) -> dict[str, list[Node]]:
+        """The nodes that use a value, once for each use; the caller is one."""
+        readers: dict[str, list[Node]] = {}
+        consts = self.net.consts
+        for node in self.nodes:
             if is_known(node, consts):
                 continue  # size computations read tensors without using them
             for name in node.inputs:
@@ -41,7 +51,8 @@ class Matcher:
                 else:
                     known.append(node)
         for name in self.net.outputs:
-            self.readers.setdefault(name, []).append(_CALLER)
+            readers.setdefault(name, []).append(_CALLER)
+        return readers
 
     def free(self, node: Node) -> bool:
         """Whether no group has the node yet."""
