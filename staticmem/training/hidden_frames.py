@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from staticmem.graph.classes import alternatives
-from staticmem.graph.ir import Frame, Graph, Op
+from staticmem.graph.ir import Frame, Graph, Op, SourceLine
 from staticmem.training.locals import Held, common_depth, held_locals
 from staticmem.training.module_names import Table, kept_in_evaluation, known_names, with_known_names
 from staticmem.training.source_locals import held_until
@@ -76,7 +76,7 @@ def hidden_results(graph: Graph) -> set[tuple[str, int]]:
     for op in graph.ops:
         for name in op.refs():
             maker = made.get(name)
-            if maker is None or len(op.stack) != len(op.modules):
+            if maker is None or len(op.stack) < len(op.modules):
                 continue
             level = common_depth(maker.modules, op.modules) - 1
             if level >= 0 and _line(op, level) in lines:
@@ -86,8 +86,13 @@ def hidden_results(graph: Graph) -> set[tuple[str, int]]:
     return found
 
 
+def _at(op: Op, level: int) -> SourceLine:
+    """Where a module of an op is. `super().forward(x)` is a frame more: the innermost ones belong to the modules."""
+    return op.stack[len(op.stack) - len(op.modules) + level]
+
+
 def _line(op: Op, level: int) -> Line:
-    at = op.stack[level]
+    at = _at(op, level)
     return op.modules[: level + 1], at.file, at.line
 
 
@@ -96,10 +101,10 @@ def _hidden_lines(graph: Graph) -> set[Line]:
     children = _children(graph)
     found: set[Line] = set()
     for op in graph.ops:
-        if len(op.stack) != len(op.modules):
+        if len(op.stack) < len(op.modules):
             continue
         for level in range(len(op.modules) - 1):
-            text = op.stack[level].text
+            text = _at(op, level).text
             methods = _METHOD.findall(text)
             own: set[str] | frozenset[str] = children.get(op.modules[level].path, frozenset())
             if not methods or all(m in own for m in methods):
