@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import is_
 
 from staticmem.graph.ir import Frame, Op
 
@@ -30,9 +31,9 @@ def numbered(ops: Sequence[Op]) -> list[Op]:
                 stack.append(frame if frame.call == call else replace(frame, call=call))
                 entered[frame.path] += 1
             modules = tuple(stack)
-            if modules == last:
+            if all(map(is_, modules, last)):
                 modules = last
-        result.append(op if modules is last else replace(op, modules=modules))
+        result.append(op if modules is last else op.changed(modules=modules))
     return result
 
 

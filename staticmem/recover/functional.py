@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from staticmem.graph.ir import Arg, Op, Ref
+from staticmem.graph.ir import Arg, Op, Ref, bases_of
 from staticmem.recover import pools, scatter, stochastic, views_again
 from staticmem.recover.edit import Ops
 from staticmem.recover.nodes import Net
@@ -22,19 +22,9 @@ _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
 def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
     """The ops as eager PyTorch runs them, and the names of dropped results with what they are now called."""
     renamed: dict[str, str] = {}
-    for rewrite in (
-        _promotions,
-        _each,
-        _inline_scalars,
-        _drop_aliases,
-        stochastic.rewrite,
-        pools.rewrite,
-        scatter.rewrite,
-        views_again.rewrite,
-        _reshapes,
-        _packed_projection,
-        _differences,
-    ):
+    for rewrite, bases in _REWRITES:
+        if bases and bases.isdisjoint(bases_of(ops)):
+            continue
         edited = Ops(ops, [renamed.get(n, n) for n in net.outputs])
         rewrite(edited, net)
         ops = edited.done()
@@ -301,3 +291,19 @@ def _differences(ops: Ops, net: Net) -> None:
         for part in (late, early, joined):
             ops.drop(part)
         ops.put(op, replace(op, target="aten::diff", args=(parts[1], 1, dim, parts[0])))
+
+
+# what each looks for: where none of it is, it has nothing to do
+_REWRITES: tuple[tuple[Callable[[Ops, Net], None], frozenset[str]], ...] = (
+    (_promotions, frozenset(("prims::convert_element_type",))),
+    (_each, frozenset()),
+    (_inline_scalars, frozenset(("aten::scalar_tensor",))),
+    (_drop_aliases, frozenset((*_SAME, *_NOTHING))),
+    (stochastic.rewrite, frozenset(("aten::bernoulli",))),
+    (pools.rewrite, frozenset(("aten::mean", "aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"))),
+    (scatter.rewrite, frozenset(("aten::slice_scatter", "aten::select_scatter"))),
+    (views_again.rewrite, frozenset()),
+    (_reshapes, frozenset(("aten::clone", "aten::_unsafe_view", "aten::view"))),
+    (_packed_projection, frozenset(("aten::squeeze",))),
+    (_differences, frozenset(("aten::sub",))),
+)

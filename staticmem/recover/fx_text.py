@@ -9,6 +9,7 @@ tuples and dicts are bracketed, and everything else is `str(value)` without quot
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from staticmem.graph.ir import Arg, Ref
 from staticmem.graph.record import record
 
 MAX_TEXT = 1 << 16
+SHORT = 1 << 10  # characters of a text whose node is remembered; most have two hundred
 MAX_DEPTH = 16
 
 _HEAD = re.compile(r"%(?P<name>[A-Za-z_]\w*) : (?:\[[^\]]*\] )?= (?P<kind>\w+)\[target=(?P<target>[^\]]+)\]\(args = ")
@@ -38,7 +40,7 @@ class FxNode:
     name: str
     target: str
     args: tuple[Arg, ...]
-    kwargs: dict[str, Arg]
+    kwargs: Mapping[str, Arg]
 
 
 def parse(text: str) -> FxNode:
@@ -47,6 +49,16 @@ def parse(text: str) -> FxNode:
     Raises:
         FxTextError: the text has another form, or is too long or too deeply nested.
     """
+    return _remembered(text) if len(text) <= SHORT else _parsed(text)
+
+
+@lru_cache(2048)
+def _remembered(text: str) -> FxNode:
+    """Texts are read again for every binding of a model."""
+    return _parsed(text)
+
+
+def _parsed(text: str) -> FxNode:
     if len(text) > MAX_TEXT:
         raise FxTextError("too long")
     head = _HEAD.match(text)

@@ -6,6 +6,7 @@ Definitions: onnx/docs/Operators.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,21 +118,21 @@ def _constant_of_shape(node: Node, inputs: Inputs) -> Array:
     value = node.attrs.get("value")
     fill = value.reshape(-1)[0] if isinstance(value, np.ndarray) else np.float32(0)
     shape = _ints(inputs[0])
-    if int(np.prod(shape, dtype=np.float64)) > LIMIT:
+    if math.prod(shape) > LIMIT:
         raise ValueError("too large")
     return np.full(shape, fill)
 
 
 def _expand(node: Node, inputs: Inputs) -> Array:
     shape = np.broadcast_shapes(inputs[0].shape, tuple(_ints(inputs[1])))
-    if int(np.prod(shape, dtype=np.float64)) > LIMIT:
+    if math.prod(shape) > LIMIT:
         raise ValueError("too large")
     return np.broadcast_to(inputs[0], shape)
 
 
 def _tile(node: Node, inputs: Inputs) -> Array:
     repeats = _ints(inputs[1])
-    if inputs[0].size * int(np.prod(repeats, dtype=np.float64)) > LIMIT:
+    if inputs[0].size * math.prod(repeats) > LIMIT:
         raise ValueError("too large")
     return np.tile(inputs[0], repeats)
 
