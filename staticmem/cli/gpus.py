@@ -112,6 +112,7 @@ def _csv(cards: Sequence[Gpu]) -> str:
     import io
 
     from staticmem.hardware.gpus import TYPES
+    from staticmem.report.changes_text import cell
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -122,5 +123,5 @@ def _csv(cards: Sequence[Gpu]) -> str:
         row |= {f"tflops_{name}": tflops.get(name) for name in TYPES} | {"assumed": assumed}
         if number == 0:
             writer.writerow(row)
-        writer.writerow(row.values())
+        writer.writerow(cell(value) if isinstance(value, str) else value for value in row.values())
     return out.getvalue()

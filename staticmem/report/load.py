@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,9 @@ from staticmem.report.model import BEYOND_LIVE, SCHEMA, Report
 
 T = TypeVar("T")
 CODE = "SM173"
+# fields with words of staticmem's own, and mappings whose keys are; all other texts may be names from a model
+WORDS = frozenset({"phase", "category", "code", "by_category", "device_by_category", "bands"})
+_PLAIN = re.compile(r"[A-Za-z0-9_ -]{1,40}")
 FITS = ("fits", "tight", "does not fit")
 LARGEST = 512 << 20  # bytes: a report with every tensor of a graph of a million ops is below it
 
@@ -122,6 +126,9 @@ def _value(hint: Any, data: Any, path: str, where: str) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, dict):
             raise _wrong(path, where, "an object", data)
+        if where.rpartition(".")[2] in WORDS:
+            for key in data:
+                _word(key, path, f"a key of {where}")
         return {key: _value(args[1], item, path, f"{where}.{key}") for key, item in data.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, data, path, where)
@@ -150,7 +157,15 @@ def _plain(hint: Any, data: Any, path: str, where: str) -> Any:
     if not fits:
         kind = {int: "a whole number, not negative", str: "text", bool: "true or false"}[hint]
         raise _wrong(path, where, kind, data)
+    if hint is str and where.rpartition(".")[2] in WORDS:
+        _word(data, path, where)
     return data
+
+
+def _word(text: str, path: str, where: str) -> None:
+    """What staticmem itself says is a few plain letters, in whatever version: it is shown as it is."""
+    if not _PLAIN.fullmatch(text):
+        raise _wrong(path, where, "a word", text)
 
 
 def _wrong(path: str, where: str, wanted: str, data: Any) -> UsageError:

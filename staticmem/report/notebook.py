@@ -21,7 +21,7 @@ def render(report: Report) -> str:
             meters.append((name, format_bytes(expected), bounds))
     by_size = sorted(((n, c) for c, n in peak.by_category.items() if n), key=lambda row: (-row[0], row[1]))
     categories = [(category_name(c), format_bytes(n), share(n, peak.live_bytes)) for n, c in by_size]
-    warnings = "".join(f"<li>{html.escape(note.text)} [{note.code}]</li>" for note in report.warnings)
+    warnings = "".join(f"<li>{html.escape(note.text)} [{html.escape(note.code)}]</li>" for note in report.warnings)
     parts = [f"<p><b>{html.escape(verdict(report))}</b></p>", _table(("meter", "peak", "between"), meters)]
     parts.append(_table(("at the peak", "memory", "share"), categories))
     if warnings:

@@ -25,14 +25,15 @@ def render(report: Report, units: str = "binary", top: int | None = None) -> str
     parts = [f"**{escape(verdict(report, units))}**", _meters(report, units)]
     peak = report.peak
     by_size = sorted(((n, c) for c, n in peak.by_category.items() if n), key=lambda row: (-row[0], row[1]))
-    rows = [(category_name(c), size(n), share(n, peak.live_bytes)) for n, c in by_size]
+    rows = [(escape(category_name(c)), size(n), share(n, peak.live_bytes)) for n, c in by_size]
     parts.append(table(("at the peak", "bytes" if units == "bytes" else "memory", "share"), rows))
     folded = [_model(report, units), _phases(report, units)]
     tensors = report.top_tensors[:top]
     if tensors:
         entries = [
             (code(f"{t.module}: {t.name}" if t.module and not t.name.startswith(t.module) else t.name), size(t.bytes),
-             category_name(t.category), code(f"{t.dtype}[{', '.join(map(str, t.shape))}]"), escape(joined(t.why)))
+             escape(category_name(t.category)), code(f"{t.dtype}[{', '.join(map(str, t.shape))}]"),
+             escape(joined(t.why)))
             for t in tensors
         ]  # fmt: skip
         folded.append(table(("largest tensors", "size", "category", "shape", "why it is alive"), entries))
@@ -94,5 +95,6 @@ def _notes(report: Report) -> list[str]:
 
 def _list(notes: Sequence[NoteInfo]) -> str:
     return "\n".join(
-        f"- {escape(note.text)}{f' ({note.count} places)' if note.count > 1 else ''} [{note.code}]" for note in notes
+        f"- {escape(note.text)}{f' ({note.count} places)' if note.count > 1 else ''} [{escape(note.code)}]"
+        for note in notes
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -184,23 +185,40 @@ def test_syntax_that_is_newer_is_found() -> None:
 # -- the same bytes ----------------------------------------------------------------------------------------------
 
 MODEL = str(ROOT / "models" / "resnet18.pt2")
+SEED, SEED_ONNX = (str(ROOT / "models" / name) for name in ("seed.pt2", "seed.onnx"))
+RECORDS = str(ROOT / "records")
 STEP = ["--optimizer", "adam", "--batch", "4"]
+# what is run for each verb; `-f` takes every format that it has
+VERBS: dict[str, list[str]] = {
+    "analyze": [SEED, *STEP, "--gpu", "l4"],
+    "check": [SEED, *STEP, "--budget", "live=1GiB", "--budget", "live=1MiB", "--exit-zero", "-j", "1"],
+    "diff": [SEED_ONNX, SEED, *STEP],
+    "gpus": [],
+    "layers": [SEED, *STEP],
+    "levers": [SEED, *STEP, "--gpu", "l4"],
+    "reconcile": [RECORDS],
+    "report": [str(ROOT / "tests" / "report" / "golden" / "vgg16-amp.json")],
+    "session": [SEED_ONNX, "--runtime", "onnxruntime", "--batch", "4"],  # of analyze
+    "size": [SEED, *STEP, "--gpu", "l4"],
+    "sweep": [SEED, *STEP, "--what-if", "amp=none,bf16", "-j", "1"],
+    "trace": [SEED, *STEP],
+}
+# calibrate has readings of a card as input, and writes today's date; compare-snapshot and validate read what runs wrote
+NOT_HERE = {"calibrate", "compare_snapshot", "validate"}
 COMMANDS: dict[str, list[str]] = {
-    "table": ["analyze", MODEL, *STEP, "--explain-peak"],
-    "json": ["analyze", MODEL, *STEP, "-f", "json", "--gpu", "l4"],
-    "json of onnx": ["analyze", str(ROOT / "models" / "seed.onnx"), *STEP, "-f", "json"],
-    "html": ["analyze", MODEL, *STEP, "-f", "html"],
-    "md": ["analyze", MODEL, *STEP, "-f", "md"],
-    "snapshot": ["analyze", MODEL, *STEP, "-f", "snapshot"],
-    "perfetto": ["analyze", MODEL, *STEP, "-f", "perfetto"],
-    "layers": ["layers", MODEL, *STEP, "-f", "csv"],
-    "trace": ["trace", MODEL, *STEP, "-f", "json"],
-    "diff": ["diff", str(ROOT / "models" / "seed.pt2"), MODEL, *STEP, "-f", "json"],
-    "sweep": ["sweep", MODEL, *STEP, "--what-if", "amp=none,bf16", "-f", "json"],
-    "size": ["size", MODEL, *STEP, "--gpu", "l4", "-f", "json"],
-    "gpus": ["gpus", "-f", "csv"],
+    **{
+        f"{verb} {format_}": ["analyze" if verb == "session" else verb, *words, "-f", format_]
+        for verb, words in VERBS.items()
+        for format_ in importlib.import_module(f"staticmem.cli.{verb}").FORMATS
+    },
+    "explained": ["analyze", MODEL, *STEP, "--explain-peak"],
+    "onnx": ["analyze", SEED_ONNX, *STEP, "-f", "json"],
+    "larger": ["analyze", MODEL, *STEP, "-f", "json", "--gpu", "l4"],
+    "ranks": ["analyze", SEED, *STEP, "--parallel", "zero3", "--devices", "4", "-f", "json"],
     "schema": ["schema"],
-    "completion": ["completion", "bash"],
+    "schema config": ["schema", "config"],
+    "explain": ["explain", "SM101"],
+    **{f"completion {shell}": ["completion", shell] for shell in ("bash", "zsh", "tcsh")},
 }
 _RUN = """
 import contextlib, io, sys
@@ -231,6 +249,14 @@ def split(data: bytes) -> list[tuple[bytes, bytes]]:
         found.append((code, data[: int(size)]))
         data = data[int(size) :]
     return found
+
+
+def test_every_verb_with_formats_is_run() -> None:
+    found = {
+        path.stem for path in (ROOT / "staticmem" / "cli").glob("*.py")
+        if re.search(r"^FORMATS = ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }  # fmt: skip
+    assert found == set(VERBS) | NOT_HERE
 
 
 def test_any_hash_seed_gives_the_same_bytes() -> None:

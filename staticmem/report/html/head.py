@@ -55,7 +55,9 @@ def verdict(report: Report, cards: Sequence[CardRow], units: str) -> str:
     peak, at = report.peak, place(report.peak)
     model = name(os.path.basename(report.model.path))
     step = esc(step_name(report)).replace(esc(os.path.basename(report.model.path)), model, 1)
-    phase = "before the step" if peak.phase == "setup" else f"in {'the ' * (peak.phase == 'optimizer')}{peak.phase}"
+    phase = (
+        "before the step" if peak.phase == "setup" else f"in {'the ' * (peak.phase == 'optimizer')}{esc(peak.phase)}"
+    )
     phase += " step" if peak.phase == "optimizer" else ""
     when = f", when {name(at)} runs" if at else ""
     largest = max(peak.by_category, key=lambda key: peak.by_category[key], default="")

@@ -72,7 +72,7 @@ def peak_section(report: Report, units: str) -> str:
             share = size / max(peak.live_bytes, 1)
             rows.append(
                 (_key(part), format_bytes(size, units),
-                 f"{share:.1%}", stacked_bar([(f"c-{part}", share, "")], f"{part_name(part)}: {share:.1%}"))
+                 f"{share:.1%}", stacked_bar([(f"c-{esc(part)}", share, "")], f"{part_name(part)}: {share:.1%}"))
             )  # fmt: skip
     categories = table(("Category", "Bytes", "Share", ""), rows, right=(1, 2), caption="Categories at the peak")
     return section(
