@@ -17,6 +17,7 @@ from observe import Held, Observed
 from staticmem.graph.ir import Frame
 from staticmem.training.module_names import Entry, Result, ends, place, results, signature
 
+LAST = "?"  # a result of the last op of a call: whatever takes it lets go at once
 LIBRARIES = ("torchvision.", "timm.", "transformers.")
 Stack = tuple[Frame, ...]
 
@@ -126,7 +127,7 @@ def _entries(holds: list[_Hold], end: int) -> list[tuple[Result, str]]:
                 hold.name = ""
             elif hold.name not in at.drops:
                 at.drops.append(hold.name)
-    return [(h.result, " -".join([h.name, *h.drops])) for h in holds]
+    return [(h.result, LAST if h.result.received >= end else " -".join([h.name, *h.drops])) for h in holds]
 
 
 def _overwritten(hold: _Hold, holds: list[_Hold]) -> int:
@@ -178,41 +179,51 @@ def _merge(found: dict[str, Counts], names: Mapping[str, Names]) -> None:
     for producer, own in names.items():
         known = found.setdefault(producer, {}).setdefault(len(own), list(own))
         for nth, name in enumerate(own):
-            if known[nth] != name:
+            if known[nth] == LAST:
+                known[nth] = name
+            elif name not in (LAST, known[nth]):
                 known[nth] = None
 
 
 def entry(producer: str, counts: Counts) -> Entry:
-    """One name where all results have it (of an op only if it was seen more than once), a pattern, or a list."""
-    every = {name for names in counts.values() for name in names}
+    """One name where all results have it (of an op only if it was seen more than once), a pattern, or lists."""
+    every = {name for names in counts.values() for name in names if name != LAST}
     if every == {None}:
         return None
-    if len(every) == 1 and ("::" not in producer or max(counts) > 1):
-        return every.pop()
+    if len(every) < 2 and ("::" not in producer or max(counts) > 1):
+        return every.pop() if every else ""
     found = _pattern(counts) if max(counts) > 3 else None
     if found is not None:
         return found
     merged: Names = [None] * max(counts)
     for nth in range(len(merged)):
         here = {names[nth] for names in counts.values() if nth < len(names)}
+        here = here - {LAST} or {""}
         merged[nth] = here.pop() if len(here) == 1 else None
+    if None in merged and len(counts) > 1 and not any(None in names for names in counts.values()):
+        return {str(n): [_plain(name) for name in names] for n, names in sorted(counts.items())}
     return merged
+
+
+def _plain(name: str | None) -> str | None:
+    return "" if name == LAST else name
 
 
 def _pattern(counts: Counts) -> Entry:
     """`[first, each, last]`: names of the first results, of those between in turn, of the last ones; for any number."""
+    if any(None in names for names in counts.values()):
+        return None
     for size in range(1, 5):
         for first in range(3):
             for last in range(3):
                 if first + size + last >= max(counts):
                     continue
-                made: list[dict[str, None]] = [{} for _ in range(first + size + last)]
+                made: list[set[str | None]] = [set() for _ in range(first + size + last)]
                 for n, names in counts.items():
                     for nth, name in enumerate(names):
-                        at = place(nth, n, first, size, last)
-                        made[at][str(name) if name is not None else "null"] = None
-                if all(len(m) == 1 and "null" not in m for m in made):
-                    flat = [next(iter(m)) for m in made]
+                        made[place(nth, n, first, size, last)].add(name)
+                if all(len(here - {LAST}) < 2 for here in made):
+                    flat = [str(next(iter(here - {LAST}), "")) for here in made]
                     return [flat[:first], flat[first : first + size], flat[first + size :]]
     return None
 
@@ -225,7 +236,7 @@ def table(seen: Mapping[str, Seen]) -> dict[str, Any]:
         if not any(made.values()):
             continue
         classes[cls] = {"names": made}
-        open_ = {p for p, e in made.items() if e is None or (isinstance(e, list) and None in e)}
+        open_ = {p for p, e in made.items() if e is None or (isinstance(e, list) and None in e) or isinstance(e, dict)}
         calls: dict[str, dict[str, Entry]] = {}
         for key, producers in sorted(found.apart.items()):
             told = {p: e for p in sorted(open_ & set(producers)) if (e := entry(p, producers[p])) is not None}

@@ -9,9 +9,9 @@ A result is told by its producer: the attribute of the child module (`*` for a n
 how-manieth of that call of `forward` it is. Names: "" is no name, `xs[]` an element of a list, `^[]` of the caller's
 list, `self.x` an attribute, which the module holds on; `x'` is a local of a function that `forward` calls, `x~` another
 one of that name. `x -y` takes `x` and lets go of `y`. An entry is one name for all results of a producer, a list by
-number, or `[first, each, last]`: names of the first results, of those between in turn, and of the last ones. null:
-calls of the class differ; `calls` may tell them apart. The policy decides for a whole call as soon as one of its
-results is not in the table: an optional layer may assign a name again.
+number, such lists by how many results there are, or `[first, each, last]`: names of the first results, of those between
+in turn, and of the last ones. null: calls of the class differ; `calls` may tell them apart. The policy decides for a
+whole call as soon as one of its results is not in the table: an optional layer may assign a name again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SAME = {
     "aten::expand_as": "aten::expand",
 }
 _END = 2**31 - 1  # of a slice; exporters write 2**63 - 1
-Entry = str | Sequence[str | Sequence[str] | None] | None
+Entry = str | Sequence[str | Sequence[str] | None] | Mapping[str, Sequence[str | None]] | None
 Names = Mapping[str, Mapping[str, Entry]]
 
 
@@ -221,6 +221,8 @@ def place(nth: int, count: int, first: int, each: int, last: int) -> int:
 def _name(entry: Entry, nth: int, count: int) -> str | None:
     if entry is None or isinstance(entry, str):
         return entry
+    if isinstance(entry, Mapping):
+        return (entry.get(str(count)) or [None] * count)[nth]
     parts = [part for part in entry if isinstance(part, list)]
     if len(parts) == 3:
         first, each, last = parts

@@ -198,6 +198,9 @@ def test_the_table_is_well_formed() -> None:
         if isinstance(entry, list):
             for each in entry:
                 check(each)
+        elif isinstance(entry, dict):
+            assert all(number == str(len(each)) for number, each in entry.items())
+            check(list(entry.values()))
         else:
             assert entry is None or name.fullmatch(entry), entry
 
@@ -312,5 +315,20 @@ def test_repeated_layers_and_lists_have_entries_for_any_number(scripts: tuple[Mo
     assert names.entry("layers", {3: ["x"] * 3, 5: ["x"] * 5}) == "x"
     assert names.entry("layers", {5: ["x"] * 4 + [""], 7: ["x"] * 6 + [""]}) == [[], ["x"], [""]]
     assert names.entry("layers", {4: ["p", "q"] * 2, 6: ["p", "q"] * 3}) == [[], ["p", "q"], []]
-    assert names.entry("layers", {2: ["a", "b"], 3: ["a", "c", "d"]}) == ["a", None, "d"]
+    by_count = names.entry("aten::view", {2: ["a", "b"], 3: ["a", "c", "d"]})
+    assert by_count == {"2": ["a", "b"], "3": ["a", "c", "d"]}
+    table = Table({"lib.Block": {"conv": {"1": ["y"], "2": ["z", "z"]}, "norm": {"2": ["", ""]}}})
+    assert with_known_names(block(), Held(), table, only_add=True).until == {"conv": 4}
+    assert names.entry("layers", {2: ["a", None], 3: ["a", "c", "d"]}) == ["a", None, "d"]
+
+
+@pytest.mark.torch
+def test_what_takes_the_last_result_of_a_call_does_not_matter(scripts: tuple[ModuleType, ModuleType]) -> None:
+    """`x = self.bn(x)` is the end of some calls; in others an addition follows."""
+    names, _ = scripts
+    seen: dict[str, Any] = {}
+    for own in (["x", names.LAST], ["x", "y"], ["x", names.LAST]):
+        names._merge(seen, {"bn": own})
+    assert names.entry("bn", seen["bn"]) == ["x", "y"]
+    assert names.entry("bn", {1: [names.LAST]}) == ""
     assert names.entry("layers", {2: [None, None]}) is None
