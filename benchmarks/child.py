@@ -1,7 +1,8 @@
 """What the benchmarks measure, as processes of their own.
 
 python benchmarks/child.py floor MODEL.onnx          # what any tool that reads ONNX pays: import, load, infer shapes
-python benchmarks/child.py warm MODEL COUNT          # staticmem.analyze(MODEL) COUNT times in one process
+python benchmarks/child.py warm MODEL COUNT HOW      # staticmem.analyze(MODEL) COUNT times in one process; HOW: "again",
+                                                    # "other" (batch and optimizer each time), "read" (the file too)
 python benchmarks/child.py once MODEL BATCH          # staticmem.analyze(MODEL) of a fresh process, timed within it
 """
 
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+OPTIMIZERS = ("adamw", "sgd", "adam", "rmsprop")
 SMALL = Path(__file__).parents[1] / "models" / "seed.onnx"
 
 
@@ -22,14 +24,18 @@ def floor(path: str) -> None:
     onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False))
 
 
-def warm(path: str, count: int) -> None:
+def warm(path: str, count: int, how: str) -> None:
     import staticmem
+    from staticmem.frontends import recent
 
     staticmem.analyze(path, optimizer="adam")
     taken = []
-    for _ in range(count):
+    for number in range(count):
+        batch, optimizer = (2 + number, OPTIMIZERS[number % len(OPTIMIZERS)]) if how == "other" else (None, "adam")
+        if how == "read":
+            recent.models.clear()
         start = time.process_time()
-        staticmem.analyze(path, optimizer="adam")
+        staticmem.analyze(path, optimizer=optimizer, batch=batch)
         taken.append(time.process_time() - start)
     print(json.dumps({"seconds": median(taken)}))
 
@@ -49,6 +55,6 @@ if __name__ == "__main__":
     if verb == "floor":
         floor(arguments[0])
     elif verb == "warm":
-        warm(arguments[0], int(arguments[1]))
+        warm(arguments[0], int(arguments[1]), arguments[2])
     else:
         once(arguments[0], int(arguments[1]))

@@ -83,8 +83,17 @@ def embedded(name: str, source: str, folder: Path, rounds: int) -> tuple[list[Ro
 
 
 def warm(rounds: int, count: int) -> tuple[list[Row], list[Series]]:
-    """`staticmem.analyze(path)` in a process that has done it before: median of medians."""
-    found = interleaved({Path(p).name: [*CHILD, "warm", p, str(count)] for p in (ONNX, PT2)}, rounds)
+    """`staticmem.analyze(path)` in a process that has done it before: median of medians.
+
+    The file is known (`staticmem.frontends.recent`), unless it is read again.
+    """
+    ways = {"again": "", "other": ", other batch and optimizer", "read": ", file read anew"}
+    commands = {
+        f"{Path(p).name}{words}": [*CHILD, "warm", p, str(count), how]
+        for p in (ONNX, PT2)
+        for how, words in ways.items()
+    }
+    found = interleaved(commands, rounds)
     rows = []
     for name, series in found.items():
         seconds = series.reported("seconds")
