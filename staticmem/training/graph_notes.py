@@ -20,7 +20,7 @@ def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss
     """Assumptions and warnings that follow from the graph as it was run. `outputs` are the model's."""
     return [
         *_reserve(graph, training), *_other_outputs(training, outputs, loss), *_unread(graph, training),
-        *_maybe_buffers(graph, training),
+        *_maybe_buffers(graph, training), *_maybe_frozen(graph, training),
     ]  # fmt: skip
 
 
@@ -76,6 +76,14 @@ def _maybe_buffers(graph: Graph, training: bool) -> list[Note]:
         "them with --freeze: else their gradients and what leads to them are too much"
     )
     return [Note("assumption", "SM333", text, len(found))]
+
+
+def _maybe_frozen(graph: Graph, training: bool) -> list[Note]:
+    """ONNX has no `requires_grad`."""
+    if graph.format != "onnx" or not training or not graph.parameters or not all(p.trainable for p in graph.parameters):
+        return []
+    text = "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does)"
+    return [Note("assumption", "SM334", text)]
 
 
 __all__ = ["notes_of_graph"]

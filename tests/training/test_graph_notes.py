@@ -68,3 +68,11 @@ def test_names_that_no_layer_has_may_be_buffers() -> None:
     assert note.count == 2
     frozen = run_step(graph, Scenario(mode="train", loss="mean", freeze="^(w|pe)")).notes
     assert "SM333" not in [n.code for n in frozen]
+
+
+def test_an_onnx_file_does_not_say_what_is_frozen() -> None:
+    graph = two_outputs()
+    graph = replace(graph, outputs=graph.outputs[:1])
+    for format, freeze, said in (("onnx", None, True), ("onnx", "w", False), ("pt2", None, False)):
+        notes = run_step(replace(graph, format=format), Scenario(mode="train", loss="mean", freeze=freeze)).notes
+        assert ("SM334" in [n.code for n in notes]) is said
