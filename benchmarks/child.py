@@ -1,7 +1,7 @@
 """What the benchmarks measure, as processes of their own.
 
 python benchmarks/child.py floor MODEL.onnx          # what any tool that reads ONNX pays: import, load, infer shapes
-python benchmarks/child.py warm MODEL COUNT HOW      # staticmem.analyze(MODEL) COUNT times in one process; HOW: "again",
+python benchmarks/child.py warm MODEL COUNT HOW      # staticmem.analyze(MODEL) COUNT times in a process; HOW: "again",
                                                     # "other" (batch and optimizer each time), "read" (the file too)
 python benchmarks/child.py once MODEL BATCH          # staticmem.analyze(MODEL) of a fresh process, timed within it
 """
