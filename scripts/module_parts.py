@@ -127,6 +127,7 @@ def timm_models(pattern: str) -> Iterator[Made]:
         if file not in files:
             files.add(file)
             yield name, partial(timm.create_model, name, num_classes=0)
+            yield name, partial(timm.create_model, name, features_only=True)
 
 
 def backbone(name: str) -> dict[str, Any]:
@@ -161,6 +162,7 @@ def add(word: str, seen: Seen, runs: bool) -> None:
             print(f"{library}:{name}: {type(error).__name__} {str(error)[:100]}", file=sys.stderr)
             continue
         collect(model, class_name(model), seen)
+        seen[class_name(model)]["model"] = 1
         if runs:
             run(model, seen, done)
 
@@ -174,6 +176,7 @@ def _leaves(entry: Entry) -> bool:
 def table(seen: Seen) -> list[Any]:
     """Classes by number; of each the parts, with the classes that they may be, and the tensors that it owns.
 
+    `!` after a name: a library hands it out as a model; `=`: a container, of this class.
     `?` after a name: a file may not show it, as some instances lack it, or it has no parameters and may make no node.
     """
     names = sorted(seen)
@@ -190,7 +193,8 @@ def table(seen: Seen) -> list[Any]:
             parts[key if always else f"{key}?"] = [number[c] for c in part["classes"]]
         owned = sorted(entry["tensors"].items())
         tensors = {k if t["count"] == entry["count"] else f"{k}?": t["ranks"] for k, t in owned}
-        row = [name if name == entry["cls"] else f"{name}={entry['cls'].rpartition('.')[2]}", parts, tensors]
+        kind = "!" if entry.get("model") else "" if name == entry["cls"] else f"={entry['cls'].rpartition('.')[2]}"
+        row = [name + kind, parts, tensors]
         if entry.get("ran"):
             made = sorted(entry.get("calls", {}).items())
             row.append([call if count == entry["ran"] else f"{call}?" for call, count in made])

@@ -10,8 +10,9 @@ of classes that they may be of, and nothing is missing that every instance has: 
 made no node, and norms may have been folded away. The calls of its own `forward` have to explain its own nodes
 (`recover.part_ops`). Downwards, a child is only what its parent's class has there. A few classes with the same parts
 may be left: they are written `A or B` (`graph.classes`), and what is known of all of them holds. Where a parent says
-nothing a module needs several names in it: one with `fc1` and `fc2` is anybody's. transformers is not in the table: its
-models are copies of each other, and hundreds have the same parts.
+nothing, a module may only be what the libraries hand out as a model: those are wrapped, while blocks of the same names
+are often somebody's own, with variables of their own. transformers is not in the table: its models are copies of each
+other, and hundreds have the same parts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from staticmem.recover import part_ops
 
 LIBRARIES = ("torchvision.", "timm.")
 MOST_PATHS = 200_000  # modules of a file; a longer list is no model
-LEAST_NAMES = 4  # different ones, of a module that nothing but its parts tells: its own and those inside
+LEAST_NAMES = 4  # different ones, of a model: its own and those inside
 MOST_CLASSES = 6  # with the same parts; of more, nothing is said
 _NORMS = "BatchNorm"  # in names of classes that exporters fold into convolutions
 
@@ -50,6 +51,7 @@ class Grammar:
     every: int
     simple: int  # classes that need no part
     bare: int  # classes that need no tensor
+    models: int  # classes that a library hands out
     contained: int  # containers, which only their owner's class tells
     calls: tuple[tuple[frozenset[str], frozenset[str]] | None, ...]  # ATen calls that a class may make, and does
 
@@ -75,10 +77,12 @@ def grammar_of(rows: Sequence[Any]) -> Grammar:
     has_part: dict[str, int] = {}
     has_tensor: dict[str, int] = {}
     names, classes = [], []
-    contained = 0
+    contained = models = 0
     calls: list[tuple[frozenset[str], frozenset[str]] | None] = []
     for index, (name, parts, tensors, *made) in enumerate(rows):
         name, _, container = name.partition("=")
+        models |= name.endswith("!") << index
+        name = name.rstrip("!")
         names.append(name)
         classes.append(f"torch.nn.modules.container.{container}" if container else name)
         contained |= bool(container) << index
@@ -111,6 +115,7 @@ def grammar_of(rows: Sequence[Any]) -> Grammar:
         (1 << len(rows)) - 1,
         sum(1 << i for i, needed in enumerate(required) if not needed),
         sum(1 << i for i, needed in enumerate(required_tensors) if not needed),
+        models,
         contained,
         tuple(calls),
     )
@@ -210,7 +215,7 @@ def _told(
         module = modules[path]
         own = possible[path] & left[path] if path in left else 0
         if not own and path in evident:
-            own = possible[path] & ~known.contained
+            own = possible[path] & known.models
         if not own:
             continue
         for part, inner in module.parts.items():

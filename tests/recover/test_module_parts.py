@@ -22,8 +22,8 @@ ROWS: list[Any] = [
     [RELU, {}, {}, ["relu"]],
     ["timm.Block", {"conv1": [0], "bn1": [1], "act1?": [2], "conv2": [0], "bn2": [1], "down?": [4]}, {}, []],
     ["timm.Block/down=Sequential", {"*": [0, 1]}, {}],
-    ["timm.Net", {"stem": [0], "blocks": [6], "head?": [7]}, {}],
-    ["timm.Net/blocks=Sequential", {"*": [3, 8]}, {}],
+    ["timm.Net!", {"stem": [0], "blocks": [6], "head?": [7]}, {}],
+    ["timm.Net/blocks=Sequential", {"*": [3, 8, 9]}, {}],
     ["torch.nn.Linear", {}, {"weight": [2], "bias?": [1]}],
     ["timm.Gated", {"conv1": [0], "bn1": [1], "act1?": [2], "conv2": [0], "bn2": [1], "gate": [0]}, {}],
     ["timm.Twin", {"conv1": [0], "bn1": [1], "act1?": [2], "conv2": [0], "bn2": [1]}, {}, ["sigmoid"]],
@@ -41,7 +41,9 @@ def network(**extra: int) -> dict[str, int]:
 
 
 def told(tensors: dict[str, int], operators: dict[str, set[str]] | None = None) -> dict[str, str]:
-    return classes_of(operators or {}, tensors, grammar_of(ROWS))
+    """With an addition in each block."""
+    added = {path: {"Add"} for path in ("blocks.0", "blocks.1") if any(t.startswith(path) for t in tensors)}
+    return classes_of({**added, **(operators or {})}, tensors, grammar_of(ROWS))
 
 
 def test_a_whole_model() -> None:
@@ -92,18 +94,32 @@ def test_names_that_an_exporter_made() -> None:
     assert told({**tensors, "onnx::Conv_12": 4}, seen)[""] == "timm.Net"
 
 
-def test_without_a_parent_a_block_is_ambiguous() -> None:
-    """In a model of another class both classes with these parts are possible, but for the calls that one makes."""
+def test_blocks_with_the_same_parts() -> None:
+    """Two classes are possible, but for the calls that one makes."""
+    both = [row[:3] if row[0] == "timm.Twin" else row for row in ROWS]
+    seen = {"blocks.0": {"Add"}, "blocks.1": {"Add"}}
+    assert classes_of(seen, network(), grammar_of(both))["blocks.0"] == "timm.Block or timm.Twin"
+    assert told(network(), seen)["blocks.0"] == "timm.Block"
+    assert told(network(), {**seen, "blocks.1": {"Add", "Sigmoid"}})["blocks.1"] == "timm.Twin"
+
+
+def test_a_wrapped_model() -> None:
+    tensors = {f"backbone.{name}": rank for name, rank in network().items()}
+    found = told({**tensors, "mine.weight": 2})
+    assert "" not in found
+    assert found["backbone"] == "timm.Net"
+    assert found["backbone.blocks.1.conv2"] == CONV
+
+
+def test_a_block_in_somebodys_model() -> None:
+    """The names of a block are anybody's."""
     tensors = {f"mine.{name}": rank for name, rank in network().items() if name.startswith("blocks.0")}
-    both = [[*row[:3]] if row[0] == "timm.Twin" else row for row in ROWS]
-    assert classes_of({}, tensors, grammar_of(both))["mine.blocks.0"] == "timm.Block or timm.Twin"
-    assert told(tensors, {"mine.blocks.0": {"Add"}})["mine.blocks.0"] == "timm.Block"
-    assert told(tensors, {"mine.blocks.0": {"Sigmoid"}})["mine.blocks.0"] == "timm.Twin"
+    assert told(tensors) == {}
 
 
 def test_few_names_tell_nothing() -> None:
     tensors = {"fc.weight": 2, "fc.bias": 1, "conv1.weight": 4}
-    rows = [*ROWS, ["timm.Small", {"fc": [7], "conv1": [0]}, {}]]
+    rows = [*ROWS, ["timm.Small!", {"fc": [7], "conv1": [0]}, {}]]
     assert classes_of({}, tensors, grammar_of(rows)) == {}
 
 
