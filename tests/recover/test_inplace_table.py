@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from small_graphs import Builder, targets
@@ -50,6 +53,33 @@ def test_what_autograd_forbids_does_not_run_in_place(monkeypatch: pytest.MonkeyP
     assert targets(apply(replace(graph, ops=(*graph.ops, second))))[2].rstrip(".") == "leaky_relu"
 
 
+def test_a_class_that_does_both_is_told_apart_by_the_classes_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"lib.Block>lib.Act": {":aten::leaky_relu": False}, "lib.Other>lib.Act": {":aten::leaky_relu": True}}
+    monkeypatch.setattr(inplace, "known_places", lambda: table)
+    monkeypatch.setattr(inplace, "_LIBRARIES", ("lib.",))
+    assert targets(apply(activation("lib.Block", "act", "lib.Act")))[2].rstrip(".") == "leaky_relu"
+    assert targets(apply(activation("lib.Other", "act", "lib.Act")))[2].rstrip(".") == "leaky_relu_"
+
+
+def test_the_script_writes_classes_around_only_where_they_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    monkeypatch.delitem(sys.modules, "inplace", raising=False)
+    script = importlib.import_module("inplace")
+    monkeypatch.setattr(inplace, "_LIBRARIES", ("lib.",))
+    seen: dict[str, dict[str, set[bool]]] = {}
+    for block, target in (("lib.A", "relu_"), ("lib.B", "relu")):
+        for inner in ("lib.Act", "lib.Same"):
+            b = Builder(x=(4,))
+            b.within(f"a:{block}", f"a.act:{inner}").call(target if inner == "lib.Act" else "relu_", Ref("x"))
+            script.collect(b.graph(Ref(b.ops[-1].outputs[0])), seen)
+    place = ":aten::relu"
+    assert script.table(seen) == {
+        "lib.A>lib.Act": {place: True},
+        "lib.B>lib.Act": {place: False},
+        "lib.Same": {place: True},
+    }
+
+
 def test_the_owner_is_the_innermost_published_class() -> None:
     b = Builder(x=(4,))
     b.within("a:timm.models.vgg.ConvMlp", "a.layers:Sequential", "a.layers.3:Act").call("relu_", Ref("x"))
@@ -61,7 +91,7 @@ def test_the_owner_is_the_innermost_published_class() -> None:
 def test_the_table_is_well_formed() -> None:
     table = known_places()
     assert len(table) > 200
-    for cls, places in table.items():
-        assert cls.startswith(("torchvision.", "timm."))
+    for key, places in table.items():
+        assert all(cls.startswith(("torchvision.", "timm.", "transformers.")) for cls in key.split(">"))
         assert {p.rpartition(":aten::")[2] for p in places} <= {c.removeprefix("aten::") for c in CANDIDATES}
         assert all(isinstance(ran, bool) for ran in places.values())
