@@ -16,6 +16,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     einsum,
     elementary,
     factory,
+    fast_path,
     fourier,
     indexing,
     joining,

@@ -1,4 +1,4 @@
-"""Recurrent layers as cuDNN runs them, and the fused inference ops of transformer layers.
+"""Recurrent layers as cuDNN runs them.
 
 `_cudnn_rnn` (aten/src/ATen/native/cudnn/RNN.cpp) is one node over the whole sequence. It saves input, weights, hidden
 states, output and cuDNN's reserve, whose size only cuDNN knows: we state the gates of every layer, direction and step
@@ -26,6 +26,9 @@ def _recurrent(
     copied where it is not contiguous that way."""
     directions = 2 if bidirectional else 1
     hidden = hx[0].shape[-1]
+    batch = input.shape[0 if batch_first else 1] if input.ndim == 3 else 1
+    if input.ndim == 3 and hx[0].ndim == 3 and hx[0].shape[1] != batch:
+        raise ValueError(f"a batch of {batch} does not fit states of {hx[0].shape[1]}")
     out_features = hx[0].shape[-1] * directions
     e.kernel("aten._cudnn_rnn.default")
     copy = _time_first(e, input, batch_first)
@@ -94,22 +97,3 @@ def _single(kind: str) -> Any:
 
 for _kind in ("gru", "rnn_tanh", "rnn_relu"):
     rule(f"aten::{_kind}.input", autocast="half")(_single(_kind))
-
-
-@rule("aten::_native_multi_head_attention")
-def native_multi_head_attention(
-    e: Eager, query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, *args: Any,
-    need_weights: bool = True, average_attn_weights: bool = True, **_: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """nn.MultiheadAttention's fused inference path: one result and the weights; what it makes inside is not seen."""
-    flags = [a for a in args if isinstance(a, bool)]
-    need_weights = flags[0] if flags else need_weights
-    out = e.empty((*query.shape[:2], embed_dim), query.dtype, kernel="aten._native_multi_head_attention.default")
-    weights = (query.shape[0], query.shape[1], key.shape[1]) if need_weights else (0,)
-    return out, e.empty(weights, query.dtype)
-
-
-@rule("aten::_transformer_encoder_layer_fwd")
-def transformer_encoder_layer(e: Eager, src: Tensor, *_: Any, **__: Any) -> Tensor:
-    """nn.TransformerEncoderLayer's fused inference path: one result; what it makes inside is not seen."""
-    return e.empty(src.shape, src.dtype, kernel="aten._transformer_encoder_layer_fwd.default")

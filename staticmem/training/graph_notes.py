@@ -13,6 +13,7 @@ _LAYERS = re.compile(
     r"(^|[._])(weight|bias|[qkv]_proj_weight|in_proj_weight|in_proj_bias|bias_[kv]|(weight|bias)_[ih]h(_l\d+\w*)?|"
     r"weight_[gv]|weight_orig|original\d?)$"
 )
+_FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
 _RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 
 
@@ -20,7 +21,7 @@ def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss
     """Assumptions and warnings that follow from the graph as it was run. `outputs` are the model's."""
     return [
         *_reserve(graph, training), *_other_outputs(training, outputs, loss), *_unread(graph, training),
-        *_maybe_buffers(graph, training), *_maybe_frozen(graph, training),
+        *_maybe_buffers(graph, training), *_maybe_frozen(graph, training), *_fused_path(graph, training),
     ]  # fmt: skip
 
 
@@ -84,6 +85,21 @@ def _maybe_frozen(graph: Graph, training: bool) -> list[Note]:
         return []
     text = "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does)"
     return [Note("assumption", "SM334", text)]
+
+
+def _fused_path(graph: Graph, training: bool) -> list[Note]:
+    """Modules of torch.nn with a path of their own in evaluation mode, which torch.export does not trace
+    (torch/nn/modules/transformer.py and activation.py, `why_not_sparsity_fast_path` and `why_not_fast_path`)."""
+    if training:
+        return []
+    found = {frame.path for op in graph.ops for frame in op.modules if frame.cls in _FUSED}
+    if not found:
+        return []
+    text = (
+        "in evaluation mode without gradients PyTorch may run nn.MultiheadAttention and nn.TransformerEncoderLayer as "
+        "one fused op that needs less: the figure is for the ops of the file"
+    )
+    return [Note("assumption", "SM342", text, len(found))]
 
 
 __all__ = ["notes_of_graph"]

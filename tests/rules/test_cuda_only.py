@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import our_side
-from observe import Case, Observation, Spec, b, call, f, h, i
+import pytest
+from observe import Case, Observation, b, call, f, h, i
+
+from staticmem import dtypes
+from staticmem.eager.context import Eager
+from staticmem.rules.fast_path import native_multi_head_attention
 
 CUDNN = f(2, 4, 5, 6), f(4), f(4), f(4).fixed, f(4).fixed
 
@@ -104,13 +109,53 @@ def test_a_step_of_a_gru_is_two_products_and_a_kernel() -> None:
     assert [nbytes for nbytes, _ in bare.backward][:3] == [180, 180, 60]
 
 
-def test_fused_attention_layers_of_inference_are_one_result() -> None:
-    q: Spec = f(2, 5, 8).fixed
-    weights = (f(24, 8).fixed, f(24).fixed, f(8, 8).fixed, f(8).fixed)
-    case = call("aten::_native_multi_head_attention", q, q, q, 8, 2, *weights, None, False)
-    assert observed(case).forward == [(320, 320)]
-    layer = call("aten::_transformer_encoder_layer_fwd", q, 8, 2, *weights)
-    assert observed(layer).forward == [(320, 320)]
+def attention(width: int, masked: bool = False, need_weights: bool = False) -> list[int]:
+    """What nn.MultiheadAttention's op makes of a batch of 2 with 5 tokens and 2 heads, in bytes."""
+    e = Eager(training=False)
+    e.trace.begin("forward")
+    e.open_scope()
+    sizes = ((2, 5, width), (3 * width, width), (3 * width,), (width, width), (width,), (5, 5))
+    x, w, b, proj, bias, mask = (e.empty(shape, dtypes.float32) for shape in sizes)
+    made = len(e.trace.buffers)
+    native_multi_head_attention(e, x, x, x, width, 2, w, b, proj, bias, mask if masked else None, need_weights)
+    return [buffer.nbytes for buffer in list(e.trace.buffers)[made:] if buffer.nbytes]
+
+
+def test_fused_attention_of_inference_has_a_packed_projection() -> None:
+    """cuda/attention.cu: the projection of 3 x 16, the kernel's result (with its log-sum-exp and seeds), the output."""
+    row = 2 * 5 * 16 * 4
+    first, second, *rest, last = attention(16)
+    assert (first, second, last) == (3 * row, row, row)
+    assert set(rest) <= {8, 2 * 2 * 32 * 4}
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_of_inference_without_a_fused_kernel_has_all_scores(need_weights: bool) -> None:
+    """A mask, weights that are asked for, or heads of 4: two packed projections, and scores of 2 x 5 x 5."""
+    row, scores = 2 * 5 * 8 * 4, 2 * 2 * 5 * 5 * 4
+    mean = [2 * 5 * 5 * 4] if need_weights else []  # over the heads
+    assert attention(8, need_weights=need_weights) == [3 * row, 3 * row, scores, row, row, *mean]
+    assert attention(8, True, need_weights) == [3 * row, 3 * row, scores, scores, row, row, *mean]
+    assert attention(16, True, need_weights).count(scores) == 2
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_fused_encoder_layer_of_inference(norm_first: bool) -> None:
+    """transformer.cpp: norms with their statistics, attention, and a feed-forward part of 32 features."""
+    row = 2 * 5 * 16 * 4
+    width = (f(16).fixed,) * 2
+    weights = (f(48, 16).fixed, f(48).fixed, f(16, 16).fixed, f(16).fixed)
+    ffn = (f(32, 16).fixed, f(32).fixed, f(16, 32).fixed, f(16).fixed)
+    case = call(
+        "aten::_transformer_encoder_layer_fwd", f(2, 5, 16).fixed, 16, 2, *weights, True, norm_first, 1e-5,
+        *width, *width, *ffn,
+    )  # fmt: skip
+    seen = observed(case)
+    sizes = [nbytes for nbytes, _ in seen.forward]
+    assert sizes.count(2 * row) == 1  # between the two products
+    assert sizes.count(row) == 5  # two norms, attention, its projection, the last product
+    assert seen.outputs[0] is not None
+    assert seen.outputs[0].shape == (2, 5, 16)
 
 
 def test_checks_of_an_exporter_make_nothing() -> None:

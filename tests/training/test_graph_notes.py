@@ -8,7 +8,7 @@ import pytest
 from small_graphs import Builder
 
 from staticmem import dtypes
-from staticmem.graph.ir import Graph, Parameter, Ref, Value
+from staticmem.graph.ir import Frame, Graph, Parameter, Ref, Value
 from staticmem.training.scenario import Scenario
 from staticmem.training.step import run_step
 
@@ -76,3 +76,13 @@ def test_an_onnx_file_does_not_say_what_is_frozen() -> None:
     for format, freeze, said in (("onnx", None, True), ("onnx", "w", False), ("pt2", None, False)):
         notes = run_step(replace(graph, format=format), Scenario(mode="train", loss="mean", freeze=freeze)).notes
         assert ("SM334" in [n.code for n in notes]) is said
+
+
+@pytest.mark.parametrize("cls", ["activation.MultiheadAttention", "transformer.TransformerEncoderLayer"])
+def test_a_path_that_only_evaluation_has_is_said(cls: str) -> None:
+    graph = two_outputs()
+    frame = Frame("encoder", f"torch.nn.modules.{cls}")
+    graph = replace(graph, ops=tuple(replace(op, modules=(frame,)) for op in graph.ops), outputs=graph.outputs[:1])
+    said = [n.count for n in run_step(graph, Scenario()).notes if n.code == "SM342"]
+    assert said == [1]
+    assert "SM342" not in [n.code for n in run_step(graph, Scenario(mode="train", loss="mean")).notes]
