@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx_models import bound, model, node, scalar, targets, value, weight
+from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
 from staticmem.graph.ir import Graph, Ref
 
+PADS = (0, 1, 0, 0, 0, 0)
 PRODUCT = [
     node("Transpose", ["attn.qkv.weight"], ["t"], perm=[1, 0], name="/attn/qkv/Transpose"),
     node("MatMul", ["x", "t"], ["m"], name="/attn/qkv/MatMul"),
@@ -113,6 +114,31 @@ def test_addcmul(tmp_path: Path) -> None:
     assert [(op.target, op.args) for op in graph.ops] == [("aten::addcmul", (Ref("shift"), Ref("x"), Ref("scale")))]
     graph = run(tmp_path, nodes, [*tensors, scalar("one", 0.5)])
     assert [op.base for op in graph.ops] == ["aten::mul", "aten::mul", "aten::add"], "this may be what the code says"
+
+
+def test_assignment_to_slices(tmp_path: Path) -> None:
+    """`y[:, 1:, :] = x`: an index tensor of every element, which eager does not make."""
+    tensors = [scalar("zero", 0), scalar("one", 1), *(scalar(f"n{i}", n) for i, n in enumerate((2, 6, 8)))]
+    tensors += [ints("last", -1), ints("grid", 2, 6, 8), ints("to0", -1, 1, 1), ints("to1", -1, 1), ints("pads", *PADS)]
+    nodes = [node("Pad", ["x", "pads"], ["y"], name="/Pad")]
+    for axis in range(3):
+        nodes.append(node("Range", ["zero", f"n{axis}", "one"], [f"r{axis}"], name=f"/Range_{axis}"))
+        lifted = f"r{axis}"
+        if axis < 2:
+            lifted = f"l{axis}"
+            nodes.append(node("Reshape", [f"r{axis}", f"to{axis}"], [lifted], name=f"/Reshape_{axis}"))
+        nodes += [
+            node("Expand", [lifted, "grid"], [f"e{axis}"], name=f"/Expand_{axis}"),
+            node("Unsqueeze", [f"e{axis}", "last"], [f"u{axis}"], name=f"/Unsqueeze_{axis}"),
+        ]
+    nodes += [
+        node("Concat", ["u0", "u1", "u2"], ["i"], axis=-1, name="/Concat"),
+        node("ScatterND", ["y", "i", "x"], ["z"], name="/ScatterND"),
+    ]
+    graph = run(tmp_path, nodes, tensors)
+    assert [op.base for op in graph.ops] == ["aten::pad", "aten::slice", "aten::copy_"]
+    assert graph.ops[1].args == (Ref("y"), 1, 1, 7)
+    assert graph.outputs == ("y",)
 
 
 def test_indices_of_an_assignment_with_steps(tmp_path: Path) -> None:

@@ -124,10 +124,18 @@ def write(m: Matcher, node: Node) -> bool:
         ops.append(m.op(node, "aten::zeros", shape, outputs=(name,), kwargs={"dtype": dtype}))
         base = Ref(name)
     update: Arg = m.ctx.arg(node.inputs[2])
+    whole = base
     if node.inputs[2] in m.net.consts:
         ops.append(m.op(node, "aten::fill_.Scalar", base, 0.0))
     elif m.net.shape(node.inputs[2]) == shape:  # every element is written: `x[:, :] = y`
         ops.append(m.op(node, "aten::copy_", base, update))
+    elif (slices := _slices(m, node, shape)) is not None:
+        for axis, start, end in slices:
+            part = m.ctx.fresh(node)
+            ops.append(m.op(node, "aten::slice.Tensor", base, axis, start, end, outputs=(part,)))
+            base = Ref(part)
+        ops.append(m.op(node, "aten::copy_", base, update, outputs=(f"{base.name}:",)))
+        m.ctx.alias(node.outputs[0], whole.name)
     else:
         ops.extend(_index_put(m, node, base, update))
     return m.take(node, ops)
@@ -142,3 +150,36 @@ def _index_put(m: Matcher, node: Node, base: Arg, update: Arg) -> list[Op]:
     names = [m.ctx.fresh(node) for _ in range(indices[-1])]
     ops = [m.op(node, "aten::select.int", index, -1, i, outputs=(name,)) for i, name in enumerate(names)]
     return [*ops, m.op(node, "aten::index_put_", base, tuple(Ref(name) for name in names), update)]
+
+
+def _slices(m: Matcher, node: Node, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
+    """`x[:, :, 1:, 1:] = y`, as axis, start and end: indices that are joined from one range along each axis, expanded
+    to all of them (symbolic_opset11.py, `index_put`). Where a slice starts matters to no size: the end is taken."""
+    joined, written = m.made(node.inputs[1], "Concat"), m.net.shape(node.inputs[2])
+    if joined is None or written is None or len(written) != len(shape) or len(joined.inputs) < 2:
+        return None
+    count = len(joined.inputs)
+    if count > len(shape) or written[count:] != shape[count:]:
+        return None
+    found = []
+    for axis, name in enumerate(joined.inputs):
+        lifted = m.made(name, "Unsqueeze")
+        grid = m.made(lifted.inputs[0], "Expand") if lifted is not None else None
+        along = (written[axis], *(1,) * (count - axis - 1))
+        if grid is None or m.net.shape(grid.inputs[0]) != along or not _is_range(m, grid.inputs[0]):
+            return None
+        if written[axis] != shape[axis]:
+            found.append((axis, shape[axis] - written[axis], shape[axis]))
+    return found
+
+
+def _is_range(m: Matcher, name: str) -> bool:
+    for _ in range(6):
+        node = m.made(name, "Range", "Slice", "Reshape", "Cast")
+        if node is None:
+            numbers = m.net.ints(name) or (0, 0)
+            return numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))
+        if node.op == "Range":
+            return True
+        name = node.inputs[0]
+    return False
