@@ -27,9 +27,15 @@ CASES = [
 ]
 _CHECK = "a check of the exporter: returns nothing"
 _RESERVE = "only cuDNN runs it as one node, and only cuDNN knows its reserve"
-_FUSED = "fused inference kernels without a fake implementation"
+_FUSED = "fused inference kernels without a fake implementation: tests/rules/test_cuda_only.py"
 _DATA = "its size is in the data, which fake tensors lack: tests/rules/test_dynamic.py"
 _CUSTOM = "a custom op of another library: tests/rules/test_custom_ops.py"
+_INTEGERS = (
+    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QLinearAdd", "QLinearMul",
+    "QLinearWhere", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearReduceMean",
+    "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
+    "QAttention",
+)  # fmt: skip
 _DYNAMIC = (
     "nonzero", "argwhere", "nonzero_static", "nonzero_numpy", "masked_select", "_unique2", "_unique", "bincount",
     "unique_consecutive", "unique_dim",
@@ -48,6 +54,7 @@ UNCOVERED: dict[str, str] = {
     "aten::gru_cell": "CUDA's fused kernel has no fake implementation: tests/rules/test_cuda_only.py",
     **{f"aten::{name}": _DATA for name in _DYNAMIC},
     **dict.fromkeys(_LIBRARIES, _CUSTOM),
+    **{f"onnx::{name}": "an ONNX operator: tests/frontends/test_onnx_converters.py" for name in _INTEGERS},
     "aten::item": "a number on the host: returns no tensor",
     "aten::_local_scalar_dense": "a number on the host: returns no tensor",
     "aten::_assert_async": _CHECK,
