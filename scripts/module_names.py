@@ -53,6 +53,8 @@ def _holds(
     shots = _shots(seen, call, end)
     above = _shots(seen, call[:-1], last[call[:-1]]) if len(call) > 1 else []
     objects = [seen.objects[r.value] for r in found]
+    # a no-op gives the object back that the call was given, which its caller holds until it returns
+    given = {key for ids in (shots[0][1].values() if shots else ()) for key in ids}
     made = []
     for position, result in enumerate(found):
         key = objects[position]
@@ -63,7 +65,7 @@ def _holds(
         now = {n for _, names in while_it_is for n in names if key in names[n]}
         until = _until(shots, key, result.received, end, None)
         kept = {n: (_until(shots, key, result.received, end, n), n not in before, "@" not in n) for n in sorted(now)}
-        name = max(kept, key=lambda n: kept[n], default="")
+        name = max(kept, key=lambda n: kept[n], default="") if key not in given else ""
         kept_on = again is None and (result.value, len(call) - 1) not in passed and _held(above, key, end + 1)
         if name.endswith("[]") and not name.startswith("self.") and kept_on:
             name = "^[]"
