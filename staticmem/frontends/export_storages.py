@@ -29,13 +29,19 @@ def tied_names(archive: zipfile.ZipFile) -> dict[str, str]:
 
 
 def tied_tensors(state: Mapping[str, Any]) -> dict[str, str]:
-    """The same of a state dict in memory."""
+    """The same of a state dict in memory; {} where a storage without memory stands for tensors of several shapes, as
+    `torch.export.load` makes of a file without weights."""
+    shapes: dict[int, Any] = {}
+    for tensor in state.values():
+        key = tensor.untyped_storage()._cdata
+        if tensor.is_meta and shapes.setdefault(key, tensor.shape) != tensor.shape:
+            return {}
     first: dict[tuple[Any, ...], str] = {}
     found: dict[str, str] = {}
     for name, tensor in state.items():
-        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and first.setdefault(key, name) != name:
-            found[name] = first[key]
+        place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(place, name) != name:
+            found[name] = first[place]
     return found
 
 

@@ -110,6 +110,7 @@ def resolve(
             )
     symbols: dict[str, int] = {name: size for name, size in dims.items() if name in model.symbols}
     wanted: dict[tuple[str, int], int] = {}
+    batched = _batched(model, dims) if batch is not None else set()
     for spec in model.inputs:
         if spec.shape is None:
             raise DimensionError(
@@ -118,8 +119,8 @@ def resolve(
                 "Export the model again with a shape for this input (sizes may be symbolic).",
                 code="SM112",
             )
-        if batch is not None and spec.shape:
-            wanted[spec.name, 0] = batch
+        if spec.name in batched:
+            wanted[spec.name, 0] = batch or 0
         if resolution is not None and len(spec.shape) == 4 and spec.dtype.is_floating_point:
             wanted[spec.name, 2], wanted[spec.name, 3] = resolution
         for axis in range(len(spec.shape)):
@@ -174,6 +175,30 @@ def resolve(
                 code="SM115",
             )
     return Binding(symbols, shapes, tuple(rebound))
+
+
+def _batched(model: ModelFile, dims: Mapping[str, int]) -> set[str]:
+    """The inputs whose axis 0 is the batch: those where it is open, else those where the export fixed the same size.
+
+    A fixed size beside an open one, and a 1 beside larger ones, are no batch.
+
+    Raises:
+        DimensionError: the export fixed several sizes, so that nothing tells which of them is the batch.
+    """
+    first = {s.name: s.shape[0] for s in model.inputs if s.shape and f"{s.name}[0]" not in dims}
+    if any(isinstance(size, str) for size in first.values()):
+        return {name for name, size in first.items() if isinstance(size, str)}
+    sizes = set(first.values())
+    if len(sizes) > 1:
+        sizes.discard(1)
+    if len(sizes) > 1:
+        raise DimensionError(
+            "--batch does not say which size it means",
+            f"The export fixed axis 0 of the inputs to several sizes: {describe_inputs(model)}.",
+            f"Name what changes: --dim {next(iter(first))}[0]=N.",
+            code="SM120",
+        )
+    return {name for name, size in first.items() if size in sizes}
 
 
 def _missing(missing: Mapping[str, tuple[InputSpec, int]]) -> DimensionError:

@@ -23,6 +23,8 @@ _GRU_WORKSPACE = 5  # multiples of the hidden size that the fused kernel keeps f
 
 def _gates(e: Eager, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
     """Products of input and state with their weights; the biases are added by the fused kernel."""
+    if input.shape[0] != hidden.shape[0]:
+        raise ValueError(f"a batch of {input.shape[0]} does not fit states of {hidden.shape[0]}")
     return matmul(e, input, t(e, w_ih)), matmul(e, hidden, t(e, w_hh))
 
 

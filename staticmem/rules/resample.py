@@ -54,6 +54,8 @@ for _name in (
 @rule("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d", autocast="promote")
 def grid_sampler(e: Eager, input: Tensor, grid: Tensor, *_: Any) -> Tensor:
     """Saves input and grid; backward makes the grid's gradient always, the input's where it is needed."""
+    if input.shape[0] != grid.shape[0]:
+        raise ValueError(f"{input.shape[0]} images do not fit {grid.shape[0]} grids")
     out = e.empty((*input.shape[:2], *grid.shape[1:-1]), input.dtype, kernel="aten.grid_sampler_2d.default")
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -72,6 +74,8 @@ def affine_grid_generator(e: Eager, theta: Tensor, size: Any, align_corners: boo
     The base grid of the forward is inside of the kernel.
     """
     n, _, *spatial = (int(s) for s in size)
+    if theta.shape[0] != n:
+        raise ValueError(f"{theta.shape[0]} transformations do not fit a grid for {n}")
     out = e.empty((n, *spatial, len(spatial)), theta.dtype, kernel="aten.affine_grid_generator.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:

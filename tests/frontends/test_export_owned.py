@@ -41,6 +41,15 @@ class Twice(nn.Module):  # type: ignore[misc]
         return self.net(x)
 
 
+def test_a_loaded_file_without_weights_has_no_tied_names(tmp_path: Path) -> None:
+    """torch.export.load gives all its tensors one storage on the meta device."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+    made = torch.export.export(model, (torch.ones(2, 256, device="meta"),), strict=False)
+    (tmp_path / "m.pt2").write_bytes(pt2_bytes(made, stack_traces=False))
+    assert parameter_bytes(torch.export.load(tmp_path / "m.pt2")) == parameter_bytes(tmp_path / "m.pt2")
+
+
 def program(model: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
