@@ -69,6 +69,17 @@ def test_fixed_sizes_that_change_are_listed() -> None:
     assert resolve(model((2, 3)), batch=2).rebound == ()
 
 
+def test_the_batch_is_what_inputs_agree_on() -> None:
+    """A fixed size beside an open one, and a 1 beside others, are no batch; several sizes are not guessed at."""
+    assert shapes(resolve(model((4, 8), (4, 3), (1, 8)), batch=2)) == [(2, 8), (2, 3), (1, 8)]
+    assert shapes(resolve(model(("b", 8), (5, 3)), batch=2)) == [(2, 8), (5, 3)]
+    assert shapes(resolve(model((1, 8), (1,)), batch=2)) == [(2, 8), (2,)]
+    graph = model((5000, 8), (2, 40000))
+    assert code(graph, batch=2) == "SM120"
+    assert shapes(resolve(graph, batch=7, dims={"y[0]": 2})) == [(7, 8), (2, 40000)]
+    assert shapes(resolve(graph, dims={"x[0]": 7})) == [(7, 8), (2, 40000)]
+
+
 def test_what_is_missing_is_named_with_its_flag() -> None:
     with pytest.raises(DimensionError, match="no size for") as caught:
         resolve(IMAGE)
