@@ -166,7 +166,11 @@ def _tree(scopes: Iterable[str], tensors: Mapping[str, int]) -> dict[str, _Modul
 
     for path in scopes:
         module(path)
+        if len(modules) > MOST_PATHS:
+            return modules
     for name, rank in tensors.items():
+        if len(modules) > MOST_PATHS:
+            return modules
         if "::" not in name and "/" not in name:
             owner, _, tensor = name.rpartition(".")
             module(owner).tensors[tensor] = rank
