@@ -33,20 +33,30 @@ COPIED = ("staticmem", "tests", "models", "scripts", "docs", "schemas", "README.
 
 # module -> what pytest is given; the quickest to fail come first
 _BY_HAND = "tests/eager/test_by_hand.py"
-_RULES = [_BY_HAND, "tests/rules/test_rules.py", "-k"]
+_RULES = [
+    _BY_HAND,
+    "tests/rules/test_rules_by_hand.py",
+    "tests/rules/test_cuda_only.py",
+    "tests/rules/test_rules.py",
+    "-k",
+]
 _POINTWISE = (
-    "by_hand or add or sub or mul or div or relu or where or pow or clamp or lerp or neg or exp or maximum or "
-    "minimum or fmod or remainder or copy or fill or zero or rsub or sqrt"
+    "by_hand or cuda_only or add or sub or mul or div or relu or where or pow or clamp or lerp or neg or exp or "
+    "maximum or minimum or fmod or remainder or copy or fill or zero or rsub or sqrt"
 )
 
 
 def _cases(module: str) -> list[str]:
     """The tests of a module of rules: those of its operators, by their names."""
     text = (ROOT / "staticmem" / "rules" / f"{module}.py").read_text(encoding="utf-8")
-    return [*_RULES, " or ".join(["by_hand", *sorted(set(re.findall(r'"aten::([a-z_0-9]+)', text)))])]
+    return [*_RULES, " or ".join(["by_hand", "cuda_only", *sorted(set(re.findall(r'"aten::([a-z_0-9]+)', text)))])]
 
 
-_PARALLEL = ["tests/parallel/test_ranks.py", "tests/parallel/test_parallel_cli.py"]
+_PARALLEL = [
+    "tests/parallel/test_ranks_by_hand.py",
+    "tests/parallel/test_ranks.py",
+    "tests/parallel/test_parallel_cli.py",
+]
 AREAS: dict[str, list[str]] = {
     "eager/autograd.py": [
         _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/report/test_golden.py",
@@ -61,7 +71,7 @@ AREAS: dict[str, list[str]] = {
     "allocators/expandable.py": ["tests/allocators/test_replay.py", "tests/allocators/test_allocation_rules.py",
                                  "tests/allocators/test_real.py", "tests/allocators/test_invariants.py"],
     "training/optimizers.py": ["tests/training/test_optimizers.py", "tests/training/test_step.py"],
-    "rules/convolution.py": [*_RULES, "by_hand or conv"],
+    "rules/convolution.py": [*_RULES, "by_hand or cuda_only or conv"],
     "rules/pointwise.py": [*_RULES, _POINTWISE],
     **{f"rules/{name}.py": _cases(name) for name in (
         "activations", "attention", "indexing", "joining", "linear", "loss", "normalization", "pooling", "recurrent",
@@ -70,9 +80,11 @@ AREAS: dict[str, list[str]] = {
     **{f"parallel/{name}.py": _PARALLEL for name in (
         "ddp", "facts", "fsdp", "pipeline", "rank", "tensor", "zero", "zero3",
     )},
-    **{f"scenarios/{name}.py": ["tests/scenarios/test_levers.py"] for name in ("best_set", "levers")},
+    **{f"scenarios/{name}.py": ["tests/scenarios/test_scenarios_by_hand.py", "tests/scenarios/test_levers.py"]
+       for name in ("best_set", "levers")},
     "scenarios/largest.py": ["tests/scenarios/test_largest.py"],
-    "scenarios/points.py": ["tests/scenarios/test_sweep.py", "tests/scenarios/test_config.py"],
+    "scenarios/points.py": ["tests/scenarios/test_scenarios_by_hand.py", "tests/scenarios/test_sweep.py",
+                            "tests/scenarios/test_config.py"],
     "scenarios/check.py": ["tests/scenarios/test_check.py"],
     "scenarios/blocks.py": ["tests/scenarios/test_structure.py", "tests/scenarios/test_levers.py"],
     "scenarios/structure.py": ["tests/scenarios/test_structure.py"],

@@ -327,3 +327,16 @@ def test_a_session_with_a_node_that_lacks_its_inputs(
     code = main(["analyze", path, "--runtime", "onnxruntime"])
     assert code in (0, 2)
     assert "SM190" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--runtime", "onnxruntime"]])
+def test_a_scan_that_does_not_say_what_it_scans(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Inference of onnx 1.17 ends the process there."""
+    body = helper.make_graph([], "body", [], [])
+    inner = helper.make_graph([helper.make_node("Scan", [], ["s"], body=body)], "then", [], [info("s", [2])])
+    flag = helper.make_tensor("f", TensorProto.BOOL, [], [True])
+    nodes = [helper.make_node("If", ["f"], ["y"], then_branch=inner, else_branch=inner)]
+    path = written(tmp_path, nodes, [info("x", [2]), info("y", [2])], [flag])
+    assert "num_scan_inputs" in refused(capsys, "analyze", path, *words)

@@ -34,6 +34,8 @@ def inlined(proto: Any) -> Any:
 def _check(proto: Any) -> None:
     """Counts the nodes that there will be before any is made: forty functions of two calls each are 2**40."""
     functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    if len(functions) < len(proto.functions):
+        raise _refused("Two of them have the same name.")
     sizes: dict[Key, int] = {}
     open_calls: list[Key] = []
 
@@ -78,3 +80,21 @@ def _refused(why: str) -> ModelFileError:
         "the functions of the ONNX file cannot be inlined", why, "Check the file with onnx.checker.check_model.",
         code="SM155",
     )  # fmt: skip
+
+
+def check_scans(proto: Any) -> None:
+    """Inference of onnx 1.17 ends the process at a Scan that does not say how many inputs it scans.
+
+    Raises:
+        ModelFileError: there is one.
+    """
+    bodies = ("If", "Loop", "Scan", "SequenceMap")
+    found = [node for nodes in (proto.graph, *proto.functions) for node in nodes.node if node.op_type in bodies]
+    for node in _all(found):
+        if node.op_type == "Scan" and not any(a.name == "num_scan_inputs" for a in node.attribute):
+            raise ModelFileError(
+                "a Scan of the graph lacks num_scan_inputs",
+                "Without it nobody knows which of its inputs it scans.",
+                "Check the file with onnx.checker.check_model.",
+                code="SM157",
+            )

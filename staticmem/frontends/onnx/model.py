@@ -10,7 +10,7 @@ from staticmem import dtypes
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, sequences, weights
 from staticmem.frontends.onnx.convert import Converter
-from staticmem.frontends.onnx.functions import inlined
+from staticmem.frontends.onnx.functions import check_scans, inlined
 from staticmem.frontends.onnx.guard import guarded
 from staticmem.frontends.onnx.shapes import Body, give_back
 from staticmem.frontends.recent import Graphs
@@ -36,6 +36,7 @@ class OnnxModel:
         self.again = again
         self.graphs: Graphs | None = None  # where the model is kept, so are its graphs
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
+        check_scans(proto)
         proto = inlined(proto)
         graph = proto.graph
         self.name: str = graph.name
