@@ -16,16 +16,8 @@ from typing import Any, TypeVar, cast
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
-from staticmem.eager.autograd import (
-    Formula,
-    Node,
-    SavedTensorsHooks,
-    copy_slices,
-    gradient_edge,
-    meta_of,
-    view_chain,
-    zeros_of,
-)
+from staticmem.eager.node import Formula, Node, SavedTensorsHooks, gradient_edge, meta_of
+from staticmem.eager.rebase import copy_slices, view_chain, zeros_of
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import OPEN, Reduction, Trace
 
@@ -50,16 +42,20 @@ class Eager:
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
         self.sequence = 0
-        self.pending: Owner | None = None
         self._mutated: Tensor | None = None
-        self._kernel = -1
+        self.running = -1
         self._scopes: list[list[Storage]] = [[]]
+
+    @property
+    def category(self) -> str:
+        """What is allocated now, until someone says what it is."""
+        return _CATEGORY[self.trace.phase]
 
     # -- storages ------------------------------------------------------------------------------------------------
 
     def kernel(self, name: str) -> None:
         """The call that the next allocations belong to, as the dispatcher names it (`aten.convolution.default`)."""
-        self._kernel = self.trace.kernel(intern(name))
+        self.running = self.trace.kernel(intern(name))
 
     def empty(
         self, shape: Sequence[int], dtype: DType, strides: layout.Strides | None = None, kernel: str = ""
@@ -70,24 +66,39 @@ class Eager:
             self.kernel(kernel)
         if strides is None:
             strides = layout.contiguous_strides(shape)
+        storage = self._allocate(shape, strides, dtype, _CATEGORY[self.trace.phase], "")
+        self._scopes[-1].append(storage)
+        return Tensor(storage, shape, strides, dtype)
+
+    def keep(
+        self, shape: layout.Shape, strides: layout.Strides, dtype: DType, kernel: str, what: tuple[str, str],
+        by: tuple[str, str],
+    ) -> None:  # fmt: skip
+        """A tensor that somebody holds to the end, and that nothing here reads: `what` is its category and name, `by`
+        the kind of its owner and who that is."""
+        self.kernel(kernel)
+        storage = self._allocate(shape, strides, dtype, *what)
+        self.trace.holds.take(storage.id, *by, self.trace.ticks)
+
+    def _allocate(
+        self, shape: layout.Shape, strides: layout.Strides, dtype: DType, category: str, name: str
+    ) -> Storage:
         trace = self.trace
         nbytes = layout.storage_bytes(shape, strides, dtype.bits)
         if nbytes > MAX_TENSOR:
             raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
         buffers, ticks = trace.buffers, trace.ticks
         id = len(buffers.shapes)
-        storage = Storage(id, nbytes)
         buffers.nbytes.append(nbytes)
         buffers.shapes.append(shape)
         buffers.dtypes.append(dtype)
-        buffers.categories.append(_CATEGORY[trace.phase])
-        buffers.names.append("")
-        buffers.kernels.append(self._kernel)
+        buffers.categories.append(category)
+        buffers.names.append(name)
+        buffers.kernels.append(self.running)
         buffers.born.append(ticks)
         buffers.died.append(OPEN)
         trace.ticks = ticks + 1
-        self._scopes[-1].append(storage)
-        return Tensor(storage, shape, strides, dtype)
+        return Storage(id, nbytes)
 
     def empty_like(self, tensor: Tensor, dtype: DType | None = None, kernel: str = "") -> Tensor:
         """`empty_like` with preserve_format."""
@@ -126,6 +137,10 @@ class Eager:
                     self._scopes[-1].append(storage)
                 else:
                     self._free(storage)
+
+    def leave(self, storages: Iterable[Storage]) -> None:
+        """The present scope ends these with what else it has."""
+        self._scopes[-1].extend(storages)
 
     def collect(self, keep: Iterable[Tensor] = ()) -> None:
         """Frees the unowned tensors of the current scope but `keep` (the end of a statement)."""
@@ -166,14 +181,26 @@ class Eager:
         return len(self._scopes)
 
     def hold(self, tensor: Tensor, owner: Owner) -> None:
+        owner.held.append((tensor, self.take(tensor, owner.kind, owner.who, owner.op)))
+
+    def take(self, tensor: Tensor, kind: str, who: str, op: int = -1) -> int:
+        """A hold on a tensor by whoever keeps it in mind, for `end`."""
         storage, trace = tensor.storage, self.trace
-        assert storage.refs >= 0, f"{tensor} was freed before {owner} took it"
-        hold = trace.holds.take(storage.id, owner.kind, owner.who, trace.ticks, owner.op)
-        owner.held.append((tensor, hold))
+        assert storage.refs >= 0, f"{tensor} was freed before {kind} {who} took it"
+        holds = trace.holds
+        kinds = holds.kinds
+        hold = len(kinds)
+        kinds.append(kind)
+        holds.whos.append(who)
+        holds.buffers.append(storage.id)
+        holds.starts.append(trace.ticks)
+        holds.ends.append(OPEN)
+        holds.ops.append(op)
         storage.refs += 1
-        tensor.refs += 1
-        if tensor.refs == 1 and tensor.grad_fn is not None:
+        tensor.refs = refs = tensor.refs + 1
+        if refs == 1 and tensor.grad_fn is not None:
             tensor.grad_fn.refs += 1
+        return hold
 
     def drop(self, tensor: Tensor, owner: Owner) -> None:
         """Releases one hold of `owner` on this very tensor."""
@@ -181,13 +208,9 @@ class Eager:
         for index in range(len(held) - 1, -1, -1):
             if held[index][0] is tensor:
                 _, hold = held.pop(index)
-                self._end(tensor, hold)
+                self.end(tensor, hold)
                 return
         raise AssertionError(f"{owner} does not hold {tensor}")
-
-    def move(self, tensor: Tensor, source: Owner, target: Owner) -> None:
-        self.hold(tensor, target)
-        self.drop(tensor, source)
 
     def release(self, owner: Owner) -> None:
         """Releases all that `owner` holds."""
@@ -195,16 +218,19 @@ class Eager:
         if held:
             owner.held = []
             for tensor, hold in held:
-                self._end(tensor, hold)
+                self.end(tensor, hold)
 
-    def _end(self, tensor: Tensor, hold: int) -> None:
-        self.trace.holds.ends[hold] = self.trace.ticks
-        storage = tensor.storage
-        storage.refs -= 1
-        tensor.refs -= 1
-        if storage.refs == 0:
-            self._free(storage)
-        if tensor.refs == 0 and tensor.grad_fn is not None:
+    def end(self, tensor: Tensor, hold: int) -> None:
+        """Ends a hold on a tensor."""
+        trace, storage = self.trace, tensor.storage
+        trace.holds.ends[hold] = trace.ticks
+        storage.refs = refs = storage.refs - 1
+        if refs == 0:
+            trace.buffers.died[storage.id] = trace.ticks
+            trace.ticks += 1
+            storage.refs = -1
+        tensor.refs = refs = tensor.refs - 1
+        if refs == 0 and tensor.grad_fn is not None:
             self._unref(tensor.grad_fn)
 
     def _unref(self, node: Node) -> None:
@@ -229,14 +255,17 @@ class Eager:
 
     def forget(self, node: Node) -> None:
         """A backward node lets go of what it saved: it has run, or died."""
-        storages, node.saved = node.saved, ()
-        hold, ends = node.hold, self.trace.holds.ends
-        for storage in storages:
-            ends[hold] = self.trace.ticks
-            hold += 1
-            storage.refs -= 1
-            if storage.refs == 0:
-                self._free(storage)
+        storages = node.saved
+        if storages:
+            node.saved = ()
+            hold, trace = node.hold, self.trace
+            ends = trace.holds.ends
+            for storage in storages:
+                ends[hold] = trace.ticks
+                hold += 1
+                storage.refs = refs = storage.refs - 1
+                if refs == 0:
+                    self._free(storage)
         if node.packed is not None:
             node.packed.release(self)
 
@@ -271,8 +300,7 @@ class Eager:
         if not self.needs_grad(*inputs):
             return
         results = [outputs] if isinstance(outputs, Tensor) else outputs
-        node = Node(name, self.sequence, self.trace.op)
-        self.sequence += 1
+        node = self._node(name)
         node.formulas = formulas
         for tensor in inputs:
             self._add_edge(node, gradient_edge(self, tensor))
@@ -288,7 +316,12 @@ class Eager:
             if tensor is mutated and tensor.base is not None:
                 self._rebase(tensor, node)
             elif tensor.dtype.is_differentiable:
-                self._set_grad_fn(tensor, node, number)
+                self.set_grad_fn(tensor, node, number)
+
+    def _node(self, name: str) -> Node:
+        node = Node(name, self.sequence, self.trace.op)
+        self.sequence += 1
+        return node
 
     def _add_edge(self, node: Node, edge: tuple[Node, int] | None) -> None:
         node.edges.append(edge)
@@ -313,7 +346,7 @@ class Eager:
         outer.saved, outer.hold, outer.packed = node.saved, node.hold, node.packed
         outer.formulas = [copy_slices(base, view, node.formulas, len(outer.edges))]
         outer.metadata = [meta_of(base.shape, base.dtype)]
-        self._set_grad_fn(base, outer, 0)
+        self.set_grad_fn(base, outer, 0)
         parent, number = outer, 0
         steps = [(n.name, n.formulas, n.metadata) for n in reversed(chain)]
         if not steps:  # the base had no history: the view's is an as_strided of it
@@ -324,9 +357,10 @@ class Eager:
             fresh.formulas, fresh.metadata = formulas, metadata
             self._add_edge(fresh, (parent, number))
             parent, number = fresh, 0
-        self._set_grad_fn(view, parent, number)
+        self.set_grad_fn(view, parent, number)
 
-    def _set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
+    def set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
+        """The tensor is output `number` of `node`; what it was before is let go."""
         if tensor.refs:
             node.refs += 1
             if tensor.grad_fn is not None:
@@ -362,13 +396,13 @@ class Eager:
 
     def reduces(self, tensor: Tensor, axes: Sequence[int]) -> None:
         """The running kernel sums `tensor` over `axes`: its own memory depends on that (`hardware.reductions`)."""
-        self.trace.reductions[self._kernel] = Reduction(tensor.shape, tensor.strides, tuple(axes))
+        self.trace.reductions[self.running] = Reduction(tensor.shape, tensor.strides, tuple(axes))
 
     def copies(self, *tensors: Tensor) -> None:
         """The running kernel makes these contiguous for itself, where they are not."""
         made = tuple(t.dtype.nbytes(t.numel) for t in tensors if not t.is_contiguous)
         if made:
-            self.trace.copies[self._kernel] = made
+            self.trace.copies[self.running] = made
 
     def to_dtype(self, tensor: Tensor, dtype: DType) -> Tensor:
         """`to(dtype)`: the tensor itself when it has it already, else a copy that keeps the layout."""

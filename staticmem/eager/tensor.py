@@ -6,13 +6,15 @@ explicit (`Owner`), because "why is this alive" is the question that users ask.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
 
 if TYPE_CHECKING:
-    from staticmem.eager.autograd import Node
+    from staticmem.eager.node import Node
 
 
 class Storage:
@@ -24,16 +26,34 @@ class Storage:
         self.id, self.nbytes, self.refs = id, nbytes, 0
 
 
+class Form:
+    """What a tensor looks like. There is one object for each (`form_of`); no other one ever has its `number`.
+
+    Numbers are four apart: `Tensor.look` adds what autograd says of a tensor.
+    """
+
+    __slots__ = ("dtype", "number", "shape", "strides")
+    _last = count(0, 4)
+
+    def __init__(self, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
+        self.shape, self.strides, self.dtype = shape, strides, dtype
+        self.number = next(self._last)
+
+
+form_of = lru_cache(layout.KNOWN)(Form)
+
+
 class Tensor:
     """A view of a storage: `shape` and `strides` in elements."""
 
     __slots__ = (
-        "accumulate", "base", "dtype", "grad_fn", "name", "output_nr", "refs", "requires_grad", "shape", "storage",
-        "strides",
+        "accumulate", "base", "dtype", "grad_fn", "known_form", "name", "output_nr", "refs", "requires_grad", "shape",
+        "storage", "strides",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
         self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
+        self.known_form: Form | None = None
         self.grad_fn: Node | None = None
         self.accumulate: Node | None = None  # AccumulateGrad of a leaf
         self.base: Tensor | None = None  # of a view that autograd knows: the tensor that is no view
@@ -44,6 +64,19 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}{list(self.shape)} #{self.storage.id})"
+
+    @property
+    def form(self) -> Form:
+        form = self.known_form
+        if form is None:
+            form = self.known_form = form_of(self.shape, self.strides, self.dtype)
+        return form
+
+    @property
+    def look(self) -> int:
+        """All that a rule can see of the tensor, as a number: its form, whether it needs a gradient and is a view."""
+        form = self.known_form or self.form
+        return form.number + self.requires_grad + (0 if self.base is None else 2)
 
     @property
     def ndim(self) -> int:

@@ -18,17 +18,23 @@ _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
 def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs a rule. Under autocast its floating-point tensors are cast first, in C++ argument order (right to left)."""
-    if "out" in kwargs:
-        return _into(e, rule, args, kwargs)
-    if e.autocast is None or not rule.autocast:
-        return rule.function(e, *args, **kwargs)
+    """Runs a rule. Under autocast its floating-point tensors are cast first."""
+    if e.autocast is not None and rule.autocast:
+        args, kwargs = cast_arguments(e, rule, args, kwargs)
+    return rule.function(e, *args, **kwargs)
+
+
+def cast_arguments(
+    e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments as autocast makes them for an op on one of its lists: in C++ argument order, right to left."""
+    assert e.autocast is not None
     if rule.autocast == "float32_dtype":
         tensors = [a for a in args if isinstance(a, Tensor)] or [a for a in kwargs.values() if isinstance(a, Tensor)]
         has_dtype = any(isinstance(a, DType) for a in (*args, *kwargs.values()))
         if tensors and tensors[0].dtype in _HALVES and not has_dtype:
             kwargs = {**kwargs, "dtype": dtypes.float32}
-        return rule.function(e, *args, **kwargs)
+        return args, kwargs
     if rule.autocast == "promote":
         found = {t.dtype for t in _tensors((*args, *kwargs.values()))}
         target = dtypes.float32 if dtypes.float32 in found else e.autocast
@@ -36,16 +42,7 @@ def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         target = e.autocast if rule.autocast == "half" else dtypes.float32
     cast_kwargs = {k: _cast(e, v, target) for k, v in reversed(list(kwargs.items()))}
     cast_args = [_cast(e, a, target) for a in reversed(args)]
-    return rule.function(e, *reversed(cast_args), **cast_kwargs)
-
-
-def _into(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An overload with `out=` writes to a tensor that is there and has no history; an empty one is resized first."""
-    out = kwargs["out"]
-    if not isinstance(out, Tensor) or out.numel == 0:
-        return call(e, rule, args, {name: value for name, value in kwargs.items() if name != "out"})
-    e.kernel(f"{rule.target.replace('::', '.')}.out")
-    return out
+    return cast_args[::-1], cast_kwargs
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from staticmem.eager.autograd import Node
 from staticmem.eager.context import Eager
+from staticmem.eager.node import Node
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.graph.ir import Ref
 from staticmem.training.interpreter import Interpreter
@@ -122,7 +122,7 @@ class _Checkpoint:
             self.packed_args.unpack(e)
             inputs = inputs | self._unpacked(self.packed_args)
         region, first, op = self.region, len(e.trace.buffers), e.trace.op
-        state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.pending, e.choices
+        state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices
         e.grad_enabled, e.autocast, e.autocast_cache = True, self.autocast, {}
         e.autocast_owner, e.choices = Owner("autocast", "weight cache"), Counter()
         e.saved_hooks = [_Recomputation(self)]
@@ -143,7 +143,7 @@ class _Checkpoint:
         self.caller.recomputed.extend(range(region.start, end))
         e.release(arguments)
         e.release(e.autocast_owner)
-        e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.pending, e.choices = state
+        e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices = state
         e.trace.op = op
         if self.packed_args is not None:
             self.packed_args.applied(e)

@@ -11,7 +11,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -22,9 +22,11 @@ from staticmem.graph.ir import Frame, Graph, Op, Ref, Value
 from staticmem.rules import lookup
 from staticmem.rules.casts import to_copy
 from staticmem.rules.dispatch import call, fallback
+from staticmem.rules.registry import Rule
 from staticmem.training.hidden_frames import held_values
 from staticmem.training.locals import common_depth
 from staticmem.training.precision import WholeModelCast, inside
+from staticmem.training.repetition import KnownCalls, Signature, fill, known_calls, perform, signature_of
 from staticmem.training.symbolic import SCALAR_OPS
 
 Stack = tuple[Frame, ...]
@@ -50,13 +52,16 @@ class Interpreter:
         # results of up-casts that only a cast model has: outside of the module they mean the input
         self.outside: dict[str, tuple[Stack, Tensor]] = {}
         self.env: dict[str, Any] = {}
-        self.owners: dict[str, Owner] = {}
+        self.owners: dict[str, tuple[Tensor, int]] = {}  # of values that live: each with the hold of its name
         self.produced_in: dict[str, Stack] = {}
-        self.copies: dict[int, list[Owner]] = {}
+        self.copies: dict[int, list[tuple[Tensor, int]]] = {}
         self.around: Around | None = None
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
         self.index = 0
+        self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
+        self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False where there is more to it than a rule
+        self.known: dict[bool, KnownCalls] = {}  # by grad mode
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
         self.unknown: Counter[str] = Counter()
@@ -94,7 +99,8 @@ class Interpreter:
         expiring = self._expiring
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
-        keeps = self.keeps_values or around is not None
+        keeps, frames, frame_of = self.keeps_values or around is not None, self.frames, self.locals
+        self.known, signatures = known_calls(e), self.signatures
         for index in range(start, end):
             op = ops[index]
             if around is not None:
@@ -104,21 +110,26 @@ class Interpreter:
             if op.modules:  # shape arithmetic carries no module: stay where we are
                 self._enter(op)
             e.grad_enabled = grad_enabled and op.grad
-            self._run(op)
+            signature = signatures[index]
+            if signature is None:
+                signature = signatures[index] = self._signature(op)
+            if signature is False or e.saved_hooks:
+                self._run_alone(op)
+            else:
+                self._run(op, signature)
             for name in expiring.get(index, ()):
-                owner = owners.pop(name, None)
-                if owner is None:
+                held = owners.pop(name, None)
+                if held is None:
                     continue
-                depth = self.locals.get(name)
-                if depth is not None and depth < len(self.frames):
-                    for tensor, _ in owner.held:
-                        e.hold(tensor, self.frames[depth][1])
-                e.release(owner)
+                depth = frame_of.get(name)
+                if depth is not None and depth < len(frames):
+                    e.hold(held[0], frames[depth][1])
+                e.end(*held)
                 if not keeps:
                     env.pop(name, None)
             if copies:
-                for owner in copies.pop(index, ()):
-                    e.release(owner)
+                for held in copies.pop(index, ()):
+                    e.end(*held)
         e.grad_enabled = grad_enabled
         if around is not None:
             around.before(self, end)
@@ -130,7 +141,11 @@ class Interpreter:
         """The names whose last use an op is."""
         expiring: dict[int, list[str]] = {}
         for name, index in self.last_use.items():
-            expiring.setdefault(index, []).append(name)
+            names = expiring.get(index)
+            if names is None:
+                expiring[index] = [name]
+            else:
+                names.append(name)
         return expiring
 
     def again(self, names: Mapping[str, Any], start: int) -> Interpreter:
@@ -154,8 +169,8 @@ class Interpreter:
     def finish(self) -> None:
         """Drops all that this run holds."""
         self._leave(0)
-        for owner in [*self.owners.values(), *(o for owners in self.copies.values() for o in owners)]:
-            self.e.release(owner)
+        for held in [*self.owners.values(), *(h for copies in self.copies.values() for h in copies)]:
+            self.e.end(*held)
         self.owners, self.copies = {}, {}
 
     def forget_outputs(self) -> None:
@@ -166,24 +181,27 @@ class Interpreter:
     # -- frames --------------------------------------------------------------------------------------------------
 
     def _enter(self, op: Op) -> None:
-        modules = op.modules
+        modules, frames = op.modules, self.frames
         if modules is not self.stack:
             common = common_depth(self.stack, modules)
-            self._leave(common)
+            if common < len(frames):
+                self._leave(common)
             for frame in modules[common:]:
-                self.frames.append((frame, Owner("frame", frame.path), set()))
+                frames.append((frame, Owner("frame", frame.path), set()))
             self.stack = modules
         produced = self.produced_in
         for name in op.refs():
-            made = produced.get(name, ())
+            made = produced.get(name)
             if made is modules:
                 continue
-            depth = common_depth(made, modules)
+            depth = common_depth(made, modules) if made else 0
             if depth < len(modules):
-                _, owner, held = self.frames[depth]
+                _, owner, held = frames[depth]
+                if name in held:
+                    continue
                 rebound = self.outside.get(name)
-                tensor = self.env.get(name) if rebound is None or inside(op.modules, rebound[0]) else rebound[1]
-                if name not in held and isinstance(tensor, Tensor):
+                tensor = self.env.get(name) if rebound is None or inside(modules, rebound[0]) else rebound[1]
+                if isinstance(tensor, Tensor):
                     held.add(name)
                     self.e.hold(tensor, owner)
 
@@ -195,7 +213,47 @@ class Interpreter:
 
     # -- ops -----------------------------------------------------------------------------------------------------
 
-    def _run(self, op: Op) -> None:
+    def _signature(self, op: Op) -> Signature | Literal[False]:
+        """What is constant in calls of an op's rule; False for an op that is more, or less, than such a call."""
+        target = op.target
+        rule = self.rules.get(target)
+        if rule is None:
+            scalar = target in SCALAR_OPS or op.base in SCALAR_OPS
+            alone = scalar or (self.cast is not None and self.cast.applies(op))
+            rule = self.rules[target] = False if alone else lookup(target) or False
+        return False if rule is False else signature_of(op, rule) or False
+
+    def _run(self, op: Op, signature: Signature) -> None:
+        """Runs the rule of an op, or what is known of it."""
+        e = self.e
+        if self.outside:
+            values = [self._resolve(Ref(name), op) for name in signature.refs]
+        else:
+            env = self.env
+            try:
+                values = [env[name] for name in signature.refs]
+            except KeyError as missing:
+                raise self._nothing_produces(missing.args[0], op) from None
+        try:
+            if signature.sliced and _whole(fill(op, values)[0]):
+                self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
+                return
+            results, scoped = perform(e, self.known[e.grad_enabled], signature, op, values)
+        except (ValueError, *BAD_ARGUMENTS) as error:
+            raise self.explained(op, error) from error
+        self.covered[op.target] += 1
+        outputs = op.outputs
+        if len(outputs) == 1 and len(results) == 1 and type(results[0]) is Tensor and outputs[0]:
+            self._bind(outputs[0], results[0], op)
+        else:
+            for name, tensor in zip(outputs, results, strict=False):
+                if name and isinstance(tensor, Tensor):
+                    self._bind(name, tensor, op)
+        if scoped:
+            e.close_scope()
+
+    def _run_alone(self, op: Op) -> None:
+        """Runs an op as it is: arithmetic of sizes, casts of a cast model, unknown ops, and what hooks watch."""
         e, target, base = self.e, op.target, op.base
         scalar = SCALAR_OPS.get(target) or SCALAR_OPS.get(base)
         args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
@@ -243,32 +301,28 @@ class Interpreter:
             if name in later.refs():
                 last = index
         if self.last_use[name] > last:
-            copy_owner = self.owners[name]
-            outer = Owner("value", name)
-            e.hold(source, outer)
-            self.owners[name] = outer
+            self.copies.setdefault(last, []).append(self.owners[name])
+            self.owners[name] = (source, e.take(source, "value", name))
             self.outside[name] = (op.modules, source)
-            self.copies.setdefault(last, []).append(copy_owner)
 
     def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
-        owner = Owner("value", name)
-        self.e.hold(tensor, owner)
+        hold = self.e.take(tensor, "value", name)
         if name in self.owners:
             self._forget(name)  # a name that is given twice lets go of what it meant
-        self.owners[name] = owner
-        if name in self.attributes:
+        self.owners[name] = (tensor, hold)
+        if self.attributes and name in self.attributes:
             self.e.release(self.attributes[name])
             self.e.hold(tensor, self.attributes[name])
-        names = self.e.trace.buffers.names
-        if not names[tensor.storage.id]:
-            names[tensor.storage.id] = name
+        names, id = self.e.trace.buffers.names, tensor.storage.id
+        if not names[id]:
+            names[id] = name
 
     def _forget(self, name: str) -> None:
-        owner = self.owners.pop(name, None)
-        if owner is not None:
-            self.e.release(owner)
+        held = self.owners.pop(name, None)
+        if held is not None:
+            self.e.end(*held)
 
     def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):
@@ -279,17 +333,20 @@ class Interpreter:
             try:
                 return self.env[arg.name]
             except KeyError:
-                raise ModelFileError(
-                    f"op '{op.name}' reads '{arg.name}', which nothing produces",
-                    "The graph is not well formed: a value must be an input, a parameter or an earlier op's result.",
-                    "Export the model again.",
-                    code="SM119",
-                ) from None
+                raise self._nothing_produces(arg.name, op) from None
         if isinstance(arg, tuple):
             for item in arg:
                 if type(item) in _RESOLVED:
                     return tuple([self._resolve(a, op) for a in arg])
         return arg
+
+    def _nothing_produces(self, name: str, op: Op) -> ModelFileError:
+        return ModelFileError(
+            f"op '{op.name}' reads '{name}', which nothing produces",
+            "The graph is not well formed: a value must be an input, a parameter or an earlier op's result.",
+            "Export the model again.",
+            code="SM119",
+        )
 
     def _unknown(self, op: Op, args: Sequence[Any]) -> list[Tensor]:
         values = [self._described(name, args) for name in op.outputs]

@@ -28,7 +28,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from staticmem.graph.ir import Frame, Graph, Op, Ref
+from staticmem.graph.ir import Frame, Graph, Op, Ref, bases_of
 
 POLICIES = ("expected", "last-use", "named")
 _PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
@@ -36,6 +36,7 @@ _JOINS = ("aten::cat", "aten::concat", "aten::matmul")
 _UNPACKED = ("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind")
 _LISTS = ("aten::cat", "aten::concat", "aten::stack")
 _PAIRS = ("aten::add", "aten::mul")
+_TOLD = frozenset((*_PRODUCTS, *_JOINS, *_UNPACKED, *_LISTS, *_PAIRS, "aten::embedding"))  # ops that say something
 _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 
@@ -86,32 +87,46 @@ class _Locals:
         self.graph = graph
         self.made: dict[str, Op] = {}
         self.readers: dict[str, list[Op]] = {}
+        made, readers = self.made, self.readers
         for op in graph.ops:
-            for name in dict.fromkeys(op.refs()):
-                self.readers.setdefault(name, []).append(op)
+            names = op.refs()
+            for name in names if len(names) < 2 else dict.fromkeys(names):
+                known = readers.get(name)
+                if known is None:
+                    readers[name] = [op]
+                else:
+                    known.append(op)
             for name in op.outputs:
-                self.made[name] = op
+                made[name] = op
 
     def decide(self, policy: str) -> dict[str, int]:
         held: dict[str, int] = {}
         later_arguments = self._later_arguments()
+        all_readers = self.readers
+        plain = {target for target in {op.target for op in self.graph.ops} if target.split(".", 1)[0] not in _TOLD}
+        named = policy == "named"
         for name, maker in self.made.items():
-            readers = self.readers.get(name)
+            readers = all_readers.get(name)
             if not readers:
                 continue
             last = readers[-1]
-            depth = common_depth(maker.modules, last.modules) - 1
+            outer, inner = maker.modules, last.modules
+            depth = (len(outer) if outer is inner else common_depth(outer, inner)) - 1
             if depth < 0:
                 continue
-            if maker.base in _UNPACKED and len(maker.outputs) > 1:
-                held[name] = len(maker.modules) - 1
+            if len(outer) == depth + 1 and maker.target in plain and last.target in plain:  # nothing below tells
+                if name in later_arguments or (named and (len(readers) > 1 or self._beside(last))):
+                    held[name] = depth
                 continue
-            read_as_name = policy == "named" and (len(readers) > 1 or self._beside(last))
+            if maker.base in _UNPACKED and len(maker.outputs) > 1:
+                held[name] = len(outer) - 1
+                continue
+            read_as_name = named and (len(readers) > 1 or self._beside(last))
             if read_as_name or name in later_arguments or self._named(name, maker, readers, last, depth):
                 held[name] = depth
             elif last.base in _LISTS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
-            if policy == "named" and name in held and self._may_be_the_callers(last):
+            if named and name in held and self._may_be_the_callers(last):
                 held[name] = min(held[name], len(last.modules) - 2)
         return held
 
@@ -127,8 +142,10 @@ class _Locals:
 
     def statements(self) -> dict[str, int]:
         """Values that a module call reads last, whose result goes straight into a product of the caller's."""
-        result_of = self._call_results()
         until: dict[str, int] = {}
+        result_of = self._call_results()
+        if not result_of:
+            return until
         for name, maker in self.made.items():
             readers = self.readers.get(name)
             if not readers:
@@ -143,6 +160,8 @@ class _Locals:
     def _call_results(self) -> dict[Stack, int]:
         """Module calls whose result only a product of the calling module reads: index of that product."""
         found: dict[Stack, int] = {}
+        if "aten::mul" not in bases_of(self.graph.ops):
+            return found
         index = {id(op): i for i, op in enumerate(self.graph.ops)}
         for name, maker in self.made.items():
             readers = self.readers.get(name, ())
@@ -194,14 +213,16 @@ class _Locals:
         """Values that enter a module call after its first outside value."""
         later: set[str] = set()
         first: dict[Stack, str] = {}
+        made = self.made
         for op in self.graph.ops:
+            inner = op.modules
             for name in op.refs():
-                maker = self.made.get(name)
-                if maker is None:
+                maker = made.get(name)
+                if maker is None or maker.modules is inner:
                     continue
-                depth = common_depth(maker.modules, op.modules)
-                if depth < len(op.modules):
-                    call = op.modules[: depth + 1]
+                depth = common_depth(maker.modules, inner)
+                if depth < len(inner):
+                    call = inner[: depth + 1]
                     if first.setdefault(call, name) != name:
                         later.add(name)
         return later

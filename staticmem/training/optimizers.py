@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.eager.context import Eager
+from staticmem.eager.strides import contiguous_strides, dense_like
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.training.optimizer_steps import FACTS, Also, Drop, Make, OptimizerFacts, State, Steps
 from staticmem.training.scenario import Scenario
@@ -48,37 +49,29 @@ class Optimizer:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def make_state(self) -> list[Owner]:
-        """State of every parameter, as the step before has left it; one owner a parameter."""
-        if self.offload:
-            return []
-        owners = []
-        if self.parameters and any(self.facts.states(p.shape)[0].dtype is dtypes.uint8 for p in self._with_state()):
-            shared = Owner("optimizer", "all parameters")
+    def make_state(self) -> None:
+        """State of every parameter, as the step before has left it."""
+        if self.offload or not self.parameters:
+            return
+        of_shape = {shape: self.facts.states(shape) for shape in {p.shape for p in self.parameters}}
+        if any(states and states[0].dtype is dtypes.uint8 for states in of_shape.values()):
             for state in self.facts.shared:
-                self._place(state, self.parameters[0], "", shared)
+                self._place(state, self.parameters[0], state.name, "all parameters")
+        step = State("step", lambda shape: (), dtypes.float32)
         for p in self.parameters:
-            owner = Owner("optimizer", p.name)
-            for state in self.facts.states(p.shape):
-                self._place(state, p, f"{p.name}.", owner)
+            for state in of_shape[p.shape]:
+                self._place(state, p, f"{p.name}.{state.name}", p.name)
             if self.fused and self.facts.fused_step:
-                self._place(State("step", lambda shape: (), dtypes.float32), p, f"{p.name}.", owner)
-            owners.append(owner)
-        return owners
+                self._place(step, p, f"{p.name}.step", p.name)
 
-    def _with_state(self) -> list[Tensor]:
-        return [p for p in self.parameters if self.facts.states(p.shape)]
-
-    def _place(self, state: State, p: Tensor, prefix: str, owner: Owner) -> None:
+    def _place(self, state: State, p: Tensor, name: str, who: str) -> None:
         dtype = state.dtype or p.dtype
-        kernel = "aten.zeros_like.default" if state.shape is None else "aten.zeros.default"
-        tensor = (
-            self.e.empty_like(p, dtype, kernel)  # keeps the parameter's layout
-            if state.shape is None
-            else self.e.empty(state.shape(p.shape), dtype, kernel=kernel)
-        )
-        self.e.categorise(tensor, "optimizer_state", f"{prefix}{state.name}")
-        self.e.hold(tensor, owner)
+        if state.shape is None:  # keeps the parameter's layout
+            kernel, shape, strides = "aten.zeros_like.default", p.shape, dense_like(p.shape, p.strides)
+        else:
+            kernel, shape = "aten.zeros.default", state.shape(p.shape)
+            strides = contiguous_strides(shape)
+        self.e.keep(shape, strides, dtype, kernel, ("optimizer_state", name), ("optimizer", who))
 
     # -- step ----------------------------------------------------------------------------------------------------
 

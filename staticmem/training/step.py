@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -184,7 +185,7 @@ class _Step:
 
     def _reached(self, parameters: list[Tensor]) -> list[Tensor]:
         """Parameters that some op reads: the others get no gradient and no optimizer state."""
-        used = {name for op in self.graph.ops for name in op.refs()}
+        used = set(chain.from_iterable([op.refs() for op in self.graph.ops]))
         ids = {id(self.interpreter.env[name]) for name in used if isinstance(self.interpreter.env.get(name), Tensor)}
         return [p for p in parameters if id(p) in ids and p.name not in self.untrained]
 

@@ -15,7 +15,7 @@ from staticmem.rules import lookup
 from staticmem.rules.dispatch import call
 
 
-class _Run:
+class Run:
     def __init__(self, case: Case, pattern: Sequence[bool], above: int) -> None:
         self.case, self.pattern, self.above = case, pattern, above
         self.e = Eager(training=True)
@@ -155,7 +155,7 @@ class _Run:
 class _Labels:
     """Gives labels to buffers as they are made, for gradients that arrive during backward."""
 
-    def __init__(self, run: _Run, first: int) -> None:
+    def __init__(self, run: Run, first: int) -> None:
         self.run, self.first = run, first
 
     def __enter__(self) -> None:
@@ -174,4 +174,4 @@ class _Labels:
 
 def run(case: Case, pattern: Sequence[bool], above: int = 0) -> Observation:
     """The observation of a case in which the inputs of `pattern` need gradients, of buffers above so many bytes."""
-    return _Run(case, pattern, above).run()
+    return Run(case, pattern, above).run()

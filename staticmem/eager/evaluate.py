@@ -1,0 +1,85 @@
+"""One backward node: its formulas, and the checks of what they give (`call_function`, `validate_outputs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from staticmem.dtypes import DType
+from staticmem.eager.node import Node
+from staticmem.eager.tensor import Owner, Tensor
+
+if TYPE_CHECKING:
+    from staticmem.eager.context import Eager
+
+
+def cast_gradient(e: Eager, grad: Tensor, dtype: DType) -> Tensor:
+    """A gradient as `dtype`: a copy, but the real part of a complex one is a view (`handle_r_to_c`)."""
+    if grad.dtype.kind == "complex" and dtype.kind == "float":
+        return Tensor(grad.storage, grad.shape, tuple(2 * s for s in grad.strides), dtype)
+    return e.to_dtype(grad, dtype)
+
+
+def apply(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Evaluates the formulas. Temporaries of one formula live until its end; results coexist."""
+    edges = node.edges
+    outputs: list[Tensor | None] = [None] * len(edges)
+    if node.packed is not None:
+        node.packed.unpack(e)
+    if slots.count(None) == len(slots):
+        return outputs
+    for indices, compute in node.formulas:
+        needed = [edges[i] is not None for i in indices]
+        if True not in needed:
+            continue
+        e.open_scope()
+        result = compute(e, slots, needed)
+        results: Sequence[Tensor | None] = [result] if isinstance(result, Tensor) or result is None else result
+        e.close_scope(keep=[t for t in results if t is not None])
+        for index, need, tensor in zip(indices, needed, results, strict=True):
+            if need:
+                outputs[index] = tensor
+    if node.packed is not None:
+        node.packed.applied(e)
+    return outputs
+
+
+def validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[tuple[Tensor, int] | None]:
+    """Each output is reduced to the shape, then cast to the dtype, of the value that it is a gradient of.
+
+    From here on the list holds its tensors: a reduced one lets go of the full-size one at once. For each edge the
+    gradient and the hold that keeps it.
+    """
+    owner = Owner("gradient", node.name, node.op)
+    edges = node.edges
+    for index, output in enumerate(outputs):
+        if output is not None:
+            if edges[index] is None:
+                outputs[index] = None
+            else:
+                e.hold(output, owner)
+    e.collect()
+    for index, output in enumerate(outputs):
+        edge = edges[index]
+        if output is None or edge is None:
+            continue
+        meta = edge[0].metadata[edge[1]]
+        if output.shape != meta.shape:
+            reduced = e.sum_to(output, meta.shape)
+            e.hold(reduced, owner)
+            e.drop(output, owner)
+            outputs[index] = output = reduced
+        if output.dtype is not meta.dtype and meta.dtype.is_differentiable:
+            cast = cast_gradient(e, output, meta.dtype)
+            e.hold(cast, owner)
+            e.drop(output, owner)
+            outputs[index] = cast
+    held = owner.held
+    kept: list[tuple[Tensor, int] | None] = []
+    for output in outputs:
+        if output is None:
+            kept.append(None)
+        else:  # one tensor may be held for several edges: the last hold on it goes first
+            place = next(k for k in range(len(held) - 1, -1, -1) if held[k][0] is output)
+            kept.append(held.pop(place))
+    return kept

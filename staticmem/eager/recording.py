@@ -1,0 +1,220 @@
+"""Records what a rule or a backward node does: it is run once in a `Recorder`, and the record is read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.calls import HIDDEN, BackwardCall, Call, Made, Recorded
+from staticmem.eager.context import Eager
+from staticmem.eager.evaluate import apply, validate
+from staticmem.eager.node import Meta, Node, meta_of
+from staticmem.eager.recorder import ForeignStorageError, Recorder, UnrepeatableError
+from staticmem.eager.tensor import Form, Storage, Tensor, form_of
+
+# what rules and formulas raise where arguments do not fit: the real run will say so
+_FAILURES = (ValueError, TypeError, AttributeError, LookupError, StopIteration, ArithmeticError, AssertionError)
+MOST = 256  # backward calls that are kept for one node
+
+# -- a rule ------------------------------------------------------------------------------------------------------
+
+
+def record_call(e: Eager, run: Callable[[Eager, Sequence[Tensor]], Any], operands: Sequence[Tensor]) -> Call | None:
+    """The record of `run`, which calls a rule with the operands that it is given; None where it is not repeatable."""
+    try:
+        call = _record_call(Recorder(e), run, operands)
+        for recorded in call.nodes:
+            _check(e, recorded)
+    except (UnrepeatableError, ForeignStorageError, *_FAILURES):
+        return None
+    return call
+
+
+def _record_call(r: Recorder, run: Callable[[Eager, Sequence[Tensor]], Any], operands: Sequence[Tensor]) -> Call:
+    bases: list[Tensor | None] = []
+    parents: dict[Node, int] = {}
+    for number, real in enumerate(operands):
+        tensor = r.stand_in(real.shape, real.strides, real)
+        tensor.requires_grad = real.requires_grad
+        bases.append(None)
+        if real.base is not None:
+            bases[-1] = tensor.base = Tensor(Storage(-1, 0), real.base.shape, real.base.strides, real.base.dtype)
+        if real.requires_grad:
+            parent = tensor.grad_fn = Node("outside", -1, -1)
+            parent.refs = 1
+            parents[parent] = number
+    r.start()
+    result = run(r, r.operands)
+    results = [result] if isinstance(result, Tensor) else list(result or ())
+    index = {node: k for k, node in enumerate(r.nodes)}
+    nodes = tuple(_recorded(r, node, index, parents) for node in r.nodes)
+    saved = {id(s) for node in r.nodes for s in node.saved}
+    for number, (tensor, real) in enumerate(zip(r.operands, operands, strict=True)):
+        _moved(tensor, number, real, bases[number], index, nodes)
+    hidden: list[Tensor] = []
+    made = tuple(_result(r, t, index, bases, hidden) for t in results)
+    below = tuple(_made(r, t, index, None) for t in hidden)
+    kept = {m.source for m in made if isinstance(m, Made)}
+    unowned = [s.id - r.first for s in r._scopes[-1] if s.refs == 0]
+    if len(r._scopes) != 2 or r._scopes[0] or len(r.trace.holds) - r.first_hold != sum(len(n.saves) for n in nodes):
+        raise UnrepeatableError
+    effects = r.effects()
+    for storage in r.storages:  # formulas know stand-ins by their layout: nothing may free them
+        storage.refs = max(storage.refs, 1) if id(storage) not in saved else storage.refs
+    loose = any(~birth not in kept for birth in unowned)
+    return Call(effects, nodes, made, below, tuple(r.choices.elements()), tuple(unowned), loose)
+
+
+def _recorded(r: Recorder, node: Node, index: dict[Node, int], parents: dict[Node, int]) -> Recorded:
+    found = Recorded(node.name, node.formulas, node.metadata)
+    edges: list[int | tuple[int, int] | None] = []
+    metas: list[Meta | None] = []
+    for edge in node.edges:
+        if edge is None:
+            edges.append(None)
+            metas.append(None)
+        elif edge[0] in parents:
+            operand = r.operands[parents[edge[0]]]
+            edges.append(parents[edge[0]])
+            metas.append(meta_of(operand.shape, operand.dtype))
+        else:
+            edges.append((index[edge[0]], edge[1]))
+            metas.append(edge[0].metadata[edge[1]])
+    found.edges, found.metas = tuple(edges), tuple(metas)
+    found.saves, found.tick = r.saves(node)
+    found.kinds = ("saved",) * len(found.saves)
+    found.whos = tuple(r.trace.holds.whos[node.hold : node.hold + len(found.saves)])  # a rule may rename the node
+    return found
+
+
+def _moved(
+    tensor: Tensor, number: int, real: Tensor, base: Tensor | None, index: dict[Node, int], nodes: Sequence[Recorded]
+) -> None:
+    """An operand that was changed in place: its history goes on from a node that follows it."""
+    if tensor.base is not base or tensor.accumulate is not None or tensor.name or tensor.shape != real.shape:
+        raise UnrepeatableError
+    if tensor.grad_fn is None or tensor.grad_fn not in index:
+        if tensor.requires_grad != real.requires_grad:
+            raise UnrepeatableError
+        return
+    node = nodes[index[tensor.grad_fn]]
+    if real.requires_grad and number not in node.edges:
+        raise UnrepeatableError
+    node.moved = (*node.moved, (number, tensor.output_nr))
+
+
+def _result(
+    r: Recorder, tensor: Tensor | None, index: dict[Node, int], bases: Sequence[Tensor | None], hidden: list[Tensor]
+) -> Made | int | None:
+    """A result; `hidden` gets tensors that results are views of, and that are no operands."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, Tensor):
+        raise UnrepeatableError
+    for number, operand in enumerate(r.operands):
+        if tensor is operand:
+            return number
+    if tensor.base is None:
+        return _made(r, tensor, index, None)
+    known = [*r.operands, *bases]
+    found = [k for k, other in enumerate(known) if tensor.base is other]
+    if found:
+        count = len(r.operands)
+        return _made(r, tensor, index, found[0] if found[0] < count else ~(found[0] - count))
+    if tensor.base.base is not None:
+        raise UnrepeatableError
+    if not any(tensor.base is other for other in hidden):
+        hidden.append(tensor.base)
+    return _made(r, tensor, index, HIDDEN + next(k for k, other in enumerate(hidden) if tensor.base is other))
+
+
+def _made(r: Recorder, tensor: Tensor, index: dict[Node, int], base: int | None) -> Made:
+    if tensor.accumulate is not None or tensor.name:
+        raise UnrepeatableError
+    node = -1 if tensor.grad_fn is None else index[tensor.grad_fn]
+    form = form_of(tensor.shape, tensor.strides, tensor.dtype)
+    return Made(r.source(tensor.storage), form, node, tensor.output_nr, tensor.requires_grad, base)
+
+
+# -- a backward node ---------------------------------------------------------------------------------------------
+
+
+def recorded_backward(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> BackwardCall | None:
+    """What the node does with these gradients, recorded where it is not known yet; None: it must run."""
+    recorded = node.recorded
+    if recorded is None or node.packed is not None or e.grad_enabled or e.autocast is not None:
+        return None
+    forms = [None if slot is None else slot.form for slot in slots]
+    key = forms[0] if len(forms) == 1 else tuple(forms)
+    known = recorded.backward
+    if key not in known and key is not None:
+        if len(known) >= MOST:
+            return None
+        known[key] = _record_backward(e, recorded, forms)
+    return known.get(key)
+
+
+def _record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) -> BackwardCall | None:
+    try:
+        return record_backward(e, recorded, forms)
+    except (UnrepeatableError, *_FAILURES):
+        return None
+
+
+def record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) -> BackwardCall:
+    """The record of a node's backward with gradients of these forms.
+
+    Raises:
+        UnrepeatableError: it does something that the record would not show, and whatever formulas raise.
+    """
+    r = Recorder(e)
+    r.under, r.grad_enabled, r.trace.phase = None, False, "backward"
+    slots = [None if form is None else r.stand_in(form.shape, form.strides, form) for form in forms]
+    node = Node(recorded.name, 0, 0)
+    node.formulas, node.metadata = recorded.formulas, recorded.metadata
+    for meta in recorded.metas:
+        parent = Node("outside", -1, -1)
+        parent.metadata = [] if meta is None else [meta]
+        node.edges.append(None if meta is None else (parent, 0))
+    r.start()
+    outputs = validate(r, node, apply(r, node, slots))
+    if len(r._scopes) != 2 or any(s.refs == 0 for scope in r._scopes for s in scope):
+        raise UnrepeatableError
+    number = [k for k, form in enumerate(forms) if form is not None]
+    tensors: list[Tensor] = []
+    for output in outputs:
+        if output is not None and not any(output[0] is t for t in tensors):
+            tensors.append(output[0])
+    made: list[Made | int] = []
+    for tensor in tensors:
+        same = [number[k] for k, slot in enumerate(r.operands) if tensor is slot]
+        source = r.source(tensor.storage)
+        form = form_of(tensor.shape, tensor.strides, tensor.dtype)
+        if tensor.requires_grad or tensor.base is not None:
+            raise UnrepeatableError
+        made.append(same[0] if same else Made(source if source < 0 else number[source], form))
+    holds = []
+    for hold in r.trace.holds[r.first_hold :]:
+        source = hold.buffer if hold.buffer < r.first else ~(hold.buffer - r.first)
+        holds.append((source if source < 0 else number[source], hold.start, hold.end))
+    places = [
+        None if o is None else (next(k for k, t in enumerate(tensors) if t is o[0]), o[1] - r.first_hold)
+        for o in outputs
+    ]
+    counts = tuple(sum(o is not None and o[0] is t for o in outputs) for t in tensors)
+    return BackwardCall(r.effects(), tuple(holds), tuple(made), tuple(places), counts)
+
+
+def _check(e: Eager, recorded: Recorded) -> None:
+    """A call is repeatable where its formulas make gradients of gradients, and never of what the forward knew.
+
+    It is tried with the likeliest gradients, contiguous ones, and kept for them.
+    """
+    forms = [
+        form_of(meta.shape, layout.contiguous_strides(meta.shape), meta.dtype) if meta.dtype.is_differentiable else None
+        for meta in recorded.metadata
+    ]
+    if any(forms):
+        key = forms[0] if len(forms) == 1 else tuple(forms)
+        recorded.backward[key] = record_backward(e, recorded, forms)
