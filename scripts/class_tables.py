@@ -3,7 +3,7 @@
     python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt
 
 The last file has names of models; scripts/zoo.py chooses them. Each model is run once on meta tensors
-(scripts/observe.py) in training mode, of which exports are made, and once in evaluation mode for what only that keeps.
+(scripts/watch.py) in training mode, of which exports are made, and once in evaluation mode for what only that keeps.
 Classes of the present tables that none of these models has stay as they are. VERSIONS names the packages whose classes
 these are: "timm 1.0.31, torchvision 0.29.1".
 """
@@ -20,7 +20,7 @@ from typing import Any
 import inplace
 import module_names
 import zoo
-from observe import observed
+from watch import observed
 
 PACKAGE = Path(__file__).parents[1] / "staticmem"
 SECONDS = 90

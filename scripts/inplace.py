@@ -1,6 +1,6 @@
 """What published classes run in place: staticmem/recover/inplace.json.
 
-`class_tables.py` calls this for every model that it runs (`observe`). For every class of torchvision, timm and
+`class_tables.py` calls this for every model that it runs (`watch`). For every class of torchvision, timm and
 transformers: which activations and additions in it ran in place. A class that does both is told apart by the classes
 around it; places that differ still are left out.
 """

@@ -1,6 +1,6 @@
 """Names that `forward` of published classes gives results: staticmem/training/module_names.json.
 
-`class_tables.py` calls this for every model that it runs (`observe`). For every call of a class of torchvision, timm or
+`class_tables.py` calls this for every model that it runs (`watch`). For every call of a class of torchvision, timm or
 transformers: which name takes each result that the call receives, and which names let go then, so that replaying the
 entries holds every result for as long as Python did. Calls of a class that differ are told apart by the children that
 they ran; where that is not enough the entry is null.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from observe import Held, Observed
+from watch import Held, Observed
 
 from staticmem.graph.ir import Frame
 from staticmem.training.module_names import Entry, Result, ends, place, results, signature

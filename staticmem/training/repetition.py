@@ -124,9 +124,7 @@ def _fill(arg: Arg, given: Iterator[Any]) -> Any:
     return tuple([_fill(a, given) for a in arg]) if type(arg) is tuple else arg
 
 
-def call_of(
-    rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Callable[[Eager, Sequence[Tensor]], Any]:
+def call_of(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Eager, Sequence[Tensor]], Any]:
     """The call of a rule with other tensors in the places of those among its arguments."""
 
     def run(e: Eager, stand_ins: Sequence[Tensor]) -> Any:

@@ -39,12 +39,12 @@ BLOCK = "a:lib.Block"
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """scripts/module_names.py and scripts/observe.py, for classes of these tests."""
+    """scripts/module_names.py and scripts/watch.py, for classes of these tests."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.delitem(sys.modules, "module_names", raising=False)
     made = importlib.import_module("module_names")
     monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn.", "test_module_names."))
-    return made, importlib.import_module("observe")
+    return made, importlib.import_module("watch")
 
 
 def block(extra: bool = False) -> Graph:
@@ -251,10 +251,10 @@ def test_what_the_script_sees_is_what_stack_traces_say(
     model: Any, tmp_path: Path, scripts: tuple[ModuleType, ModuleType]
 ) -> None:
     """A table made by watching, replayed on an export without traces, holds what the traces of that export tell."""
-    names, observe = scripts
+    names, watch = scripts
     graph = exported(model(), torch.ones(6, 6), tmp_path / "m.pt2")
     seen: dict[str, Any] = {}
-    names.collect(observe.observed(model().train(), (torch.ones(6, 6),)), seen)
+    names.collect(watch.observed(model().train(), (torch.ones(6, 6),)), seen)
     bare = replace(graph, ops=tuple(replace(op, stack=()) for op in graph.ops))
     last = {name: index for index, op in enumerate(graph.ops) for name in (*op.outputs, *op.refs())}
     theirs = {n: i for n, i in held_until(graph).items() if i > last[n]}
@@ -292,12 +292,12 @@ class Hidden(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 @pytest.mark.torch
 def test_functions_that_forward_calls_are_seen(scripts: tuple[ModuleType, ModuleType]) -> None:
-    names, observe = scripts
+    names, watch = scripts
     model = Hidden()
     seen: dict[str, Any] = {}
-    watched = observe.observed(model.train(), (torch.ones(6, 6),))
+    watched = watch.observed(model.train(), (torch.ones(6, 6),))
     names.collect(watched, seen)
-    names.collect_caches(observe.observed(model.eval(), (torch.ones(6, 6),)), seen)
+    names.collect_caches(watch.observed(model.eval(), (torch.ones(6, 6),)), seen)
     table = replayed(names.table(seen))
     ops = [op.base.removeprefix("aten::") for op in watched.graph.ops]
     assert ops == ["relu", "exp", "neg", "relu", "add", "sin", "tan", "cos", "add", "abs", "sqrt"]
