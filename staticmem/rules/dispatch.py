@@ -19,9 +19,20 @@ _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs a rule. Under autocast its floating-point tensors are cast first."""
+    if "out" in kwargs:
+        return _into(e, rule, args, kwargs)
     if e.autocast is not None and rule.autocast:
         args, kwargs = cast_arguments(e, rule, args, kwargs)
     return rule.function(e, *args, **kwargs)
+
+
+def _into(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An overload with `out=` writes to a tensor that is there and has no history; an empty one is resized first."""
+    out = kwargs["out"]
+    if not isinstance(out, Tensor) or out.numel == 0:
+        return call(e, rule, args, {name: value for name, value in kwargs.items() if name != "out"})
+    e.kernel(f"{rule.target.replace('::', '.')}.out")
+    return out
 
 
 def cast_arguments(

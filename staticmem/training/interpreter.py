@@ -35,6 +35,10 @@ _RESOLVED = (Ref, tuple)
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 
 
+# whether query, key and value are one tensor decides what it does: no record of other tensors stands for it
+ALONE = frozenset({"aten::_native_multi_head_attention"})
+
+
 class Around(Protocol):
     """Someone who is told of every op before it runs, and of the end: `torch.utils.checkpoint`."""
 
@@ -219,9 +223,11 @@ class Interpreter:
         rule = self.rules.get(target)
         if rule is None:
             scalar = target in SCALAR_OPS or op.base in SCALAR_OPS
-            alone = scalar or (self.cast is not None and self.cast.applies(op))
+            alone = scalar or op.base in ALONE or (self.cast is not None and self.cast.applies(op))
             rule = self.rules[target] = False if alone else lookup(target) or False
-        return False if rule is False else signature_of(op, rule) or False
+        if rule is False or "out" in op.kwargs:  # what it writes to is there already
+            return False
+        return signature_of(op, rule) or False
 
     def _run(self, op: Op, signature: Signature) -> None:
         """Runs the rule of an op, or what is known of it."""
