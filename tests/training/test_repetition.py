@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from staticmem import dtypes
+from staticmem.errors import DimensionError
 from staticmem.frontends import open_model
 from staticmem.graph.ir import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.graph.model import resolve
@@ -135,7 +136,10 @@ def graphs(draw: st.DrawFn) -> Graph:
 @given(graphs(), st.sampled_from(("adam", "infer", "amp", "accumulate")))
 def test_any_graph(graph: Graph, scenario: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        expected = everything(by_rules(graph, SCENARIOS[scenario], patch))
+        try:
+            expected = everything(by_rules(graph, SCENARIOS[scenario], patch))
+        except DimensionError:  # a parameter is written to that requires a gradient: PyTorch refuses that
+            reject()
     for _ in range(3):
         assert everything(run_step(graph, SCENARIOS[scenario])) == expected
 
