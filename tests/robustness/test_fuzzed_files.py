@@ -9,6 +9,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -122,6 +123,9 @@ def test_every_target_is_here(coverage: ModuleType) -> None:
     assert all(coverage.sources(target) for target in coverage.TARGETS.values())
 
 
+OLD_ONNX = tuple(map(int, version("onnx").split(".")[:2])) < (1, 21)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_changes_of_structure(
     name: str, fuzz: ModuleType, coverage: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +133,8 @@ def test_changes_of_structure(
     """What the coverage-guided fuzzer begins with, and a few of its changes, without its guidance."""
     monkeypatch.chdir(ROOT)
     target = coverage.TARGETS[name]
+    if target.suffix == "onnx" and OLD_ONNX:
+        pytest.skip("onnx before 1.21 crashes on some malformed nodes (docs/robustness.md)")
     seeds = sorted(target.seeds(), key=len)[:4]
     words = coverage.mutators.words_of(coverage.sources(target))
     path = tmp_path / f"a.{target.suffix}"
