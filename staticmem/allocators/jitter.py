@@ -79,9 +79,9 @@ class Sizes:
         self._sizes = [process.sizes[id] for id in chosen]
         self._grows = [process.scales[id] for id in chosen]
         at = {id: place for place, id in enumerate(chosen)}
-        origins = process.origins
-        self._bounds = [(at[id], origins[id].kernel, *band) for id, band in process.bounds.items() if id in at]
-        self._strays = [(at[id], origins[id].kernel, *band) for id, band in process.strays.items() if id in at]
+        kernels = process.origins.kernels
+        self._bounds = [(at[id], kernels[id], *band) for id, band in process.bounds.items() if id in at]
+        self._strays = [(at[id], kernels[id], *band) for id, band in process.strays.items() if id in at]
 
     def scaled(self, scale: float, draw: int = 0) -> list[int]:
         """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.

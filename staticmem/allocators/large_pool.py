@@ -58,7 +58,7 @@ class LargePool:
         `whole` False leaves the last of three steps out, and takes the sizes of the `early` ids only.
         """
         calls, beside, before = self._all if whole else self._early
-        found = serve(calls, sizes, layout, beside, before)
+        found = serve(calls, sizes, layout, beside, before, pairs=False)
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
         return Peaks(found.peaks.allocated, found.peaks.reserved - found.small + self._small)
 

@@ -84,6 +84,7 @@ def serve(
     layout: Layout = ascending,
     beside: Sequence[int] | None = None,
     first: int = 0,
+    pairs: bool = True,
 ) -> Served:
     """Serves `calls` with PyTorch's default settings.
 
@@ -92,6 +93,7 @@ def serve(
             once (`joined`). Ids are used once, and what is released is alive.
         beside: for each call the most bytes that are allocated elsewhere from then until the next; `first`: the most
             before the first of them. They count for the peak of what is allocated.
+        pairs: whether `blocks` has the joined ids too.
     """
     count = len(sizes)
     rounded = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in sizes]
@@ -141,6 +143,8 @@ def serve(
                 peak = allocated + extra
             continue
         pool = small if size <= SMALL_SIZE else large
+        if passing and not pairs and allocated + size + extra + SMALL_SIZE <= peak and pool and pool[-1][0] >= size:
+            continue  # it fits, and a block is larger than what is asked for by SMALL_SIZE at most
         at = bisect_left(pool, (size,))
         if at < len(pool):
             whole, address, block = pool[at]
