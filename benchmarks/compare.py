@@ -11,6 +11,7 @@ from rows import Row, mib, ms
 FASTER = 10  # times MemTracker, at least
 MODELS = (("resnet50", 32), ("vit-b16", 32), ("decoder-1b", 1), ("decoder-70b", 1))
 WITHOUT_PEERS = ("decoder-70b",)  # minutes a run
+WITHOUT_TORCHINFO = ("decoder-1b",)  # it does not run on the meta device there
 
 
 def footprint(onnxsim: str, staticmem: list[str], folder: Path, rounds: int) -> tuple[list[Row], list[Series]]:
@@ -56,6 +57,8 @@ def compare(exports: Path | None, python: str, staticmem: list[str], rounds: int
         commands = {name: [*staticmem, path, "--optimizer", "adam", "--batch", str(batch)]}
         if python and name not in WITHOUT_PEERS:
             for peer in ("memtracker", "torchinfo"):
+                if peer == "torchinfo" and name in WITHOUT_TORCHINFO:
+                    continue
                 commands[peer] = [python, str(ROOT / "benchmarks" / "peers.py"), peer, name, str(batch)]
         found = interleaved(commands, rounds)
         ours = found.pop(name)
