@@ -130,7 +130,9 @@ class Recorded:
 class Call(NamedTuple):
     """What a rule does. `results` are tensors that it makes, or operands' numbers.
 
-    X
+    `effects` are its kernels, births and deaths, `nodes` what it records for the backward. `hidden` are tensors that
+    results are views of and that are no operands, `choices` what it says of kernels that it chose, `unowned` births
+    that nobody holds at its end; `loose`: some of them are no results.
     """
 
     effects: Effects

@@ -17,7 +17,7 @@ from staticmem.frontends import fields
 CONFIG = "data/weights/model_weights_config.json"
 TIED = "staticmem_tied.json"  # a member under `extra/`: {name: the first name of the same tensor}
 CONFIGS = (CONFIG, f"/extra/{TIED}")  # ends of the names of members that are read here
-MAX_BYTES = 1 << 28
+MAX_BYTES = 1 << 28  # of JSON; larger lists of weights are no real model's
 
 
 def tied_names(archive: zipfile.ZipFile) -> dict[str, str]:
