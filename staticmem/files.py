@@ -10,11 +10,14 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from staticmem.errors import UsageError
 
+# Two writes within a clock tick of the file system leave one time: FAT's ticks are the longest, 2 seconds
+SETTLED = 2 * 10**9  # nanoseconds
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -39,6 +42,31 @@ def opened(path: str | os.PathLike[str], seekable: bool = False) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+class Stamp(NamedTuple):
+    """What the file system says of a file. Whoever writes to it, or puts another in its place, changes some of it."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+    changed: int
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp | None:
+    """The stamp of a file to be read now, which later tells whether that is still what is there.
+
+    None where it would not tell: the file was written so recently that the next write may leave the same time (git
+    takes the same care, `racy git`), or there is none.
+    """
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    if not 0 <= max(found.st_mtime_ns, found.st_ctime_ns) < time.time_ns() - SETTLED:
+        return None
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def read(path: str | os.PathLike[str], most: int) -> bytes:

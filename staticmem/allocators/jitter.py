@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, stdev
+from typing import Any
 
 from staticmem.allocators.cuda_caching import DEFAULTS, simulate
 from staticmem.allocators.driver import Layout, ascending, descending, shuffled
@@ -75,33 +76,40 @@ class Sizes:
 
     def __init__(self, process: Process, ids: Sequence[int] | None = None) -> None:
         """`ids`: these alone, in this order; all by default."""
-        chosen = range(len(process.sizes)) if ids is None else ids
-        self._sizes = [process.sizes[id] for id in chosen]
-        self._grows = [process.scales[id] for id in chosen]
-        at = {id: place for place, id in enumerate(chosen)}
-        kernels = process.origins.kernels
-        self._bounds = [(at[id], kernels[id], *band) for id, band in process.bounds.items() if id in at]
-        self._strays = [(at[id], kernels[id], *band) for id, band in process.strays.items() if id in at]
+        sizes, scales, kernels = process.sizes, process.scales, process.origins.kernels
+        bounds, strays = process.bounds, process.strays
+        # Many allocations are alike, as those of a kernel in each step are: each place has the number of its kind
+        kinds: dict[Any, int] = {}
+        self._places: list[int] = []
+        for id in range(len(sizes)) if ids is None else ids:
+            kind: Any = (sizes[id], scales[id])
+            if id in bounds or id in strays:
+                kind = (*kind, kernels[id], bounds.get(id), strays.get(id))
+            self._places.append(kinds.setdefault(kind, len(kinds)))
+        self._kinds = [(kind[0], kind[1]) for kind in kinds]
+        uncertain = [(number, *kind[2:]) for kind, number in kinds.items() if len(kind) > 2]
+        self._bounds = [(number, kernel, *band) for number, kernel, band, _ in uncertain if band is not None]
+        self._strays = [(number, kernel, *band) for number, kernel, _, band in uncertain if band is not None]
 
     def scaled(self, scale: float, draw: int = 0) -> list[int]:
         """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.
 
         `draw` above 0 chooses which kernels' workspaces are at a bound.
         """
-        sizes = self._sizes
+        kinds = self._kinds
         if draw and (self._bounds or self._strays):
-            sizes = list(sizes)
-            for place, kernel, low, high in self._bounds:
+            kinds = list(kinds)
+            for number, kernel, low, high in self._bounds:
                 lot = (kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
                 if lot < 2:
-                    sizes[place] = high if lot else low
+                    kinds[number] = (high if lot else low, kinds[number][1])
             # as often as docs/workspace.md says
-            for place, kernel, low, high in self._strays if has_strays(draw) else ():
+            for number, kernel, low, high in self._strays if has_strays(draw) else ():
                 lot = ((kernel + high) * _FACTOR + draw) * _FACTOR >> 20 & 15
                 if lot < 2:
-                    sizes[place] = high if lot else low
-        grown = {nbytes: round(nbytes * scale) if nbytes > MIN_BLOCK else nbytes for nbytes in set(sizes)}
-        return [grown[nbytes] if grows else nbytes for nbytes, grows in zip(sizes, self._grows, strict=True)]
+                    kinds[number] = (high if lot else low, kinds[number][1])
+        grown = [round(nbytes * scale) if grows and nbytes > MIN_BLOCK else nbytes for nbytes, grows in kinds]
+        return [grown[number] for number in self._places]
 
 
 def is_quick(process: Process, settings: Settings, capacity: int | None = None) -> bool:

@@ -191,4 +191,10 @@ def serve(
         allocated += size
         if allocated + extra > peak:
             peak, highest = allocated + extra, call
+    # Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find them.
+    small.clear()
+    large.clear()
+    for block in live:
+        if block is not None:
+            block[2] = block[3] = None
     return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, blocks, opened, highest)

@@ -10,7 +10,9 @@ torch/optim/optimizer.py (`zero_grad(set_to_none=True)`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Literal, TypeAlias, TypeVar
 
 from staticmem.allocators.placement import model_to_order
@@ -92,11 +94,17 @@ class _Builder:
         of kernel `index`."""
         script: list[tuple[int, int, Workspace | None]] = []
         made, first, masks = self.trace.buffers, self.first, self._masks()
-        changes = [(born, masks.get(id, id)) for id, born in enumerate(made.born) if born >= first]
-        changes += [(died, ~id) for id, died in enumerate(made.died) if first <= died < OPEN]
-        changes.sort()
+        changes: list[int | None] = [None] * (self.trace.ticks - first)  # a tick has one
+        for id, born in enumerate(made.born):
+            if born >= first:
+                changes[born - first] = masks.get(id, id)
+        for id, died in enumerate(made.died):
+            if first <= died < OPEN:
+                changes[died - first] = ~id
         before, after = self._workspaces(workspace) if workspace is not None else ({}, {})
-        for tick, index in changes:
+        for tick, index in enumerate(changes, first):
+            if index is None:
+                continue
             if tick in before:
                 script += [(tick, kernel, space) for kernel, space in before[tick]]
             script.append((tick, index, None))
@@ -118,24 +126,20 @@ class _Builder:
 
     def _workspaces(self, model: WorkspaceModel) -> tuple[_At, _At]:
         """The workspaces that come before, and those that come after, the event of a tick."""
-        born: dict[int, list[int]] = {}
+        taken = {kernel: spaces for kernel, spaces in model.taken() if spaces}
+        kernels: dict[int, list[int]] = {kernel: [] for kernel in taken}
         for kernel, tick in zip(self.trace.buffers.kernels, self.trace.buffers.born, strict=True):
-            if tick >= self.first:
-                born.setdefault(kernel, []).append(tick)
+            if kernel in kernels and tick >= self.first:
+                kernels[kernel].append(tick)
         before: _At = {}
         after: _At = {}
-        waiting: list[tuple[int, Workspace]] = []  # of kernels that allocate nothing: before the next that does
-        for kernel in range(len(self.trace.kernels)):
-            spaces = model.workspaces(kernel)
-            if not spaces and not waiting:
+        for kernel, spaces in taken.items():
+            ticks = kernels[kernel]
+            if not ticks:  # it allocates nothing: before the next that does
+                at = bisect_left(self._first_ticks, (kernel, 0))
+                if at < len(self._first_ticks):
+                    before.setdefault(self._first_ticks[at][1], []).extend((kernel, space) for space in spaces)
                 continue
-            ticks = born.get(kernel)
-            if ticks is None:
-                waiting += [(kernel, space) for space in spaces]
-                continue
-            if waiting:
-                before.setdefault(ticks[0], []).extend(waiting)
-                waiting = []
             for space in spaces:
                 if space.after == FIRST:
                     before.setdefault(ticks[0], []).append((kernel, space))
@@ -143,6 +147,15 @@ class _Builder:
                     at = -1 if space.after == LAST else min(space.after, len(ticks) - 1)
                     after.setdefault(ticks[at], []).append((kernel, space))
         return before, after
+
+    @cached_property
+    def _first_ticks(self) -> list[tuple[int, int]]:
+        """Each kernel that allocates in the step, with the tick of its first allocation."""
+        found: dict[int, int] = {}
+        for kernel, tick in zip(self.trace.buffers.kernels, self.trace.buffers.born, strict=True):
+            if tick >= self.first:
+                found.setdefault(kernel, tick)
+        return sorted(found.items())
 
     # -- the process ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class Workspace:
 class WorkspaceModel(Protocol):
     """Knows the workspaces of the kernels of one trace."""
 
-    def workspaces(self, kernel: int) -> Sequence[Workspace]:
-        """Workspaces of `trace.kernels[kernel]` in the order in which it takes them; () for most kernels."""
+    def taken(self) -> Iterable[tuple[int, Sequence[Workspace]]]:
+        """The kernels that take workspaces, as indices into `trace.kernels` from the first to the last, each with its
+        own in the order in which it takes them."""
         ...

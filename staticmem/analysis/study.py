@@ -13,9 +13,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from staticmem import files
 from staticmem.analysis.request import Request
 from staticmem.errors import UsageError
 from staticmem.frontends import open_model
+from staticmem.frontends.recent import MODELS, Recent
 from staticmem.graph.ir import Graph, Note
 from staticmem.graph.model import Binding, ModelFile, SymbolRange, resolve
 from staticmem.lifetimes import Lifetimes, liveness
@@ -29,6 +31,8 @@ from staticmem.training.step import StepResult, run_step
 
 BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
+
+_fingerprints: Recent[tuple[files.Stamp, tuple[int, str | None]]] = Recent(MODELS)  # by path
 
 
 class Study:
@@ -187,6 +191,17 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     """Size in bytes and SHA-256 of a file; None for a large one. An object has neither."""
     if path.startswith("<") and not os.path.exists(path):  # an object in memory
         return 0, None
+    stamp = files.stamp(path)
+    known = _fingerprints.get(path)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    found = _fingerprint(path)
+    if stamp is not None:
+        _fingerprints.put(path, (stamp, found))
+    return found
+
+
+def _fingerprint(path: str) -> tuple[int, str | None]:
     size = os.stat(path).st_size
     if size > HASH_LIMIT:
         return size, None

@@ -34,6 +34,11 @@ def open_model(path: str) -> ModelFile:
     Raises:
         ModelFileError: nothing is there, it cannot be read, or it is no graph that staticmem reads.
     """
+    from staticmem.frontends import recent
+
+    known = recent.unchanged(path)
+    if known is not None:
+        return known
     head = _head(path)
     if head.startswith(b"PK"):
         from staticmem.frontends.export_program import read_archive

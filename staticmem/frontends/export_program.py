@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem import dtypes
+from staticmem import dtypes, files
 from staticmem.dtypes import DType
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields, recent
@@ -35,12 +35,14 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
     Raises:
         ModelFileError: not an archive of torch.export, or of a schema that this version does not know.
     """
+    stamp = files.stamp(path) if keep else None
     try:
         with zipfile.ZipFile(path) as archive:
             name = _model_member(archive, path)
             key = _key(archive, name, path) if keep else None
             known = recent.models.get(key) if key is not None else None
             if isinstance(known, ExportedArchive):
+                recent.note(path, stamp, key)
                 return known
             document = _load_json(archive, name, path)
             tied = tied_names(archive)
@@ -72,6 +74,7 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
     if key is not None and small:
         model.graphs = recent.Graphs()
         recent.models.put(key, model)
+        recent.note(path, stamp, key)
     return model
 
 

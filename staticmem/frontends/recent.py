@@ -2,9 +2,10 @@
 files again and again.
 
 A model is found by its path and by the SHA-256 of the bytes that its reader reads, so a file that changed is read
-again. Weights beside the file or in it are not read and change nothing. The key has the path because messages and the
-report name it. Models and graphs are values that nothing changes after they were made (`tests/frontends/test_recent.py`
-holds that), so that threads may share them; two that ask for the same at once both make it, and one stays.
+again. Where the file system says that nothing was written since (`files.stamp`), not even those are read. Weights
+beside the file or in it are not read and change nothing. The key has the path because messages and the report name it.
+Models and graphs are values that nothing changes after they were made (`tests/frontends/test_recent.py` holds that), so
+that threads may share them; two that ask for the same at once both make it, and one stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from staticmem import files
 
 if TYPE_CHECKING:
     from staticmem.graph.ir import Graph
@@ -55,6 +58,19 @@ class Recent(Generic[Kept]):
 
 
 models: Recent[ModelFile] = Recent(MODELS)
+_stamps: Recent[tuple[files.Stamp, Hashable]] = Recent(MODELS)  # by path, with the key of its model
+
+
+def unchanged(path: str) -> ModelFile | None:
+    """The model of a file that nobody has written to since it was read; None where that is not certain."""
+    known = _stamps.get(path)
+    return models.get(known[1]) if known is not None and known[0] == files.stamp(path) else None
+
+
+def note(path: str, stamp: files.Stamp | None, key: Hashable) -> None:
+    """Takes note of what was read, after the stamp was taken: the model with this key."""
+    if stamp is not None:
+        _stamps.put(path, (stamp, key))
 
 
 def digest(data: bytes) -> bytes:

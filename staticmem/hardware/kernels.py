@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from staticmem import dtypes
 from staticmem.allocators.workspace import FIRST, LAST, Workspace
-from staticmem.eager.trace import Buffer, Trace
+from staticmem.dtypes import DType
+from staticmem.eager.trace import Trace
 from staticmem.graph.ir import Graph
 from staticmem.hardware import conv_ops, temporaries
 from staticmem.hardware.band import NOTHING, Band, exactly
@@ -124,6 +125,14 @@ def _search(conv: Convolution, after: int, what: str, architecture: str, cudnn: 
     return (Need(band, after, fallbacks=halves, what=f"cuDNN {what}: search", once=f"search {conv}"),)
 
 
+class Made(NamedTuple):
+    """What counts of a buffer that a kernel makes."""
+
+    shape: Shape
+    dtype: DType
+    nbytes: int
+
+
 class KernelWorkspaces:
     """Workspaces of one trace. `bound` picks low, expected or high of every band."""
 
@@ -132,9 +141,15 @@ class KernelWorkspaces:
             raise ValueError(f"bound is {bound!r}")
         self.trace, self.graph, self.setup, self.bound = trace, graph, setup or Setup(), bound
         self._names, self._ops = trace.kernels.names, trace.kernels.ops
-        self._buffers: dict[int, list[Buffer]] = {}
-        for buffer in trace.buffers:
-            self._buffers.setdefault(buffer.kernel, []).append(buffer)
+        self._known = {name: _RULES.get(name) for name in set(self._names)}
+        self._takers = [kernel for kernel, name in enumerate(self._names) if self._known[name] is not None]
+        if trace.reductions or trace.copies:
+            self._takers = sorted({*self._takers, *trace.reductions, *trace.copies})
+        self._buffers: dict[int, list[Made]] = {kernel: [] for kernel in self._takers}
+        buffers = trace.buffers
+        for id, kernel in enumerate(buffers.kernels):
+            if kernel in self._buffers:
+                self._buffers[kernel].append(Made(buffers.shapes[id], buffers.dtypes[id], buffers.nbytes[id]))
         self._shapes = conv_ops.shapes_of(graph)
         self._last = conv_ops.channels_last_values(graph, self._shapes, self.setup.channels_last)
         self._forward: dict[int, Convolution | None] = {}
@@ -152,9 +167,16 @@ class KernelWorkspaces:
         listed = "high" if self.bound == "expected" else self.bound
         return tuple([need.at(self.bound) for need in needs if getattr(need.band, listed) or need.strays is not None])
 
+    def taken(self) -> Iterator[tuple[int, Sequence[Workspace]]]:
+        """Those of all kernels (`allocators.WorkspaceModel`)."""
+        for kernel in self._takers:
+            spaces = self.workspaces(kernel)
+            if spaces:
+                yield kernel, spaces
+
     def needs(self, kernel: int) -> Sequence[Need]:
         """The same with bands."""
-        rule = _RULES.get(self._names[kernel])
+        rule = self._known[self._names[kernel]]
         needs = rule(self, kernel) if rule is not None else ()
         if kernel in self.trace.reductions:
             needs = (*needs, *self._reduction(kernel))
@@ -181,9 +203,9 @@ class KernelWorkspaces:
 
     def _learn_inputs(self) -> None:
         """Sizes of convolution inputs that the graph does not state, from the gradients that their backward makes."""
-        for kernel, name in enumerate(self._names):
+        for kernel in self._takers:
             index = self._ops[kernel]
-            if name != "aten.convolution_backward.default" or not 0 <= index < len(self.graph.ops):
+            if self._names[kernel] != "aten.convolution_backward.default" or not 0 <= index < len(self.graph.ops):
                 continue
             op = self.graph.ops[index]
             names = conv_ops.operands(op) if op.base in conv_ops.CONVOLUTIONS else None

@@ -8,7 +8,7 @@ The events come from the exports in `models/` alone. The stub's cuDNN needs no w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ class Products:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.single = {buffer.kernel: buffer.shape == () for buffer in trace.buffers}  # reductions over everything
+
+    def taken(self) -> Iterator[tuple[int, Sequence[Workspace]]]:
+        for kernel in range(len(self.trace.kernels)):
+            yield kernel, self.workspaces(kernel)
 
     def workspaces(self, kernel: int) -> Sequence[Workspace]:
         name = self.trace.kernels[kernel].name

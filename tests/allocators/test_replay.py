@@ -89,16 +89,13 @@ def test_a_process_ends_with_what_lives() -> None:
 class Model:
     """Workspaces for two kernels: one that is kept, and two around the result of another."""
 
-    def workspaces(self, kernel: int) -> Sequence[Workspace]:
-        if kernel == 3:
-            return (Workspace(8 * MIB, keep="cublas forward", what="cublas"),)
-        if kernel == 5:
-            return (
-                Workspace(MIB, after=FIRST, what="first", fallbacks=(0,)),
-                Workspace(MIB, held=True, what="held"),
-                Workspace(MIB, what="last"),
-            )
-        return ()
+    def taken(self) -> list[tuple[int, Sequence[Workspace]]]:
+        around = (
+            Workspace(MIB, after=FIRST, what="first", fallbacks=(0,)),
+            Workspace(MIB, held=True, what="held"),
+            Workspace(MIB, what="last"),
+        )
+        return [(3, (Workspace(8 * MIB, keep="cublas forward", what="cublas"),)), (5, around)]
 
 
 def test_workspaces_come_when_their_kernel_runs() -> None:
@@ -154,8 +151,8 @@ class Straying:
     def __init__(self, strays: tuple[int, int] | None) -> None:
         self.strays = strays
 
-    def workspaces(self, kernel: int) -> Sequence[Workspace]:
-        return (Workspace(2 * MIB, strays=self.strays),)
+    def taken(self) -> list[tuple[int, Sequence[Workspace]]]:
+        return [(kernel, (Workspace(2 * MIB, strays=self.strays),)) for kernel in range(7)]
 
 
 def test_strays_widen_the_band_and_leave_the_median() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import onnx
 import pytest
 
 import staticmem
+from staticmem import files
 from staticmem.analysis import Request, Study
 from staticmem.frontends import open_model, recent
 from staticmem.frontends.export_program import read_archive
@@ -174,3 +177,61 @@ def test_threads_share_a_model(path: str) -> None:
     recent.models.clear()
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda words: analyzed(path, words), [*SCENARIOS] * 3)) == alone * 3
+
+
+# -- files that nobody wrote to --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files written just now count as settled: here two writes never share a tick of the clock."""
+    monkeypatch.setattr(files, "SETTLED", -(10**12))
+
+
+def test_what_was_written_just_now_has_no_stamp(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = os.stat(path).st_ctime_ns
+    for passed, known in ((-1, False), (0, False), (files.SETTLED, False), (files.SETTLED + 1, True)):
+        monkeypatch.setattr("time.time_ns", functools.partial(int, later + passed))
+        assert (files.stamp(path) is not None) is known
+    assert files.stamp(path + ".missing") is None
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_that_nobody_wrote_to_is_not_opened(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, report = open_model(path), analyzed(path, SCENARIOS[0])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it is opened")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", refuse)
+        patch.setattr(files, "opened", refuse)
+        assert open_model(path) is first
+        assert analyzed(path, SCENARIOS[0]) == report
+    os.utime(path, ns=(0, 0))  # whatever is said of a file: its contents are looked at
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "opened", refuse)
+        with pytest.raises(AssertionError):
+            open_model(path)
+    assert open_model(path) is first
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("how", ["in place", "put in its place"])
+def test_other_contents_of_the_same_size_and_time_are_seen(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    data = (MODELS / "seed.onnx").read_bytes()
+    changed = data.replace(b"pytorch", b"PYTORCH")
+    assert changed != data
+    path.write_bytes(data)
+    before = os.stat(path)
+    first = json.loads(analyzed(str(path), {}))["model"]
+    if how == "in place":
+        path.write_bytes(changed)
+    else:
+        (tmp_path / "new").write_bytes(changed)
+        os.replace(tmp_path / "new", path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    second = json.loads(analyzed(str(path), {}))["model"]
+    assert (first["producer"], second["producer"]) == ("pytorch 2.13.0+cpu", "PYTORCH 2.13.0+cpu")
+    assert first["sha256"] != second["sha256"]

@@ -18,16 +18,19 @@ def open_onnx(path: str, keep: bool = False) -> OnnxModel:
     Raises:
         ModelFileError: the file cannot be read or is not an ONNX model.
     """
+    from staticmem import files
     from staticmem.frontends import recent
     from staticmem.frontends.onnx.guard import guarded
     from staticmem.frontends.onnx.model import OnnxModel
     from staticmem.frontends.onnx.reader import parse, read, stripped
 
+    stamp = files.stamp(path) if keep else None
     data = stripped(path)
     keep = keep and len(data) <= recent.LARGEST
     key = ("onnx", path, recent.digest(data)) if keep else None
     known = recent.models.get(key) if keep else None
     if isinstance(known, OnnxModel):
+        recent.note(path, stamp, key)
         return known
     proto = parse(data, path)
     with guarded(path):
@@ -35,4 +38,5 @@ def open_onnx(path: str, keep: bool = False) -> OnnxModel:
     if keep and len(model.nodes) <= recent.MOST_OPS:
         model.graphs = recent.Graphs()
         recent.models.put(key, model)
+        recent.note(path, stamp, key)
     return model
