@@ -154,10 +154,10 @@ def reserved_band(
 def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> Band:
     """`reserved_band` for what `is_quick`; `pool` is of a growth of at least 1 + WIDTH."""
     values, wide = [nominal.peak_reserved], list[int]()
-    drawn = Sizes(process, pool.ids[: pool.early])
+    drawn = Sizes(process, pool.ids)
     for draw, jitter in enumerate(jitters(replays)):
         if draw:
-            allocated, reserved = pool.peaks(drawn.scaled(jitter.scale, draw), jitter.layout, whole=False)
+            allocated, reserved = pool.peaks(drawn.scaled(jitter.scale, draw), jitter.layout)
             into = wide if has_strays(draw) else values
             into.append(_of_nominal(reserved, allocated, nominal.peak_allocated))
     return _band(values, wide)

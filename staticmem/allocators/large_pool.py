@@ -30,70 +30,63 @@ class LargePool:
     """The calls of a process for what may be larger than 1 MiB in some replay; the rest is as in `nominal`.
 
     Attributes:
-        ids: the process's ids of these allocations, which are numbered anew here.
-        early: how many of them come before the last of three steps.
+        ids: the process's ids of these allocations, which are numbered anew here: those before the last of three
+            steps, which is left out.
     """
 
     def __init__(self, process: Process, nominal: Outline, growth: float) -> None:
         """`growth` is the largest factor of sizes that any replay asks for."""
-        most = list(process.sizes)
+        last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
+        starts = process.origins.starts
+        count = starts[STEPS] if len(starts) > STEPS else len(process.sizes)
+        most = list(process.sizes[:count])
         for known in (process.bounds, process.strays):
             for id, (_, high) in known.items():
-                most[id] = max(most[id], high)
-        self.ids = tuple([id for id, nbytes in enumerate(most) if nbytes * growth > SMALL_SIZE])
-        numbers = [-1] * len(most)
+                if id < count and high > most[id]:
+                    most[id] = high
+        least = int(SMALL_SIZE / growth)
+        self.ids = tuple([id for id, nbytes in enumerate(most) if nbytes > least and nbytes * growth > SMALL_SIZE])
+        numbers = [-1] * count
         for number, id in enumerate(self.ids):
             numbers[id] = number
-        last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
-        calls, beside, steady = _calls(process.calls, numbers, nominal.blocks, last)
-        early = calls[:steady]
-        self.early = sum(call >= 0 for call in early)
-        self._all = _joined(calls, beside, len(self.ids))
-        self._early = _joined(early, beside, self.early)
+        self._calls = _joined(*_calls(process.calls[:last], numbers, nominal.blocks), len(self.ids))
         self._small = nominal.small
 
-    def peaks(self, sizes: Sequence[int], layout: Layout = ascending, *, whole: bool = True) -> Peaks:
-        """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together.
-
-        `whole` False leaves the last of three steps out, and takes the sizes of the `early` ids only.
-        """
-        calls, beside, before = self._all if whole else self._early
+    def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
+        """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together."""
+        calls, beside, before = self._calls
         found = serve(calls, sizes, layout, beside, before, pairs=False)
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
         return Peaks(found.peaks.allocated, found.peaks.reserved - found.small + self._small)
 
 
-def _calls(
-    calls: Sequence[int], numbers: Sequence[int], blocks: Sequence[int], last: int
-) -> tuple[list[int], list[int], int]:
-    """The calls for ids with a number; the most bytes that the others have before the first of these calls and behind
-    each of them; how many of these calls come before call `last`."""
+def _calls(calls: Sequence[int], numbers: Sequence[int], blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The calls for ids with a number, and the most bytes that the others have before the first of these calls and
+    behind each of them."""
     found: list[int] = []
     beside: list[int] = []
-    small = most = steady = 0
-    for part in (calls[:last], calls[last:]):
-        steady = len(found)
-        for call in part:
-            if call >= 0:
-                number = numbers[call]
-                if number >= 0:
-                    beside.append(most)
-                    found.append(number)
-                    most = small
-                    continue
-                small += blocks[call]
-                if small > most:
-                    most = small
-            else:
-                number = numbers[~call]
-                if number >= 0:
-                    beside.append(most)
-                    found.append(~number)
-                    most = small
-                    continue
-                small -= blocks[~call]
+    small = most = 0
+    for call in calls:
+        if call >= 0:
+            number = numbers[call]
+            if number >= 0:
+                beside.append(most)
+                found.append(number)
+                most = small
+                continue
+            small += blocks[call]
+            if small > most:
+                most = small
+        else:
+            number = numbers[~call]
+            if number >= 0:
+                beside.append(most)
+                found.append(~number)
+                most = small
+                continue
+            small -= blocks[~call]
     beside.append(most)
-    return found, beside, steady
+    return found, beside
 
 
 def _joined(calls: Sequence[int], beside: Sequence[int], count: int) -> Calls:

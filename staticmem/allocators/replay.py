@@ -71,7 +71,7 @@ class _Builder:
         self.first = starts.get("forward", 0)
         self.optimizer = starts.get("optimizer", trace.ticks)
         made = trace.buffers
-        setup = made.pick([id for id, born in enumerate(made.born) if born < self.first])
+        setup = made.pick(range(bisect_left(made.born, self.first)))
         self.model = model_to_order(b for b in setup if b.category in ("parameter", "buffer", "communication"))
         self.inputs = [b for b in setup if b.category == "input"]
         self.state = _as_created(b for b in setup if b.category == "optimizer_state")

@@ -104,6 +104,8 @@ class Columns(Sequence[Row]):
         """The rows at these places; the others are not made."""
         if self._rows is not None:
             return [self._rows[place] for place in places]
+        if isinstance(places, range) and places.step == 1 and 0 <= places.start <= places.stop <= len(self):
+            return self._between(places.start, places.stop)
         every = range(len(self))
         return [self._between(every[place], every[place] + 1)[0] for place in places]
 

@@ -106,16 +106,17 @@ def test_the_large_pool_with_the_small_one_as_predicted(
     pool = LargePool(made(calls, sizes, third), nominal, growth)
     kept = [sizes[id] for id in pool.ids]
     assert all(size > MIB / growth for size in kept)
-    assert pool.peaks(kept) == (nominal.peak_allocated, nominal.peak_reserved)
+    whole = LargePool(made(calls, sizes, len(calls)), nominal, growth)
+    assert whole.peaks([sizes[id] for id in whole.ids]) == (nominal.peak_allocated, nominal.peak_reserved)
     earlier = peaks(calls[:third], sizes)
-    without = pool.peaks(kept[: pool.early], whole=False)
+    without = pool.peaks(kept)
     assert earlier.allocated <= without.allocated <= nominal.peak_allocated
     assert earlier.reserved <= without.reserved <= nominal.peak_reserved
 
 
 def test_a_workspace_that_may_be_large_is_in_the_large_pool() -> None:
     """As predicted the workspace of 0.5 MiB is in the small pool; at most it opens a segment of 12 MiB."""
-    process = made([0, 1, ~1], [4 * MIB, MIB // 2], 0, {1: (0, 12 * MIB)})
+    process = made([0, 1, ~1], [4 * MIB, MIB // 2], 3, {1: (0, 12 * MIB)})
     nominal = outline(process.calls, process.sizes)
     pool = LargePool(process, nominal, 1 + WIDTH)
     assert pool.ids == (0, 1)
