@@ -2,6 +2,7 @@
 
     python scripts/mutants.py --sample 100 --seed 1            # of all modules below
     python scripts/mutants.py --module lifetimes/intervals.py  # every fault of one
+    python scripts/mutants.py --folder lifetimes               # every fault of one folder
     python scripts/mutants.py --list
 
 A fault is a comparison, an operator, a number, a condition, a result or a statement that is another one, or is gone. It
@@ -53,23 +54,52 @@ def _cases(module: str) -> list[str]:
 
 
 _PARALLEL = [
+    "tests/parallel/test_tensor_by_hand.py",
+    "tests/parallel/test_zero3_by_hand.py",
     "tests/parallel/test_ranks_by_hand.py",
     "tests/parallel/test_ranks.py",
     "tests/parallel/test_parallel_cli.py",
 ]
+_REPORT = ["tests/report/test_report.py", "tests/report/test_golden.py"]
+_ENGINE = [
+    _BY_HAND, "tests/eager", "tests/training/test_left_behind.py", "tests/training/test_step.py",
+    "tests/training/test_checkpointing.py", "tests/training/test_repetition.py", "tests/lifetimes/test_intervals.py",
+    "tests/rules/test_recorded_rules.py", "tests/report/test_golden.py",
+]  # fmt: skip
+_ALLOCATOR = [f"tests/allocators/test_{name}.py" for name in (
+    "replay", "allocation_rules", "peaks", "real", "invariants", "processes", "settings", "kernel_memory",
+)]  # fmt: skip
+_STEP = [
+    *(f"tests/training/test_{name}.py" for name in (
+        "step", "left_behind", "interpreter", "step_levers", "locals", "source_locals", "losses", "precision",
+        "graph_notes", "contradictions", "optimizers", "checkpointing", "hidden_frames", "module_names",
+        "written_checkpoints", "repetition",
+    )),
+    "tests/report/test_golden.py", "tests/training/test_levers_measured.py",
+]  # fmt: skip
 AREAS: dict[str, list[str]] = {
     "eager/autograd.py": [
-        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/report/test_golden.py",
-        "tests/training/test_step.py", "tests/training/test_checkpointing.py", "tests/lifetimes/test_intervals.py",
-        "tests/rules/test_rules.py",
+        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/training/test_left_behind.py",
+        "tests/report/test_golden.py", "tests/training/test_step.py", "tests/training/test_checkpointing.py",
+        "tests/lifetimes/test_intervals.py", "tests/rules/test_rules.py",
         "-k", "not batch_norm and not instance_norm",
     ],
     "eager/strides.py": [_BY_HAND, "tests/eager/test_strides.py"],
-    "lifetimes/intervals.py": [_BY_HAND, "tests/lifetimes", "tests/report/test_report.py"],
-    "allocators/cuda_caching.py": ["tests/allocators/test_replay.py", "tests/allocators/test_allocation_rules.py",
-                                   "tests/allocators/test_real.py", "tests/allocators/test_invariants.py"],
-    "allocators/expandable.py": ["tests/allocators/test_replay.py", "tests/allocators/test_allocation_rules.py",
-                                 "tests/allocators/test_real.py", "tests/allocators/test_invariants.py"],
+    **{f"eager/{name}.py": _ENGINE for name in (
+        "calls", "columns", "context", "evaluate", "node", "rebase", "recorder", "recording", "tensor", "trace",
+    )},
+    **{f"lifetimes/{name}.py": [_BY_HAND, "tests/lifetimes", *_REPORT] for name in (
+        "graph", "intervals", "schedule", "why",
+    )},
+    **{f"allocators/{name}.py": _ALLOCATOR for name in (
+        "blocks", "cuda_caching", "driver", "expandable", "jitter", "large_pool", "peaks", "placement", "process",
+        "replay", "result", "settings",
+    )},
+    **{f"training/{name}.py": _STEP for name in (
+        "checkpointing", "freezing", "gradients", "graph_notes", "hidden_frames", "interpreter", "kept_attributes",
+        "lever_notes", "locals", "losses", "module_names", "optimizer_steps", "precision", "regions", "repetition",
+        "scenario", "shapes", "source_locals", "step", "symbolic", "written_checkpoints",
+    )},
     "training/optimizers.py": ["tests/training/test_optimizers.py", "tests/training/test_step.py"],
     "rules/convolution.py": [*_RULES, "by_hand or cuda_only or conv"],
     "rules/pointwise.py": [*_RULES, _POINTWISE],
@@ -275,6 +305,7 @@ def preload() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Faults that no test notices.")
     parser.add_argument("--module", action="append", choices=AREAS, help="of these modules; default: all")
+    parser.add_argument("--folder", action="append", help="of all modules below in these: rules, lifetimes, ...")
     parser.add_argument("--at", action="append", metavar="MODULE:LINE", help="only those of this line; may be repeated")
     parser.add_argument("--sample", type=int, help="this many, chosen by --seed")
     parser.add_argument("--seed", type=int, default=0)
@@ -282,14 +313,16 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of one fault")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     given = parser.parse_args()
+    folders = given.folder or ([] if given.module else {module.partition("/")[0] for module in AREAS})
+    modules = [module for module in AREAS if module in (given.module or ()) or module.partition("/")[0] in folders]
     planted = [
         mutant
-        for module in given.module or AREAS
+        for module in modules
         for mutant in mutants_of(module, (ROOT / "staticmem" / module).read_text(encoding="utf-8"))
     ]
     if given.at:
         planted = [mutant for mutant in planted if f"{mutant.module}:{mutant.line}" in given.at]
-    print(f"{len(planted):,} faults in {len(given.module or AREAS)} modules", flush=True)
+    print(f"{len(planted):,} faults in {len(modules)} modules", flush=True)
     if given.list:
         for mutant in planted:
             print(f"{mutant.module}:{mutant.line}: {mutant.was}  ->  {mutant.now}")

@@ -109,10 +109,9 @@ class _Block:
                 shape = self.shapes.get(name, ())
                 if len(shape) == 4:
                     self.heads.add(shape[1])
-        others = [n for n in op.refs() if n not in self.partial and n in self.shapes]
-        if op.base in ("aten::add", "aten::add_") and any(len(self.shapes[n]) >= 3 for n in others):
-            whole = [n for n in others if len(self.shapes[n]) == len(self.shapes.get(reads[0], ()))]
-            if any(self.shapes[n] == self.shapes.get(reads[0]) for n in whole):
+        if op.base in ("aten::add", "aten::add_"):
+            part = self.shapes.get(reads[0])
+            if any(self.shapes[n] == part for n in op.refs() if n not in self.partial and n in self.shapes):
                 self.problem = self.problem or "a residual is added to a part"
 
     def _weight(self, op: Op) -> tuple[Parameter, bool] | None:
@@ -142,24 +141,24 @@ class _Block:
 
 def _vocabulary(graph: Graph, groups: list[str], names: dict[str, Parameter], ranks: int, made: Plan) -> None:
     """Embedding of the largest table outside of the blocks, and the linear that gives the model's first output."""
-    tables = {}
+    tables: dict[int, tuple[int, str]] = {}  # op -> rows and name
     for index, op in enumerate(graph.ops):
         if groups[index] == ROOT and op.base == "aten::embedding" and isinstance(op.args[0], Ref):
             found = names.get(op.args[0].name)
-            if found is not None:
-                tables[index] = found
+            if found is not None and found.value.shape:
+                tables[index] = (found.value.shape[0], found.fqn)
     if not tables:
         return
-    size = max((p.value.shape or (0,))[0] for p in tables.values())
-    for index, p in tables.items():
-        if (p.value.shape or (0,))[0] == size:
+    size = max(rows for rows, _ in tables.values())
+    for index, (rows, name) in tables.items():
+        if rows == size:
             made.vocabulary.add(index)
-            made.split.add(p.fqn)
+            made.split.add(name)
     for index, op in enumerate(graph.ops):
         if groups[index] != ROOT or op.base != "aten::linear" or not isinstance(op.args[1], Ref):
             continue
         found = names.get(op.args[1].name)
-        if found is not None and (found.value.shape or (0,))[0] == size:
+        if found is not None and (found.value.shape or ())[:1] == (size,):
             made.vocabulary.add(index)
             made.split.add(found.fqn)
             made.logits = size
@@ -204,7 +203,7 @@ def _divide(piece: Piece, ranks: int, heads: set[int] | None = None) -> None:
         return
     shape = list(piece.shape)
     dims = [1] if heads and len(shape) == 4 and shape[1] in heads else []
-    dims += [i for i in range(len(shape) - 1, -1, -1) if shape[i] % ranks == 0]
+    dims += [i for i in reversed(range(len(shape))) if shape[i] % ranks == 0]
     if dims:
         shape[dims[0]] //= ranks
         piece.shape = tuple(shape)

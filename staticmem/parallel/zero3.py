@@ -101,7 +101,7 @@ def sub_groups(sizes: Sequence[int], limit: int) -> list[int]:
 
 def _fetch(rewrite: Rewrite, split: dict[str, Weight], found: Sequence[Use], config: ZeroConfig) -> None:
     """Gathered parameters from their fetch, which may be ahead of their use, to the use after which they go."""
-    live: dict[str, Piece] = {}
+    live: dict[str, Piece] = {}  # what is to be used again: each goes with its last use at the latest
     numel = {name: weight.numel for name, weight in split.items()}
     present = 0
     passed = [0, *accumulate(sum(numel.get(name, 0) for name in names) for _, _, names in found)]
@@ -126,9 +126,6 @@ def _fetch(rewrite: Rewrite, split: dict[str, Weight], found: Sequence[Use], con
             if name in live and not soon:
                 rewrite.end(live.pop(name), (end, BEFORE))
                 present -= numel[name]
-    last = found[-1][1] if found else rewrite.first
-    for piece in live.values():
-        rewrite.end(piece, (last, BEFORE))
 
 
 def _next_uses(found: Sequence[Use]) -> list[dict[str, int]]:

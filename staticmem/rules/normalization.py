@@ -90,9 +90,8 @@ def native_batch_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As `batch_norm` without cuDNN; also returns the mean and the inverse std."""
-    if not e.training and running_mean is not None:
-        training = False
+    """As `batch_norm` without cuDNN, which makes the same in train() and eval(); also returns the mean and the inverse
+    std."""
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, False)
 
 

@@ -10,7 +10,7 @@ from staticmem import dtypes
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.rules import RULES
-from staticmem.rules.indexing import index
+from staticmem.rules.indexing import index, take_along_dim
 
 
 def observed(case: Case) -> Observation:
@@ -95,3 +95,43 @@ def test_batch_norm_copies_a_gradient_only_for_cudnn_in_training() -> None:
         cases = [call("aten::batch_norm", image, *rest, 0.1, 1e-5, True, root=root) for root in ("contiguous", "like")]
         found = [len(observed(case).backward) for case in cases]
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "rest", "axes", "kernel"),
+    [
+        ("mean", (), (0, 1, 2), "aten.mean.default"),
+        ("mean", (1,), (1,), "aten.mean.dim"),
+        ("mean", ((0, -1), True), (0, 2), "aten.mean.dim"),
+        ("sum", (), (0, 1, 2), "aten.sum.dim_IntList"),  # `sum.default` calls it with all dimensions
+        ("sum", ((0, 2),), (0, 2), "aten.sum.dim_IntList"),
+    ],
+)
+def test_a_reduction_says_what_it_reduces(
+    target: str, rest: tuple[object, ...], axes: tuple[int, ...], kernel: str
+) -> None:
+    """The buffer of CUDA's reduction depends on the layout of its input and on the axes that go."""
+    e = Eager()
+    e.trace.begin("forward")
+    x = e.empty((2, 3, 4), dtypes.float32, (12, 1, 3))
+    RULES[f"aten::{target}"].function(e, x, *rest)
+    assert e.trace.reductions == {e.running: ((2, 3, 4), (12, 1, 3), axes)}
+    assert e.trace.kernels[e.running].name == kernel
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_what_is_taken_along_a_dimension_is_broadcast_over_the_others(axis: int) -> None:
+    """torch.take_along_dim of (2, 1, 4) and (1, 3, 1): the axis keeps each one's own size."""
+    e = Eager()
+    e.trace.begin("forward")
+    sizes = [2, 3, 4]
+    sizes[axis] = (1, 3, 1)[axis]
+    taken = take_along_dim(e, e.empty((2, 1, 4), dtypes.float32), e.empty((1, 3, 1), dtypes.int64), axis)
+    assert taken.shape == tuple(sizes)
+
+
+def test_one_hot_has_one_more_dimension() -> None:
+    e = Eager()
+    e.trace.begin("forward")
+    made = RULES["aten::one_hot"].function(e, e.empty((2, 3), dtypes.int64), 7)
+    assert (made.shape, made.dtype) == ((2, 3, 7), dtypes.int64)

@@ -12,11 +12,12 @@ from staticmem.scenarios.levers import candidates
 from staticmem.scenarios.points import plain
 
 SEED = Path(__file__).parents[2] / "models" / "seed.pt2"
+BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"
 
 
-def offered(**words: Any) -> list[dict[str, Any]]:
+def offered(path: Path = SEED, **words: Any) -> list[dict[str, Any]]:
     """The words of every lever that leaves the step a training step."""
-    found = candidates(Study.open(SEED, Request(**{"optimizer": "adam", **words})))
+    found = candidates(Study.open(path, Request(**{"optimizer": "adam", **words})))
     return [dict(lever.words) for lever in found if lever.words.get("mode") != "infer"]
 
 
@@ -42,3 +43,22 @@ def test_a_resolution_as_text() -> None:
     assert plain("resolution", (256, 224)) == "256x224"
     assert plain("checkpoint", ()) == "none"
     assert plain("checkpoint", ("a", "b")) == "a,b"
+
+
+@pytest.mark.parametrize(
+    ("given", "both"), [({}, True), ({"amp": "none"}, True), ({"amp": "bf16"}, False), ({"dtype": "bf16"}, False)]
+)
+def test_a_precision_beside_checkpoints_is_offered_where_there_is_none(given: dict[str, Any], both: bool) -> None:
+    found = [set(words) for words in offered(BLOCKS, batch=2, **given)]
+    assert {"checkpoint"} in found
+    assert ({"amp", "checkpoint"} in found) is both
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "left"), [("sgd", 0.9, True), ("sgd", 0.0, False), ("rmsprop", 0.9, False)]
+)
+def test_sgd_is_offered_without_its_momentum(optimizer: str, momentum: float, left: bool) -> None:
+    """Other optimizers with a momentum are offered SGD in their place."""
+    found = offered(optimizer=optimizer, momentum=momentum)
+    assert any(words.get("momentum") == 0 and "optimizer" not in words for words in found) is left
+    assert any(words.get("optimizer") == "sgd" for words in found) is (optimizer != "sgd")
