@@ -200,6 +200,15 @@ class Graph:
         return {}
 
     @cached_property
+    def last_read(self) -> Mapping[str, int]:
+        """The names that ops read, each with the index of the last op that does."""
+        last: dict[str, int] = {}
+        for index, op in enumerate(self.ops):
+            for name in op.refs():
+                last[name] = index
+        return last
+
+    @cached_property
     def dependencies(self) -> nx.DiGraph:
         """The op graph on NetworkX: nodes are indices into `ops`, an edge is a value from its producer to a reader."""
         import networkx as nx

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +79,7 @@ def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
     A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
     An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`).
     """
-    used = {name for op in graph.ops for name in op.refs()}
+    used = graph.last_read
     by_name = {p.value.name: p for p in graph.parameters}
     unread = [p for p in graph.parameters if p.value.name not in used and p.alias_of is None]
     if not unread:
@@ -135,7 +135,7 @@ def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, 
     return found
 
 
-def _of_child(graph: Graph, p: Parameter, used: set[str]) -> list[Parameter]:
+def _of_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Parameter]:
     """A parent that registers its child's parameter too (BERT: `predictions.bias` is `predictions.decoder.bias`)."""
     module, _, name = p.fqn.rpartition(".")
     return [

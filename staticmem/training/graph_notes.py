@@ -51,7 +51,7 @@ def _other_outputs(training: bool, outputs: Sequence[Tensor], loss: str | None) 
 
 def _unread(graph: Graph, training: bool) -> list[Note]:
     """Parameters that no op reads: the exporter has left out ops whose result nothing uses, or they are for later."""
-    read = {name for op in graph.ops for name in op.refs()}
+    read = graph.last_read
     aliased = {p.alias_of for p in graph.parameters}
     unread = [
         p for p in graph.parameters if p.value.name not in read and not p.alias_of and p.value.name not in aliased

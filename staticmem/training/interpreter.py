@@ -78,14 +78,14 @@ class Interpreter:
             self.last_use[name] = max(self.last_use.get(name, index), index)
 
     def _last_uses(self) -> dict[str, int]:
+        """Of what ops make, in that order: what ends with one op ends in the order in which it was made."""
+        graph = self.graph
+        read = graph.last_read
         last: dict[str, int] = {}
-        for index, op in enumerate(self.graph.ops):
+        for index, op in enumerate(graph.ops):
             for name in op.outputs:
-                last[name] = index
-            for name in op.refs():
-                last[name] = index
-        for name in self.graph.outputs:
-            last[name] = len(self.graph.ops)
+                last[name] = max(read.get(name, index), index)
+        last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
         return last
 
     def define(self, name: str, tensor: Tensor) -> None:

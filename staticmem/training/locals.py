@@ -86,43 +86,53 @@ class _Locals:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.made: dict[str, Op] = {}
-        self.readers: dict[str, list[Op]] = {}
-        made, readers = self.made, self.readers
+        self.reader: dict[str, Op] = {}  # the last one
+        self.again: set[str] = set()  # what more than one op reads
+        self.later: set[str] = set()  # what enters a module call after its first value from outside
+        made, reader, again = self.made, self.reader, self.again
+        first: dict[Stack, str] = {}
         for op in graph.ops:
-            names = op.refs()
-            for name in names if len(names) < 2 else dict.fromkeys(names):
-                known = readers.get(name)
-                if known is None:
-                    readers[name] = [op]
-                else:
-                    known.append(op)
+            inner = op.modules
+            for name in op.refs():
+                known = reader.get(name)
+                if known is not op:
+                    if known is not None:
+                        again.add(name)
+                    reader[name] = op
+                maker = made.get(name)
+                if maker is not None and maker.modules is not inner:
+                    depth = common_depth(maker.modules, inner)
+                    if depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name:
+                        self.later.add(name)
             for name in op.outputs:
                 made[name] = op
 
     def decide(self, policy: str) -> dict[str, int]:
         held: dict[str, int] = {}
-        later_arguments = self._later_arguments()
-        all_readers = self.readers
+        reader, again, later_arguments = self.reader, self.again, self.later
         plain = {target for target in {op.target for op in self.graph.ops} if target.split(".", 1)[0] not in _TOLD}
         named = policy == "named"
         for name, maker in self.made.items():
-            readers = all_readers.get(name)
-            if not readers:
+            last = reader.get(name)
+            if last is None:
                 continue
-            last = readers[-1]
             outer, inner = maker.modules, last.modules
             depth = (len(outer) if outer is inner else common_depth(outer, inner)) - 1
             if depth < 0:
                 continue
-            if len(outer) == depth + 1 and maker.target in plain and last.target in plain:  # nothing below tells
-                if name in later_arguments or (named and (len(readers) > 1 or self._beside(last))):
+            if maker.target in plain and last.target in plain:  # of all below, only the model within a model may tell
+                if (
+                    name in later_arguments
+                    or (named and (name in again or self._beside(last)))
+                    or (len(outer) > depth + 1 and _is_model(outer[depth + 1]))
+                ):
                     held[name] = depth
                 continue
             if maker.base in _UNPACKED and len(maker.outputs) > 1:
                 held[name] = len(outer) - 1
                 continue
-            read_as_name = named and (len(readers) > 1 or self._beside(last))
-            if read_as_name or name in later_arguments or self._named(name, maker, readers, last, depth):
+            read_as_name = named and (name in again or self._beside(last))
+            if read_as_name or name in later_arguments or self._named(name, maker, last, depth):
                 held[name] = depth
             elif last.base in _LISTS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
@@ -147,10 +157,9 @@ class _Locals:
         if not result_of:
             return until
         for name, maker in self.made.items():
-            readers = self.readers.get(name)
-            if not readers:
+            last = self.reader.get(name)
+            if last is None:
                 continue
-            last = readers[-1]
             depth = common_depth(maker.modules, last.modules)
             product = result_of.get(last.modules[: depth + 1]) if 0 < depth < len(last.modules) else None
             if product is not None and name not in self.graph.ops[product].refs():
@@ -164,23 +173,23 @@ class _Locals:
             return found
         index = {id(op): i for i, op in enumerate(self.graph.ops)}
         for name, maker in self.made.items():
-            readers = self.readers.get(name, ())
-            if len(readers) == 1 and readers[0].base == "aten::mul":
-                reader = readers[0]
+            reader = self.reader.get(name)
+            if reader is not None and name not in self.again and reader.base == "aten::mul":
                 depth = len(reader.modules)
                 if len(maker.modules) > depth and maker.modules[:depth] == reader.modules:
                     found[maker.modules[: depth + 1]] = index[id(reader)]
         return found
 
-    def _named(self, name: str, maker: Op, readers: list[Op], last: Op, depth: int) -> bool:
-        if any(r.base in _PRODUCTS and r.modules == last.modules for r in readers[-1:]):
+    def _named(self, name: str, maker: Op, last: Op, depth: int) -> bool:
+        read_by = last.base
+        if read_by in _PRODUCTS:
             return True
         made_here = len(maker.modules) == depth + 1
-        if maker.base in _JOINS and made_here and len(last.modules) > depth + 1:
-            return maker.base == "aten::matmul" or last.base == "aten::batch_norm"
-        if last.base in _PAIRS and (self._pair(name, last) or _starts_sum(last)):
+        if made_here and len(last.modules) > depth + 1 and maker.base in _JOINS:
+            return maker.base == "aten::matmul" or read_by == "aten::batch_norm"
+        if read_by in _PAIRS and (self._pair(name, last) or _starts_sum(last)):
             return True
-        if last.base == "aten::mul" and len(readers) > 1 and len(last.modules) == depth + 1:
+        if read_by == "aten::mul" and name in self.again and len(last.modules) == depth + 1:
             return True
         if maker.base == "aten::embedding":
             # not what a model returns: the TorchScript exporter merges equal lookups (encoder and decoder with tied
@@ -200,29 +209,11 @@ class _Locals:
         single = [self._single_child_result(n, op) for n in operands]
         if all(single):
             return True
-        first_local = operands[0] in self.made and len(self.readers.get(operands[0], ())) == 1
+        first_local = operands[0] in self.made and operands[0] in self.reader and operands[0] not in self.again
         return name == operands[1] and single[1] and first_local
 
     def _single_child_result(self, name: str, op: Op) -> bool:
         maker = self.made.get(name)
-        if maker is None or len(self.readers.get(name, ())) != 1:
+        if maker is None or name not in self.reader or name in self.again:
             return False
         return len(maker.modules) > len(op.modules) and maker.modules[: len(op.modules)] == op.modules
-
-    def _later_arguments(self) -> set[str]:
-        """Values that enter a module call after its first outside value."""
-        later: set[str] = set()
-        first: dict[Stack, str] = {}
-        made = self.made
-        for op in self.graph.ops:
-            inner = op.modules
-            for name in op.refs():
-                maker = made.get(name)
-                if maker is None or maker.modules is inner:
-                    continue
-                depth = common_depth(maker.modules, inner)
-                if depth < len(inner):
-                    call = inner[: depth + 1]
-                    if first.setdefault(call, name) != name:
-                        later.add(name)
-        return later

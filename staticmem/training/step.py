@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -185,8 +184,8 @@ class _Step:
 
     def _reached(self, parameters: list[Tensor]) -> list[Tensor]:
         """Parameters that some op reads: the others get no gradient and no optimizer state."""
-        used = set(chain.from_iterable([op.refs() for op in self.graph.ops]))
-        ids = {id(self.interpreter.env[name]) for name in used if isinstance(self.interpreter.env.get(name), Tensor)}
+        read = self.graph.last_read
+        ids = {id(tensor) for name, tensor in self.interpreter.env.items() if name in read and type(tensor) is Tensor}
         return [p for p in parameters if id(p) in ids and p.name not in self.untrained]
 
     # -- the step ------------------------------------------------------------------------------------------------
