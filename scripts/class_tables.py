@@ -1,19 +1,25 @@
 """Makes the tables of published classes: staticmem/training/module_names.json and staticmem/recover/inplace.json.
 
-    python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt
+    python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt [--state FILE]
 
-The last file has names of models; scripts/zoo.py chooses them. Each model is run once on meta tensors
+The file has names of models; scripts/zoo.py chooses them. Each model is run once on meta tensors
 (scripts/watch.py) in training mode, of which exports are made, and once in evaluation mode for what only that keeps.
 Classes of the present tables that none of these models has stay as they are. VERSIONS names the packages whose classes
-these are: "timm 1.0.31, torchvision 0.29.1".
+these are: "timm 1.0.31, torchvision 0.29.1". With `--state` what was seen is kept in FILE after each model: a run of up
+to an hour that was stopped goes on behind the model that it was at.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
+import os
+import pickle
 import sys
+import time
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,22 @@ from watch import observed
 
 PACKAGE = Path(__file__).parents[1] / "staticmem"
 SECONDS = 90
+
+
+@dataclass
+class State:
+    """What the models so far have shown. `tried` also has the one that a stopped run was at: it may have stopped it."""
+
+    names: dict[str, module_names.Seen] = field(default_factory=dict)
+    places: inplace.Seen = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+
+    def save(self, path: Path | None) -> None:
+        """Written beside the file and moved, so that a stop leaves a whole one."""
+        if path is not None:
+            beside = path.with_name(f"{path.name}.new")
+            beside.write_bytes(pickle.dumps(self))
+            os.replace(beside, path)
 
 
 def write(path: Path, about: str, classes: dict[str, Any]) -> None:
@@ -50,23 +72,35 @@ def look(name: str, names: dict[str, module_names.Seen], places: inplace.Seen) -
         module_names.collect_caches(observed(model.eval(), args, kwargs), names)
 
 
-def main(versions: str, models: Path) -> None:
-    """Writes both tables; models that fail are named on standard error."""
+def main(versions: str, models: Path, path: Path | None) -> None:
+    """Writes both tables; models that fail are named on standard error, and how long each took."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    names: dict[str, module_names.Seen] = {}
-    places: inplace.Seen = {}
+    state = State() if path is None or not path.exists() else pickle.loads(path.read_bytes())
     for name in models.read_text(encoding="utf-8").split():
+        if name in state.tried:
+            continue
+        state.tried.append(name)
+        state.save(path)
+        began = time.monotonic()
+        outcome = "seen"
         try:
-            zoo.within(SECONDS, lambda name=name: look(name, names, places))
+            zoo.within(SECONDS, lambda name=name: look(name, state.names, state.places))
         except Exception as error:  # whatever a library raises for one of its models
-            print(f"{name}: {type(error).__name__} {str(error)[:120]!r}", file=sys.stderr, flush=True)
+            outcome = f"{type(error).__name__} {str(error)[:120]!r}"
+        print(f"{name}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    state.save(path)
     source = f"scripts/class_tables.py; {versions}"
     about = f"names that forward gives results; {source}"
-    write(PACKAGE / "training" / "module_names.json", about, module_names.table(names))
+    write(PACKAGE / "training" / "module_names.json", about, module_names.table(state.names))
     about = f"what classes run in place; {source}"
-    write(PACKAGE / "recover" / "inplace.json", about, inplace.table(places))
+    write(PACKAGE / "recover" / "inplace.json", about, inplace.table(state.places))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("versions")
+    parser.add_argument("models", type=Path)
+    parser.add_argument("--state", type=Path, help="file that keeps what was seen, for a run that is stopped")
+    given = parser.parse_args()
+    main(given.versions, given.models, given.state)
