@@ -67,7 +67,7 @@ _ENGINE = [
     "tests/rules/test_recorded_rules.py", "tests/report/test_golden.py",
 ]  # fmt: skip
 _ALLOCATOR = [f"tests/allocators/test_{name}.py" for name in (
-    "replay", "allocation_rules", "peaks", "real", "invariants", "processes", "settings", "kernel_memory",
+    "replay", "allocation_rules", "reference", "peaks", "real", "invariants", "processes", "settings", "kernel_memory",
 )]  # fmt: skip
 _STEP = [
     *(f"tests/training/test_{name}.py" for name in (

@@ -82,8 +82,8 @@ class _Builder:
         self.previous = {b.id for b in setup if b.id not in known}  # the loss of the step before, and what modules keep
         fixed_shapes = {b.shape for b in self.model}
         self.grows = [
-            nbytes > 0 and category not in _FIXED and shape not in fixed_shapes
-            for nbytes, category, shape in zip(made.nbytes, made.categories, made.shapes, strict=True)
+            category not in _FIXED and shape not in fixed_shapes
+            for category, shape in zip(made.categories, made.shapes, strict=True)
         ]
         self.script = self._script(workspace)
 

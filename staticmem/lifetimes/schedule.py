@@ -17,8 +17,8 @@ from staticmem.lifetimes.intervals import Lifetimes
 class Stage:
     """The kernels that one op ran in one phase, without another op between. Bytes are rounded up to 512 a buffer.
 
-    `kernels` are indices into `trace.kernels`, empty for what exists before the step. `total` is alive when the stage
-    is over, `highest` the most that was alive within it.
+    `kernels` are indices into `trace.kernels`. What exists before the step is one stage. `total` is alive when the
+    stage is over, `highest` the most that was alive within it.
     """
 
     phase: str
@@ -42,7 +42,7 @@ def schedule(lifetimes: Lifetimes) -> list[Stage]:
     part = _Part("setup", -1)
     for tick in range(lifetimes.ticks):
         made = born_at.get(tick)
-        if made is not None and made.kernel >= 0:
+        if made is not None:
             kernel = trace.kernels[made.kernel]
             if (kernel.phase, kernel.op) != (part.phase, part.op) or (kernel.op < 0 and part.apart(made.kernel)):
                 stages += part.done()
@@ -69,8 +69,7 @@ class _Part:
     def add(self, made: Buffer | None, freed: Buffer | None, live: int) -> None:
         if made is not None:
             self.made.append(made)
-            if made.kernel >= 0:
-                self.kernels[made.kernel] = None
+            self.kernels[made.kernel] = None
         if freed is not None:
             self.freed.append(freed)
         self.total, self.highest = live, max(self.highest, live)

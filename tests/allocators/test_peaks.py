@@ -72,6 +72,16 @@ def test_by_hand(calls: list[int], sizes: list[int], expected: tuple[int, int]) 
     assert peaks(joined(calls, len(sizes)), sizes) == expected
 
 
+@pytest.mark.parametrize("layout", [ascending, descending, *(shuffled(seed) for seed in range(6))])
+def test_of_equal_blocks_the_one_at_the_lower_address_is_taken(layout: Layout) -> None:
+    """Segments of 12 and 14 MiB, each with a free rest of 6 MiB behind a live block. A request takes one of the rests;
+    when the live blocks are gone, 14 MiB fit into the second segment only if that was the rest of the first."""
+    calls = [0, 1, ~0, 2, ~1, 3, 4, ~2, ~3, 5]
+    sizes = [size * MIB for size in (12, 14, 6, 8, 6, 14)]
+    lower = layout(0, 0, sizes[0]) < layout(1, sizes[0], sizes[1])
+    assert peaks(calls, sizes, layout) == full(calls, sizes, layout) == (26 * MIB, (26 if lower else 40) * MIB)
+
+
 # -- the outline, and the large pool alone ---------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -112,6 +112,41 @@ def test_workspaces_come_when_their_kernel_runs() -> None:
     first = next(id for id, origin in enumerate(found.origins) if origin.what == "first")
     assert found.fallbacks[first] == (0,)
     assert simulate(found.events).oom is None
+
+
+def test_what_grows_with_the_batch() -> None:
+    """Inputs, activations, the loss and workspaces that are let go. Not what belongs to parameters, nor what has the
+    shape of one, such as the lists of an optimizer; nor a workspace that stays."""
+    found = process(step(), Model(), steps=1)
+    names = [line[line.index("+") + 1 :] for line in story(found) if "+" in line]
+    assert len(names) == len(found.scales)
+    grows = {name for name, scale in zip(names, found.scales, strict=True) if scale}
+    assert grows == {"x.0", "h.1", "loss.1", "first.1", "held.1", "last.1"}
+    assert set(names) - grows == {"weight.0", "grad.1", "step.1", "exp_avg.1", "temporary.1", "cublas.1"}
+
+
+class InPlace:
+    """A workspace of 4 MiB for each kernel but the model's."""
+
+    def taken(self) -> Iterator[tuple[int, Sequence[Workspace]]]:
+        yield from ((kernel, (Workspace(4 * MIB, what=f"of {kernel}"),)) for kernel in range(1, 6))
+
+
+def test_a_kernel_that_allocates_nothing_takes_its_workspace_before_the_next_that_does() -> None:
+    """Kernels 1, 3 and 5 write in place. Behind 5 nothing is allocated: its workspace is not counted."""
+    rows = [("w", "parameter", 0, 0, 2 * MIB), ("h", "activation", 1, 2, 3 * MIB), ("y", "activation", 2, 4, MIB)]
+    trace = Trace(
+        kernels=Kernels([Kernel(f"k{k}", "forward", k) for k in range(6)]),
+        buffers=Buffers([buffer(i, n, c, born, None, k, size) for i, (n, c, born, k, size) in enumerate(rows)]),
+        phases=[("setup", 0), ("forward", 1)],
+        ticks=3,
+    )
+    found = process(trace, InPlace(), steps=1)
+    whats = [o.what or trace.buffers[o.buffer].name for o in found.origins]
+    said = [f"+{whats[call]}" if call >= 0 else f"-{whats[~call]}" for call in found.calls]
+    assert said == [
+        "+w", "+of 1", "-of 1", "+h", "+of 2", "-of 2", "+of 3", "-of 3", "+y", "+of 4", "-of 4",
+    ]  # fmt: skip
 
 
 def test_model_to_places_children_before_their_parents_own() -> None:

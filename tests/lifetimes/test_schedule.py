@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_stages_have_one_op_and_phase() -> None:
     assert [s.phase for s in stages] == sorted(
         (s.phase for s in stages), key=["setup", "forward", "backward", "optimizer"].index
     )
+
+
+def test_what_is_of_no_op_is_a_stage_of_its_own_and_what_was_there_before_is_one() -> None:
+    study = Study.open(MODELS / "seed.pt2", Request(batch=2, optimizer="adam", amp="bf16", grad_scaler=True))
+    kernels = study.result.trace.kernels
+    first, *others = schedule(study.lifetimes)
+    assert (first.phase, first.op) == ("setup", -1)
+    assert list(first.kernels) == list(dict.fromkeys(b.kernel for b in first.made))
+    assert {k for k, kernel in enumerate(kernels) if kernel.phase == "setup"} >= set(first.kernels) >= {0}
+    assert "setup" not in {stage.phase for stage in others}
+    assert {len(stage.kernels) for stage in others if stage.op < 0} == {1}
+    for one, two in pairwise(others):
+        assert (one.phase, one.op) != (two.phase, two.op) or one.op < 0
 
 
 def trace(capsys: pytest.CaptureFixture[str], *words: str) -> str:
