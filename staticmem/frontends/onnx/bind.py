@@ -170,8 +170,10 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
     """The graph that recovery reads, with sizes as far as inference gets, and the tensors that the model owns. `proto`:
     a bound ModelProto, None for that of the file."""
     assert model.body is not None
-    values = shapes.infer(proto) if proto is not None else shapes.infer_body(model.body, binding.shapes, nodes)
     owned = model.weights
+    consts = dict(owned.contents)
+    body, sizes = model.body, binding.shapes
+    values = shapes.infer(proto) if proto is not None else shapes.infer_body(body, sizes, nodes, consts)
     extra = weights.Weights(
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
     )
@@ -189,7 +191,7 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
         inputs=tuple(spec.name for spec in model.inputs),
         outputs=model.outputs,
         values=values,
-        consts=dict(extra.contents),
+        consts={**extra.contents, **consts},
         weights=frozenset((*extra.parameters, *extra.buffers)),
         aliases=model.signature.aliases,
         opset=model.opset,

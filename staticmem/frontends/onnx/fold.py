@@ -23,7 +23,7 @@ _NUMPY = {
     "bool": "bool", "int64": "int64", "int32": "int32", "float32": "float32", "float64": "float64",
     "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16",
 }  # fmt: skip
-_FOLDED = frozenset((*EVALUATE, "Constant", "Shape", "Size"))  # what `_contents` knows
+FOLDED = frozenset((*EVALUATE, "Constant", "Shape", "Size"))  # what `_contents` knows
 _CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
 
 
@@ -41,18 +41,18 @@ class Folder:
             warnings.simplefilter("ignore")
             values = self.net.values
             for index, node in enumerate(self.net.nodes):
-                if node.op in _FOLDED:
-                    self._contents(node)
+                if node.op in FOLDED:
+                    self.contents(node)
                 for name in node.outputs:
                     if not name:
                         continue
                     value = values.get(name)
                     if value is None or value.shape is None:
                         self._sizes(node, self.model.graph.node[index])
-                        self._contents(node)
+                        self.contents(node)
                         break
 
-    def _contents(self, node: Node) -> None:
+    def contents(self, node: Node) -> None:
         """Computes results whose inputs are known."""
         consts = self.net.consts
         op = node.op

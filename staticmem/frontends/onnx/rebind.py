@@ -53,9 +53,9 @@ class Rebinder(Folder):
                 proto = self.model.graph.node[index]
                 node = self._follow(node, proto)
                 self.nodes.append(node)
-                self._contents(node)
+                self.contents(node)
                 self._sizes(node, proto)
-                self._contents(node)
+                self.contents(node)
                 self._check(node)
         self.net.nodes = tuple(self.nodes)
 

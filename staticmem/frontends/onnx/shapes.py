@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem import dtypes
 from staticmem.frontends.onnx import wire
 from staticmem.frontends.onnx.convert import tensor_value, type_value
+from staticmem.frontends.onnx.repeated import Repeated
 from staticmem.graph.ir import Value
 from staticmem.recover.nodes import Node
 
+if TYPE_CHECKING:
+    import numpy as np
+
+# nodes: of fewer, inference of the whole graph takes less than that of the first node of each kind
+REPEATING = 1_000
 LARGE = 4 << 20  # bytes of a graph without weights: what its inference leaves behind is worth giving back
 
 
@@ -121,11 +127,21 @@ def infer(model: Any, strict: bool = False) -> dict[str, Value]:
     return values
 
 
-def infer_body(body: Body, shapes: Mapping[str, tuple[int, ...]], nodes: Sequence[Node] = ()) -> dict[str, Value]:
-    """`infer` of a file's model at these sizes of its inputs. `nodes` lend their objects for names."""
+def infer_body(
+    body: Body,
+    shapes: Mapping[str, tuple[int, ...]],
+    nodes: Sequence[Node] = (),
+    contents: dict[str, np.ndarray] | None = None,
+) -> dict[str, Value]:
+    """`infer` of a file's model at these sizes of its inputs. `nodes` are its nodes, whose objects for names are used.
+    `contents` has those of small initializers; those of small results may be added."""
     from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError
 
+    if len(nodes) >= REPEATING and contents is not None:
+        found = _repeated(body, shapes, nodes, contents)
+        if found is not None:
+            return found
     data = body.bound(shapes)
     with suppress(InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
         data = _inferred(data, False)
@@ -135,6 +151,22 @@ def infer_body(body: Body, shapes: Mapping[str, tuple[int, ...]], nodes: Sequenc
     values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data), nodes)
     values.update(body.tensors)
     return values
+
+
+def _repeated(
+    body: Body, shapes: Mapping[str, tuple[int, ...]], nodes: Sequence[Node], contents: dict[str, np.ndarray]
+) -> dict[str, Value] | None:
+    """The same node by node, where that is possible."""
+    given = {v.name: type_value(v.name, v.type) for v in bound_proto(body.ends, shapes).graph.input}
+    known = {name: value for name, value in given.items() if value is not None}
+    if len(known) < len(given):
+        return None
+    known.update(body.tensors)
+    consts = dict(contents)
+    if not Repeated(body, nodes, known, consts).run():
+        return None
+    contents.update(consts)
+    return known
 
 
 def _inferred(data: bytes, strict: bool) -> bytes:
