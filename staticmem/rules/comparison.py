@@ -9,7 +9,7 @@ from staticmem import dtypes
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.rules.pointwise import Scalar, grad_of, same, scalar_dtype
+from staticmem.rules.pointwise import Scalar, grad_of, result_of, same, tensors_of
 from staticmem.rules.registry import rule
 
 
@@ -59,29 +59,33 @@ def nan_to_num(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
     "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::__and__", "aten::__or__", "aten::__xor__",
     "aten::floor_divide", "aten::__lshift__", "aten::__rshift__",
 )  # fmt: skip
-def integer_binary(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
+def integer_binary(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """One new result without gradient."""
-    if not isinstance(other, Tensor):
-        return e.pointwise("aten.bitwise_and.Scalar", self, dtype=scalar_dtype(self, other))
-    return e.pointwise("aten.bitwise_and.Tensor", self, other)
+    a, b = tensors_of(self, other)
+    return result_of(e, "aten.bitwise_and.Tensor", a, b, self if a is None else other)
 
 
 @rule("aten::remainder", "aten::fmod")
-def remainder(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
-    """`self` receives the incoming gradient; a tensor `other` saves both and takes three products of its size."""
-    if not isinstance(other, Tensor):
-        out = e.pointwise("aten.remainder.Scalar", self, dtype=scalar_dtype(self, other))
-        e.record("RemainderBackward0", out, [self], [Formula((0,), same)])
+def remainder(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
+    """`self` receives the incoming gradient; a tensor `other` saves both and takes three products of its size.
+
+    A number `self` has no derivative for `other`.
+    """
+    a, b = tensors_of(self, other)
+    out = result_of(e, "aten.remainder.Tensor", a, b, self if a is None else other)
+    if a is None:
         return out
-    out = e.pointwise("aten.remainder.Tensor", self, other)
+    if b is None:
+        e.record("RemainderBackward0", out, [a], [Formula((0,), same)])
+        return out
 
     def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        quotient = e.pointwise("aten.div.Tensor_mode", self, other)
+        quotient = e.pointwise("aten.div.Tensor_mode", a, b)
         negative = e.pointwise("aten.neg.default", grad_of(grads))
         return e.pointwise("aten.mul.Tensor", negative, quotient)
 
-    saves = [self, other] if e.needs_grad(other) else []
-    e.record("RemainderBackward1", out, [self, other], [Formula((1,), by_other), Formula((0,), same)], saves)
+    saves = [a, b] if e.needs_grad(b) else []
+    e.record("RemainderBackward1", out, [a, b], [Formula((1,), by_other), Formula((0,), same)], saves)
     return out
 
 

@@ -52,18 +52,30 @@ def same(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return grad_of(grads)
 
 
-def _binary_inputs(self: Any, other: Any) -> tuple[Tensor, Tensor | None]:
-    if not isinstance(self, Tensor):
-        raise TypeError("the first operand is not a tensor")
-    return self, other if isinstance(other, Tensor) else None
+def tensors_of(self: Any, other: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The operands that are tensors. PyTorch takes a number for either of them, also where the schema of its operator
+    has a tensor (python_arg_parser.cpp, should_allow_numbers_as_tensors); it stays on the CPU."""
+    a = self if isinstance(self, Tensor) else None
+    b = other if isinstance(other, Tensor) else None
+    if (a is None and b is None) or (a is None and not isinstance(self, (int, float, complex))):
+        raise TypeError("the first operand is neither a tensor nor a number beside one")
+    return a, b
+
+
+def result_of(e: Eager, kernel: str, a: Tensor | None, b: Tensor | None, number: Any) -> Tensor:
+    """The new result of two operands, of which `number` takes the place of the one that is missing."""
+    if a is not None and b is not None:
+        return e.pointwise(kernel, a, b)
+    tensor = a if a is not None else b
+    assert tensor is not None
+    return e.pointwise(kernel, tensor, dtype=scalar_dtype(tensor, number))
 
 
 @rule("aten::add")
-def add(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
+def add(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
-    a, b = _binary_inputs(self, other)
-    name = "aten.add.Tensor"
-    out = e.pointwise(name, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(name, a, b)
+    a, b = tensors_of(self, other)
+    out = result_of(e, "aten.add.Tensor", a, b, self if a is None else other)
     e.record("AddBackward0", out, [a, b], _add_formulas(alpha))
     return out
 
@@ -76,11 +88,10 @@ def _add_formulas(alpha: Scalar) -> list[Formula]:
 
 
 @rule("aten::sub")
-def sub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
+def sub(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; the gradient of `other` is a negated copy."""
-    a, b = _binary_inputs(self, other)
-    name = "aten.sub.Tensor"
-    out = e.pointwise(name, a, dtype=scalar_dtype(a, other)) if b is None else e.pointwise(name, a, b)
+    a, b = tensors_of(self, other)
+    out = result_of(e, "aten.sub.Tensor", a, b, self if a is None else other)
     e.record("SubBackward0", out, [a, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
     return out
 
@@ -146,15 +157,14 @@ def scale_grad(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
 
 
 @rule("aten::mul")
-def mul(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
+def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
-    a, b = _binary_inputs(self, other)
-    if b is None:
-        out = e.pointwise("aten.mul.Tensor", a, dtype=scalar_dtype(a, other))
-        e.record("MulBackward0", out, [a], [Formula((0,), scale_grad)])
-        return out
-    out = e.pointwise("aten.mul.Tensor", a, b)
-    record_mul(e, out, a, b, a, b)
+    a, b = tensors_of(self, other)
+    out = result_of(e, "aten.mul.Tensor", a, b, self if a is None else other)
+    if a is None or b is None:
+        e.record("MulBackward0", out, [b if a is None else a], [Formula((0,), scale_grad)])
+    else:
+        record_mul(e, out, a, b, a, b)
     return out
 
 
@@ -177,14 +187,16 @@ def mul_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     return out
 
 
-def _div_other(self: Tensor, other: Tensor) -> Any:
+def _div_other(self: Tensor | None, other: Tensor) -> Any:
+    operands = (other,) if self is None else (self, other)
+
     def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         # -grad * ((self / other) / other): FunctionsManual.cpp, div_tensor_other_grad
         grad = grad_of(grads)
-        e.pointwise("aten.div.Tensor", self, other)
-        e.pointwise("aten.div.Tensor", self, other)
+        e.pointwise("aten.div.Tensor", *operands)
+        e.pointwise("aten.div.Tensor", *operands)
         e.pointwise("aten.neg.default", grad)
-        return e.pointwise("aten.mul.Tensor", grad, self, other)
+        return e.pointwise("aten.mul.Tensor", grad, *operands)
 
     return formula
 
@@ -201,20 +213,20 @@ def _div_scalar(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
 
 
 @rule("aten::div", "aten::true_divide")
-def div(e: Eager, self: Tensor, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
+def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
     """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once.
 
     With a rounding mode both gradients are zeros.
     """
-    a, b = _binary_inputs(self, other)
-    dtype = result_type([a] if b is None else [a, b])
+    a, b = tensors_of(self, other)
+    inputs = [t for t in (a, b) if t is not None]
+    dtype = result_type(inputs)
     if rounding_mode is None and not dtype.is_differentiable:
         dtype = dtypes.float32
-    out = e.pointwise("aten.div.Tensor", a, *([] if b is None else [b]), dtype=dtype)
+    out = e.pointwise("aten.div.Tensor", *inputs, dtype=dtype)
     if rounding_mode is None:
         _record_div(e, out, a, b, a)
     else:
-        inputs = [a] if b is None else [a, b]
         formulas = [Formula((k,), zeros) for k in range(len(inputs) - 1, -1, -1)]
         e.record("DivBackward1", out, inputs, formulas, [a if e.needs_grad(b) else None, b])
     return out
@@ -225,11 +237,11 @@ def zeros(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.empty_like(grad_of(grads), kernel="aten.zeros_like.default")
 
 
-def _record_div(e: Eager, out: Tensor, a: Tensor, b: Tensor | None, saved_a: Tensor | None) -> None:
+def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved_a: Tensor | None) -> None:
     if b is None:
         e.record("DivBackward0", out, [a], [Formula((0,), _div_scalar)])
         return
-    formulas = [Formula((1,), _div_other(a, b)), Formula((0,), _div_self(b))]
+    formulas = [Formula((1,), _div_other(a, b)), *([] if a is None else [Formula((0,), _div_self(b))])]
     e.record("DivBackward0", out, [a, b], formulas, [saved_a if e.needs_grad(b) else None, b])
 
 

@@ -213,9 +213,8 @@ ODD: dict[str, tuple[dict[str, Any], str, str]] = {  # a document; the code in i
     ),
     "a result that is no tensor": (document({"x": X, "y": Y}, [node("dropout.default", 1.5, 0.5, True, out="y")]),
                                    "SM122", "SM122"),
-    "a number as a first operand": (
-        document({"x": X, "y": Y}, [node("add.Tensor", 1, "x", out="y")]), "SM122", "SM122"
-    ),
+    "a number as a first operand": (document({"x": X, "y": Y}, [node("add.Tensor", 1, "x", out="y")]), "", ""),
+    "numbers for both operands": (document({"x": X, "y": Y}, [node("add.Tensor", 1, 2, out="y")]), "SM122", "SM122"),
     "division by zero": (
         document({"x": X, "y": Y}, [
             node("_operator.floordiv", 1, 0, out=[{"as_sym_int": {"as_name": "n"}}]), node("relu.default", "x", out="y")

@@ -43,10 +43,12 @@ def _binary() -> list[Case]:
                 cases += [call(f"aten::{name}_.Tensor", x, y)]
         cases += [call(f"aten::{name}_.Tensor", h(4, 3), f(4, 3)), call(f"aten::{name}_.Tensor", f(4, 3), 2.0)]
         cases += [call(f"aten::{name}.Scalar", f(4, 3), 3), call(f"aten::{name}.Tensor", b(4), 2.0)]
+        cases += [call(f"aten::{name}.Tensor", 2.0, x) for x in (f(4, 3), f(4, 3).transposed, h(4), i(5), b(4))]
         cases += [call(f"aten::{name}.Tensor", f(4, 3), f(3), root="expanded")]
     for name in ("add", "sub"):
         cases += [
             call(f"aten::{name}.Tensor", f(4, 3), f(3), alpha=2),
+            call(f"aten::{name}.Tensor", 0.5, f(4, 3), alpha=2),
             call(f"aten::{name}_.Tensor", f(4), f(4), alpha=3),
         ]
     return cases
@@ -57,6 +59,8 @@ def _division() -> list[Case]:
     for mode in ("floor", "trunc"):
         cases += [call("aten::div.Tensor_mode", f(4, 3), f(3), rounding_mode=mode)]
         cases += [call("aten::div.Tensor_mode", i(4, 3), 2, rounding_mode=mode)]
+        cases += [call("aten::div.Tensor_mode", 7.0, f(4, 3), rounding_mode=mode)]
+    cases += [call("aten::floor_divide", 7, i(4, 3)), call("aten::remainder.Scalar_Tensor", 7, i(4, 3))]
     for name in ("remainder", "fmod"):
         cases += [call(f"aten::{name}.Tensor", f(4, 3), f(3)), call(f"aten::{name}.Scalar", f(4, 3), 2.0)]
     cases += [call("aten::floor_divide", i(4), 2), call("aten::floor_divide", i(4, 3), i(3))]

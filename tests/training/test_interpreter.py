@@ -102,7 +102,7 @@ def test_an_unknown_op_is_sized_by_its_largest_input() -> None:
 
 @pytest.mark.parametrize(("target", "args", "error", "code"), [
     ("view", (X, (5, 5)), DimensionError, "SM118"), ("mm", (X, X), DimensionError, "SM118"),
-    ("relu", (Ref("nobody"),), ModelFileError, "SM119"), ("add.Tensor", (1, X), ModelFileError, "SM122"),
+    ("relu", (Ref("nobody"),), ModelFileError, "SM119"), ("add.Tensor", (1, 2), ModelFileError, "SM122"),
     ("mm", (X,), ModelFileError, "SM122"), ("sym_size.int", (X, 7), ModelFileError, "SM122"),
     ("slice.Tensor", (X, 5, 0, 1), StaticmemError, ""), ("slice.Tensor", (), ModelFileError, "SM122"),
     ("dropout", (1.5, 0.5, True), ModelFileError, "SM122"), ("cat", ((),), StaticmemError, ""),
