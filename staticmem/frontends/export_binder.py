@@ -5,6 +5,7 @@ Nothing here trusts the file: fields go through `fields`, sizes through `express
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,8 @@ class Binder:
         self.notes: list[Note] = []
         self.frames: dict[str, tuple[Frame, ...]] = {}
         self.known_frames: dict[Frame, Frame] = {}
-        self.rename: dict[str, str] = {}
+        self.rename: dict[str, str] = {}  # names of the graph that is read now -> those of the values
+        self.repeated: Counter[str] = Counter()
         self.rebinder = BatchRebinder(archive.inputs, binding)
 
     def graph(self) -> Graph:
@@ -196,14 +198,36 @@ class Binder:
         if name == "wrap_with_set_grad_enabled":
             grad = grad and fields.boolean(args[0]["as_bool"])
         at = next(i for i, a in enumerate(args) if "as_graph" in a)
-        self.tensors.update(fields.mapping(body["tensor_values"]))
-        for inner, outer in zip(fields.items(body["inputs"]), args[at + 1 :], strict=False):
-            if "as_tensor" in inner and "as_tensor" in outer:
-                self.rename[inner["as_tensor"]["name"]] = self.resolve(outer["as_tensor"]["name"])
+        # a graph has names of its own: exporters give those of the graph around it, and of other bodies, again
+        around, self.rename = self.rename, self.given_names(body["inputs"], args[at + 1 :])
+        for own, value in fields.mapping(body["tensor_values"]).items():
+            if own not in self.rename:
+                self.rename[own] = self.unused(own)
+                self.tensors[self.rename[own]] = value
         self.operations(body["nodes"], ops, grad)
-        for inner, outer_name in zip(fields.items(body["outputs"]), self.output_names(node["outputs"]), strict=False):
-            if "as_tensor" in inner:
-                self.rename[outer_name] = self.resolve(inner["as_tensor"]["name"])
+        results = [
+            self.resolve(r["as_tensor"]["name"]) if "as_tensor" in r else "" for r in fields.items(body["outputs"])
+        ]
+        self.rename = around
+        for outer_name, result in zip(self.output_names(node["outputs"]), results, strict=False):
+            if result:
+                self.rename[outer_name] = result
+
+    def given_names(self, inputs: Any, args: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """What the inputs of a body are called around it."""
+        return {
+            fields.text(inner["as_tensor"]["name"]): self.resolve(outer["as_tensor"]["name"])
+            for inner, outer in zip(fields.items(inputs), args, strict=False)
+            if "as_tensor" in inner and "as_tensor" in outer
+        }
+
+    def unused(self, name: str) -> str:
+        """A name that no value has yet."""
+        made = name
+        while made in self.tensors:
+            self.repeated[name] += 1
+            made = f"{name}.{self.repeated[name]}"
+        return made
 
     def resolve(self, name: Any) -> str:
         known = fields.text(name)
@@ -215,14 +239,14 @@ class Binder:
         for output in fields.items(outputs):
             kind, value = fields.only(output)
             if kind == "as_tensor":
-                names.append(fields.text(value["name"]))
+                names.append(self.resolve(value["name"]))
             elif kind == "as_tensors":
-                names.extend(fields.text(t["name"]) for t in fields.items(value))
+                names.extend(self.resolve(t["name"]) for t in fields.items(value))
             elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
                 names.append(fields.text(value.get("as_name", "")))
             elif kind in ("as_optional_tensor", "as_optional_tensors"):
                 each = fields.items(value) if kind == "as_optional_tensors" else [value]
-                names.extend(fields.text((t.get("as_tensor") or {}).get("name", "")) for t in each)
+                names.extend(self.resolve((t.get("as_tensor") or {}).get("name", "")) for t in each)
         return names
 
     def arg(self, arg: Any) -> Arg:

@@ -104,6 +104,31 @@ def test_a_body_without_grad_is_run_in_place(tmp_path: Path) -> None:
     assert (outer.args, outer.grad) == ((Ref("r"),), True)
 
 
+def test_names_of_a_body_are_its_own(tmp_path: Path) -> None:
+    """Exporters give the names of the graph around a body again: here of a value that is read after it (`h`), of its
+    input, and of another body."""
+
+    def wrapped(out: str) -> Any:
+        body = {
+            "inputs": [argument("k")], "outputs": [argument("h")],
+            "nodes": [node("exp.default", "k", out="h")], "tensor_values": {"k": tensor(2), "h": tensor(2)},
+        }  # fmt: skip
+        graph = {"as_graph": {"name": "g", "graph": body}}
+        return node("torch.ops.higher_order.wrap_with_set_grad_enabled", False, graph, "x", out=out)
+
+    nodes = [
+        node("relu.default", "x", out="h"), node("neg.default", "x", out="k"), wrapped("a"), wrapped("b"),
+        node("stack.default", argument({"as_tensors": [{"name": n} for n in ("h", "k", "a", "b")]}), out="y"),
+    ]  # fmt: skip
+    tensors = {name: tensor(2) for name in "xhkab"} | {"y": tensor(4, 2)}
+    graph = graph_of(files.write(tmp_path / "a.pt2", document(tensors, nodes)))
+    relu, neg, *inner, stack = graph.ops
+    assert [op.args for op in inner] == [(Ref("x"),), (Ref("x"),)]
+    expected = (*relu.outputs, *neg.outputs, *inner[0].outputs, *inner[1].outputs)
+    assert stack.args == (tuple(Ref(name) for name in expected),)
+    assert len(set(expected)) == 4
+
+
 def test_a_condition_stays_as_an_unknown_op(tmp_path: Path) -> None:
     graph = {"as_graph": {"name": "g", "graph": {}}}
     doc = document({"x": tensor(2), "y": tensor(2)}, [node("torch.ops.higher_order.cond", "x", graph, graph, out="y")])
