@@ -7,16 +7,17 @@ parameters, then its own buffers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from staticmem.eager.trace import Buffer
 
 
-@dataclass(slots=True)
 class _Module:
-    children: dict[str, _Module] = field(default_factory=dict)
-    parameters: list[Buffer] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
+    __slots__ = ("buffers", "children", "parameters")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Module] = {}
+        self.parameters: list[Buffer] = []
+        self.buffers: list[Buffer] = []
 
 
 def model_to_order(buffers: Iterable[Buffer]) -> list[Buffer]:
@@ -25,11 +26,10 @@ def model_to_order(buffers: Iterable[Buffer]) -> list[Buffer]:
     A child module without parameters is taken to be registered behind those that have some.
     """
     root = _Module()
+    known = {"": root}
     for buffer in sorted(buffers, key=lambda b: b.category != "parameter"):  # parameters tell the order of modules
-        *path, _ = buffer.name.split(".")
-        module = root
-        for part in path:
-            module = module.children.setdefault(part, _Module())
+        path = buffer.name.rpartition(".")[0]
+        module = known.get(path) or _added(path, known)
         (module.parameters if buffer.category == "parameter" else module.buffers).append(buffer)
     order: list[Buffer] = []
     stack: list[tuple[_Module, bool]] = [(root, False)]
@@ -42,3 +42,19 @@ def model_to_order(buffers: Iterable[Buffer]) -> list[Buffer]:
             stack.append((module, True))
             stack.extend((child, False) for child in reversed(module.children.values()))
     return order
+
+
+def _added(path: str, known: dict[str, _Module]) -> _Module:
+    """A new module, in those around it, which may be new too."""
+    found = known[path] = _Module()
+    inner = found
+    while path:
+        path, _, name = path.rpartition(".")
+        outer = known.get(path)
+        if outer is not None:
+            outer.children[name] = inner
+            break
+        outer = known[path] = _Module()
+        outer.children[name] = inner
+        inner = outer
+    return found

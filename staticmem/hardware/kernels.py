@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -125,6 +125,31 @@ def _search(conv: Convolution, after: int, what: str, architecture: str, cudnn: 
     return (Need(band, after, fallbacks=halves, what=f"cuDNN {what}: search", once=f"search {conv}"),)
 
 
+class _Said(NamedTuple):
+    """What a graph says of its convolutions: sizes of values, which of them lie in channels_last, and by the index of
+    each convolution the names of its input and its weight."""
+
+    shapes: Mapping[str, Shape]
+    channels_last: frozenset[str]
+    operands: Mapping[int, tuple[str, str]]
+
+
+def _said(graph: Graph, channels_last: bool) -> _Said:
+    key = f"convolutions channels_last={channels_last}"
+    known: _Said | None = graph.derived.get(key)
+    if known is None:
+        shapes = conv_ops.shapes_of(graph)
+        convolutions = [
+            (i, conv_ops.operands(op)) for i, op in enumerate(graph.ops) if op.base in conv_ops.CONVOLUTIONS
+        ]
+        known = graph.derived[key] = _Said(
+            shapes,
+            conv_ops.channels_last_values(graph, shapes, channels_last),
+            {index: names for index, names in convolutions if names is not None},
+        )
+    return known
+
+
 class Made(NamedTuple):
     """What counts of a buffer that a kernel makes."""
 
@@ -150,8 +175,8 @@ class KernelWorkspaces:
         for id, kernel in enumerate(buffers.kernels):
             if kernel in self._buffers:
                 self._buffers[kernel].append(Made(buffers.shapes[id], buffers.dtypes[id], buffers.nbytes[id]))
-        self._shapes = conv_ops.shapes_of(graph)
-        self._last = conv_ops.channels_last_values(graph, self._shapes, self.setup.channels_last)
+        said = _said(graph, self.setup.channels_last)
+        self._shapes, self._last, self._operands = dict(said.shapes), said.channels_last, said.operands
         self._forward: dict[int, Convolution | None] = {}
         self._results: dict[int, tuple[int, int]] = {}  # of recurrent layers: bytes of the result and of the reserve
         self._cublas = self.setup.profile.cublas(self.setup.torch)
@@ -207,8 +232,7 @@ class KernelWorkspaces:
             index = self._ops[kernel]
             if self._names[kernel] != "aten.convolution_backward.default" or not 0 <= index < len(self.graph.ops):
                 continue
-            op = self.graph.ops[index]
-            names = conv_ops.operands(op) if op.base in conv_ops.CONVOLUTIONS else None
+            names = self._operands.get(index)
             buffers = self._buffers.get(kernel, [])
             if names and names[0] not in self._shapes and buffers:
                 self._shapes[names[0]] = buffers[0].shape
@@ -219,7 +243,7 @@ class KernelWorkspaces:
         if index in self._forward or not 0 <= index < len(self.graph.ops):
             return self._forward.get(index)
         op, result = self.graph.ops[index], self._buffers.get(kernel, [])
-        names = conv_ops.operands(op) if op.base in conv_ops.CONVOLUTIONS else None
+        names = self._operands.get(index)
         conv = None
         if names and result and all(name in self._shapes for name in names):
             x, w = (self._shapes[name] for name in names)
@@ -236,7 +260,7 @@ class KernelWorkspaces:
     def _conv_backward(self, kernel: int) -> Sequence[Need]:
         """Data gradient and its workspace, given back, then weight gradient and its workspace (ConvShared.cpp)."""
         forward = self._convolution_of(kernel)
-        names = conv_ops.operands(self.graph.ops[self._ops[kernel]]) if forward is not None else None
+        names = self._operands.get(self._ops[kernel]) if forward is not None else None
         if forward is None or names is None:
             return ()
         x, w = (self._shapes[name] for name in names)

@@ -11,6 +11,7 @@ buffer is alive at t where born <= t < died.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,10 +86,9 @@ class Lifetimes:
     def by_category(self, tick: int) -> dict[str, int]:
         """Bytes alive at `tick` in each category that occurs."""
         total: dict[str, int] = {}
-        sizes, categories = self.sizes, self.trace.buffers.categories
-        for id in self.alive_ids(tick):
-            category = categories[id]
-            total[category] = total.get(category, 0) + sizes[id]
+        rows = zip(self.trace.buffers.categories, self.sizes, self.born, self.died, strict=True)
+        for category, size in [(category, size) for category, size, born, died in rows if born <= tick < died]:
+            total[category] = total.get(category, 0) + size
         return total
 
     def holds(self, tick: int, among: Iterable[int] | None = None) -> Mapping[int, list[Hold]]:
@@ -97,18 +97,16 @@ class Lifetimes:
         found: dict[int, list[Hold]] = {}
         holds = self.trace.holds
         wanted = None if among is None else frozenset(among)
-        for index, (buffer, start, end) in enumerate(zip(holds.buffers, holds.starts, holds.ends, strict=True)):
-            if start <= tick < end and (wanted is None or buffer in wanted):
+        rows = enumerate(zip(holds.buffers, holds.starts, holds.ends, strict=True))
+        for index, buffer in [(index, buffer) for index, (buffer, start, end) in rows if start <= tick < end]:
+            if wanted is None or buffer in wanted:
                 found.setdefault(buffer, []).append(holds[index])
         return found
 
     def allocation_at(self, tick: int) -> int | None:
         """The buffer that is allocated at `tick`, if the event is an allocation."""
-        return self._allocations.get(tick)
-
-    @cached_property
-    def _allocations(self) -> dict[int, int]:
-        return {born: index for index, born in enumerate(self.born)}
+        found = bisect_left(self.born, tick)  # buffers are in order of birth
+        return found if found < len(self.born) and self.born[found] == tick else None
 
     # -- phases --------------------------------------------------------------------------------------------------
 

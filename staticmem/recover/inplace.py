@@ -62,6 +62,14 @@ class _Facts:
         # what is not an intermediate tensor of the graph's own
         self.kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
         self.kept.update((v.name for v in graph.inputs), graph.outputs)
+        self._classless: dict[int, bool] = {}  # by the identity of stacks, which the graph keeps
+
+    def classless(self, op: Op) -> bool:
+        """Whether the file has no class for any module around an op."""
+        found = self._classless.get(id(op.modules))
+        if found is None:
+            found = self._classless[id(op.modules)] = not any(frame.cls for frame in op.modules)
+        return found
 
     @cached_property
     def first_reader(self) -> Mapping[str, Op]:
@@ -182,7 +190,7 @@ def _should(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
         return False
     if policy == "all":
         return True
-    if not any(frame.cls for frame in op.modules):
+    if facts.classless(op):
         return _open(op, graph, facts, policy)
     known = _known(op)
     if known is not None:
@@ -232,16 +240,16 @@ def _guess(op: Op, graph: Graph, facts: _Facts) -> bool:
     if not facts.convolutional or not isinstance(op.args[0], Ref):
         return False
     made = facts.producer[op.args[0].name]
-    paths = [frame.path for frame in op.modules]
-    leaf = paths[-1] if paths else ""
+    leaf = op.modules[-1].path if op.modules else ""
     if op.base == "aten::add":
         return _guess_add(op, made, leaf, graph, facts)
     if made.base not in ("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"):
         return False
     if made.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(made, facts):
         return False
-    names = set(leaf.split("."))
-    return not ({"classifier", "aux_classifier"} & names and _has_backbone(graph))
+    if "classifier" not in leaf:
+        return True
+    return {"classifier", "aux_classifier"}.isdisjoint(leaf.split(".")) or not _has_backbone(graph)
 
 
 def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:

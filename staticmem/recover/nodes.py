@@ -122,4 +122,7 @@ def _frames(scopes: tuple[str, ...], classes: tuple[str, ...]) -> tuple[Frame, .
     if scopes[0].startswith("_empty_nn_module_stack"):
         return ()
     classes = (*classes, *[""] * len(scopes))
-    return tuple([Frame(path, cls) for path, cls in zip(scopes[:-1], classes, strict=False)])
+    return tuple([_frame(path, cls) for path, cls in zip(scopes[:-1], classes, strict=False)])
+
+
+_frame = lru_cache(4096)(Frame)

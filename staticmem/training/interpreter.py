@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from staticmem import dtypes
@@ -46,6 +45,37 @@ class Around(Protocol):
         """Op `index` is about to run; the number of ops at the end."""
 
 
+class _Ends:
+    """When the values that ops make end: what the graph and a policy alone say.
+
+    `last_use` has the op during which a value is held last, in the order in which they are made: what ends with one op
+    ends in that order. `locals` has the depth of the frame that keeps it on; `expiring` for each op the names whose
+    last use it is, which is one for most, or none.
+    """
+
+    def __init__(self, graph: Graph, policy: str, training: bool) -> None:
+        read = graph.last_read
+        last: dict[str, int] = {}
+        for index, op in enumerate(graph.ops):
+            for name in op.outputs:
+                last[name] = max(read.get(name, index), index)
+        last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
+        held = held_values(graph, policy, training=training)
+        for name, index in held.until.items():
+            last[name] = max(last.get(name, index), index)
+        self.last_use: Mapping[str, int] = last
+        self.locals = held.frames
+        self.expiring: list[str | list[str] | None] = [None] * (len(graph.ops) + 1)
+        for name, index in last.items():
+            names = self.expiring[index]
+            if names is None:
+                self.expiring[index] = name
+            elif type(names) is str:
+                self.expiring[index] = [names, name]
+            else:
+                names.append(name)  # type: ignore[union-attr]
+
+
 class Interpreter:
     """Executes a graph's ops once. `env` maps names to tensors and integers."""
 
@@ -71,22 +101,11 @@ class Interpreter:
         self.unknown: Counter[str] = Counter()
         self.unknown_bytes: Counter[str] = Counter()
         self.covered: Counter[str] = Counter()
-        self.last_use = self._last_uses()
-        held = held_values(graph, locals_policy, training=e.training)
-        self.locals = held.frames
-        for name, index in held.until.items():
-            self.last_use[name] = max(self.last_use.get(name, index), index)
-
-    def _last_uses(self) -> dict[str, int]:
-        """Of what ops make, in that order: what ends with one op ends in the order in which it was made."""
-        graph = self.graph
-        read = graph.last_read
-        last: dict[str, int] = {}
-        for index, op in enumerate(graph.ops):
-            for name in op.outputs:
-                last[name] = max(read.get(name, index), index)
-        last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
-        return last
+        key = f"ends of values {locals_policy} training={e.training}"
+        known: _Ends | None = graph.derived.get(key)
+        if known is None:
+            known = graph.derived[key] = _Ends(graph, locals_policy, e.training)
+        self.last_use, self.locals, self._expiring = known.last_use, known.locals, known.expiring
 
     def define(self, name: str, tensor: Tensor) -> None:
         """A tensor that someone else owns (parameters, inputs) under a name."""
@@ -104,6 +123,7 @@ class Interpreter:
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
         keeps, frames, frame_of = self.keeps_values or around is not None, self.frames, self.locals
+        produced = self.produced_in
         self.known, signatures = known_calls(e), self.signatures
         for index in range(start, end):
             op = ops[index]
@@ -121,16 +141,19 @@ class Interpreter:
                 self._run_alone(op)
             else:
                 self._run(op, signature)
-            for name in expiring.get(index, ()):
-                held = owners.pop(name, None)
-                if held is None:
-                    continue
-                depth = frame_of.get(name)
-                if depth is not None and depth < len(frames):
-                    e.hold(held[0], frames[depth][1])
-                e.end(*held)
-                if not keeps:
-                    env.pop(name, None)
+            names = expiring[index]
+            if names is not None:
+                for name in (names,) if type(names) is str else names:
+                    held = owners.pop(name, None)
+                    if held is None:
+                        continue
+                    depth = frame_of.get(name)
+                    if depth is not None and depth < len(frames):
+                        e.hold(held[0], frames[depth][1])
+                    e.end(*held)
+                    if not keeps:  # small tables are faster
+                        env.pop(name, None)
+                        produced.pop(name, None)
             if copies:
                 for held in copies.pop(index, ()):
                     e.end(*held)
@@ -139,18 +162,6 @@ class Interpreter:
             around.before(self, end)
         e.trace.op = -1
         self._leave(0)
-
-    @cached_property
-    def _expiring(self) -> dict[int, list[str]]:
-        """The names whose last use an op is."""
-        expiring: dict[int, list[str]] = {}
-        for name, index in self.last_use.items():
-            names = expiring.get(index)
-            if names is None:
-                expiring[index] = [name]
-            else:
-                names.append(name)
-        return expiring
 
     def again(self, names: Mapping[str, Any], start: int) -> Interpreter:
         """Another run of some of the ops, from op `start` on, with these values: nothing else is shared but the graph.
