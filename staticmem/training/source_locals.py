@@ -22,6 +22,7 @@ _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
 _CALL = re.compile(r"[\w\])]\(")
+_JOINS = ("aten::cat", "aten::concat", "aten::stack")
 _SUMS = ("aten::add", "aten::add_")
 _SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
 _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
@@ -138,6 +139,7 @@ class _Walk:
                     self._drop(popped, now)
         joined = _JOINED.search(text)
         if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
+            reads = self._joined_parts(frame, now) or reads
             owner, name = self._list_owner(frame, joined[1], reads)
             kept = owner.names.setdefault(name + "[]", [])
             parts = tuple(v for v in reads if v not in kept and len(reads) > 1 and v in self.made)
@@ -228,6 +230,12 @@ class _Walk:
         """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
         made = (name for op in self.graph.ops[since : now + 1] for name in op.outputs)
         return tuple(name for name in made if self.last_read.get(name, -1) > now)
+
+    def _joined_parts(self, frame: _Frame, now: int) -> set[str]:
+        """What the joins of the frame's statement read: `xs.append(f(torch.cat(xs)))` reads more, within `f`."""
+        depth = self.frames.index(frame) + 1
+        joins = (op for op in self.graph.ops[frame.since : now + 1] if op.base in _JOINS and len(op.stack) == depth)
+        return {name for op in joins for name in op.refs()}
 
     def _list_owner(self, frame: _Frame, name: str, reads: set[str]) -> tuple[_Frame, str]:
         """The frame that a joined list lives in, and its name there.
