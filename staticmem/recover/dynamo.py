@@ -20,6 +20,7 @@ from staticmem.recover.patterns import find
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
 _LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
 
+_UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
 _FACTORIES = (
     "aten::scalar_tensor",
@@ -147,6 +148,8 @@ class _Builder:
         if all(n.op == "Constant" for n in nodes) and fx.target not in _FACTORIES:
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
         base = fx.target.split(".", 1)[0]
+        if base in _UPDATING:
+            nodes = self._without_updates(nodes)
         outputs = self._of_recurrent(args, nodes) if base in _RECURRENT else ()
         outputs = outputs or self._results(nodes, base)
         last = nodes[-1]
@@ -162,6 +165,15 @@ class _Builder:
             self.env[fx.name] = Ref(outputs[0])
         self.known.update(op.outputs)
         self.ops.append(op)
+
+    def _without_updates(self, nodes: list[Node]) -> list[Node]:
+        """The nodes of a batch norm without those that stand for its new statistics, which the next call of the module
+        reads: eager writes them where the old ones are."""
+        kept = [node for node in nodes if node.op != "Identity" or node.inputs[0] not in self.net.weights]
+        for node in nodes:
+            if kept and node.op == "Identity" and node.inputs[0] in self.net.weights:
+                self.env[node.outputs[0]] = Ref(node.inputs[0])
+        return kept or nodes
 
     def _positions(self, base: str, nodes: list[Node]) -> tuple[str, ...]:
         """Results of a call that gives several tensors, with names in the place of those that nobody reads."""
