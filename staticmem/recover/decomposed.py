@@ -1,7 +1,8 @@
 """Calls that the dynamo exporter took apart, where the parts tell which they were.
 
 `std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `index_add` becomes an
-`index_put` that accumulates, which its source line tells from a real one.
+`index_put` that accumulates, which its source line tells from a real one. Losses and recurrent cells become element-wise
+ops (`recover/losses.py`, `recover/cells.py`).
 
 Source: torch/_refs/__init__.py (`std`, `var`), torch/_decomp/decompositions.py (`_index_add`).
 """
@@ -13,12 +14,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from staticmem.graph.ir import Op, Ref
+from staticmem.graph.ir import Note, Op, Ref, bases_of
+from staticmem.recover import cells, losses
+from staticmem.recover.edit import Ops
 
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
-def restore(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
+def restore(ops: Sequence[Op], outputs: Sequence[str]) -> tuple[list[Op], list[Note]]:
+    """The ops with what was taken apart put together again, and a note of losses and cells."""
+    count, bases = 0, bases_of(ops)
+    for rewrite, signs in ((losses.rewrite, losses.SIGNS), (cells.rewrite, cells.SIGNS)):
+        if not signs.isdisjoint(bases):
+            edited = Ops(ops, outputs)
+            found = rewrite(edited)
+            ops, count = (edited.done(), count + found) if found else (ops, count)
+    text = "losses and recurrent cells that the exporter takes apart were put together again"
+    notes = [Note("regrouped", "SM252", text, count)] if count else []
+    return _statistics(ops, outputs), notes
+
+
+def _statistics(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
     """The ops with `std`, `var` and `index_add` put together again."""
     if not any(op.base in ("prims::var", "aten::index_put") for op in ops):
         return list(ops)

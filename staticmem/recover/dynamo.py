@@ -18,7 +18,7 @@ from staticmem.recover.nodewise import Translator
 from staticmem.recover.patterns import find
 
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
-_LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
+_LISTS = ("aten::split", "aten::unsafe_split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
 
 _UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
@@ -55,8 +55,9 @@ def recover(net: Net) -> Recovered:
         for nodes in groups:
             builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
-    ops = decomposed.restore(ops, net.outputs)
+    ops, regrouped = decomposed.restore(ops, net.outputs)
     ops, notes = upcasts.restore(calls.numbered(ops))
+    notes += regrouped
     ops, lost = lost_scopes.restore(ops, net.values)
     notes += lost
     if builder.unfolded:

@@ -49,7 +49,7 @@ def list_length(op: Op, net: Net) -> int:
     if not isinstance(sizes, int) or sizes < 1:
         return 0
     count = -(-shape[axis] // sizes)
-    return min(count if op.base == "aten::split" else sizes, 1 << 16)
+    return min(count if op.base in ("aten::split", "aten::unsafe_split") else sizes, 1 << 16)
 
 
 _INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
@@ -92,6 +92,12 @@ def _pad(args: tuple[Arg, ...], *defaults: Arg) -> list[Arg]:
 def _batch_norm(op: Op) -> Op:
     x, weight, bias, mean, var, training, momentum, eps = _pad(op.args, *[None] * 5, True, 0.1, 1e-5)[:8]
     return _call(op, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, eps, True)
+
+
+def _sub(op: Op) -> Op:
+    """A number minus a tensor is `rsub`: `1 - x`."""
+    number = len(op.args) == 2 and isinstance(op.args[0], (int, float)) and isinstance(op.args[1], Ref)
+    return _call(op, "aten::rsub.Scalar", op.args[1], op.args[0]) if number else op
 
 
 def _batch_norm_eval(op: Op) -> Op:
@@ -163,6 +169,7 @@ _RULES: dict[str, Callable[[Op], Op]] = {
     "aten::_to_copy": _to,
     "prims::convert_element_type": _to,
     "aten::convolution": _convolution,
+    "aten::sub": _sub,
     "aten::max_pool2d_with_indices": _max_pool,
     "aten::max_pool3d_with_indices": _max_pool,
     "aten::_softmax": lambda op: _call(op, "aten::softmax.int", *op.args[:2]),
@@ -184,9 +191,12 @@ def _inline_scalars(ops: Ops, net: Net) -> None:
             if made is None or made.target != "aten::scalar_tensor":
                 continue
             value = made.args[0] if made.args else None
-            if isinstance(value, (int, float)) and _takes_scalar(op, position):
+            swapped = position == 0 and op.target == "aten::sub.Tensor" and len(op.args) == 2
+            if isinstance(value, (int, float)) and (swapped or _takes_scalar(op, position)):
                 args = (*op.args[:position], value, *op.args[position + 1 :])
                 target = op.target.removesuffix(".Tensor") + ".Scalar" if op.base in _COMPARE else op.target
+                if swapped:  # `1 - x`
+                    args, target = args[::-1], "aten::rsub.Scalar"
                 new = replace(op, args=args, target=target)
                 ops.put(op, new)
                 op = new
