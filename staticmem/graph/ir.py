@@ -87,9 +87,9 @@ class Op:
         refs = self._refs
         if refs is None:
             found: list[str] = []
-            _collect(self.args, found)
+            collect_refs(self.args, found)
             if self.kwargs:
-                _collect(self.kwargs.values(), found)
+                collect_refs(self.kwargs.values(), found)
             refs = tuple(found)
             object.__setattr__(self, "_refs", refs)  # what it says of the op does not change
         return refs
@@ -117,13 +117,14 @@ class Op:
         )
 
 
-def _collect(args: Iterable[Arg], found: list[str]) -> None:
+def collect_refs(args: Iterable[Arg], found: list[str]) -> None:
+    """Adds the names that arguments refer to, lists included."""
     for arg in args:
         kind = type(arg)
         if kind is Ref:
             found.append(arg.name)  # type: ignore[union-attr]
         elif kind is tuple:
-            _collect(arg, found)  # type: ignore[arg-type]
+            collect_refs(arg, found)  # type: ignore[arg-type]
 
 
 def _base(target: str) -> str:

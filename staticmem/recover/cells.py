@@ -9,6 +9,7 @@ Source: aten/src/ATen/native/RNN.cpp (`LSTMCell`, `GRUCell`, `SimpleCell`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from staticmem.graph.ir import Arg, Op, Ref
@@ -56,9 +57,9 @@ _TANH = tuple(_simple("tanh", h, i) for h, i in _BOTH)
 _RELU = tuple(_simple("relu", h, i) for h, i in _BOTH)
 
 
-def rewrite(ops: Ops) -> int:
+def rewrite(ops: Ops, numbers: Mapping[str, float]) -> int:
     """Puts cells together again; how many."""
-    finder, count = Finder(ops), 0
+    finder, count = Finder(ops, numbers), 0
     for op in list(ops.ops):
         if op is None or not op.modules or not op.modules[-1].cls.startswith(_CLASS):
             continue

@@ -17,17 +17,19 @@ from dataclasses import replace
 from staticmem.graph.ir import Note, Op, Ref, bases_of
 from staticmem.recover import cells, losses
 from staticmem.recover.edit import Ops
+from staticmem.recover.nodes import Net
 
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
-def restore(ops: Sequence[Op], outputs: Sequence[str]) -> tuple[list[Op], list[Note]]:
+def restore(ops: Sequence[Op], net: Net) -> tuple[list[Op], list[Note]]:
     """The ops with what was taken apart put together again, and a note of losses and cells."""
-    count, bases = 0, bases_of(ops)
+    count, bases, outputs = 0, bases_of(ops), net.outputs
     for rewrite, signs in ((losses.rewrite, losses.SIGNS), (cells.rewrite, cells.SIGNS)):
         if not signs.isdisjoint(bases):
             edited = Ops(ops, outputs)
-            found = rewrite(edited)
+            numbers = {name: float(a.reshape(-1)[0]) for name, a in net.consts.items() if a.size == 1 and a.dtype.kind in "if"}
+            found = rewrite(edited, numbers)
             ops, count = (edited.done(), count + found) if found else (ops, count)
     text = "losses and recurrent cells that the exporter takes apart were put together again"
     notes = [Note("regrouped", "SM252", text, count)] if count else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from staticmem.graph.ir import NO_KWARGS, Arg, Note, Op, Ref, Value
+from staticmem.graph.ir import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
 from staticmem.graph.source import source_lines
 from staticmem.recover import calls, decomposed, functional, fx_text, lost_scopes, symints, unfold, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
@@ -55,7 +55,7 @@ def recover(net: Net) -> Recovered:
         for nodes in groups:
             builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
-    ops, regrouped = decomposed.restore(ops, net.outputs)
+    ops, regrouped = decomposed.restore(ops, net)
     ops, notes = upcasts.restore(calls.numbered(ops))
     notes += regrouped
     ops, lost = lost_scopes.restore(ops, net.values)
@@ -136,6 +136,7 @@ class _Builder:
             self._unfold(fx, nodes[-1])
             return
         self._restore(fx, nodes)
+        self._merged(fx, nodes)
         args = tuple(self._resolve(a) for a in fx.args)
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
         if symints.is_symbolic(fx.target):
@@ -260,15 +261,20 @@ class _Builder:
             return tuple(self._resolve(a) for a in arg)
         if not isinstance(arg, Ref):
             return arg
-        found = self.env.get(arg.name)
+        if not self._names(arg.name):
+            raise _UnresolvedError
+        return self._found(arg.name)
+
+    def _names(self, name: str) -> bool:
+        """Whether a name of a text still means something."""
+        return self.env.get(name) is not None or self.net.aliases.get(name) in self.known or name in self.known
+
+    def _found(self, name: str) -> Arg:
+        found = self.env.get(name)
         if found is not None:
             return found
-        name = self.net.aliases.get(arg.name)
-        if name is not None and name in self.known:
-            return Ref(name)
-        if arg.name in self.known:
-            return arg
-        raise _UnresolvedError
+        alias = self.net.aliases.get(name)
+        return Ref(alias if alias is not None and alias in self.known else name)
 
     def _unfold(self, fx: fx_text.FxNode, node: Node) -> None:
         found = unfold.unfold(self.net, self.translator.ctx, fx, node)
@@ -328,6 +334,26 @@ class _Builder:
             plain = reader.op == "MatMul" or (reader.op == "Gemm" and not reader.attrs.get("transB", 0))
             if fx.target == "aten::linear" and plain and len(self.net.shape(tensor) or ()) == 2:
                 self.translator.ctx.transposed.add(tensor)
+
+    def _merged(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """An argument whose maker an optimiser merged with an equal one, or left out: the group reads one tensor besides
+        those that its text names."""
+        refs: list[str] = []
+        collect_refs((*fx.args, *fx.kwargs.values()), refs)
+        lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
+        if len(lost) != 1 or symints.is_symbolic(fx.target):
+            return
+        named = {found.name for name in refs if isinstance(found := self._found(name), Ref)}
+        made = {name for node in nodes for name in node.outputs}
+        read = [name for node in nodes for name in node.inputs if name and name not in made and name not in named]
+        tensors = [n for n in dict.fromkeys(read) if n in self.known and self._may_be_operand(n)]
+        if len(tensors) == 1:
+            self.env[lost[0]] = Ref(tensors[0])
+
+    def _may_be_operand(self, name: str) -> bool:
+        """Whether a value may be an argument of an ATen call: sizes, axes and indices are integers of the file."""
+        value = self.net.values.get(name)
+        return value is not None and (value.dtype.is_floating_point or name not in self.net.consts)
 
     def _bias(self, fx: fx_text.FxNode, nodes: list[Node], lost: list[str]) -> bool:
         """A bias of zeros was dropped. Its size is that of the channels, or of a linear layer's features."""

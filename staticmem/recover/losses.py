@@ -66,9 +66,9 @@ _TOPS = frozenset(loss.top for loss in _LOSSES)
 SIGNS = frozenset(("aten::log1p", "aten::log_sigmoid", "aten::where"))  # one of these is in all of them
 
 
-def rewrite(ops: Ops) -> int:
+def rewrite(ops: Ops, numbers: Mapping[str, float]) -> int:
     """Puts losses together again; how many."""
-    finder, count = Finder(ops), 0
+    finder, count = Finder(ops, numbers), 0
     for op in list(ops.ops):
         if op is None or op.base not in _TOPS:
             continue

@@ -8,7 +8,7 @@ tensor filled with it. `Named("d", template)` gives a part a name, so that it ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -52,10 +52,10 @@ class Match:
 
 
 class Finder:
-    """Finds templates in a list of ops that is being edited."""
+    """Finds templates in a list of ops that is being edited. `numbers` are constants of the file with one element."""
 
-    def __init__(self, ops: Ops) -> None:
-        self.ops = ops
+    def __init__(self, ops: Ops, numbers: Mapping[str, float]) -> None:
+        self.ops, self.numbers = ops, numbers
 
     def find(self, root: Op, templates: Sequence[Template], kept: Sequence[str] = ()) -> Match | None:
         """The first template that ends in this op and whose inner results nobody else reads, but those named in
@@ -122,6 +122,9 @@ class Finder:
         if isinstance(arg, (int, float)) and not isinstance(arg, bool):
             if arg == number:
                 yield match
+            return
+        if isinstance(arg, Ref) and self.numbers.get(arg.name) == number:
+            yield match
             return
         made = self.ops.made_by(arg)
         position = _FILLED.get(made.base) if made is not None else None
