@@ -1,8 +1,7 @@
 """Steps of recurrent layers (`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`) that the dynamo exporter took apart.
 
-On CUDA the two products are followed by one fused kernel, whose memory is another than that of its parts. A cell that is
-written by hand has the same formula: the class of the module tells them apart, and the split that only ATen's own code
-has (`unsafe_split`).
+On CUDA the two products are followed by one fused kernel, whose memory is another than that of its parts. A cell that
+is written by hand may have the same formula: the class of the module tells them apart.
 
 Source: aten/src/ATen/native/RNN.cpp (`LSTMCell`, `GRUCell`, `SimpleCell`).
 """
@@ -11,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.edit import Ops
 from staticmem.recover.templates import Finder, Match, Named, Piece, Template
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SIGNS = frozenset(("aten::tanh", "aten::relu"))  # one of these is in all of them
 _CLASS = "torch.nn.modules.rnn."
@@ -57,9 +60,9 @@ _TANH = tuple(_simple("tanh", h, i) for h, i in _BOTH)
 _RELU = tuple(_simple("relu", h, i) for h, i in _BOTH)
 
 
-def rewrite(ops: Ops, numbers: Mapping[str, float]) -> int:
+def rewrite(ops: Ops, consts: Mapping[str, np.ndarray]) -> int:
     """Puts cells together again; how many."""
-    finder, count = Finder(ops, numbers), 0
+    finder, count = Finder(ops, consts), 0
     for op in list(ops.ops):
         if op is None or not op.modules or not op.modules[-1].cls.startswith(_CLASS):
             continue

@@ -1,8 +1,8 @@
 """Calls that the dynamo exporter took apart, where the parts tell which they were.
 
 `std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `index_add` becomes an
-`index_put` that accumulates, which its source line tells from a real one. Losses and recurrent cells become element-wise
-ops (`recover/losses.py`, `recover/cells.py`).
+`index_put` that accumulates, which its source line tells from a real one. Losses and recurrent cells become
+element-wise ops (`recover/losses.py`, `recover/cells.py`).
 
 Source: torch/_refs/__init__.py (`std`, `var`), torch/_decomp/decompositions.py (`_index_add`).
 """
@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Note, Op, Ref, bases_of
 from staticmem.recover import cells, losses
 from staticmem.recover.edit import Ops
-from staticmem.recover.nodes import Net
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
-def restore(ops: Sequence[Op], net: Net) -> tuple[list[Op], list[Note]]:
+def restore(
+    ops: Sequence[Op], outputs: Sequence[str], consts: Mapping[str, np.ndarray] | None = None
+) -> tuple[list[Op], list[Note]]:
     """The ops with what was taken apart put together again, and a note of losses and cells."""
-    count, bases, outputs = 0, bases_of(ops), net.outputs
+    count, bases = 0, bases_of(ops)
     for rewrite, signs in ((losses.rewrite, losses.SIGNS), (cells.rewrite, cells.SIGNS)):
         if not signs.isdisjoint(bases):
             edited = Ops(ops, outputs)
-            numbers = {name: float(a.reshape(-1)[0]) for name, a in net.consts.items() if a.size == 1 and a.dtype.kind in "if"}
-            found = rewrite(edited, numbers)
+            found = rewrite(edited, consts or {})
             ops, count = (edited.done(), count + found) if found else (ops, count)
     text = "losses and recurrent cells that the exporter takes apart were put together again"
     notes = [Note("regrouped", "SM252", text, count)] if count else []

@@ -7,9 +7,11 @@ Groups whose text is missing or refers to something that an optimiser removed ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from staticmem.dtypes import DType
 from staticmem.graph.ir import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
 from staticmem.graph.source import source_lines
 from staticmem.recover import calls, decomposed, functional, fx_text, lost_scopes, symints, unfold, upcasts
@@ -18,7 +20,9 @@ from staticmem.recover.nodewise import Translator
 from staticmem.recover.patterns import find
 
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
-_LISTS = ("aten::split", "aten::unsafe_split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
+_LISTS = (
+    "aten::split", "aten::unsafe_split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes",
+)  # fmt: skip
 
 _UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
@@ -30,6 +34,9 @@ _FACTORIES = (
     "aten::arange.start_step",
     "aten::tensor",
 )
+
+
+_ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
 
 
 class _UnresolvedError(Exception):
@@ -55,7 +62,7 @@ def recover(net: Net) -> Recovered:
         for nodes in groups:
             builder.add(nodes)
     ops, renamed = functional.to_eager(builder.ops, net)
-    ops, regrouped = decomposed.restore(ops, net)
+    ops, regrouped = decomposed.restore(ops, net.outputs, net.consts)
     ops, notes = upcasts.restore(calls.numbered(ops))
     notes += regrouped
     ops, lost = lost_scopes.restore(ops, net.values)
@@ -107,6 +114,8 @@ class _Builder:
         self.matches: dict[int, list[Op]] = {}
         self.index = {id(node): i for i, node in enumerate(net.nodes)}
         self.added: dict[str, Value] = {}  # parameters that an optimiser merged with equal ones
+        self.copied: dict[str, str] = {}  # clones that an optimiser left out, and of what
+        self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
         self.users: dict[str, set[str]] = {}
         for node in net.nodes:
             for name in node.inputs:
@@ -336,19 +345,39 @@ class _Builder:
                 self.translator.ctx.transposed.add(tensor)
 
     def _merged(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
-        """An argument whose maker an optimiser merged with an equal one, or left out: the group reads one tensor besides
-        those that its text names."""
+        """An argument whose maker an optimiser merged with an equal one, or left out: the group reads one tensor
+        besides those that its text names."""
         refs: list[str] = []
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
         if len(lost) != 1 or symints.is_symbolic(fx.target):
             return
+        clone = lost[0].startswith("clone")
+        if clone and lost[0] not in self.assigned:
+            return  # what a clone is depends on who asks for it: `contiguous`, `reshape`, a dropout of nothing
         named = {found.name for name in refs if isinstance(found := self._found(name), Ref)}
+        named |= {self.copied[name] for name in named if name in self.copied}
         made = {name for node in nodes for name in node.outputs}
         read = [name for node in nodes for name in node.inputs if name and name not in made and name not in named]
         tensors = [n for n in dict.fromkeys(read) if n in self.known and self._may_be_operand(n)]
-        if len(tensors) == 1:
-            self.env[lost[0]] = Ref(tensors[0])
+        dtype = self._dtype(nodes[-1].outputs[0])
+        if len(tensors) > 1:  # indices among them
+            tensors = [n for n in tensors if self._dtype(n) == dtype]
+        if len(tensors) != 1:
+            return
+        self.env[lost[0]] = Ref(tensors[0])
+        if clone:  # `x = y.clone()`, so that parts of it may be assigned
+            last, name = nodes[-1], f"{lost[0]}::copy"
+            keeps = {"memory_format": "torch.preserve_format"}
+            stack = source_lines(last.stack)
+            self.ops.append(Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", stack))
+            self.known.add(name)
+            self.copied[name] = tensors[0]
+            self.env[lost[0]] = Ref(name)
+
+    def _dtype(self, name: str) -> DType | None:
+        value = self.net.values.get(name)
+        return value.dtype if value is not None else None
 
     def _may_be_operand(self, name: str) -> bool:
         """Whether a value may be an argument of an ATen call: sizes, axes and indices are integers of the file."""

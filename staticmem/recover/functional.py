@@ -8,6 +8,7 @@ Exporting for ONNX runs `run_decompositions`: composite ops become their parts, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -236,7 +237,7 @@ def _reshapes(ops: Ops, net: Net) -> None:
             continue
         layout = str(op.kwargs.get("memory_format", ""))
         if "contiguous" not in layout:
-            if not layout and isinstance(op.args[0], Ref) and ops.made_by(op.args[0]) is not None:
+            if not layout and isinstance(op.args[0], Ref) and ops.made_by(op.args[0]) is not None and not _copies(op):
                 # `dropout(p=0)` is decomposed to a clone, but eager returns its input (ATen/native/Dropout.cpp)
                 ops.put(op, replace(op, target="aten::dropout", args=(op.args[0], 0.0, True)))
             continue
@@ -251,6 +252,11 @@ def _reshapes(ops: Ops, net: Net) -> None:
             ops.put(op, replace(op, target="aten::view"))
         elif op is not None and op.target == "aten::view" and _flattens(op, net):
             ops.put(op, replace(op, target="aten::flatten.using_ints", args=(op.args[0], 1)))
+
+
+def _copies(op: Op) -> bool:
+    """Whether the line of a clone asks for one."""
+    return bool(op.stack) and re.search(r"\bclone\(", op.stack[-1].text) is not None
 
 
 def _packed_projection(ops: Ops, net: Net) -> None:

@@ -72,6 +72,11 @@ class _Facts:
         return found
 
     @cached_property
+    def last_reader(self) -> Mapping[str, Op]:
+        """The op that reads a value last."""
+        return {name: op for op in self.ops for name in op.refs()}
+
+    @cached_property
     def first_reader(self) -> Mapping[str, Op]:
         """Of those that take a value as an argument of its own, not in a list."""
         first: dict[str, Op] = {}
@@ -106,7 +111,7 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
     facts = _Facts(graph)
     ops, count = [], 0
     for op in graph.ops:
-        if op.target in candidates and _can(op, facts) and _should(op, graph, facts, policy):
+        if op.target in candidates and _may(op, graph, facts, policy):
             op = _in_place(op)
             count += 1
         ops.append(op)
@@ -150,6 +155,15 @@ def owners(op: Op) -> list[str]:
         if frame.cls.startswith(_LIBRARIES):
             keys.append(f"{frame.cls}>{keys[-1]}" if keys else frame.cls)
     return keys
+
+
+def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+    """Whether an op is taken to run in place: where its line says so, the code that ran allowed it."""
+    if op.stack and op.args and isinstance(op.args[0], Ref) and written(op):
+        name = op.args[0].name
+        made = facts.producer.get(name)
+        return made is not None and name not in facts.kept and facts.last_reader[name] is op and made.base not in _VIEWS
+    return _can(op, facts) and _should(op, graph, facts, policy)
 
 
 def _can(op: Op, facts: _Facts) -> bool:

@@ -1,7 +1,7 @@
 """Losses that the dynamo exporter took apart into element-wise ops.
 
-In PyTorch each is one kernel forward and one backward, which keep the input and the target; of the parts autograd would
-keep every intermediate. Who writes such a formula by hand names its functions on that line: the call of a loss does not.
+In PyTorch each is one kernel forward and one backward, which keep the input and the target; of the parts autograd
+would keep every intermediate. Who writes such a formula by hand names its functions on that line, a call of a loss not.
 
 Source: torch/_decomp/decompositions.py (`binary_cross_entropy`, `smooth_l1_loss`, `huber_loss`, `soft_margin_loss`,
 `apply_loss_reduction`), aten/src/ATen/native/Loss.cpp (`binary_cross_entropy_with_logits`).
@@ -10,12 +10,16 @@ Source: torch/_decomp/decompositions.py (`binary_cross_entropy`, `smooth_l1_loss
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.edit import Ops
 from staticmem.recover.templates import Finder, Match, Named, Template
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _MEAN, _SUM = 1, 2
 _REDUCTIONS = {"aten::mean": _MEAN, "aten::sum": _SUM}
@@ -66,9 +70,9 @@ _TOPS = frozenset(loss.top for loss in _LOSSES)
 SIGNS = frozenset(("aten::log1p", "aten::log_sigmoid", "aten::where"))  # one of these is in all of them
 
 
-def rewrite(ops: Ops, numbers: Mapping[str, float]) -> int:
+def rewrite(ops: Ops, consts: Mapping[str, np.ndarray]) -> int:
     """Puts losses together again; how many."""
-    finder, count = Finder(ops, numbers), 0
+    finder, count = Finder(ops, consts), 0
     for op in list(ops.ops):
         if op is None or op.base not in _TOPS:
             continue
@@ -82,13 +86,10 @@ def rewrite(ops: Ops, numbers: Mapping[str, float]) -> int:
     return count
 
 
-def _same_call(op: Op, others: Sequence[Op] | object) -> bool:
+def _same_call(op: Op, others: Iterable[Op]) -> bool:
     """Whether ops are of one call: of one module, and of one line where their lines are known."""
-    assert hasattr(others, "__iter__")
     return all(
-        other.modules == op.modules and (other.stack == op.stack or not other.stack or not op.stack)
-        for other in others
-        if other.outputs
+        other.modules == op.modules and (other.stack == op.stack or not other.stack or not op.stack) for other in others
     )
 
 

@@ -18,19 +18,21 @@ _FULL = 2**63 - 1
 
 def rewrite(ops: Ops, net: Net) -> None:
     """Puts in-place writes into views back."""
-    for op in list(ops.ops):
-        if op is not None and op.base in _VIEW_OF and len(op.args) > 1:
-            _write(ops, net, op)
+    for index, op in enumerate(list(ops.ops)):
+        if op is None or op.base not in _VIEW_OF or len(op.args) < 2 or ops.ops[index] is not op:
+            continue
+        if not _write(ops, net, op):
+            _assign(ops, op)
 
 
-def _write(ops: Ops, net: Net, scatter: Op) -> None:
+def _write(ops: Ops, net: Net, scatter: Op) -> bool:
     """Undoes the chain of scatters that ends the innermost write; `scatter` is its first one."""
     source = ops.made_by(scatter.args[1])
     if source is None or source.base in _VIEW_OF or ops.only_reader(source.outputs[0]) is not scatter:
-        return
+        return False
     view = ops.made_by(source.args[0]) if source.args else None
     if view is None or not _matches(view, scatter):
-        return
+        return False
     chain: list[Op] = []
     current: Op | None = scatter
     inner: Op | None = view
@@ -46,7 +48,7 @@ def _write(ops: Ops, net: Net, scatter: Op) -> None:
         current, inner = outer, ops.made_by(base)
     last = chain[-1]
     if not isinstance(base, Ref) or last.args[0] != base:
-        return
+        return False
     for op in chain[:-1]:  # the views that scatters were written into are taken again for that only
         again = ops.made_by(op.args[0])
         if again is not None and ops.only_reader(again.outputs[0]) is op:
@@ -54,6 +56,39 @@ def _write(ops: Ops, net: Net, scatter: Op) -> None:
         ops.drop(op)
     ops.alias(last, base.name)
     ops.put(source, _in_place(ops, net, source))
+    return True
+
+
+def _assign(ops: Ops, scatter: Op) -> None:
+    """`x[a:b] = value` whose view and copy an optimiser left out, as nothing reads the view: both are put back.
+
+    A call of `slice_scatter` in the model's code makes a new tensor: its line says so.
+    """
+    if not scatter.stack or "scatter" in scatter.stack[-1].text or not isinstance(scatter.args[1], Ref):
+        return
+    chain = [scatter]
+    outer = ops.only_reader(scatter.outputs[0])
+    while outer is not None and outer.base in _VIEW_OF and outer.args[1] == Ref(chain[-1].outputs[0]):
+        view = ops.made_by(chain[-1].args[0])
+        if view is None or not _matches(view, outer) or view.args[0] != outer.args[0]:
+            break
+        chain.append(outer)
+        outer = ops.only_reader(outer.outputs[0])
+    last, base = chain[-1], chain[-1].args[0]
+    if not isinstance(base, Ref) or base.name not in ops.producer or base.name in ops.outputs:
+        return
+    end = ops.producer[last.outputs[0]]
+    if any(index > end for index in ops.readers.get(base.name, ())):
+        return  # somebody reads what was there before
+    part = f"{scatter.outputs[0]}::part"
+    index = ops.producer[scatter.outputs[0]]
+    view_of = _VIEW_OF[scatter.base] + (".int" if scatter.base == "aten::select_scatter" else ".Tensor")
+    ops.insert(index, replace(scatter, target=view_of, args=(scatter.args[0], *scatter.args[2:]), outputs=(part,)))
+    written = replace(scatter, target="aten::copy_", args=(Ref(part), scatter.args[1]), outputs=(f"{part}::written",))
+    ops.insert(index, written)
+    for op in chain[:-1]:
+        ops.drop(op)
+    ops.alias(last, base.name)
 
 
 def _matches(view: Op, scatter: Op) -> bool:

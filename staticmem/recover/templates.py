@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.edit import Ops
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SPLITS = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::unsafe_chunk", "aten::split_with_sizes")
 _COMMUTE = ("add", "mul", "max", "min")
@@ -52,10 +55,10 @@ class Match:
 
 
 class Finder:
-    """Finds templates in a list of ops that is being edited. `numbers` are constants of the file with one element."""
+    """Finds templates in a list of ops that is being edited. `consts` are small tensors of the file."""
 
-    def __init__(self, ops: Ops, numbers: Mapping[str, float]) -> None:
-        self.ops, self.numbers = ops, numbers
+    def __init__(self, ops: Ops, consts: Mapping[str, np.ndarray]) -> None:
+        self.ops, self.consts = ops, consts
 
     def find(self, root: Op, templates: Sequence[Template], kept: Sequence[str] = ()) -> Match | None:
         """The first template that ends in this op and whose inner results nobody else reads, but those named in
@@ -69,9 +72,7 @@ class Finder:
     def replaced(self, root: Op, match: Match, new: Op) -> None:
         """Puts one call in the place of the tree that ends in `root`."""
         for op in match.ops.values():
-            if op is not root and op.base not in _FILLED:
-                self.ops.drop(op)
-            elif op is not root and not self._read_elsewhere(op, match):
+            if op is not root and not (op.base in _FILLED and self._read_elsewhere(op, match)):
                 self.ops.drop(op)
         self.ops.put(root, new)
 
@@ -123,8 +124,10 @@ class Finder:
             if arg == number:
                 yield match
             return
-        if isinstance(arg, Ref) and self.numbers.get(arg.name) == number:
-            yield match
+        array = self.consts.get(arg.name) if isinstance(arg, Ref) else None
+        if array is not None:
+            if array.size == 1 and array.reshape(-1)[0] == number:
+                yield match
             return
         made = self.ops.made_by(arg)
         position = _FILLED.get(made.base) if made is not None else None
