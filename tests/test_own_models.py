@@ -16,7 +16,12 @@ import staticmem
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "data" / "own"
-SUFFIXES = (".pt2", ".onnx", "_ts.onnx")  # torch.export, and the two ONNX exporters
+SUFFIXES = (
+    ".pt2",
+    ".onnx",
+    "_opt.onnx",
+    "_ts.onnx",
+)  # torch.export; the ONNX exporters: dynamo, optimised, TorchScript
 CASES: list[dict[str, Any]] = json.loads((HERE / "data" / "measured" / "own.json").read_text())["cases"]
 UNMEASURED = ("film_vqa.pt2", "film_vqa.onnx")  # its GRU runs in cuDNN, which the reference does not have
 SCENARIO = ("optimizer", "amp", "mode", "loss")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from staticmem.dtypes import DType
 from staticmem.graph.ir import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
 from staticmem.graph.source import source_lines
-from staticmem.recover import calls, decomposed, functional, fx_text, lost_scopes, symints, unfold, upcasts
+from staticmem.recover import calls, decomposed, factories, functional, fx_text, lost_scopes, symints, unfold, upcasts
 from staticmem.recover.nodes import Net, Node, Recovered, frames
 from staticmem.recover.nodewise import Translator
 from staticmem.recover.patterns import find
@@ -39,6 +39,9 @@ _FACTORIES = (
 _ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
 
 
+MAX_WITHIN = 64  # nodes within one call
+
+
 class _UnresolvedError(Exception):
     """The text names something that the graph no longer has."""
 
@@ -61,7 +64,7 @@ def recover(net: Net) -> Recovered:
         builder.matches = find(builder.translator.ctx, net.nodes, frames, failed)[0]
         for nodes in groups:
             builder.add(nodes)
-    ops, renamed = functional.to_eager(builder.ops, net)
+    ops, renamed = functional.to_eager(factories.restore(builder.ops, net), net)
     ops, regrouped = decomposed.restore(ops, net.outputs, net.consts)
     ops, notes = upcasts.restore(calls.numbered(ops))
     notes += regrouped
@@ -116,6 +119,8 @@ class _Builder:
         self.added: dict[str, Value] = {}  # parameters that an optimiser merged with equal ones
         self.copied: dict[str, str] = {}  # clones that an optimiser left out, and of what
         self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
+        self.numbers = factories.numbers(net.consts)
+        self.inner = {name: node for node in net.nodes for name in node.outputs if name}
         self.users: dict[str, set[str]] = {}
         for node in net.nodes:
             for name in node.inputs:
@@ -166,6 +171,8 @@ class _Builder:
         last = nodes[-1]
         stack = source_lines(last.stack)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
+        if self.numbers:
+            op = factories.with_numbers(op, self.numbers)
         if self.net.rebound:
             op = _resized(op, self.net)
         if op.base in _LISTS:
@@ -402,10 +409,31 @@ class _Builder:
         value = self.net.values.get(name)
         return value is not None and value.dtype.is_floating_point and value.numel > 1
 
+    def _within(self, name: str) -> None:
+        """Makes a value that only exists within another call, but which a node reads: an optimiser merged a call with a
+        part of that one, and eager runs both."""
+        pending = [name]
+        while pending:
+            node = self.inner.get(pending[-1])
+            missing = [n for n in node.inputs if n and n not in self.known and n in self.inner] if node else []
+            if missing and len(pending) < MAX_WITHIN:
+                pending += missing
+                continue
+            made = pending.pop()
+            if node is not None and made not in self.known:
+                ops = self.translator.node(node, frames(node))
+                self.ops += ops
+                self.known.update(n for op in ops for n in op.outputs)
+                self.known.add(made)
+
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()
+        own = {name for node in nodes for name in node.outputs}
         for node in nodes:
             index = self.index[id(node)]
+            for name in node.inputs:
+                if name and name not in self.known and name not in own and name not in self.net.consts:
+                    self._within(name)
             self.failed.add(index)
             matched = self.matches.get(index)
             ops = matched if matched is not None else self.translator.node(node, frames(node))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staticmem.graph.ir import Frame, Op, Ref, Value
+from staticmem.graph.ir import Frame, Op, Ref, SourceLine, Value
+from staticmem.graph.source import source_lines
 from staticmem.recover import fx_text
 from staticmem.recover.nodes import Net, Node, frames
 from staticmem.recover.onnx_ops import table
@@ -47,12 +48,18 @@ def unfold(net: Net, ctx: Context, fx: fx_text.FxNode, node: Node) -> tuple[list
     ops, meaning = table.translate(ctx, plain)
     if not meaning or not ops or ops[-1].outputs != (output,):
         return None
-    ops[-1] = replace(ops[-1], outputs=(name,))
+    stack = source_lines(node.stack)
+    ops[-1] = replace(ops[-1], outputs=(name,), stack=_lines(stack))
     net.values[name] = Value(name, value.dtype, out)
     norm_args = (Ref(name), *(Ref(n) for n in names if n is not None), *fx.args[5:])
-    ops.append(Op(fx.name, fx.target, norm_args, dict(fx.kwargs), (output,), frames(node), node.op))
+    ops.append(Op(fx.name, fx.target, norm_args, dict(fx.kwargs), (output,), frames(node), node.op, stack))
     added = {n: Value(n, value.dtype, (out[1],)) for n in (*names, bias if known else None) if n is not None}
     return ops, added
+
+
+def _lines(stack: tuple[SourceLine, ...]) -> tuple[SourceLine, ...]:
+    """Lines of the convolution: the fold left those of the norm, whose caller is taken to call both."""
+    return (*stack[:-1], SourceLine("torch/nn/modules/conv.py", 0, "forward", "")) if len(stack) > 1 else stack
 
 
 def _frames(node: Node, path: str, dims: int) -> tuple[Frame, ...]:

@@ -22,6 +22,7 @@ from staticmem.rules import (  # noqa: F401  (importing a module registers its r
     joining,
     linear,
     loss,
+    margins,
     normalization,
     order,
     padding,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto
 from onnx_models import bound, fx, ints, model, node, scalar, targets, value, weight
 
 from staticmem import dtypes
@@ -216,12 +217,77 @@ def test_writes_into_views(tmp_path: Path) -> None:
 def test_a_group_with_a_broken_text_is_translated(tmp_path: Path) -> None:
     nodes = [
         fx(node("Relu", ["x"], ["a"]), "%a : = nonsense"),
-        fx(node("Tanh", ["a"], ["b"]), call("b", "aten.tanh.default", "(%gone,)")),
+        fx(node("Add", ["a", "x"], ["b"]), call("b", "aten.add.Tensor", "(%gone, %lost)")),
         fx(node("Exp", ["b"], ["y"]), call("y", "aten.exp.default", "(%b,)")),
     ]
     graph = graph_of(tmp_path, nodes)
-    assert targets(graph) == ["aten::relu", "aten::tanh", "aten::exp"]
+    assert targets(graph) == ["aten::relu", "aten::add.Tensor", "aten::exp"]
     assert [(n.code, n.count) for n in graph.notes] == [("SM251", 2)]
+
+
+def lined(proto: Any, text: str) -> Any:
+    """A node whose stack trace ends in this line."""
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = "pkg.torch.onnx.stack_trace", f'File "m.py", line 3, in forward\n    {text}'
+    return proto
+
+
+@pytest.mark.parametrize(("text", "assigned"), [("z[:, 0] = a", True), ("z = z.select_scatter(a, 1, 0)", False)])
+def test_an_assignment_whose_copy_an_optimiser_left_out(tmp_path: Path, text: str, assigned: bool) -> None:
+    """Of `z[:, 0] = a` a select, a copy and a scatter are traced; nothing reads the first two."""
+    scatter = call("w", "aten.select_scatter.default", "(%z, %copy, 1, 0)")
+    nodes = [
+        fx(node("Exp", ["x"], ["z"]), call("z", "aten.exp.default", "(%x,)")),
+        fx(node("ReduceMax", ["x", "axis"], ["a"], keepdims=0), call("a", "aten.amax.default", "(%x, [1])")),
+        lined(fx(node("Unsqueeze", ["a", "axis"], ["u"]), scatter), text),
+        lined(fx(node("ScatterElements", ["z", "at", "u"], ["w"], axis=1), scatter), text),
+        fx(node("Relu", ["w"], ["y"]), call("y", "aten.relu.default", "(%w,)")),
+    ]
+    tensors = [ints("axis", 1), weight("at", 2, 1, 6, dtype=TensorProto.INT64)]
+    graph = graph_of(tmp_path, nodes, tensors)
+    if not assigned:
+        assert targets(graph) == ["aten::exp", "aten::amax", "aten::select_scatter", "aten::relu"]
+        return
+    assert targets(graph) == ["aten::exp", "aten::amax", "aten::select.int", "aten::copy_", "aten::relu"]
+    part = graph.ops[2]
+    assert (part.args, graph.ops[3].args) == ((Ref("z"), 1, 0), (Ref(part.outputs[0]), Ref("a")))
+    assert graph.ops[4].args == (Ref("z"),)
+
+
+def test_a_batch_norm_that_is_called_twice(tmp_path: Path) -> None:
+    """The second call reads the statistics that the first one wrote, which eager writes in place."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    nodes = []
+    for turn, (mean, var) in enumerate([("%b_mean", "%b_var"), ("%g3", "%g4")]):
+        source, norm = ("x", "y")[turn], f"n{turn}"
+        text = call(norm, "aten._native_batch_norm_legit_functional.default",
+                    f"(%{source}, %p_weight, %p_bias, {mean}, {var}, True, 0.1, 1e-05)")  # fmt: skip
+        result = ("y", "z")[turn]
+        nodes.append(fx(node("BatchNormalization", [source, *names], [result]), text))
+        for k, name in ((3, "running_mean"), (4, "running_var")):
+            nodes.append(fx(node("Identity", [name], [f"g{k}" if not turn else f"h{k}"]), text))
+    nodes.append(fx(node("Relu", ["z"], ["r"]), call("r", "aten.relu.default", "(%z,)")))
+    proto = model(nodes, [value("x", [2, 4, 6])], ["r"], [weight(n, 4) for n in names])
+    lines = ("p_weight: PARAMETER target='weight'", "p_bias: PARAMETER target='bias'")
+    signature(proto, *lines, "b_mean: BUFFER target='running_mean' persistent=True",
+              "b_var: BUFFER target='running_var' persistent=True")  # fmt: skip
+    graph = bound(proto, tmp_path)
+    assert targets(graph) == ["aten::batch_norm", "aten::batch_norm", "aten::relu"]
+    assert [op.args[0] for op in graph.ops] == [Ref("x"), Ref("y"), Ref("z")]
+    assert graph.ops[0].args[1:] == graph.ops[1].args[1:]
+    assert not [n for n in graph.notes if n.code == "SM251"]
+
+
+def test_one_argument_under_another_name_is_told_by_what_the_node_reads(tmp_path: Path) -> None:
+    """An optimiser merges equal nodes, and texts name the one that is gone."""
+    nodes = [
+        fx(node("Relu", ["x"], ["a"]), call("a", "aten.relu.default", "(%x,)")),
+        fx(node("Tanh", ["a"], ["b"]), call("b", "aten.tanh.default", "(%relu_1,)")),
+        fx(node("Mul", ["b", "a"], ["y"]), call("y", "aten.mul.Tensor", "(%b, %relu_2)")),
+    ]
+    graph = graph_of(tmp_path, nodes)
+    assert [op.args for op in graph.ops] == [(Ref("x"),), (Ref("a"),), (Ref("b"), Ref("a"))]
+    assert not graph.notes
 
 
 def test_repeated_calls_of_a_module_are_numbered(tmp_path: Path) -> None:

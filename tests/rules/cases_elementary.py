@@ -75,4 +75,22 @@ def _composed() -> list[Case]:
     return cases
 
 
-CASES = [*_aliases(), *_elementary(), *_distances(), *_composed()]
+def _margins() -> list[Case]:
+    cases: list[Case] = []
+    real: dict[str, Any] = {"why": "in place, but not while a dispatch mode watches"}
+    x, y, sign = f(4, 3), f(4, 3), f(4, 3).fixed
+    for reduction in (0, 1, 2):
+        cases += [
+            call("aten::soft_margin_loss", x, sign, reduction, real=("forward", "backward"), **real),
+            call("aten::margin_ranking_loss", x, y, sign, 0.5, reduction, real=("forward",), **real),
+            call("aten::hinge_embedding_loss", x, sign, 1.0, reduction, real=("forward",), **real),
+            call("aten::cosine_embedding_loss", x, y, f(4).fixed, 0.5, reduction, real=("forward",), **real),
+            call("aten::poisson_nll_loss", x, sign, True, False, 1e-8, reduction),
+            call("aten::poisson_nll_loss", x, sign, False, False, 1e-8, reduction),
+            call("aten::triplet_margin_loss", x, y, f(4, 3), 1.0, 2.0, 1e-6, False, reduction),
+        ]
+    cases += [call("aten::triplet_margin_loss", x, y, f(4, 3), 1.0, 2.0, 1e-6, True)]
+    return cases
+
+
+CASES = [*_margins(), *_aliases(), *_elementary(), *_distances(), *_composed()]

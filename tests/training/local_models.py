@@ -52,6 +52,25 @@ class Collect(nn.Module):  # type: ignore[misc]
         return torch.cos(y)
 
 
+class Join(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(torch.cos(torch.exp(x)))
+
+
+class Dense(nn.Module):  # type: ignore[misc]
+    """A list whose line joins it within a call: only the call's result is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Join(), Join()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        feats = [torch.sin(x)]
+        for layer in self.layers:
+            feats.append(layer(torch.cat(feats)))
+        return torch.cat(feats)
+
+
 class Branch(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         x = torch.exp(x)
@@ -221,6 +240,6 @@ class Shortcuts(nn.Module):  # type: ignore[misc]
         return torch.neg(x)
 
 
-MODELS = (CallersList, TwoCalls, Comprehension, Shortcuts,
+MODELS = (CallersList, TwoCalls, Comprehension, Shortcuts, Dense,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip

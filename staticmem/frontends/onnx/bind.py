@@ -91,6 +91,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     if net.consts or extra.constants:
         used = {name for op in found.ops for name in op.refs()}
         used.difference_update(*[op.outputs for op in found.ops])
+    results = {name for op in found.ops for name in op.outputs}
     constants = {name: contents for name, contents in net.consts.items() if name in used}
     constant_values = {name: value for name, value in extra.constants.items() if name in used}
     for name, contents in constants.items():
@@ -103,7 +104,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
         inputs=tuple(Value(s.name, s.dtype, binding.shapes[s.name]) for s in model.inputs),
         parameters=_parameters(extra, found, kinds),
         buffers=(
-            *(Parameter(v, v.name, trainable=False) for v in extra.buffers.values()),
+            *(Parameter(v, v.name, trainable=False) for v in extra.buffers.values() if v.name not in results),
             *(Parameter(v, n, trainable=False) for n, v in found.added.items() if kinds.get(n) == "BUFFER"),
             *counters,
         ),
@@ -204,8 +205,9 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
 def _parameters(owned: weights.Weights, found: Recovered, kinds: Mapping[str, str]) -> tuple[Parameter, ...]:
     """Parameters with the sizes that PyTorch stores (linear weights are [out, in]) and the names of the module."""
     result: list[Parameter] = []
+    made = {name for op in found.ops for name in op.outputs}
     first: dict[str, str] = {}
-    used = {name for op in found.ops for name in op.refs()} if kinds else set()
+    used = {name for op in found.ops for name in op.refs()} - made if kinds else set()
     for value in owned.parameters.values():
         if kinds and value.name not in kinds and value.name not in used:
             continue  # made by an optimiser, and its place was taken by what it was made of
