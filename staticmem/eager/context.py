@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from sys import intern
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -26,6 +26,15 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 MAX_TENSOR = 2**44  # bytes (16 TiB): no GPU holds a tensor near it; such a size is a mistake in the file or in a rule
 
 _CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary", "optimizer": "temporary"}
+
+
+class Kept(NamedTuple):
+    """A tensor for `Eager.keep`: the kernel that makes it, and the bytes of its storage."""
+
+    kernel: str
+    shape: layout.Shape
+    dtype: DType
+    nbytes: int
 
 
 class Eager:
@@ -70,15 +79,29 @@ class Eager:
         self._scopes[-1].append(storage)
         return Tensor(storage, shape, strides, dtype)
 
-    def keep(
-        self, shape: layout.Shape, strides: layout.Strides, dtype: DType, kernel: str, what: tuple[str, str],
-        by: tuple[str, str],
-    ) -> None:  # fmt: skip
-        """A tensor that somebody holds to the end, and that nothing here reads: `what` is its category and name, `by`
-        the kind of its owner and who that is."""
-        self.kernel(kernel)
-        storage = self._allocate(shape, strides, dtype, *what)
-        self.trace.holds.take(storage.id, *by, self.trace.ticks)
+    def keep(self, category: str, kind: str, tensors: Iterable[tuple[Kept, str, str]]) -> None:
+        """Makes tensors that somebody holds to the end, and that nothing here reads: each with its name and with who
+        holds it; `kind` is that of their owners."""
+        trace = self.trace
+        kernels, buffers, holds = trace.kernels, trace.buffers, trace.holds
+        phase, op, tick, kernel, id = trace.phase, trace.op, trace.ticks, len(kernels.names), len(buffers.shapes)
+        for (name, shape, dtype, nbytes), what, who in tensors:
+            kernels.names.append(name)
+            kernels.phases.append(phase)
+            kernels.ops.append(op)
+            buffers.nbytes.append(nbytes)
+            buffers.shapes.append(shape)
+            buffers.dtypes.append(dtype)
+            buffers.categories.append(category)
+            buffers.names.append(what)
+            buffers.kernels.append(kernel)
+            buffers.born.append(tick)
+            buffers.died.append(OPEN)
+            tick += 1
+            holds.take(id, kind, who, tick)
+            kernel += 1
+            id += 1
+        trace.ticks, self.running = tick, kernel - 1
 
     def _allocate(
         self, shape: layout.Shape, strides: layout.Strides, dtype: DType, category: str, name: str

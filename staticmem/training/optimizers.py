@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
-from staticmem.eager.context import Eager
-from staticmem.eager.strides import contiguous_strides, dense_like
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.context import Eager, Kept
+from staticmem.eager.strides import contiguous_strides, dense_like, storage_bytes
+from staticmem.eager.tensor import Form, Owner, Tensor
 from staticmem.training.optimizer_steps import FACTS, Also, Drop, Make, OptimizerFacts, State, Steps
 from staticmem.training.scenario import Scenario
+
+
+def _kept(state: State, p: Tensor) -> Kept:
+    """A state of a parameter."""
+    dtype = state.dtype or p.dtype
+    if state.shape is None:  # keeps the parameter's layout
+        kernel, shape, strides = "aten.zeros_like.default", p.shape, dense_like(p.shape, p.strides)
+    else:
+        kernel, shape = "aten.zeros.default", state.shape(p.shape)
+        strides = contiguous_strides(shape)
+    return Kept(kernel, shape, dtype, storage_bytes(shape, strides, dtype.bits))
 
 
 def facts_of(scenario: Scenario) -> OptimizerFacts:
@@ -51,27 +62,24 @@ class Optimizer:
 
     def make_state(self) -> None:
         """State of every parameter, as the step before has left it."""
-        if self.offload or not self.parameters:
-            return
+        if self.parameters and not self.offload:
+            self.e.keep("optimizer_state", "optimizer", self._states())
+
+    def _states(self) -> Iterator[tuple[Kept, str, str]]:
         of_shape = {shape: self.facts.states(shape) for shape in {p.shape for p in self.parameters}}
         if any(states and states[0].dtype is dtypes.uint8 for states in of_shape.values()):
+            first = self.parameters[0]
             for state in self.facts.shared:
-                self._place(state, self.parameters[0], state.name, "all parameters")
-        step = State("step", lambda shape: (), dtypes.float32)
+                yield _kept(state, first), state.name, "all parameters"
+        step = (State("step", lambda shape: (), dtypes.float32),) if self.fused and self.facts.fused_step else ()
+        known: dict[Form, list[tuple[Kept, str]]] = {}
         for p in self.parameters:
-            for state in of_shape[p.shape]:
-                self._place(state, p, f"{p.name}.{state.name}", p.name)
-            if self.fused and self.facts.fused_step:
-                self._place(step, p, f"{p.name}.step", p.name)
-
-    def _place(self, state: State, p: Tensor, name: str, who: str) -> None:
-        dtype = state.dtype or p.dtype
-        if state.shape is None:  # keeps the parameter's layout
-            kernel, shape, strides = "aten.zeros_like.default", p.shape, dense_like(p.shape, p.strides)
-        else:
-            kernel, shape = "aten.zeros.default", state.shape(p.shape)
-            strides = contiguous_strides(shape)
-        self.e.keep(shape, strides, dtype, kernel, ("optimizer_state", name), ("optimizer", who))
+            name, states = p.name, known.get(p.form)
+            if states is None:
+                states = [(_kept(state, p), state.name) for state in (*of_shape[p.shape], *step)]
+                known[p.form] = states
+            for kept, suffix in states:
+                yield kept, f"{name}.{suffix}", name
 
     # -- step ----------------------------------------------------------------------------------------------------
 
