@@ -59,6 +59,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
             outputs = validate(e, node, apply(e, node, buffer.slots))
         e.release(buffer)
         e.forget(node)
+        added = []  # they are in `outputs` of evaluate_function, until it returns
         for edge, output in zip(node.edges, outputs, strict=True):
             if edge is None:
                 continue
@@ -66,13 +67,15 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
             into = waiting.get(target)
             if into is None:
                 into = waiting[target] = InputBuffer(target)
-            if output is not None:
-                _add(e, into, slot, *output)
+            if output is not None and _add(e, into, slot, *output):
+                added.append(output)
             target.dependencies -= 1
             if target.dependencies == 0:
                 del waiting[target]
                 order += 1
                 heapq.heappush(ready, (-target.sequence, order, target, into))
+        for output in added:
+            e.end(*output)
         node.edges, node.formulas = [], ()  # it does not run again: large graphs need the memory
         e.close_scope()
 
@@ -89,9 +92,9 @@ def _count_dependencies(root: Node) -> None:
                 node.dependencies += 1
 
 
-def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> None:
+def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> bool:
     """Moves a gradient, which `hold` keeps, into a slot; a second one is added in place where the engine owns the first
-    alone."""
+    and its storage alone. Whether it was added: then it is still held."""
     old = buffer.slots[slot]
     if old is None:
         buffer.slots[slot] = new
@@ -99,16 +102,15 @@ def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> No
         trace.holds.ends[hold] = now = trace.ticks
         hold = trace.holds.take(new.storage.id, "gradient", buffer.who, now, buffer.op)
         buffer.held.append((new, hold))
-        return
-    if old.is_dense and old.refs == 1 and old.storage.refs == 1:
+        return False
+    if old.is_dense and old.refs == 1 and old.storage.refs == 1 and not old.view:
         e.kernel("aten.add_.Tensor")
-        e.end(new, hold)
-        return
+        return True
     result = e.pointwise("aten.add.Tensor", old, new)
     e.hold(result, buffer)
     buffer.slots[slot] = result
     e.drop(old, buffer)
-    e.end(new, hold)
+    return True
 
 
 def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[int, Tensor]) -> None:

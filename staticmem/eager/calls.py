@@ -41,7 +41,7 @@ class Made(NamedTuple):
     """A tensor that a call makes. `node` is the call's own node that made it, -1 for none.
 
     `base` is as in `Tensor`: an operand's number, that of an operand whose base it is (~k), HIDDEN + k for the k-th of
-    `Call.hidden`, None for no view.
+    `Call.hidden`, None for no view. `view` is the tensor's own, of gradients.
     """
 
     source: Source
@@ -50,6 +50,7 @@ class Made(NamedTuple):
     output_nr: int = 0
     requires_grad: bool = False
     base: int | None = None
+    view: bool = False
 
 
 class Effects(NamedTuple):
@@ -223,7 +224,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
 def _make(
     made: Made, operands: Sequence[Tensor], born: Sequence[Storage], nodes: Sequence[Node], hidden: Sequence[Tensor]
 ) -> Tensor:
-    source, form, index, output_nr, requires_grad, base = made
+    source, form, index, output_nr, requires_grad, base, _ = made
     storage = operands[source].storage if source >= 0 else born[~source]
     tensor = Tensor(storage, form.shape, form.strides, form.dtype)
     tensor.known_form = form
@@ -261,7 +262,7 @@ def backward_again(
             source, form = made.source, made.form
             storage = slots[source].storage if source >= 0 else born[~source]  # type: ignore[union-attr]
             tensor = Tensor(storage, form.shape, form.strides, form.dtype)
-            tensor.known_form = form
+            tensor.known_form, tensor.view = form, made.view
         else:
             tensor = slots[made]  # type: ignore[index, assignment]
         tensor.refs += count

@@ -131,7 +131,9 @@ class Eager:
     def alias(self, tensor: Tensor, shape: layout.Shape, strides: layout.Strides) -> Tensor:
         """Another view of the same storage. Autograd is not recorded: see `record`."""
         assert tensor.storage.refs >= 0, f"{tensor} was freed"
-        return Tensor(tensor.storage, shape, strides, tensor.dtype)
+        made = Tensor(tensor.storage, shape, strides, tensor.dtype)
+        made.view = True
+        return made
 
     def categorise(self, tensor: Tensor, category: str, name: str) -> None:
         buffers, id = self.trace.buffers, tensor.storage.id

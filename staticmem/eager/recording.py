@@ -193,7 +193,7 @@ def record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) 
         form = form_of(tensor.shape, tensor.strides, tensor.dtype)
         if tensor.requires_grad or tensor.base is not None:
             raise UnrepeatableError
-        made.append(same[0] if same else Made(source if source < 0 else number[source], form))
+        made.append(same[0] if same else Made(source if source < 0 else number[source], form, view=tensor.view))
     holds = []
     for hold in r.trace.holds[r.first_hold :]:
         source = hold.buffer if hold.buffer < r.first else ~(hold.buffer - r.first)

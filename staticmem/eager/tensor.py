@@ -48,7 +48,7 @@ class Tensor:
 
     __slots__ = (
         "accumulate", "base", "dtype", "grad_fn", "known_form", "name", "output_nr", "refs", "requires_grad", "shape",
-        "storage", "strides",
+        "storage", "strides", "view",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
@@ -60,6 +60,7 @@ class Tensor:
         self.output_nr = 0
         self.requires_grad = False
         self.refs = 0
+        self.view = False  # of another tensor, which it keeps: C++ calls its storage shared
         self.name = ""
 
     def __repr__(self) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from observe import Spec, f
 
 from staticmem import dtypes
@@ -84,6 +86,18 @@ def broadcast(op: Any, x: Any, scale: Any, shift: Any) -> Any:
     return op("aten::gelu", op("aten::add.Tensor", op("aten::mul.Tensor", x, scale), shift))
 
 
+def projections(op: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
+    """Three linears of one value: the first gradient is a view of a product, so the second is not added in place."""
+    y = op("aten::relu", x)
+    q, k, v = (op("aten::tanh", op("aten::linear", y, w)) for w in (a, b, c))
+    return op("aten::add.Tensor", op("aten::mul.Tensor", q, k), v)
+
+
+def two_sums_of_one_node(op: Any, x: Any, w: Any) -> Any:
+    """Both gradients of the product are added to others: the first stays until the second is added, too."""
+    return op("aten::add.Tensor", op("aten::add.Tensor", op("aten::mul.Tensor", w, x), x), w)
+
+
 NETS: tuple[tuple[Net, tuple[Spec, ...]], ...] = (
     (mlp, (f(8, 6).fixed, f(10, 6), f(10), f(7, 10), f(7))),
     (residual, (f(8, 6).fixed, f(6, 6), f(6, 6))),
@@ -97,6 +111,8 @@ NETS: tuple[tuple[Net, tuple[Spec, ...]], ...] = (
     (transposed_leaf, (f(8, 6).fixed, f(6, 8))),
     (sliced, (f(8, 5).fixed, f(5, 6))),
     (attention, (f(2, 5, 8).fixed, f(12, 8))),
+    (projections, (f(2, 3, 6), f(6, 6), f(6, 6), f(6, 6))),
+    (two_sums_of_one_node, (f(6, 6), f(6, 6))),
     (broadcast, (f(4, 5, 6).fixed, f(6), f(5, 1))),
 )
 SCALAR = 8  # bytes: Python numbers become tensors of a CPU, never of a GPU
@@ -123,11 +139,15 @@ def theirs(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
 def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     e = Eager(training=True)
     e.trace.begin("forward")
+    values = Owner("value", "variables of the program")
 
     def op(target: str, *args: Any) -> Any:
         rule = lookup(target)
         assert rule is not None
-        return call(e, rule, args, {})
+        made = call(e, rule, args, {})
+        for value in (made,) if isinstance(made, Tensor) else made:
+            e.hold(value, values)  # until the program returns: then what nothing else needs goes, with its history
+        return made
 
     leaves = []
     for spec in specs:
@@ -140,6 +160,7 @@ def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     out: Tensor = net(op, *leaves)
     result = Owner("value", "out")
     e.hold(out, result)
+    e.release(values)
     e.close_scope()
     root = e.empty_like(out)
     held = Owner("gradient", "root")
@@ -164,3 +185,39 @@ def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("net", "specs"), NETS, ids=[net.__name__ for net, _ in NETS])
 def test_backward_allocates_what_pytorch_allocates(net: Net, specs: Sequence[Spec]) -> None:
     assert ours(net, specs) == theirs(net, specs)
+
+
+# -- programs that nobody chose ------------------------------------------------------------------------------------
+
+UNARY = ("aten::relu", "aten::tanh", "aten::sigmoid", "aten::exp", "aten::neg", "aten::t", "aten::contiguous")
+BINARY = ("aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor", "aten::mm")
+STEP = st.tuples(st.sampled_from((*UNARY, *BINARY, *BINARY)), st.integers(0, 9), st.integers(0, 9))
+
+
+def program(steps: Sequence[tuple[str, int, int]]) -> Net:
+    """Each step takes values by their distance from the newest one, or leaves where there are not as many; what is
+    added in the end is every leaf, so that the result needs a gradient."""
+
+    def net(op: Any, *leaves: Any) -> Any:
+        values = list(leaves)
+        for target, first, second in steps:
+            a, b = (values[-1 - k % len(values)] for k in (first, second))
+            values.append(op(target, a) if target in UNARY else op(target, a, b))
+        total = values[-1]
+        for leaf in leaves:
+            total = op("aten::add.Tensor", total, leaf)
+        return total
+
+    return net
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEP, max_size=12), st.integers(1, 3), st.booleans())
+def test_any_program_allocates_in_backward_what_it_does_in_pytorch(
+    steps: list[tuple[str, int, int]], leaves: int, fixed: bool
+) -> None:
+    """Gradients that meet, are shared, expanded, transposed or stolen, in whatever order."""
+    specs = [f(6, 6) for _ in range(leaves)]
+    if fixed:
+        specs.append(f(6, 6).fixed)
+    assert ours(program(steps), specs) == theirs(program(steps), specs)
