@@ -26,6 +26,8 @@ CALLS = 4096  # records that are kept in a mode; one takes about 4 KB
 KEYS = 1 << 16  # keys and patterns of arguments that are remembered
 
 _numbers: dict[Any, int] = {}
+# patterns of lists that ops share, by their identity; they are kept, so that nothing else gets it
+_lists: dict[int, tuple[Any, Any]] = {}
 _last = count()
 
 
@@ -67,8 +69,12 @@ def _pattern(args: Sequence[Arg]) -> Any:
             found.append(Ref)
         elif kind is not tuple:
             found.append((kind, arg))
+        elif (known := _lists.get(id(arg))) is not None and known[0] is arg:
+            found.append(known[1])
         elif _NESTED.isdisjoint(kinds := tuple(map(type, arg))):  # type: ignore[arg-type]
             found.append((kinds, arg))
+            if len(_lists) < CALLS and len(arg) < 16:  # type: ignore[arg-type]
+                _lists[id(arg)] = (arg, found[-1])
         else:
             found.append(_pattern(arg))  # type: ignore[arg-type]
     return tuple(found)

@@ -131,7 +131,16 @@ class Repeated:
                     data[name] = tensor(self.consts[name])
             schema = onnx.defs.get_schema(node.op, version, node.domain)
             found = infer_node_outputs(schema, proto, types, data, opset_imports=self.opsets, ir_version=10)
-        except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError, KeyError):
+        except (
+            InferenceError,
+            ValidationError,
+            SchemaError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+            OverflowError,
+        ):
             return None
         forms: list[int] = []
         for name in node.outputs:
