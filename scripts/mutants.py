@@ -64,7 +64,7 @@ _REPORT = ["tests/report/test_report.py", "tests/report/test_golden.py"]
 _ENGINE = [
     _BY_HAND, "tests/eager", "tests/training/test_left_behind.py", "tests/training/test_step.py",
     "tests/training/test_checkpointing.py", "tests/training/test_repetition.py", "tests/lifetimes/test_intervals.py",
-    "tests/rules/test_recorded_rules.py", "tests/report/test_golden.py",
+    "tests/rules/test_recorded_rules.py", "tests/report/test_golden.py", "tests/rules/test_rules.py",
 ]  # fmt: skip
 _ALLOCATOR = [f"tests/allocators/test_{name}.py" for name in (
     "replay", "allocation_rules", "reference", "peaks", "real", "invariants", "processes", "settings", "kernel_memory",

@@ -48,6 +48,26 @@ def test_tests_of_a_layout(tensor: Any) -> None:
         assert layout.prefers_channels_last(shape, strides) == torch.ops.aten.is_strides_like_format(tensor, last)
 
 
+@st.composite
+def images(draw: Any) -> Any:
+    """Channels last with one stride that is another, or nearly so: what random layouts hardly ever are."""
+    shape = tuple(draw(st.lists(SIZES, min_size=4, max_size=5)))
+    strides = list(layout.channels_last_strides(shape))
+    if draw(st.booleans()):
+        dim = draw(st.integers(0, len(shape) - 1))
+        strides[dim] = max(strides[dim] + draw(st.integers(-3, 3)), 0)
+    return torch.empty_strided(shape, strides)
+
+
+@given(images())
+@settings(deadline=None, max_examples=300)
+def test_images_prefer_channels_last_where_pytorch_says_so(tensor: Any) -> None:
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    last = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+    assert layout.is_channels_last_contiguous(shape, strides) == tensor.is_contiguous(memory_format=last)
+    assert layout.prefers_channels_last(shape, strides) == torch.ops.aten.is_strides_like_format(tensor, last)
+
+
 @given(SHAPES)
 @settings(deadline=None)
 def test_strides_of_new_tensors(shape: tuple[int, ...]) -> None:
@@ -105,6 +125,28 @@ def test_layout_of_an_elementwise_result(tensors: list[Any]) -> None:
     assert ours == tuple(theirs.shape)
     found = layout.pointwise_strides(ours, tuple((s, t.stride()) for s, t in zip(shapes, tensors, strict=True)))
     assert found == theirs.stride()
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (((4, 1, 6), (1, 7, 4)),) * 2,  # all alike and dense: as they are, also where a size of 1 makes it say nothing
+        (((1, 4, 6), (5, 1, 4)),) * 2,
+        (((4, 1, 6), (1, 7, 4)), ((4, 1, 6), (1, 9, 4))),
+        (((4, 1, 6), (6, 99, 1)),) * 2,  # contiguous: made anew
+        (((2, 3, 1, 5), (15, 1, 99, 3)),) * 2,
+        (((4,), (1,)), ((2, 3, 4), (1, 2, 6))),  # a missing dimension decides nothing
+        (((3, 4), (1, 3)), ((2, 3, 4), (12, 4, 1))),
+        (((1, 4), (1, 1)), ((3, 4), (1, 3))),  # nor does one that is broadcast
+    ],
+)
+def test_layout_of_a_result_of_these_operands(given: tuple[Layout, Layout]) -> None:
+    theirs = torch.add(*(torch.empty_strided(*operand) for operand in given))
+    shape = layout.broadcast_shapes(*(shape for shape, _ in given))
+    assert layout.pointwise_strides(shape, given) == theirs.stride()
 
 
 @given(laid_out(), st.lists(SIZES, max_size=2))

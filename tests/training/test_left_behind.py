@@ -36,3 +36,13 @@ def test_a_step_leaves_nothing_behind(path: Path, words: dict[str, Any]) -> None
     held = Counter(hold.buffer for hold in trace.holds if hold.end is None)
     assert {held[b.id] for b in gradients} == {1}
     assert all(b.id in held for b in trace.buffers if b.died is None)
+
+
+def test_the_second_backward_adds_to_each_gradient() -> None:
+    """`accumulate_grad.h`: `variable_grad += new_grad`, in place."""
+    trace = Study.open(MODELS[0], Request(batch=2, optimizer="sgd", accumulate=3)).result.trace
+    found = Counter(kernel.name for kernel in trace.kernels if kernel.phase == "backward")
+    backwards = [name for name, _ in trace.phases].count("backward")
+    gradients = sum(b.category == "gradient" for b in trace.buffers)
+    assert backwards > 1
+    assert found["aten.add_.Tensor"] == (backwards - 1) * gradients  # the model adds nothing up: it is a chain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from staticmem import dtypes
@@ -57,6 +59,19 @@ def test_only_parameters_with_a_gradient_have_state_and_grad() -> None:
     }
     assert names(result, "parameter") == {f"net.{n}" for n in ("w1", "b1", "w2", "spare")}
     assert result.trained == 3
+
+
+@pytest.mark.parametrize("words", [{"optimizer": "adam"}, {"optimizer": "adam", "set_to_none": False}])
+def test_a_parameter_that_the_loss_does_not_need_has_no_state_either(words: dict[str, object]) -> None:
+    """An op reads it, so that only the backward tells; torch.optim makes state for what has a `.grad`."""
+    plain = graph()
+    beside = Op("m", "aten::mul.Tensor", (Ref("h"), Ref("scale")), {}, ("unread",), plain.ops[0].modules)
+    scale = Parameter(value("scale", 10), "net.scale")
+    made = replace(plain, ops=(*plain.ops, beside), parameters=(*plain.parameters, scale))
+    result = run_step(made, Scenario(mode="train", loss="cross-entropy", **words))  # type: ignore[arg-type]
+    assert "net.scale" in names(result, "parameter")
+    assert names(result, "optimizer_state") == names(run(**words), "optimizer_state")
+    assert names(result, "gradient") == names(run(**words), "gradient")
 
 
 def test_state_exists_from_the_start_and_gradients_appear_in_backward() -> None:
