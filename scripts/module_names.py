@@ -146,10 +146,11 @@ Counts = dict[int, Names]  # how often a producer gave a result in a call -> the
 
 @dataclass
 class Seen:
-    """What all calls of a class have shown: by producer, and by the children that a call ran."""
+    """What all calls of a class have shown: by producer, by the children that a call ran, by those and its ops."""
 
     together: dict[str, Counts] = field(default_factory=dict)
     apart: dict[str, dict[str, Counts]] = field(default_factory=dict)
+    by_ops: dict[str, dict[str, dict[str, Counts]]] = field(default_factory=dict)  # of each of those
     caches: dict[str, Names] = field(default_factory=dict)  # attributes that only evaluation mode sets
 
 
@@ -161,7 +162,10 @@ def collect(observed: Observed, seen: dict[str, Seen]) -> None:
         for result, name in entries:
             names.setdefault(result.producer, []).append(name)
         _merge(found.together, names)
-        _merge(found.apart.setdefault(signature([r for r, _ in entries]), {}), names)
+        call_of = [result for result, _ in entries]
+        key = signature(call_of)
+        _merge(found.apart.setdefault(key, {}), names)
+        _merge(found.by_ops.setdefault(key, {}).setdefault(signature(call_of, ops=True), {}), names)
 
 
 def collect_caches(observed: Observed, seen: Mapping[str, Seen]) -> None:
@@ -241,15 +245,22 @@ def table(seen: Mapping[str, Seen]) -> dict[str, Any]:
         open_ = {p for p, e in made.items() if e is None or (isinstance(e, list) and None in e) or isinstance(e, dict)}
         calls: dict[str, dict[str, Entry]] = {}
         for key, producers in sorted(found.apart.items()):
-            told = {p: e for p in sorted(open_ & set(producers)) if (e := entry(p, producers[p])) is not None}
-            told = {p: e for p, e in told.items() if not (isinstance(e, list) and None in e)}
-            if told:
-                calls[key] = told
+            told = _told(open_, producers)
+            for finer, own in sorted(found.by_ops.get(key, {}).items()):
+                calls.setdefault(finer, {}).update(_told(open_ - set(told), own))
+            calls.setdefault(key, {}).update(told)
+        calls = {key: told for key, told in sorted(calls.items()) if told}
         if calls:
             classes[cls]["calls"] = calls
         if found.caches:
             classes[cls]["evaluation"] = dict(sorted(found.caches.items()))
     return classes
+
+
+def _told(open_: Set[str], producers: Mapping[str, Counts]) -> dict[str, Entry]:
+    """What some calls agree in, of what all calls leave open."""
+    told = {p: e for p in sorted(open_ & set(producers)) if (e := entry(p, producers[p])) is not None}
+    return {p: e for p, e in told.items() if not (isinstance(e, list) and None in e)}
 
 
 __all__ = ["Seen", "calls_named", "collect", "collect_caches", "entry", "table"]

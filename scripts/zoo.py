@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import signal
 import sys
@@ -111,10 +112,13 @@ def _of_transformers(name: str) -> Built:
     transformers.masking_utils.find_packed_sequence_indices = lambda *a, **k: None
     cls = getattr(transformers, name)
     errors: list[Exception] = []
-    for shrink in (True, False):
-        config = cls.config_class()
-        _shrink(config, shrink)
+    # experts as they are by default, then a loop over them: the default ones may take half precision only. As it runs,
+    # then as exporters see it: what the data of a mask decides, nobody can tell without data
+    for experts, shrink, traced in itertools.product((None, "eager"), (True, False), (False, True)):
+        transformers.utils.import_utils.is_torchdynamo_compiling = lambda traced=traced: traced
         try:
+            config = cls.config_class()
+            _shrink(config, shrink, experts)
             model = cls(config).train()
         except Exception as error:  # a configuration whose parts do not fit
             errors.append(error)
@@ -130,18 +134,28 @@ def _of_transformers(name: str) -> Built:
     raise errors[0]
 
 
-def _shrink(config: Any, sizes: bool) -> None:
+def _shrink(config: Any, sizes: bool, experts: str | None) -> None:
     for key, value in _SMALL.items():
-        if ("layers" in key or key == "n_layer" or sizes) and isinstance(getattr(config, key, None), int):
-            setattr(config, key, min(value, getattr(config, key)))
-    if getattr(config, "pad_token_id", 0) is None:
+        if "layers" in key or key == "n_layer" or (sizes and not _by_parts(config, key)):
+            with contextlib.suppress(Exception):  # some are computed from others, or differ by layer
+                if isinstance(getattr(config, key), int):
+                    setattr(config, key, min(value, getattr(config, key)))
+    padding = getattr(config, "pad_token_id", 0)
+    if padding is None or (isinstance(padding, int) and padding >= getattr(config, "vocab_size", padding + 1)):
         config.pad_token_id = 0
-    config._experts_implementation = "eager"  # the fused one takes half precision only
-    if isinstance(getattr(config, "layer_types", None), list):
-        config.layer_types = config.layer_types[: getattr(config, "num_hidden_layers", 2)]
+    if experts is not None:
+        config._experts_implementation = experts
+    with contextlib.suppress(Exception):
+        if isinstance(config.layer_types, list):
+            config.layer_types = config.layer_types[: getattr(config, "num_hidden_layers", 2)]
     for key in getattr(config, "sub_configs", {}):
         if getattr(config, key, None) is not None:
-            _shrink(getattr(config, key), sizes)
+            _shrink(getattr(config, key), sizes, experts)
+
+
+def _by_parts(config: Any, key: str) -> bool:
+    """Whether heads have sizes of their own for what is rotated and what is not (multi-head latent attention)."""
+    return key in ("head_dim", "num_key_value_heads") and hasattr(config, "qk_rope_head_dim")
 
 
 def _inputs(config: Any, name: str) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,9 @@ how-manieth of that call of `forward` it is. Names: "" is no name, `xs[]` an ele
 list, `self.x` an attribute, which the module holds on; `x'` is a local of a function that `forward` calls, `x~` another
 one of that name. `x -y` takes `x` and lets go of `y`. An entry is one name for all results of a producer, a list by
 number, such lists by how many results there are, or `[first, each, last]`: names of the first results, of those between
-in turn, and of the last ones. null: calls of the class differ; `calls` may tell them apart. The policy decides for a
-whole call as soon as one of its results is not in the table: an optional layer may assign a name again.
+in turn, and of the last ones. null: calls of the class differ; `calls` may tell them apart, by the children or the ops
+that they run. The policy decides for a whole call as soon as one of its results is not in the table: an optional layer
+may assign a name again.
 """
 
 from __future__ import annotations
@@ -205,10 +206,11 @@ def _takes_all(op: Op) -> bool:
     return start in (0, None) and step in (1, None) and (stop is None or (type(stop) is int and stop >= _END))
 
 
-def signature(call: Iterable[Result]) -> str:
-    """Tells calls of a class apart by the children that gave a result, as eight hexadecimal digits."""
-    children = sorted({result.producer for result in call if "::" not in result.producer})
-    return f"{crc32(','.join(children).encode()):08x}"
+def signature(call: Iterable[Result], ops: bool = False) -> str:
+    """Tells calls of a class apart by the children that gave a result, as eight hexadecimal digits; `ops`: also by the
+    ops that `forward` ran itself, such as the roll of shifted windows."""
+    producers = sorted({result.producer for result in call if ops or "::" not in result.producer})
+    return f"{crc32(','.join(producers).encode()):08x}"
 
 
 def place(nth: int, count: int, first: int, each: int, last: int) -> int:
@@ -278,7 +280,7 @@ def _entries(graph: Graph, names: Table, training: bool) -> list[tuple[Result, s
     for result in found:
         if result.cls in names.calls:
             calls.setdefault(result.call, []).append(result)
-    special = {call: names.calls[call[-1].cls].get(signature(each), {}) for call, each in calls.items()}
+    special = {call: _special(names.calls[call[-1].cls], each) for call, each in calls.items()}
     made = []
     for result in found:
         count = counts[result.call, result.producer]
@@ -292,6 +294,11 @@ def _entries(graph: Graph, names: Table, training: bool) -> list[tuple[Result, s
             ) or name
         made.append((result, name))
     return made
+
+
+def _special(calls: Mapping[str, Mapping[str, Entry]], call: Sequence[Result]) -> Mapping[str, Entry]:
+    """What calls like this one agree in."""
+    return {**calls.get(signature(call, ops=True), {}), **calls.get(signature(call), {})}
 
 
 def kept_in_evaluation(graph: Graph, names: Table) -> dict[str, int]:

@@ -309,6 +309,37 @@ def test_functions_that_forward_calls_are_seen(scripts: tuple[ModuleType, Module
     assert held["cos"] == "sqrt"
 
 
+class Shifted(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """Calls that run the same children, but not the same ops: `kept` is held until the end."""
+
+    def __init__(self, shift: bool) -> None:
+        super().__init__()
+        self.a, self.shift = torch.nn.ReLU(), shift
+
+    def forward(self, x: Any) -> Any:
+        if self.shift:
+            kept = self.a(x.roll(1, 0))
+            y = kept.exp()
+        else:
+            y = self.a(x)
+            y = y.exp()
+        return y.sin().neg()
+
+
+@pytest.mark.torch
+def test_calls_with_the_same_children_are_told_apart_by_their_ops(scripts: tuple[ModuleType, ModuleType]) -> None:
+    names, watch = scripts
+    seen: dict[str, Any] = {}
+    watched = watch.observed(torch.nn.Sequential(Shifted(True), Shifted(False)), (torch.ones(6, 6),))
+    names.collect(watched, seen)
+    made = names.table(seen)
+    assert made["test_module_names.Shifted"]["names"]["a"] is None
+    until = with_known_names(watched.graph, Held(), replayed(made), training=True).until
+    ops = {op.outputs[0]: op.base.removeprefix("aten::") for op in watched.graph.ops}
+    last = [(ops[value], watched.graph.ops[until[value]].base) for value in ops if ops[value] == "relu"]
+    assert last == [("relu", "aten::neg"), ("relu", "aten::exp")]
+
+
 @pytest.mark.torch
 def test_repeated_layers_and_lists_have_entries_for_any_number(scripts: tuple[ModuleType, ModuleType]) -> None:
     names, _ = scripts
