@@ -32,7 +32,7 @@ from staticmem.training.step import StepResult, run_step
 BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
-_fingerprints: Recent[tuple[files.Stamp, tuple[int, str | None]]] = Recent(MODELS)  # by path
+_fingerprints: Recent[tuple[files.Stamp, str]] = Recent(MODELS)  # by path
 
 
 class Study:
@@ -191,24 +191,20 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     """Size in bytes and SHA-256 of a file; None for a large one. An object has neither."""
     if path.startswith("<") and not os.path.exists(path):  # an object in memory
         return 0, None
-    stamp = files.stamp(path)
-    known = _fingerprints.get(path)
-    if known is not None and known[0] == stamp:
-        return known[1]
-    found = _fingerprint(path)
-    if stamp is not None:
-        _fingerprints.put(path, (stamp, found))
-    return found
-
-
-def _fingerprint(path: str) -> tuple[int, str | None]:
     size = os.stat(path).st_size
     if size > HASH_LIMIT:
         return size, None
+    stamp = files.stamp(path)
+    known = _fingerprints.get(path)
+    if known is not None and known[0] == stamp:
+        return size, known[1]
     import hashlib
 
     with open(path, "rb") as file:
-        return size, hashlib.sha256(file.read()).hexdigest()
+        digest = hashlib.sha256(file.read()).hexdigest()
+    if stamp is not None:
+        _fingerprints.put(path, (stamp, digest))
+    return size, digest
 
 
 def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:

@@ -20,6 +20,9 @@ from staticmem.eager.tensor import Owner, Tensor
 __all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "run_backward"]
 
 
+_RAN: list[tuple[Node, int] | None] = []  # the edges of a node that has run
+
+
 class InputBuffer(Owner):
     """Gradients that wait for a node: one slot for each of its forward outputs. It holds them."""
 
@@ -51,6 +54,10 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         if node.leaf is not None:
             _accumulate_grad(e, node.leaf, buffer, grads)
             continue
+        if node.edges is _RAN:
+            raise ValueError(
+                "backward would run a second time through what an earlier micro-batch has left, which PyTorch refuses"
+            )
         e.open_scope()
         call = None if node.recorded is None else recorded_backward(e, node, buffer.slots)
         if call is not None:
@@ -76,7 +83,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
                 heapq.heappush(ready, (-target.sequence, order, target, into))
         for output in added:
             e.end(*output)
-        node.edges, node.formulas = [], ()  # it does not run again: large graphs need the memory
+        node.edges, node.formulas = _RAN, ()  # it does not run again: large graphs need the memory
         e.close_scope()
 
 

@@ -163,3 +163,22 @@ def test_the_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         assert everything(run_step(graph, SCENARIOS["adam"])) == expected
     assert all(known.recorded <= 3 for known in repetition._modes.values())
+
+
+def test_what_ran_backward_in_one_micro_batch_does_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen parameter that is written to through a view keeps a history: PyTorch's second backward raises "Trying to
+    backward through the graph a second time"."""
+    ops = (
+        Op("view", "aten::view", (Ref("frozen"), (-1,)), {}, ("flat",)),
+        Op("add_", "aten::add_.Tensor", (Ref("flat"), Ref("trained")), {}, ("written",)),
+        Op("relu", "aten::relu", (Ref("frozen"),), {}, ("y",)),
+    )
+    frozen = Parameter(Value("frozen", dtypes.float32, (2, 3)), "frozen", trainable=False)
+    trained = Parameter(Value("trained", dtypes.float32, (6,)), "trained")
+    graph = Graph("g", "pt2", "test", (), (frozen, trained), (), ops, ("y",), {"y": Value("y", dtypes.float32, (2, 3))})
+    assert run_step(graph, Scenario("train", "adam")).trained == 1
+    with pytest.raises(DimensionError, match="a second time"):
+        by_rules(graph, SCENARIOS["accumulate"], monkeypatch)
+    for _ in range(3):
+        with pytest.raises(DimensionError, match="a second time"):
+            run_step(graph, SCENARIOS["accumulate"])
