@@ -228,7 +228,10 @@ def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
 def _unknown(unknown: Mapping[str, int]) -> Note:
     names = sorted(unknown)
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    text = f"no rule for {listed}: inputs and results are kept for backward as a precaution; the peak may be too high"
+    text = (
+        f"no rule for {listed}: inputs and results are kept for backward as a precaution; "
+        "the peak may be too high, or too low by what they make besides"
+    )
     return Note("warning", "SM201", text, sum(unknown.values()))
 
 

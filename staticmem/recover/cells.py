@@ -1,7 +1,8 @@
-"""Steps of recurrent layers (`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`) that the dynamo exporter took apart.
+"""Steps of recurrent layers (`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`) that the ONNX exporters took apart.
 
 On CUDA the two products are followed by one fused kernel, whose memory is another than that of its parts. A cell that
-is written by hand may have the same formula: the class of the module tells them apart.
+is written by hand may have the same formula: the class of the module tells them apart, and where the file has no
+classes (TorchScript) the names of its parameters.
 
 Source: aten/src/ATen/native/RNN.cpp (`LSTMCell`, `GRUCell`, `SimpleCell`).
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SIGNS = frozenset(("aten::tanh", "aten::relu"))  # one of these is in all of them
 _CLASS = "torch.nn.modules.rnn."
+_LAST = {"aten::mul": ("LSTMCell",), "aten::add": ("GRUCell",), "aten::tanh": ("RNNCell",), "aten::relu": ("RNNCell",)}
+_NAMES = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
 
 
 def _linear(x: str, weight: str, bias: str) -> tuple[Template, ...]:
@@ -64,16 +67,32 @@ def rewrite(ops: Ops, consts: Mapping[str, np.ndarray]) -> int:
     """Puts cells together again; how many."""
     finder, count = Finder(ops, consts), 0
     for op in list(ops.ops):
-        if op is None or not op.modules or not op.modules[-1].cls.startswith(_CLASS):
+        if op is None or not op.modules or op.base not in _LAST:
             continue
-        count += _cell(finder, op, op.modules[-1].cls.removeprefix(_CLASS))
+        cls = op.modules[-1].cls
+        if cls.startswith(_CLASS):
+            count += _cell(finder, op, (cls.removeprefix(_CLASS),))
+        elif not cls:
+            count += _cell(finder, op, _LAST[op.base])
     return count
 
 
-def _cell(finder: Finder, op: Op, cls: str) -> bool:
+def _named(match: Match, op: Op) -> bool:
+    """Whether the parameters have the names that the cells of torch.nn give them, in a module of this path."""
+    path, cls = op.modules[-1].path, op.modules[-1].cls
+    names = {key: value.name for key, value in match.values.items() if key in _NAMES and isinstance(value, Ref)}
+    return bool(cls) or all(name == f"{path}.{_NAMES[key]}" for key, name in names.items())
+
+
+def _cell(finder: Finder, op: Op, classes: tuple[str, ...]) -> bool:
+    return any(_of_class(finder, op, cls) for cls in classes)
+
+
+def _of_class(finder: Finder, op: Op, cls: str) -> bool:
     match: Match | None = None
     if cls == "LSTMCell" and op.base == "aten::mul":
         match = finder.find(op, _LSTM, kept=("cy",))
+        match = match if match is not None and _named(match, op) else None
         if match is not None:
             hidden, cell = match.values["hx"], match.values["cx"]
             new = _call(op, "aten::lstm_cell", match, (hidden, cell))
@@ -82,11 +101,13 @@ def _cell(finder: Finder, op: Op, cls: str) -> bool:
             finder.replaced(op, match, replace(new, outputs=(*op.outputs, state.name)))
     elif cls == "GRUCell" and op.base == "aten::add":
         match = finder.find(op, _GRU)
+        match = match if match is not None and _named(match, op) else None
         if match is not None:
             finder.replaced(op, match, _call(op, "aten::gru_cell", match, match.values["hx"]))
     elif cls == "RNNCell" and op.base in ("aten::tanh", "aten::relu"):
         name = op.base.removeprefix("aten::")
         match = finder.find(op, _TANH if name == "tanh" else _RELU)
+        match = match if match is not None and _named(match, op) else None
         if match is not None:
             finder.replaced(op, match, _call(op, f"aten::rnn_{name}_cell", match, match.values["hx"]))
     return match is not None

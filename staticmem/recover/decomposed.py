@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING
 from staticmem.graph.ir import Note, Op, Ref, bases_of
 from staticmem.recover import cells, losses
 from staticmem.recover.edit import Ops
+from staticmem.recover.templates import Finder, Named
 
 if TYPE_CHECKING:
     import numpy as np
 
+# `exponential_`: -log(u), where u that rounds to 1 gives a little less than 0 (torch/_refs/__init__.py, `exponential`)
+_UNIFORM = Named("u", ("rand_like", "given"))
+_EXPONENTIAL = ("mul", ("where", ("ge", _UNIFORM, "limit"), "least", ("log", _UNIFORM)), "factor")
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
@@ -29,6 +33,18 @@ def restore(
     ops: Sequence[Op], outputs: Sequence[str], consts: Mapping[str, np.ndarray] | None = None
 ) -> tuple[list[Op], list[Note]]:
     """The ops with what was taken apart put together again, and a note of losses and cells."""
+    if "aten::rand_like" in bases_of(ops):
+        edited = Ops(ops, outputs)
+        _exponentials(edited)
+        ops = edited.done()
+    ops, notes = regrouped(ops, outputs, consts)
+    return _statistics(ops, outputs), notes
+
+
+def regrouped(
+    ops: Sequence[Op], outputs: Sequence[str], consts: Mapping[str, np.ndarray] | None = None
+) -> tuple[list[Op], list[Note]]:
+    """The ops with losses and recurrent cells put together again, and a note of how many."""
     count, bases = 0, bases_of(ops)
     for rewrite, signs in ((losses.rewrite, losses.SIGNS), (cells.rewrite, cells.SIGNS)):
         if not signs.isdisjoint(bases):
@@ -36,8 +52,19 @@ def restore(
             found = rewrite(edited, consts or {})
             ops, count = (edited.done(), count + found) if found else (ops, count)
     text = "losses and recurrent cells that the exporter takes apart were put together again"
-    notes = [Note("regrouped", "SM252", text, count)] if count else []
-    return _statistics(ops, outputs), notes
+    return list(ops), [Note("regrouped", "SM252", text, count)] if count else []
+
+
+def _exponentials(ops: Ops) -> None:
+    """`empty_like(x).exponential_()`, which becomes a tensor of its own."""
+    finder = Finder(ops, {})
+    for op in list(ops.ops):
+        match = finder.find(op, [_EXPONENTIAL]) if op is not None and op.base == "aten::mul" else None
+        if op is None or match is None:
+            continue
+        made = ops.made_by(match.values["given"])
+        if made is not None and made.base in ("aten::empty_like", "aten::empty", "aten::new_empty"):
+            finder.replaced(op, match, replace(op, target="aten::exponential_", args=(match.values["given"],)))
 
 
 def _statistics(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:

@@ -39,6 +39,12 @@ _FACTORIES = (
 _ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
 
 
+# names of calls that make no tensor of weight, or that are put back: views, numbers, factories, placeholders
+_FREE = re.compile(
+    r"(?:getitem|scalar_tensor|clone|copy|contiguous|alias|detach|lift|fill|new_|full|zeros|ones|empty|arange|sym_|select"
+    r"|slice|view|_unsafe_view|reshape|expand|permute|transpose|t$|t_\d|unsqueeze|squeeze|split|unsafe_split|chunk|unbind|_to_copy"
+    r"|[pbc]_)"
+)
 MAX_WITHIN = 64  # nodes within one call
 
 
@@ -82,6 +88,13 @@ def recover(net: Net) -> Recovered:
                 builder.fallbacks,
             )
         )
+    gone = sum(not _FREE.match(name) for name in builder.lost)
+    if gone:
+        text = (
+            "calls that the exporter's optimiser merged with equal ones or left out, and PyTorch runs: "
+            "the peak may be too low, or too high where parts of a loss could not be put together for it"
+        )
+        notes.append(Note("warning", "SM271", text, gone))
     outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
     transposed = builder.translator.ctx.transposed
     return Recovered(ops, notes, outputs, any(op.modules for op in ops), transposed, builder.restored, builder.added)
@@ -117,6 +130,7 @@ class _Builder:
         self.matches: dict[int, list[Op]] = {}
         self.index = {id(node): i for i, node in enumerate(net.nodes)}
         self.added: dict[str, Value] = {}  # parameters that an optimiser merged with equal ones
+        self.lost: set[str] = set()  # names in texts that nothing makes
         self.copied: dict[str, str] = {}  # clones that an optimiser left out, and of what
         self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
         self.numbers = factories.numbers(net.consts)
@@ -149,6 +163,7 @@ class _Builder:
         if unfold.is_folded(fx, nodes[-1]):
             self._unfold(fx, nodes[-1])
             return
+        self._of_norm(fx, nodes)
         self._restore(fx, nodes)
         self._merged(fx, nodes)
         args = tuple(self._resolve(a) for a in fx.args)
@@ -320,6 +335,22 @@ class _Builder:
         mask = op.args[3] if given and isinstance(given[0], Ref) else None
         return replace(op, args=(*op.args[:3], mask, *given[1:], *defaults[max(len(given), 1) :]), kwargs=fx.kwargs)
 
+    def _of_norm(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """Arguments of a batch norm that an optimiser took for equal ones: a module's tensors that are merged with
+        others exist in eager, and new statistics are the old ones (`_without_updates`)."""
+        node = next((node for node in nodes if node.op == "BatchNormalization"), None)
+        if node is None or len(node.inputs) < 5:
+            return
+        for arg, tensor in zip(fx.args[1:5], node.inputs[1:5], strict=False):
+            if not isinstance(arg, Ref) or self._names(arg.name) or tensor not in self.known:
+                continue
+            name, value = self.net.aliases.get(arg.name), self.net.values.get(tensor)
+            if name is None:
+                self.env[arg.name] = Ref(tensor)
+            elif value is not None and tensor in self.modules:
+                self.added[name] = Value(name, value.dtype, value.shape)
+                self.env[arg.name] = Ref(name)
+
     def _restore(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """Parameters that an optimiser replaced by a transposed or reshaped copy under a new name.
 
@@ -357,6 +388,7 @@ class _Builder:
         refs: list[str] = []
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
+        self.lost.update(lost)
         if len(lost) != 1 or symints.is_symbolic(fx.target):
             return
         clone = lost[0].startswith("clone")
@@ -437,6 +469,8 @@ class _Builder:
             self.failed.add(index)
             matched = self.matches.get(index)
             ops = matched if matched is not None else self.translator.node(node, frames(node))
+            stack = source_lines(node.stack)
+            ops = [replace(op, stack=stack) if stack and not op.stack else op for op in ops]
             ops = [self._attention(op, node.fx) for op in ops]
             self.fallbacks += bool(ops)
             self.ops.extend(ops)

@@ -16,6 +16,7 @@ BY_LINE_ONLY = (
     "aten::mul", "aten::sub", "aten::div", "aten::sigmoid", "aten::tanh", "aten::clamp", "aten::exp",
     "aten::masked_fill", "aten::clamp_min", "aten::clamp_max", "aten::abs", "aten::neg", "aten::sqrt", "aten::rsqrt",
     "aten::pow", "aten::log", "aten::floor", "aten::round", "aten::reciprocal", "aten::index_add", "aten::scatter_add",
+    "aten::scatter",
     "aten::tril", "aten::triu",
 )  # fmt: skip
 _AUGMENTED = {"aten::add": "+", "aten::sub": "-", "aten::mul": "*", "aten::div": "/"}
@@ -33,7 +34,7 @@ def written(op: Op) -> bool | None:
     if not op.stack:
         return None
     said = _said(op.base, op.stack[-1].text)
-    if said is None and len(op.stack) > 1 and "inplace=self.inplace" in op.stack[-1].text:
+    if said is None and len(op.stack) > 1 and "self.inplace" in op.stack[-1].text:
         made = _MODULES.get(op.base, "")  # a module that the caller's line makes: `nn.ReLU(True)(x)`
         found = re.findall(rf"\b{made}\(([^()]*)\)\(", op.stack[-2].text) if made else []
         return _TRUE.search(f"({found[0]})") is not None if len(found) == 1 else None
@@ -45,6 +46,8 @@ def _said(base: str, text: str) -> bool | None:
     name = base.removeprefix("aten::")
     if re.search(rf"\.{name}_\(", text) or re.search(rf"\b(?:torch|F)\.{name}_\(", text):
         return True
+    if name == "scatter" and "gumbel_softmax(" in text:
+        return True  # torch/nn/functional.py, `gumbel_softmax`: zeros_like(logits).scatter_(dim, index, 1.0)
     sign = _AUGMENTED.get(base)
     if sign is not None:
         sign = re.escape(sign)
@@ -54,7 +57,7 @@ def _said(base: str, text: str) -> bool | None:
             return None if re.search(rf"[\w)\]]\s*{sign}\s*[\w(]", augmented[1]) else True
         return False if re.search(rf"[\w)\]]\s*{sign}\s*[\w(]", text) else None
     calls = re.findall(rf"\b{name}\(", text)
-    if not calls or "inplace=self." in text:
+    if not calls or "inplace=self." in text or "self.inplace" in text:
         return None
     if _TRUE.search(text) is None:
         return False

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from staticmem.graph.ir import Frame, Note, Op
-from staticmem.recover import module_parts
+from staticmem.recover import decomposed, module_parts
 from staticmem.recover.nodes import Net, Node, Recovered, frames, is_known
 from staticmem.recover.onnx_ops import quantized, table
 from staticmem.recover.onnx_ops.context import Context
@@ -60,7 +60,8 @@ def recover(net: Net) -> Recovered:
         ops = [_renamed(op, translator.ctx.renamed) for op in ops]
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
     ops, dropped = drop_unused(ops, outputs)
-    notes = notes_of(translator, regrouped, dropped)
+    ops, again = decomposed.regrouped(ops, outputs, net.consts)
+    notes = [*notes_of(translator, regrouped, dropped), *again]
     whole = sum(op.target.removeprefix("onnx::") in quantized.INTEGERS for op in ops)
     if whole:
         text = "operators on integers have no counterpart in ATen: their results are counted, no gradient passes them"

@@ -1,6 +1,8 @@
-"""BatchNorms that the exporter folded into convolutions: their FX text stays on the Conv node, so they can be put back.
+"""BatchNorms that the exporter folded into convolutions and linear layers: their FX text stays on the node, so they can
+be put back.
 
-onnxscript's optimizer (rewriter rule FuseBatchNormIntoConv) folds them in training exports as well. The text has the
+onnxscript's optimizer (rewriter rules FuseBatchNormIntoConv, -ConvTranspose and -Gemm) folds them in training exports
+as well. The text has the
 normalisation's arguments, the graph signature its parameters, and the Conv node the convolution's attributes.
 """
 
@@ -22,19 +24,22 @@ _NORMS = (
     "aten::native_batch_norm",
     "aten::batch_norm",
 )
-_CONVOLUTIONS = {"Conv": "conv.Conv", "ConvTranspose": "conv.ConvTranspose"}
+_FOLDED = {"Conv": "conv.Conv{}d", "ConvTranspose": "conv.ConvTranspose{}d", "Gemm": "linear.Linear"}
 
 
 def is_folded(fx: fx_text.FxNode, node: Node) -> bool:
-    """Whether a convolution stands for itself and a batch norm."""
-    return fx.target.split(".", 1)[0] in _NORMS and node.op in _CONVOLUTIONS and len(node.inputs) > 1
+    """Whether a convolution or a linear layer stands for itself and a batch norm."""
+    return fx.target.split(".", 1)[0] in _NORMS and node.op in _FOLDED and len(node.inputs) > 1
 
 
 def unfold(net: Net, ctx: Context, fx: fx_text.FxNode, node: Node) -> tuple[list[Op], dict[str, Value]] | None:
-    """The convolution and the norm, and the tensors that the fold used up. None where the text does not say enough."""
+    """The convolution (or linear layer) and the norm, and the tensors that the fold used up.
+
+    None where the text does not say enough.
+    """
     weight, output = node.inputs[1], node.outputs[0]
     value, out = net.values.get(weight), net.shape(output)
-    if value is None or value.shape is None or out is None or len(out) < 3:
+    if value is None or value.shape is None or out is None or len(out) < (2 if node.op == "Gemm" else 3):
         return None
     names = [net.aliases.get(a.name) if isinstance(a, Ref) else None for a in fx.args[1:5]]
     if any(name is None for name in names):
@@ -65,4 +70,4 @@ def _lines(stack: tuple[SourceLine, ...]) -> tuple[SourceLine, ...]:
 def _frames(node: Node, path: str, dims: int) -> tuple[Frame, ...]:
     """Module calls of the convolution: those of the norm as far as they contain it."""
     around = [f for f in frames(node)[:-1] if not f.path or path.startswith(f"{f.path}.")]
-    return (*around, Frame(path, f"torch.nn.modules.{_CONVOLUTIONS[node.op]}{dims}d"))
+    return (*around, Frame(path, f"torch.nn.modules.{_FOLDED[node.op].format(dims)}"))

@@ -17,6 +17,7 @@ from staticmem.graph.ir import Frame, Graph, Op, SourceLine
 from staticmem.training.locals import Held, common_depth, held_locals
 from staticmem.training.module_names import Table, kept_in_evaluation, known_names, with_known_names
 from staticmem.training.source_locals import held_until
+from staticmem.training.torch_functions import held_within
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
 Stack = tuple[Frame, ...]
@@ -31,7 +32,9 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     In training autograd holds most of what variables hold, and the peak is in backward: hidden frames are left out
     (a guess at them put the peak of TNT-B, batch 8, 1.3 % too high, which is exact without).
     """
-    named = held_until(graph)
+    named = {**held_until(graph)}
+    for name, index in held_within(graph).items():
+        named[name] = max(named.get(name, index), index)
     if named and training:
         return Held(until=named)
     guess = held_locals(graph, policy)

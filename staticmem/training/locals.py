@@ -11,7 +11,8 @@ frame that owns it (the common part of the producer's and the last reader's modu
 4. two results of child modules that are added or multiplied, each used once; a branch that 0 is added to; the operand
    of a product that is read before too;
 5. the results of a split, chunk or unbind: they are unpacked into names;
-6. a value that enters a child module as a later argument than the first;
+6. a value that enters a child module as a later argument than the first, but for what that module made itself when it
+   ran last (the state of a recurrent cell: `h = self.cell(x, h)` assigns the name again);
 7. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
 
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
@@ -82,6 +83,11 @@ def _is_model(frame: Frame) -> bool:
     return bool(_MODEL.search(frame.cls) if frame.cls else _MODEL_PATH.search(frame.path))
 
 
+def _assigned_again(maker: Stack, reader: Stack, depth: int) -> bool:
+    """`h = self.cell(x, h)`: a module reads what it made in its last call, and the name takes what it makes now."""
+    return depth < len(maker) and maker[depth].path == reader[depth].path
+
+
 class _Locals:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -102,7 +108,8 @@ class _Locals:
                 maker = made.get(name)
                 if maker is not None and maker.modules is not inner:
                     depth = common_depth(maker.modules, inner)
-                    if depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name:
+                    entered = depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name
+                    if entered and not _assigned_again(maker.modules, inner, depth):
                         self.later.add(name)
             for name in op.outputs:
                 made[name] = op

@@ -222,7 +222,7 @@ def test_a_group_with_a_broken_text_is_translated(tmp_path: Path) -> None:
     ]
     graph = graph_of(tmp_path, nodes)
     assert targets(graph) == ["aten::relu", "aten::add.Tensor", "aten::exp"]
-    assert [(n.code, n.count) for n in graph.notes] == [("SM251", 2)]
+    assert [(n.code, n.count) for n in graph.notes] == [("SM251", 2), ("SM271", 2)]
 
 
 def lined(proto: Any, text: str) -> Any:
@@ -287,7 +287,7 @@ def test_one_argument_under_another_name_is_told_by_what_the_node_reads(tmp_path
     ]
     graph = graph_of(tmp_path, nodes)
     assert [op.args for op in graph.ops] == [(Ref("x"),), (Ref("a"),), (Ref("b"), Ref("a"))]
-    assert not graph.notes
+    assert [(n.kind, n.code, n.count) for n in graph.notes] == [("warning", "SM271", 2)]
 
 
 def test_repeated_calls_of_a_module_are_numbered(tmp_path: Path) -> None:

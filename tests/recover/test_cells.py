@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from small_graphs import Builder
 
-from staticmem.graph.ir import Op, Ref
+from staticmem.graph.ir import Frame, Op, Ref
 from staticmem.recover import decomposed
 
 RNN = "torch.nn.modules.rnn."
@@ -95,6 +96,27 @@ def test_the_order_of_gates_matters() -> None:
     split = next(op for op in b.ops if len(op.outputs) == 4)
     b.ops[b.ops.index(split)] = Op("s", split.target, split.args, {}, ("f", "i", "g", "o"), split.modules)
     assert restored(b, "hy", "cy") == b.ops
+
+
+def renamed(b: Builder, cls: str, prefix: str) -> Builder:
+    """The cell in a file without classes, under the names of its parameters."""
+    full = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
+    for index, op in enumerate(b.ops):
+        args = tuple(Ref(prefix + full[a.name]) if isinstance(a, Ref) and a.name in full else a for a in op.args)
+        frames = (*op.modules[:-1], Frame("cell", cls))
+        b.ops[index] = replace(op, args=args, modules=frames)
+    return b
+
+
+@pytest.mark.parametrize(("prefix", "known"), [("cell.", True), ("cell.own_", False), ("other.", False)])
+def test_without_classes_the_names_of_parameters_tell(prefix: str, known: bool) -> None:
+    """A file of the TorchScript exporter."""
+    for b, target in ((lstm(), "lstm"), (gru(), "gru"), (simple("tanh"), "rnn_tanh")):
+        found = restored(renamed(b, "", prefix), "hy", "cy")
+        if known:
+            assert [op.target for op in found] == [f"aten::{target}_cell"]
+        else:
+            assert found == b.ops
 
 
 def test_the_report_is_told() -> None:

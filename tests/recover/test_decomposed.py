@@ -65,6 +65,22 @@ def test_index_add_is_told_by_its_line(op: Op, args: tuple[Any, ...] | None) -> 
     assert (found.target, found.args) == (("aten::index_add", args) if args else (op.target, op.args))
 
 
+@pytest.mark.parametrize(("maker", "restored"), [("empty_like", True), ("exp", False)])
+def test_an_exponential_in_place(maker: str, restored: bool) -> None:
+    """Noise of `gumbel_softmax`: of uniform numbers in a tensor of their own."""
+    b = Builder(x=(4, 8))
+    given = b.call(maker, X)
+    uniform = b.call("rand_like", given)
+    large = b.call("ge.Scalar", uniform, 0.9999999403953552)
+    chosen = b.call("where.ScalarSelf", large, -5.96e-08, b.call("log", uniform))
+    result = b.call("mul.Tensor", chosen, -1.0)
+    ops = decomposed.restore(b.ops, (result.name,))[0]
+    if restored:
+        assert [(op.target, op.args) for op in ops[1:]] == [("aten::exponential_", (given,))]
+    else:
+        assert ops == b.ops
+
+
 def generated(text: str, target: str = "aten::relu") -> Op:
     return Op("g", target, (X,), {}, ("y",), stack=(SourceLine("<eval_with_key>.7", 9, "forward", text),))
 

@@ -29,6 +29,8 @@ def op(base: str, *lines: str) -> Op:
     ("relu", ("return F.relu(F.max_pool2d(x, 2, ceil_mode=True))",), False),
     ("relu", ("x = self.relu(x)", MODULE), None),
     ("relu", ("x = nn.ReLU(True)(x)", MODULE), True),
+    ("leaky_relu", ("return F.leaky_relu(input, self.negative_slope, self.inplace)",), None),
+    ("masked_fill", ("h.masked_fill_(mask, 0.0)",), True),
     ("leaky_relu", ("m = nn.LeakyReLU(0.1)(self.conv1(m))", MODULE.replace("relu", "leaky_relu")), False),
     ("leaky_relu", ("m = nn.LeakyReLU(0.1, inplace=True)(m)", MODULE.replace("relu", "leaky_relu")), True),
     ("add", ("out += identity",), True),
