@@ -202,10 +202,12 @@ class _Builder:
     def _without_updates(self, nodes: list[Node]) -> list[Node]:
         """The nodes of a batch norm without those that stand for its new statistics, which the next call of the module
         reads: eager writes them where the old ones are."""
-        kept = [node for node in nodes if node.op != "Identity" or node.inputs[0] not in self.net.weights]
-        for node in nodes:
-            if kept and node.op == "Identity" and node.inputs[0] in self.net.weights:
-                self.env[node.outputs[0]] = Ref(node.inputs[0])
+        copies = [
+            n for n in nodes if n.op == "Identity" and n.outputs and n.inputs[:1] and n.inputs[0] in self.net.weights
+        ]
+        kept = [node for node in nodes if not any(node is copy for copy in copies)]
+        for node in copies if kept else ():
+            self.env[node.outputs[0]] = Ref(node.inputs[0])
         return kept or nodes
 
     def _positions(self, base: str, nodes: list[Node]) -> tuple[str, ...]:
@@ -389,7 +391,7 @@ class _Builder:
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
         self.lost.update(lost)
-        if len(lost) != 1 or symints.is_symbolic(fx.target):
+        if len(lost) != 1 or symints.is_symbolic(fx.target) or not nodes[-1].outputs:
             return
         clone = lost[0].startswith("clone")
         if clone and lost[0] not in self.assigned:

@@ -64,11 +64,18 @@ def _assign(ops: Ops, scatter: Op) -> None:
 
     A call of `slice_scatter` in the model's code makes a new tensor: its line says so.
     """
-    if not scatter.stack or "scatter" in scatter.stack[-1].text or not isinstance(scatter.args[1], Ref):
+    if (
+        not scatter.outputs
+        or not scatter.stack
+        or "scatter" in scatter.stack[-1].text
+        or not isinstance(scatter.args[1], Ref)
+    ):
         return
     chain = [scatter]
     outer = ops.only_reader(scatter.outputs[0])
-    while outer is not None and outer.base in _VIEW_OF and outer.args[1] == Ref(chain[-1].outputs[0]):
+    while outer is not None and outer.base in _VIEW_OF and outer.args[1:2] == (Ref(chain[-1].outputs[0]),):
+        if not outer.outputs:
+            return
         view = ops.made_by(chain[-1].args[0])
         if view is None or not _matches(view, outer) or view.args[0] != outer.args[0]:
             break

@@ -63,7 +63,7 @@ class Finder:
     def find(self, root: Op, templates: Sequence[Template], kept: Sequence[str] = ()) -> Match | None:
         """The first template that ends in this op and whose inner results nobody else reads, but those named in
         `kept`."""
-        for template in templates:
+        for template in templates if root.outputs else ():
             for match in self._call(template, root, Match()):
                 if self._closed(root, match, kept):
                     return match
