@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import wire
 
 ModelProto = Any
+RELEASE = 4 << 20  # bytes of a file that are passed before their pages are let go
 
 
 def read(path: str) -> ModelProto:
@@ -34,14 +36,28 @@ def stripped(path: str) -> bytes:
                 raise ModelFileError(f"{path} is empty", "It has no bytes.", "Export the model again.", code="SM150")
             # not closed by hand: slices of it live in exceptions' frames; it goes when they go
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            data = wire.strip(memoryview(mapped))
+            data = wire.strip(memoryview(mapped), _release(mapped))
             if hasattr(mmap, "MADV_DONTNEED"):
-                mapped.madvise(mmap.MADV_DONTNEED)  # the kernel maps pages around those that are read: weights
+                mapped.madvise(mmap.MADV_DONTNEED)
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be read", f"{error.strerror or error}.", "Check the path.", code="SM101"
         ) from error
     return data
+
+
+def _release(mapped: mmap.mmap) -> Callable[[int], None]:
+    """Lets pages go that were passed: the kernel maps many around those that are read, and they count as memory."""
+    released = 0
+
+    def passed(end: int) -> None:
+        nonlocal released
+        end -= end % mmap.PAGESIZE
+        if end - released >= RELEASE and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED, released, end - released)
+            released = end
+
+    return passed
 
 
 def parse(data: bytes, path: str = "the file") -> ModelProto:

@@ -9,12 +9,13 @@ Field numbers: `onnx/onnx.proto`; wire format: https://protobuf.dev/programming-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from staticmem.errors import ModelFileError
 
 KEEP = 4096  # bytes: messages up to this size are kept whole
 MAX_KEPT = 256 << 20  # of graph structure; the largest public language models have a few MiB
+COPIED = 1 << 20  # bytes that are copied at once, so that their pages are not asked for again
 MAX_DEPTH = 64  # of nested messages; an If in an If is 4 deep
 
 Buffer = memoryview | bytes
@@ -34,15 +35,16 @@ _FUNCTION: dict[int, Message | None] = {7: _NODE, 11: _ATTRIBUTE}
 MODEL: Message = {7: _GRAPH, 20: DROP, 25: _FUNCTION}
 
 
-def strip(data: Buffer) -> bytes:
-    """The bytes of a ModelProto without the payloads of large tensors.
+def strip(data: Buffer, passed: Callable[[int], None] = lambda end: None) -> bytes:
+    """The bytes of a ModelProto without the payloads of large tensors. `passed` is told behind each payload how far the
+    walk has come: what lies before is not looked at again, but for runs of more than `COPIED` bytes.
 
     Raises:
         ModelFileError: the bytes are not a protobuf message, or end too early.
     """
     view = data if isinstance(data, memoryview) else memoryview(data)
     chunks: list[Buffer] = []
-    kept = _walk(view, 0, len(view), MODEL, chunks, 0)
+    kept = _walk(view, 0, len(view), MODEL, chunks, 0, passed)
     if kept > MAX_KEPT:
         raise _too_large(kept)
     return b"".join(chunks)
@@ -163,7 +165,15 @@ def damaged(why: str) -> ModelFileError:
     )
 
 
-def _walk(view: memoryview, start: int, end: int, message: Message, out: list[Buffer], depth: int) -> int:
+def _walk(
+    view: memoryview,
+    start: int,
+    end: int,
+    message: Message,
+    out: list[Buffer],
+    depth: int,
+    passed: Callable[[int], None],
+) -> int:
     """Appends what is kept of the message in view[start:end] to `out`; gives its length."""
     if depth > MAX_DEPTH:
         raise damaged(f"Messages are nested more than {MAX_DEPTH} deep.")
@@ -199,10 +209,11 @@ def _walk(view: memoryview, start: int, end: int, message: Message, out: list[Bu
             # a tensor within KEEP never gets here: its whole message is copied
             total += _copy(view, run, field_start, out)
             run = stop
+            passed(stop)
         elif inner and wire == 2 and length > KEEP:
             total += _copy(view, run, field_start, out)
             chunks: list[Buffer] = []
-            size = _walk(view, position, stop, inner, chunks, depth + 1)
+            size = _walk(view, position, stop, inner, chunks, depth + 1, passed)
             header = encode_varint(tag) + encode_varint(size)
             out.append(header)
             out.extend(chunks)
@@ -216,7 +227,8 @@ def _copy(view: memoryview, start: int, end: int, out: list[Buffer]) -> int:
     if end > start:
         if end - start > MAX_KEPT:
             raise _too_large(end - start)
-        out.append(view[start:end])
+        part = view[start:end]
+        out.append(part if end - start > COPIED else bytes(part))
     return end - start
 
 
