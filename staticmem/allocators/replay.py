@@ -28,7 +28,7 @@ _At: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"
 # Kernels whose results are allocated in another order than they are returned in (aten/src/ATen/native/cuda/Dropout.cu,
 # `dropout_cuda`: the mask, then the result). The trace has them in the order of the ops that are recorded from outside.
 MASK_FIRST = ("aten.native_dropout.default",)
-STATE_IN_CONSTRUCTOR = ("sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
+STATE_IN_CONSTRUCTOR = (".sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
 
 
 def process(
@@ -161,14 +161,12 @@ class _Builder:
 
     def run(self, steps: int) -> Process:
         self._mark(0, "setup")
-        for buffer in self.model:
-            self._alloc(buffer)
+        self._make(self.model)
         if self.data == "resident":
             self._bring_data()
-        early = [b for b in self.state if b.name.rpartition(".")[2] in STATE_IN_CONSTRUCTOR]
-        for buffer in early:
-            self._alloc(buffer)
-        late = [*self.gradients, *(b for b in self.state if b not in early)]
+        early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
+        self._make(early)
+        late = [*self.gradients, *((b for b in self.state if b not in early) if early else self.state)]
         old: list[int] = []  # ids of what the step before left, besides gradients
         gradients: list[int] = []
         last = start = 0  # where the calls of the step before, and of this one, begin
@@ -188,7 +186,7 @@ class _Builder:
                         self._free(id)
                 self._step(step, late if step == 1 else (), old)
                 if step == 1:  # a step without an optimizer
-                    self._make_state([b for b in self.gradients if b.id not in self.now])
+                    self._make([b for b in self.gradients if b.id not in self.now])
                 old, gradients = self._left_over()
         return Process(
             tuple(self.calls), tuple(self.sizes), Origins(self.buffers, self.kernels, self.starts, self.whats),
@@ -243,7 +241,7 @@ class _Builder:
                 self._release(held)
                 self._mark(step, name)
                 if name == "optimizer":
-                    self._make_state(late)
+                    self._make(late)
                     late = ()
             if space is not None:
                 if space.held and index != kernel:
@@ -272,12 +270,19 @@ class _Builder:
         for name, _ in phases:  # phases without an allocation in the trace
             self._mark(step, name)
             if name == "optimizer":
-                self._make_state(late)
+                self._make(late)
                 late = ()
 
-    def _make_state(self, state: Sequence[Buffer]) -> None:
-        for buffer in state:
-            self._alloc(buffer)
+    def _make(self, buffers: Sequence[Buffer]) -> None:
+        """Allocates what lasts: the model, and the optimizer's state."""
+        ids = range(len(self.sizes), len(self.sizes) + len(buffers))
+        made = [b.id for b in buffers]
+        self.now.update(zip(made, ids, strict=True))
+        self.calls += ids
+        self.sizes += [b.nbytes for b in buffers]
+        self.buffers += made
+        self.kernels += [b.kernel for b in buffers]
+        self.scales += [self.grows[id] for id in made]
 
     def _left_over(self) -> tuple[list[int], list[int]]:
         """Ids of what a step leaves to the next: what lives until its loss is there, and gradients."""

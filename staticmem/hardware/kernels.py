@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from staticmem import dtypes
 from staticmem.allocators.workspace import FIRST, LAST, Workspace
@@ -127,11 +127,12 @@ def _search(conv: Convolution, after: int, what: str, architecture: str, cudnn: 
 
 class _Said(NamedTuple):
     """What a graph says of its convolutions: sizes of values, which of them lie in channels_last, and by the index of
-    each convolution the names of its input and its weight."""
+    each convolution the names of its input and its weight. `forward` has those that were made of it so far."""
 
     shapes: Mapping[str, Shape]
     channels_last: frozenset[str]
     operands: Mapping[int, tuple[str, str]]
+    forward: dict[Any, Convolution | None]
 
 
 def _said(graph: Graph, channels_last: bool) -> _Said:
@@ -146,6 +147,7 @@ def _said(graph: Graph, channels_last: bool) -> _Said:
             shapes,
             conv_ops.channels_last_values(graph, shapes, channels_last),
             {index: names for index, names in convolutions if names is not None},
+            {},
         )
     return known
 
@@ -177,6 +179,7 @@ class KernelWorkspaces:
                 self._buffers[kernel].append(Made(buffers.shapes[id], buffers.dtypes[id], buffers.nbytes[id]))
         said = _said(graph, self.setup.channels_last)
         self._shapes, self._last, self._operands = dict(said.shapes), said.channels_last, said.operands
+        self._made = said.forward
         self._forward: dict[int, Convolution | None] = {}
         self._results: dict[int, tuple[int, int]] = {}  # of recurrent layers: bytes of the result and of the reserve
         self._cublas = self.setup.profile.cublas(self.setup.torch)
@@ -247,9 +250,12 @@ class KernelWorkspaces:
         conv = None
         if names and result and all(name in self._shapes for name in names):
             x, w = (self._shapes[name] for name in names)
-            last = any(name in self._last for name in (*names, *op.outputs))
             y, dtype = result[0].shape, result[0].dtype
-            conv = conv_ops.convolution(op, x, w, y, dtype, last, self.setup.allow_tf32)
+            key = (index, x, w, y, dtype.name, self.setup.allow_tf32)
+            if key not in self._made:
+                last = any(name in self._last for name in (*names, *op.outputs))
+                self._made[key] = conv_ops.convolution(op, x, w, y, dtype, last, self.setup.allow_tf32)
+            conv = self._made[key]
         self._forward[index] = conv
         return conv
 

@@ -50,7 +50,7 @@ def common_depth(a: Stack, b: Stack) -> int:
         return len(a)
     n = 0
     for x, y in zip(a, b, strict=False):
-        if x is not y and x != y:
+        if x is not y and (x.path != y.path or x != y):  # most that differ have other paths
             break
         n += 1
     return n
