@@ -81,6 +81,7 @@ def export(name: str, folder: Path) -> Path:
 
 def main() -> None:
     folder, *names = sys.argv[1:]
+    Path(folder).mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     for name in names or MODELS:
         path = export(name, Path(folder))
