@@ -410,11 +410,25 @@ class _Builder:
         if clone:  # `x = y.clone()`, so that parts of it may be assigned
             last, name = nodes[-1], f"{lost[0]}::copy"
             keeps = {"memory_format": "torch.preserve_format"}
-            stack = source_lines(last.stack)
-            self.ops.append(Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", stack))
+            op = Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", source_lines(last.stack))
+            self._put_clone(op, tensors[0])
             self.known.add(name)
             self.copied[name] = tensors[0]
             self.env[lost[0]] = Ref(name)
+
+    def _put_clone(self, clone: Op, source: str) -> None:
+        """`h = f(x).clone()`: where the line that made a value copies it, that line's name is the copy's, and the value
+        is gone when the line is done. Else the copy has the line of its reader, before which it is made."""
+        index = next((i for i in range(len(self.ops) - 1, -1, -1) if source in self.ops[i].outputs), -1)
+        made = self.ops[index]
+        around = enumerate(zip(made.modules, clone.modules, strict=False))
+        depth = next((i for i, (x, y) in around if x != y), min(len(made.modules), len(clone.modules)))
+        stack = made.stack[: max(len(made.stack) - len(made.modules) + depth, 0)]
+        if index < 0 or not stack or ".clone(" not in stack[-1].text:
+            self.ops.append(clone)
+            return
+        self.ops.insert(index + 1, replace(clone, modules=made.modules[:depth], stack=stack))
+        self.lists = {name: at + (at > index) for name, at in self.lists.items()}
 
     def _dtype(self, name: str) -> DType | None:
         value = self.net.values.get(name)

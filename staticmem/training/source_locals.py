@@ -40,6 +40,7 @@ class _Frame:
     since: int = 0  # of the first op of the running statement
     opened: set[str] = field(default_factory=set)  # lists that a line of this frame assigned
     aliases: set[str] = field(default_factory=set)  # names that were given without an op
+    called: bool = False  # the running statement has called a function whose ops the traces show
     listed: tuple[int, str] = (0, "")  # the line and list of the statement before, where that made one
 
 
@@ -101,10 +102,11 @@ class _Walk:
                 frame = self.frames[level]
                 if frame.line.line != line.line or (level == depth - 1 and self._again(frame, op, level)):
                     self._finish(frame, now)
-                    frame.since = now + 1
+                    frame.since, frame.called = now + 1, False
                 frame.line = line
             else:
                 self.frames.append(_Frame(line, modules, began=now + 1, since=now + 1))
+            self.frames[level].called |= level + 1 < len(op.stack)
         self.modules = op.modules
 
     def _common(self, op: Op) -> int:
@@ -124,8 +126,9 @@ class _Walk:
         return depth
 
     def _again(self, frame: _Frame, op: Op, level: int) -> bool:
-        """The same line calls once more, and it has one call only: the next turn of a loop."""
-        return level + 1 < len(op.stack) and len(_CALL.findall(frame.line.text)) <= 1
+        """The same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
+        goes on with what the line did for its arguments (`k = f(y + dt * k1)`)."""
+        return frame.called and level + 1 < len(op.stack) and len(_CALL.findall(frame.line.text)) <= 1
 
     def _finish(self, frame: _Frame, now: int) -> None:
         """The frame's statement is done: its names take the last op's results."""

@@ -1,8 +1,9 @@
 """Variables of functions of torch.nn.functional that are written in Python: no stack trace has their lines.
 
 Only what lives longer than its last use is listed. Source: torch/nn/functional.py, `gumbel_softmax` (every intermediate
-has a name until the function returns) and `local_response_norm` (`div = div.mul(alpha).add(k).pow(beta)`: the name lets
-go of the pooled tensor when the line is done).
+has a name until the function returns), `local_response_norm` (`div = div.mul(alpha).add(k).pow(beta)`: the name lets
+go of the pooled tensor when the line is done) and `multilabel_soft_margin_loss` (a target that the call's line converts
+has no other name than the parameter, which holds it until the loss is divided by the number of classes).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ END = ""  # held until the function returns
 # function -> op whose result has a name -> the op that runs last while it has
 _KEPT: Mapping[str, Mapping[str, str]] = {
     "gumbel_softmax": {"aten::div": END, "aten::softmax": END, "aten::max": END, "aten::scatter_": END},
+    "multilabel_soft_margin_loss": {"aten::to": "aten::div"},
     "local_response_norm": {"aten::avg_pool2d": "aten::pow", "aten::avg_pool3d": "aten::pow"},
 }
 _CALLED = re.compile(rf"\b({'|'.join(_KEPT)})\(")

@@ -240,6 +240,28 @@ class Shortcuts(nn.Module):  # type: ignore[misc]
         return torch.neg(x)
 
 
-MODELS = (CallersList, TwoCalls, Comprehension, Shortcuts, Dense,
+class Stages(nn.Module):  # type: ignore[misc]
+    """Arguments that a line computes before its one call: the name keeps its last value until the call returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = _Slope()
+
+    def forward(self, y: Tensor) -> Tensor:
+        for _ in range(2):
+            k = self.slope(y)
+            k = self.slope(y + 0.5 * k)
+            y = torch.mul(y, k)
+        return torch.neg(y)
+
+
+class _Slope(nn.Module):  # type: ignore[misc]
+    def forward(self, y: Tensor) -> Tensor:
+        y = torch.sin(y)
+        y = torch.cos(y)
+        return torch.exp(y)
+
+
+MODELS = (CallersList, Stages, TwoCalls, Comprehension, Shortcuts, Dense,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip

@@ -40,3 +40,19 @@ def test_a_local_response_norm_lets_go_of_the_pool_after_the_power() -> None:
     graph = b.graph(b.call("div.Tensor", Ref("x"), Ref("power")))
     power = next(index for index, op in enumerate(graph.ops) if op.outputs == ("power",))
     assert held_within(graph) == {"pooled": power}
+
+
+def test_a_converted_target_lasts_until_the_loss_is_divided() -> None:
+    """`target` of `multilabel_soft_margin_loss` is the only name of what the line converts."""
+    b = Builder(x=(4, 8), s=(4, 8))
+    text = "loss = F.multilabel_soft_margin_loss(x, (s > 0).float())"
+    b.stack = (SourceLine("m.py", 7, "forward", text),)
+    target = b.call("to.dtype", b.call("gt.Scalar", Ref("s"), 0), name="target")
+    ones = b.call("mul.Tensor", target, b.call("log_sigmoid", Ref("x")))
+    zeros = b.call("rsub.Scalar", target, 1)
+    zeros = b.call("mul.Tensor", zeros, b.call("log_sigmoid", b.call("neg", Ref("x"))))
+    loss = b.call("sum.dim_IntList", b.call("neg", b.call("add.Tensor", ones, zeros)), (1,))
+    b.call("div.Tensor", loss, 8, name="quotient")
+    graph = b.graph(b.call("mean", Ref("quotient")))
+    divided = next(index for index, op in enumerate(graph.ops) if op.outputs == ("quotient",))
+    assert held_within(graph) == {"target": divided}
