@@ -73,9 +73,9 @@ _STEP = [
     *(f"tests/training/test_{name}.py" for name in (
         "step", "left_behind", "interpreter", "step_levers", "locals", "source_locals", "losses", "precision",
         "graph_notes", "contradictions", "optimizers", "checkpointing", "hidden_frames", "module_names",
-        "written_checkpoints", "repetition",
+        "written_checkpoints", "repetition", "shapes",
     )),
-    "tests/report/test_golden.py", "tests/training/test_levers_measured.py",
+    "tests/report/test_golden.py", "tests/training/test_levers_measured.py", "tests/frontends/test_export_owned.py",
 ]  # fmt: skip
 AREAS: dict[str, list[str]] = {
     "eager/autograd.py": [

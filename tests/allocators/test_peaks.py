@@ -72,6 +72,18 @@ def test_by_hand(calls: list[int], sizes: list[int], expected: tuple[int, int]) 
     assert peaks(joined(calls, len(sizes)), sizes) == expected
 
 
+def test_segments_are_numbered_in_order() -> None:
+    """A layout that shuffles goes by the number: one number for all would put segments over each other."""
+    asked: list[tuple[int, int, int]] = []
+
+    def layout(number: int, offset: int, size: int) -> int:
+        asked.append((number, offset, size))
+        return ascending(number, offset, size)
+
+    peaks([0, 1, 2], [12 * MIB, 14 * MIB, 1], layout)
+    assert asked == [(0, 0, 12 * MIB), (1, 12 * MIB, 14 * MIB), (2, 26 * MIB, 2 * MIB)]
+
+
 @pytest.mark.parametrize("layout", [ascending, descending, *(shuffled(seed) for seed in range(6))])
 def test_of_equal_blocks_the_one_at_the_lower_address_is_taken(layout: Layout) -> None:
     """Segments of 12 and 14 MiB, each with a free rest of 6 MiB behind a live block. A request takes one of the rests;

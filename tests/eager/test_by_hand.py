@@ -10,8 +10,9 @@ from staticmem import dtypes
 from staticmem.analysis.request import Request
 from staticmem.analysis.study import Study
 from staticmem.eager import strides
+from staticmem.eager.calls import Effects
 from staticmem.eager.context import Eager
-from staticmem.eager.trace import round_up
+from staticmem.eager.trace import Reduction, round_up
 from staticmem.rules.pointwise import scalar_dtype
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,18 @@ def test_the_gradient_of_a_real_part_is_every_second_number() -> None:
     assert part.storage is made.storage
     assert (part.shape, part.strides, part.dtype) == ((3, 4), (8, 2), dtypes.float32)
     assert e.trace.buffers[made.storage.id].size == round_up(3 * 4 * 8)
+
+
+def test_what_a_repeated_call_says_of_its_kernels() -> None:
+    """They have the numbers that they get in the step."""
+    e = Eager()
+    e.trace.begin("forward")
+    e.kernel("before")
+    summed = Reduction((4, 4), (4, 1), (0,))
+    Effects(("a", "b", "c"), (), (), 0, ((1, summed),), ((2, (64,)),)).repeat(e)
+    assert e.trace.kernels.names == ["before", "a", "b", "c"]
+    assert e.trace.reductions == {2: summed}
+    assert e.trace.copies == {3: (64,)}
 
 
 def test_the_number_of_elements() -> None:

@@ -98,6 +98,14 @@ def two_sums_of_one_node(op: Any, x: Any, w: Any) -> Any:
     return op("aten::add.Tensor", op("aten::add.Tensor", op("aten::mul.Tensor", w, x), x), w)
 
 
+def changed_in_place(op: Any, x: Any, w: Any, scale: Any) -> Any:
+    """The view is read on after the change: its history is that of the changed base."""
+    h = op("aten::mm", x, w)
+    view = op("aten::slice.Tensor", h, 1, 0, 2)
+    op("aten::mul_.Tensor", view, scale)
+    return op("aten::exp", view)
+
+
 NETS: tuple[tuple[Net, tuple[Spec, ...]], ...] = (
     (mlp, (f(8, 6).fixed, f(10, 6), f(10), f(7, 10), f(7))),
     (residual, (f(8, 6).fixed, f(6, 6), f(6, 6))),
@@ -113,6 +121,7 @@ NETS: tuple[tuple[Net, tuple[Spec, ...]], ...] = (
     (attention, (f(2, 5, 8).fixed, f(12, 8))),
     (projections, (f(2, 3, 6), f(6, 6), f(6, 6), f(6, 6))),
     (two_sums_of_one_node, (f(6, 6), f(6, 6))),
+    (changed_in_place, (f(8, 5).fixed, f(5, 6), f(8, 2))),
     (broadcast, (f(4, 5, 6).fixed, f(6), f(5, 1))),
 )
 SCALAR = 8  # bytes: Python numbers become tensors of a CPU, never of a GPU

@@ -115,6 +115,7 @@ def written(*lines: tuple[str, int]) -> Graph:
     ([("a += f(x)", 1), ("a += f(x)", 2), ("return f(a)", 3)], {"v0": 1, "v1": 2}),
     ([("assert f(x) == 1", 1), ("return f(x)", 2)], {}),
     ([("self.x = f(x)", 1), ("_ = f(x)", 2), ("return f(x)", 3)], {}),
+    ([("xs = [f(g(x))]", 1), ("xs = [f(g(x))]", 1), ("return f(x)", 2)], {"v1": 2}),
     ([("xs.append(f(x))", 1), ("x = f(x)", 2), ("xs = [f(x)]", 3), ("return f(x)", 4)], {"v0": 2, "v1": 3, "v2": 3}),
 ])  # fmt: skip
 def test_statements(lines: list[tuple[str, int]], held: dict[str, int]) -> None:
@@ -132,6 +133,42 @@ def test_a_list_lives_as_long_as_the_name_that_is_joined() -> None:
     out = b.call("cat", tuple(values), 1)
     b.stack = (SourceLine("m.py", 4, "forward", "return f(x)"),)
     assert held_until(b.graph(b.call("sin", out))) == {"v0": 3, "v1": 3, "v2": 3}
+
+
+def test_a_list_ends_where_its_name_is_assigned_again() -> None:
+    """`dim` is no list of a caller: this frame has none."""
+    b = Builder(x=(4,)).within()
+    for number, text in enumerate(("x = f(x)", "x = g(x)", "x = torch.cat(parts, dim)", "parts = f(x)", "return f(x)")):
+        b.stack = (SourceLine("m.py", number, "forward", text),)
+        b.call("cat", (Ref("v0"), Ref("v1"))) if number == 2 else b.call("sin", Ref("x"))
+    held = held_until(b.graph(Ref("v4")))
+    assert (held["v0"], held["v1"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "older", "until"),
+    [
+        ("y = g(x)", True, 4),  # `xs` came with contents: the caller made it
+        ("y = g(x)", False, 3),  # all that is in it is the frame's own
+        ("xs = [g(x)]", True, 3),  # the frame made it
+    ],
+)
+def test_whose_list_is_joined(first: str, older: bool, until: int) -> None:
+    """`h = f(x)`, then `self.conv(h, out)`, whose forward joins `xs` of its own or the caller's `out`."""
+    b = Builder(x=(4,)).within()
+    b.stack = (SourceLine("m.py", 1, "forward", "h = f(x)"),)
+    h = b.call("sin", Ref("x"))
+    call = SourceLine("m.py", 2, "forward", "x = self.conv(h, out)")
+    b.within("conv:Conv")
+    made = []
+    for number, text in ((11, first), (12, "z = g(x)")):
+        b.stack = (call, SourceLine("m.py", number, "forward", text))
+        made.append(b.call("cos", h))
+    b.stack = (call, SourceLine("m.py", 13, "forward", "return torch.cat(xs, 1)"))
+    b.call("cat", (h, made[0]) if older else tuple(made), 1)
+    b.within().stack = (SourceLine("m.py", 3, "forward", "return f(x)"),)
+    b.call("sin", Ref("v3"))
+    assert held_until(b.graph(Ref("v4")))["v1"] == until
 
 
 def test_no_traces_no_claims() -> None:

@@ -10,11 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from small_graphs import Builder  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
 from staticmem.frontends.export_program import read_archive  # noqa: E402
-from staticmem.graph.ir import Graph  # noqa: E402
+from staticmem.graph.ir import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.graph.model import resolve  # noqa: E402
 from staticmem.lifetimes import liveness  # noqa: E402
 from staticmem.training.scenario import Scenario  # noqa: E402
@@ -127,6 +128,21 @@ def test_a_method_is_one_call(tmp_path: Path) -> None:
     last = next(k for k, op in enumerate(graph.ops) if op.target == "aten::sin")
     assert [(r.start, r.end, r.depth) for r in regions] == [(0, last + 1, 1)]
     assert [note.code for note in notes] == ["SM316"]
+
+
+def test_shape_arithmetic_belongs_to_the_module_before_it() -> None:
+    """A pass of torch.export adds sizes and their arithmetic with neither a trace nor modules."""
+    b = Builder(x=(4,))
+    line = (SourceLine("m.py", 7, "forward", "x = checkpoint(b, x, use_reentrant=False)"),)
+    for module in ("blocks.0:Block", "", "blocks.0:Block", "", "blocks.1:Block"):
+        if module:
+            b.within(module).stack = line
+            b.call("sin", Ref("x"))
+        else:
+            b.modules, b.stack = (), ()
+            b.call("sym_size.int", Ref("x"), 0)
+    regions, _ = written_regions(b.graph(Ref("v4")))
+    assert [(r.start, r.end, r.depth, r.name) for r in regions] == [(0, 4, 2, "blocks.0"), (4, 5, 2, "blocks.1")]
 
 
 def test_segments_that_the_line_does_not_show_are_a_warning(tmp_path: Path) -> None:
