@@ -18,13 +18,14 @@ from staticmem.analysis.request import Request
 from staticmem.errors import UsageError
 from staticmem.frontends import open_model
 from staticmem.frontends.recent import MODELS, Recent
-from staticmem.graph.ir import Graph, Note
+from staticmem.graph.ir import Graph, Note, bases_of
 from staticmem.graph.model import Binding, ModelFile, SymbolRange, resolve
 from staticmem.lifetimes import Lifetimes, liveness
 from staticmem.recover import inplace
 from staticmem.recover.add_norms import unfold_batch_norms
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
+from staticmem.rules.activations import SAVE_LESS_IN_PLACE
 from staticmem.training.hidden_frames import has_hidden_frames
 from staticmem.training.scenario import Scenario
 from staticmem.training.step import StepResult, run_step
@@ -112,15 +113,16 @@ class Study:
 
     @cached_property
     def live_band(self) -> tuple[int, int] | None:
-        """Bounds of an inference peak where no stack trace tells which values the model's code keeps in variables.
+        """Bounds of the peak where the file leaves open what ran in place, and in inference also where no stack trace
+        tells which values the model's code keeps in variables.
 
-        In training autograd holds what matters, and the peak is in backward: no reference case moved.
+        In training autograd holds what matters of those, and the peak is in backward: no reference case moved.
         """
         graph, scenario = self.graph, self.scenario
-        if self.request.parallel is not None:
+        if self.request.parallel is not None or len(graph.ops) > BAND_LIMIT:
             return None
-        if scenario.training or len(graph.ops) > BAND_LIMIT:
-            return None
+        if scenario.training:
+            return self._training_band()
         ends = self._ends_of_inplace()
         if not has_hidden_frames(graph):
             if ends is None:
@@ -134,6 +136,20 @@ class Study:
         ]
         peaks.append(self.lifetimes.peak_bytes)
         return min(peaks), max(peaks)
+
+    def _training_band(self) -> tuple[int, int] | None:
+        """From as much in place as the file leaves open to as little, where that can move the peak of a step.
+
+        Most ops save as much either way, and what is in place then only matters while the op runs: for a peak that is
+        in the forward pass. A few save their result where else they save their operand (`SAVE_LESS_IN_PLACE`).
+        """
+        in_forward = self.lifetimes.peak_tick < self.result.trace.marks.get("forward_end", 0)
+        if not in_forward and SAVE_LESS_IN_PLACE.isdisjoint(bases_of(self.graph.ops)):
+            return None
+        ends = self._ends_of_inplace() or ()
+        peaks = [self.lifetimes.peak_bytes, *(liveness(run_step(end, self.scenario).trace).peak_bytes for end in ends)]
+        low, high = min(peaks), max(peaks)
+        return (low, high) if low < high else None
 
     def _ends_of_inplace(self) -> tuple[Graph, Graph] | None:
         """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
@@ -156,7 +172,7 @@ class Study:
             notes.append(_unknown(unknown))
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
-        if self.live_band is not None and has_hidden_frames(result.graph):
+        if self.live_band is not None and not self.scenario.training and has_hidden_frames(result.graph):
             text = "the file has no stack traces, so which values Python variables keep alive is assumed"
             notes.append(Note("assumption", "SM306", text))
         elif self.live_band is not None:
@@ -220,7 +236,10 @@ def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
         undecided = changed is graph and inplace.apply(graph, "all") is not graph
         known = graph.derived[key] = changed, undecided
     if known[1]:
-        text = "activations are taken to run out of place, the file does not say (--inplace-activations all changes it)"
+        text = (
+            "activations are taken to run out of place, the file does not say: in place the peak may be lower "
+            "(--inplace-activations all)"
+        )
         notes.append(Note("assumption", "SM305", text))
     return known[0]
 

@@ -117,9 +117,10 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
         ops.append(op)
     if not count:
         return graph
-    guess = Note(
-        "assumption", "SM254", "activations and residual adds are taken to run in place, the export does not say", count
+    text = (
+        "activations and residual adds are taken to run in place, the export does not say: else the peak may be higher"
     )
+    guess = Note("assumption", "SM254", text, count)
     return replace(graph, ops=tuple(ops), notes=(*graph.notes, guess))
 
 

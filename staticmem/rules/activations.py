@@ -91,6 +91,8 @@ TABLE = (
     Unary("sign", "SignBackward0", "", ("zeros_like.default",)),
     Unary("frac", "FracBackward0", "", ()),
 )  # fmt: skip
+# ATen names, in either form, of ops whose in-place form saves its result where the other one saves its operand
+SAVE_LESS_IN_PLACE = frozenset(f"aten::{row.name}{end}" for row in TABLE if row.inplace_saves for end in ("", "_"))
 
 
 def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
