@@ -60,3 +60,23 @@ def test_ops_that_save_as_much_either_way_have_none(tmp_path: Path) -> None:
     assert (report.peak.phase, band.low, band.high) == ("backward", report.peak.live_bytes, report.peak.live_bytes)
     assert "SM254" in codes(report)
     assert "SM307" not in codes(report)
+
+
+def test_a_peak_in_the_forward_pass_has_a_band(tmp_path: Path) -> None:
+    """Frozen layers save nothing. The second convolution holds its input and a result of twice the size, the `relu`
+    after it two of those if it runs out of place: one input more."""
+    nodes, last = [], "x"
+    for index, activation in ((1, "Relu"), (2, "Relu"), (3, "")):
+        inputs = [last, f"c{index}.weight"]
+        nodes.append(node("Conv", inputs, [f"h{index}"], name=f"/c{index}/Conv", kernel_shape=[3, 3], pads=[1] * 4))
+        last = f"h{index}"
+        if activation:
+            nodes.append(node(activation, [last], [f"a{index}"], name=f"/act{index}/{activation}"))
+            last = f"a{index}"
+    weights = [weight("c1.weight", 8, 1, 3, 3), weight("c2.weight", 16, 8, 3, 3), weight("c3.weight", 1, 16, 3, 3)]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model(nodes, [value("x", [4, 1, 16, 16])], [last], weights).SerializeToString())
+    report = staticmem.analyze(path, optimizer="sgd", loss="mean", freeze="^c[12]")
+    band = report.peak.bands["live"]
+    assert report.peak.phase == "forward"
+    assert band.high - band.low == ACTIVATION
