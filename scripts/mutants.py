@@ -103,8 +103,9 @@ AREAS: dict[str, list[str]] = {
     "training/optimizers.py": ["tests/training/test_optimizers.py", "tests/training/test_step.py"],
     "rules/convolution.py": [*_RULES, "by_hand or cuda_only or conv"],
     "rules/pointwise.py": [*_RULES, _POINTWISE],
+    "rules/attention.py": ["tests/rules/test_attention.py", "tests/rules/test_cuda_only.py"],
     **{f"rules/{name}.py": _cases(name) for name in (
-        "activations", "attention", "indexing", "joining", "linear", "loss", "normalization", "pooling", "recurrent",
+        "activations", "indexing", "joining", "linear", "loss", "normalization", "pooling", "recurrent",
         "reduction", "resample", "scattering", "views",
     )},
     **{f"parallel/{name}.py": _PARALLEL for name in (

@@ -23,7 +23,7 @@ from staticmem.rules.padding import pad
 from staticmem.rules.pointwise import add_, grad_of, mul
 from staticmem.rules.reduction import softmax
 from staticmem.rules.registry import rule
-from staticmem.rules.views import clone, expand, slice_, transpose
+from staticmem.rules.views import expand, slice_, transpose
 
 
 @dataclass(frozen=True)
@@ -193,14 +193,13 @@ def _transposed_like(e: Eager, tensor: Tensor, dtype: dtypes.DType) -> Tensor:
 
 
 def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """`preprocess_mask` and `pad_bias`: last stride 1, last dimension padded to 8, expanded to (B, H, L, S)."""
-    b, h, length, _ = q.shape
-    source = k.shape[2]
-    if mask.strides[-1] != 1 and mask.shape[-1] != 1:
-        mask = clone(e, mask, contiguous=True)
-    if mask.shape[-1] % 8:
-        mask = slice_(e, pad(e, mask, (0, 8 - mask.shape[-1] % 8)), -1, 0, source)
-    return expand(e, mask, (b, h, length, source)) if mask.shape != (b, h, length, source) else mask
+    """`preprocess_mask` of attention.cpp: a mask whose rows do not begin at multiples of 8 (`aligned_tensor`) is copied
+    into longer rows (`pad_bias`, by 8 where their length is such a multiple); then it is expanded to (B, H, L, S)."""
+    shape = (*q.shape[:3], k.shape[2])
+    if mask.strides[-1] != 1 or any(stride % 8 for stride in mask.strides[:-1]):
+        width = mask.shape[-1]
+        mask = slice_(e, pad(e, mask, (0, 8 - width % 8)), -1, 0, width)
+    return expand(e, mask, shape) if mask.shape != shape else mask
 
 
 def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool) -> Tensor:

@@ -11,6 +11,8 @@ import pytest
 
 from staticmem import dtypes
 from staticmem.dtypes import DType, bfloat16, bool_, float16, float32, float64
+from staticmem.eager import strides as strides_of
+from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.graph.ir import Value
@@ -171,6 +173,57 @@ def test_a_bias_is_padded_to_eight() -> None:
     q = aligned.tensor(B, H, 16, D)
     aligned.run("scaled_dot_product_attention", q, q, q, aligned.tensor(B, 1, 16, 16, grad=False))
     assert len(aligned.made) == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "padded"),
+    [
+        ((B, 1, 10, 10), (160, 160, 16, 1), None),  # rows of a longer mask: they begin at multiples of 8
+        ((B, 1, 10, 10), (104, 104, 10, 1), 16),
+        ((B, 1, 10, 10), (100, 100, 16, 1), 16),
+        ((B, 1, 10, 10), (160, 160, 1, 16), 16),  # transposed
+        ((B, 1, 10, 10), (160, 160, 16, 2), 16),
+        ((B, 1, 10, 1), (10, 10, 1, 1), 8),  # the same for all keys: one column is expanded
+        ((1, 1, 10, 10), (0, 0, 16, 1), None),
+        ((10, 10), (10, 1), 16),
+    ],
+)
+def test_a_bias_is_copied_where_its_rows_are_not_aligned(
+    shape: tuple[int, ...], strides: tuple[int, ...], padded: int | None
+) -> None:
+    """attention.cpp, `aligned_tensor`: the last stride is 1, all others are multiples of 8."""
+    bench = Bench()
+    q = bench.tensor(B, H, L, D)
+    mask = Tensor(bench.tensor(4096, grad=False).storage, shape, strides, float32)
+    out = bench.run("scaled_dot_product_attention", q, q, q, mask)
+    copies = [made for made in bench.made if "efficient" not in made[0]]
+    rows = strides_of.numel(shape[:-1])
+    assert copies == ([] if padded is None else [("aten.constant_pad_nd.default", rows * padded * 4)])
+    assert out.shape == (B, H, L, D)
+
+
+def test_a_bias_that_learns_is_saved_and_gets_a_gradient() -> None:
+    """Of every sample, in rows of 16 elements; then the sum over the samples."""
+    bench = Bench()
+    e, q = bench.e, bench.tensor(B, H, L, 2 * D, grad=False)
+    bias = bench.tensor(1, H, L, L)
+    out = bench.run("scaled_dot_product_attention", q, q, q, bias)
+    assert H * L * 16 * 4 in bench.saved()
+    start = len(e.trace.buffers)
+    root = bench.tensor(*out.shape, grad=False)
+    e.grad_enabled = False
+    run_backward(e, out, root, {})
+    made = [b.nbytes for b in e.trace.buffers[start:]]
+    assert made.count(B * H * L * 16 * 4) == 1
+    assert H * L * L * 4 in made
+
+
+def test_a_bias_with_rows_of_eight_that_is_transposed_gets_eight_more() -> None:
+    bench = Bench()
+    q = bench.tensor(B, H, 16, D)
+    mask = Tensor(bench.tensor(B, 1, 16, 16, grad=False).storage, (B, 1, 16, 16), (256, 256, 1, 16), float32)
+    bench.run("scaled_dot_product_attention", q, q, q, mask)
+    assert ("aten.constant_pad_nd.default", B * 16 * 24 * 4) in bench.made
 
 
 # -- dispatch ------------------------------------------------------------------------------------------------------

@@ -34,6 +34,16 @@ def test_where_picked_elements_stand(given: tuple[int | None, ...], shape: tuple
     assert index(e, e.empty((2, 3, 4), dtypes.float32), indices).shape == shape
 
 
+def test_a_change_in_place_is_a_kernel() -> None:
+    e = Eager()
+    e.trace.begin("forward")
+    made = e.empty((4,), dtypes.float32)
+    for target in ("relu_", "exp_", "neg_"):
+        kernels = len(e.trace.kernels)
+        assert RULES[f"aten::{target}"].function(e, made) is made
+        assert [kernel.name for kernel in list(e.trace.kernels)[kernels:]] == [f"aten.{target}.default"]
+
+
 def test_the_order_of_a_norm_is_two_where_nobody_says_another() -> None:
     """A norm of order 2 keeps the input and its result; that of another order makes powers for its gradient."""
     default, two, three = (observed(call("aten::norm", f(4, 3), *order)) for order in ((), (2,), (3,)))
