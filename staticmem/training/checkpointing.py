@@ -131,13 +131,12 @@ class _Checkpoint:
         arguments = Owner("checkpoint", region.name, region.start)
         for name in self.arguments:
             e.hold(inputs[name], arguments)
-        again.around = inner = Checkpoints(e, self.caller.regions, region, self.caller.recomputed)
+        again.around = Checkpoints(e, self.caller.regions, region, self.caller.recomputed)
         end = region.end
         try:
             again.run_ops(region.start, region.end)
         except _StopRecomputationError as stop:
-            e.close_scopes(depth)
-            inner.abandon()
+            e.close_scopes(depth)  # no inner checkpoint is open: while one runs, its own hook takes what is saved
             end = again.index + stop.ran
         again.finish()
         self.caller.recomputed.extend(range(region.start, end))
@@ -214,12 +213,6 @@ class Checkpoints:
                     self.overwritten.append(region.name)
                 self.e.saved_hooks.append(checkpoint)
                 self.running.append((region.end, checkpoint))
-
-    def abandon(self) -> None:
-        """The run stopped early: what still ran goes with it."""
-        for _, checkpoint in reversed(self.running):
-            checkpoint.forget(self.e)
-        self.running = []
 
 
 def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:
