@@ -82,8 +82,9 @@ def _replay(found: Process, device: Device, capacity: int | None) -> Replay:
     return simulate(found.events, device.settings, capacity, total=total, fallbacks=found.fallbacks)
 
 
-def on_device(result: StepResult, device: Device) -> DeviceMeters:
-    """The device meters of a step."""
+def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 0)) -> DeviceMeters:
+    """The device meters of a step. `spread`: bytes by which the live peak may be lower, and higher, where the file
+    leaves open what the model's code keeps or runs in place: all bands are wider by as much."""
     found = _process(result, device)
     nominal: Outline | Replay
     if is_quick(found, device.settings):
@@ -93,6 +94,9 @@ def on_device(result: StepResult, device: Device) -> DeviceMeters:
         nominal, retries, allocated, reserved = _whole(found, device)
     gpu, known = device.gpu, device.setup.profile
     context = known.overhead(gpu)
+    less, more = spread
+    allocated = Band(allocated.low - less, allocated.expected, allocated.high + more)
+    reserved = Band(reserved.low - less, reserved.expected, reserved.high + more)
     needed = reserved.plus(context)
     floor = None
     usable = min(gpu.usable, int(device.settings.per_process_memory_fraction * gpu.usable) + context.expected)

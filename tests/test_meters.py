@@ -8,8 +8,12 @@ import pytest
 
 import staticmem
 from staticmem import hardware
+from staticmem.analysis import Request, Study
+from staticmem.analysis.cards import card_rows
+from staticmem.analysis.device import device_of
 from staticmem.errors import StaticmemError, UsageError
-from staticmem.report.model import CATEGORIES, DEVICE_CATEGORIES, Report
+from staticmem.meters import on_device
+from staticmem.report.model import CATEGORIES, DEVICE_CATEGORIES, Band, Report
 
 MODELS = Path(__file__).parents[1] / "models"
 GIB = 2**30
@@ -184,3 +188,22 @@ def test_wrong_words_are_told_before_the_file_is_read(words: dict[str, object], 
 def test_an_unknown_card_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="h1000"):
         _report("resnet18.pt2", "h1000", batch=2)
+
+
+def test_what_the_file_leaves_open_widens_every_band() -> None:
+    """Of this export of an inference nobody knows what variables the code kept: beside the same step without that doubt
+    each band is wider by the doubt, and so is what a card has to have room for."""
+    study = Study.open(str(MODELS / "resnet50.onnx"), Request(batch=8, mode="infer", gpu="h100-sxm-80gb"))
+    peak, (less, more) = study.report.peak, study.spread
+    assert less + more > 0
+    assert peak.bands["live"] == Band(peak.live_bytes - less, peak.live_bytes + more)
+    device = device_of(study.request)
+    sure, wide = on_device(study.result, device), on_device(study.result, device, (less, more))
+    for name in ("allocated", "reserved", "device"):
+        low, expected, high = getattr(sure, name)
+        assert getattr(wide, name) == (low - less, expected, high + more)
+        assert peak.bands[name] == Band(low - less, high + more)
+    low, expected, high = sure.verdict.needed
+    assert wide.verdict.needed == (low - less, expected, high + more)
+    row = next(row for row in card_rows(study.result, device, study.spread) if row.asked)
+    assert (row.low, row.high) == (wide.device.low, wide.device.high)

@@ -15,8 +15,8 @@ from staticmem.training.step import StepResult
 LIMIT = 20_000  # ticks of a trace; beyond it only the architecture of the asked card is replayed
 
 
-def card_rows(result: StepResult, asked: Device) -> tuple[CardRow, ...]:
-    """The rows of all cards, the smallest first, with the one that was asked for.
+def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0)) -> tuple[CardRow, ...]:
+    """The rows of all cards, the smallest first, with the one that was asked for; `spread` as in `meters.on_device`.
 
     What the allocator takes depends on a card's architecture only (workspaces of kernels) until the card is full, so it
     is replayed once for each; the context is the card's own.
@@ -31,8 +31,9 @@ def card_rows(result: StepResult, asked: Device) -> tuple[CardRow, ...]:
         device = _with(asked, card)
         if card.architecture not in known:
             roomy = _with(asked, max(_of(card.architecture, asked.gpu), key=lambda other: other.usable))
-            known[card.architecture] = (roomy, on_device(result, roomy))
-        rows.append(_row(card, _verdict(result, device, *known[card.architecture]), card.slug == asked.gpu.slug))
+            known[card.architecture] = (roomy, on_device(result, roomy, spread))
+        outcome = _verdict(result, device, spread, *known[card.architecture])
+        rows.append(_row(card, outcome, card.slug == asked.gpu.slug))
     return tuple(rows)
 
 
@@ -47,7 +48,9 @@ def _with(device: Device, card: Gpu) -> Device:
     )
 
 
-def _verdict(result: StepResult, device: Device, roomy: Device, found: DeviceMeters) -> Verdict:
+def _verdict(
+    result: StepResult, device: Device, spread: tuple[int, int], roomy: Device, found: DeviceMeters
+) -> Verdict:
     """The verdict of a card, from the meters of the largest of its architecture."""
     overhead = device.setup.profile.overhead(device.gpu)
     needed, usable = found.reserved.plus(overhead), device.gpu.usable
@@ -55,7 +58,7 @@ def _verdict(result: StepResult, device: Device, roomy: Device, found: DeviceMet
         return found.verdict if device.gpu == roomy.gpu else verdict(needed, usable)
     if found.allocated.expected + overhead.expected > usable:  # what is alive does not fit, whatever the cache gives
         return verdict(needed, usable)
-    return on_device(result, device).verdict
+    return on_device(result, device, spread).verdict
 
 
 def _row(card: Gpu, outcome: Verdict, asked: bool) -> CardRow:

@@ -60,8 +60,8 @@ def with_device(report: Report, result: StepResult, request: Request) -> Report:
         text = "the graph is large: allocated, reserved and device memory are worked out if --gpu asks for them"
         return replace(report, assumptions=(*report.assumptions, NoteInfo("SM406", text, 1)))
     device = device_of(request)
-    found = on_device(result, device)
-    bands = dict(report.peak.bands)
+    bands, live = dict(report.peak.bands), report.peak.live_bytes
+    found = on_device(result, device, (live - bands["live"].low, bands["live"].high - live))
     for name in ("allocated", "reserved", "device", "context"):
         band = getattr(found, name)
         bands[name] = Band(band.low, band.high)

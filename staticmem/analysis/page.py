@@ -53,7 +53,7 @@ def extras(
         left_out.append(f"timeline and address map: {len(result.trace.buffers):,} tensors are too many for a page")
     if report.peak.device_bytes is not None:
         device = device_of(study.request)
-        cards = card_rows(result, device)
+        cards = card_rows(result, device, study.spread)
         if result.trace.ticks > LIMIT:
             left_out.append(f"cards of architectures other than {device.gpu.architecture}: the graph is large")
         if line is not None:

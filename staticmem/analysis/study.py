@@ -161,6 +161,13 @@ class Study:
             return None
         return most, least
 
+    @property
+    def spread(self) -> tuple[int, int]:
+        """Bytes by which the live peak may be lower, and higher, than it is said to be."""
+        live = self.lifetimes.peak_bytes
+        low, high = self.live_band or (live, live)
+        return max(live - low, 0), max(high - live, 0)
+
     @cached_property
     def notes(self) -> list[Note]:
         """What has to be said beside the notes of the graph and of the step."""

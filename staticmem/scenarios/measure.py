@@ -68,7 +68,7 @@ def on_card(study: Study, gpu: str) -> CardFit:
     from staticmem.meters import on_device
 
     device = device_of(replace(study.request, gpu=gpu))
-    found = on_device(study.result, device)
+    found = on_device(study.result, device, study.spread)
     verdict = found.verdict
     return CardFit(
         device.gpu.slug, device.gpu.usable, verdict.fit.value, found.allocated.expected, found.reserved.expected,
