@@ -7,6 +7,7 @@ vocabulary and keeps their operators in `Op.source`. An op without ATen meaning 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -137,6 +138,14 @@ def _base(target: str) -> str:
 def bases_of(ops: Iterable[Op]) -> set[str]:
     """The bases of all ops: a pass that finds none of its own has nothing to do."""
     return {_base(target) for target in {op.target for op in ops}}
+
+
+def count_bases(ops: Iterable[Op]) -> Counter[str]:
+    """How many ops there are of each base."""
+    found: Counter[str] = Counter()
+    for target, number in Counter([op.target for op in ops]).items():
+        found[_base(target)] += number
+    return found
 
 
 @record(frozen=True, slots=True)

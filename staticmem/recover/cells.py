@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from staticmem.graph.ir import Arg, Op, Ref
+from staticmem.graph.ir import Op, Ref
 from staticmem.recover.edit import Ops
 from staticmem.recover.templates import Finder, Match, Named, Piece, Template
 
 if TYPE_CHECKING:
     import numpy as np
 
-SIGNS = frozenset(("aten::tanh", "aten::relu"))  # one of these is in all of them
 _CLASS = "torch.nn.modules.rnn."
-_LAST = {"aten::mul": ("LSTMCell",), "aten::add": ("GRUCell",), "aten::tanh": ("RNNCell",), "aten::relu": ("RNNCell",)}
 _NAMES = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
 
 
@@ -57,23 +55,34 @@ def _simple(activation: str, of_state: Template, of_input: Template) -> Template
 
 _STATE, _INPUT = _linear("hx", "w_hh", "b_hh"), _linear("x", "w_ih", "b_ih")
 _BOTH = tuple(zip(_STATE, _INPUT, strict=True))  # with biases, without
-_LSTM = tuple(_lstm(h, i) for h, i in _BOTH)
-_GRU = tuple(_gru(h, i) for h, i in _BOTH)
-_TANH = tuple(_simple("tanh", h, i) for h, i in _BOTH)
-_RELU = tuple(_simple("relu", h, i) for h, i in _BOTH)
+
+
+class _Cell(NamedTuple):
+    """A class of cells: its call, and what that becomes; `top` is the base of the last op."""
+
+    cls: str
+    target: str
+    top: str
+    templates: tuple[Template, ...]
+
+
+_CELLS = (
+    _Cell("LSTMCell", "aten::lstm_cell", "aten::mul", tuple(_lstm(h, i) for h, i in _BOTH)),
+    _Cell("GRUCell", "aten::gru_cell", "aten::add", tuple(_gru(h, i) for h, i in _BOTH)),
+    _Cell("RNNCell", "aten::rnn_tanh_cell", "aten::tanh", tuple(_simple("tanh", h, i) for h, i in _BOTH)),
+    _Cell("RNNCell", "aten::rnn_relu_cell", "aten::relu", tuple(_simple("relu", h, i) for h, i in _BOTH)),
+)
 
 
 def rewrite(ops: Ops, consts: Mapping[str, np.ndarray]) -> int:
     """Puts cells together again; how many."""
     finder, count = Finder(ops, consts), 0
-    for op in list(ops.ops):
-        if op is None or not op.modules or op.base not in _LAST:
-            continue
-        cls = op.modules[-1].cls
-        if cls.startswith(_CLASS):
-            count += _cell(finder, op, (cls.removeprefix(_CLASS),))
-        elif not cls:
-            count += _cell(finder, op, _LAST[op.base])
+    cells = [cell._replace(templates=finder.possible(cell.templates)) for cell in _CELLS]
+    by_top = {cell.top: cell for cell in cells if cell.templates}
+    for op in list(ops.ops) if by_top else ():
+        cell = by_top.get(op.base) if op is not None else None
+        if op is not None and cell is not None and op.modules and op.modules[-1].cls in (_CLASS + cell.cls, ""):
+            count += _put_together(finder, op, cell)
     return count
 
 
@@ -84,39 +93,17 @@ def _named(match: Match, op: Op) -> bool:
     return bool(cls) or all(name == f"{path}.{_NAMES[key]}" for key, name in names.items())
 
 
-def _cell(finder: Finder, op: Op, classes: tuple[str, ...]) -> bool:
-    return any(_of_class(finder, op, cls) for cls in classes)
+def _put_together(finder: Finder, op: Op, cell: _Cell) -> bool:
+    match = finder.find(op, cell.templates, kept=("cy",))
+    if match is None or not _named(match, op):
+        return False
+    values, outputs = match.values, op.outputs
+    state, new = values["hx"], values.get("cy")
+    if isinstance(new, Ref):  # an LSTM's, which returns its state as well
+        state, outputs = (state, values["cx"]), (*outputs, new.name)
+    args = (values["x"], state, values["w_ih"], values["w_hh"], values.get("b_ih"), values.get("b_hh"))
+    finder.replaced(op, match, replace(op, target=cell.target, args=args, kwargs={}, outputs=outputs))
+    return True
 
 
-def _of_class(finder: Finder, op: Op, cls: str) -> bool:
-    match: Match | None = None
-    if cls == "LSTMCell" and op.base == "aten::mul":
-        match = finder.find(op, _LSTM, kept=("cy",))
-        match = match if match is not None and _named(match, op) else None
-        if match is not None:
-            hidden, cell = match.values["hx"], match.values["cx"]
-            new = _call(op, "aten::lstm_cell", match, (hidden, cell))
-            state = match.values["cy"]
-            assert isinstance(state, Ref)
-            finder.replaced(op, match, replace(new, outputs=(*op.outputs, state.name)))
-    elif cls == "GRUCell" and op.base == "aten::add":
-        match = finder.find(op, _GRU)
-        match = match if match is not None and _named(match, op) else None
-        if match is not None:
-            finder.replaced(op, match, _call(op, "aten::gru_cell", match, match.values["hx"]))
-    elif cls == "RNNCell" and op.base in ("aten::tanh", "aten::relu"):
-        name = op.base.removeprefix("aten::")
-        match = finder.find(op, _TANH if name == "tanh" else _RELU)
-        match = match if match is not None and _named(match, op) else None
-        if match is not None:
-            finder.replaced(op, match, _call(op, f"aten::rnn_{name}_cell", match, match.values["hx"]))
-    return match is not None
-
-
-def _call(op: Op, target: str, match: Match, state: Arg) -> Op:
-    values = match.values
-    biases = (values.get("b_ih"), values.get("b_hh"))
-    return replace(op, target=target, args=(values["x"], state, values["w_ih"], values["w_hh"], *biases), kwargs={})
-
-
-__all__ = ["SIGNS", "rewrite"]
+__all__ = ["rewrite"]

@@ -45,12 +45,11 @@ def regrouped(
     ops: Sequence[Op], outputs: Sequence[str], consts: Mapping[str, np.ndarray] | None = None
 ) -> tuple[list[Op], list[Note]]:
     """The ops with losses and recurrent cells put together again, and a note of how many."""
-    count, bases = 0, bases_of(ops)
-    for rewrite, signs in ((losses.rewrite, losses.SIGNS), (cells.rewrite, cells.SIGNS)):
-        if not signs.isdisjoint(bases):
-            edited = Ops(ops, outputs)
-            found = rewrite(edited, consts or {})
-            ops, count = (edited.done(), count + found) if found else (ops, count)
+    count = 0
+    for rewrite in (losses.rewrite, cells.rewrite):
+        edited = Ops(ops, outputs)
+        found = rewrite(edited, consts or {})
+        ops, count = (edited.done(), count + found) if found else (ops, count)
     text = "losses and recurrent cells that the exporter takes apart were put together again"
     return list(ops), [Note("regrouped", "SM252", text, count)] if count else []
 

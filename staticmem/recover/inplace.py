@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
 from staticmem.graph.classes import alternatives
-from staticmem.graph.ir import Graph, Note, Op, Ref
+from staticmem.graph.ir import Graph, Note, Op, Ref, count_bases
 from staticmem.recover.inplace_source import BY_LINE_ONLY, written
 
 POLICIES = ("auto", "none", "all")
@@ -53,10 +53,10 @@ _LIBRARIES = ("torchvision.", "timm.", "transformers.")
 
 class _Facts:
     def __init__(self, graph: Graph) -> None:
-        self.ops = graph.ops
+        self.ops, self.parameters = graph.ops, graph.parameters
         self.readers: Mapping[str, int] = Counter(chain.from_iterable([op.refs() for op in graph.ops]))
         self.producer = {name: op for op in graph.ops for name in op.outputs}
-        bases = _count(graph.ops)
+        bases = count_bases(graph.ops)
         self.convolutional = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"] > 1
         self.normalised = bases["aten::batch_norm"] > 0
         # what is not an intermediate tensor of the graph's own
@@ -72,6 +72,11 @@ class _Facts:
         return found
 
     @cached_property
+    def layer_scaled(self) -> bool:
+        """Whether a parameter is a scale of a layer."""
+        return any("layer_scale" in p.value.name for p in self.parameters)
+
+    @cached_property
     def last_reader(self) -> Mapping[str, Op]:
         """The op that reads a value last."""
         return {name: op for op in self.ops for name in op.refs()}
@@ -85,14 +90,6 @@ class _Facts:
                 if isinstance(arg, Ref):
                     first.setdefault(arg.name, op)
         return first
-
-
-def _count(ops: Sequence[Op]) -> Counter[str]:
-    """How many ops there are of each base."""
-    found: Counter[str] = Counter()
-    for target, number in Counter([op.target for op in ops]).items():
-        found[target.split(".", 1)[0]] += number
-    return found
 
 
 def apply(graph: Graph, policy: str = "auto") -> Graph:
@@ -276,11 +273,10 @@ def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool
     scaled = [a for a in made.args if isinstance(a, Ref)]
     if made.base != "aten::mul" or len(scaled) != 2:
         return False
-    names = {p.value.name for p in graph.parameters}
     chain = [facts.producer.get(a.name) for a in scaled]
     noise = any(c is not None and c.base in ("aten::div_", "aten::bernoulli_") for c in chain)
     if noise:
-        return facts.normalised or any("layer_scale" in n for n in names)
+        return facts.normalised or facts.layer_scaled
     return any("layer_scale" in a.name for a in scaled)
 
 

@@ -66,17 +66,17 @@ _LOSSES = (
         "soft_margin_loss", "aten::log1p", (("log1p", ("exp", ("mul", ("neg", "x"), "y"))),), re.compile(r"\bexp\("),
     ),
 )  # fmt: skip
-_TOPS = frozenset(loss.top for loss in _LOSSES)
-SIGNS = frozenset(("aten::log1p", "aten::log_sigmoid", "aten::where"))  # one of these is in all of them
 
 
 def rewrite(ops: Ops, consts: Mapping[str, np.ndarray]) -> int:
     """Puts losses together again; how many."""
     finder, count = Finder(ops, consts), 0
-    for op in list(ops.ops):
-        if op is None or op.base not in _TOPS:
+    losses = [loss for loss in _LOSSES if finder.possible(loss.templates)]
+    tops = {loss.top for loss in losses}
+    for op in list(ops.ops) if losses else ():
+        if op is None or op.base not in tops:
             continue
-        for loss in _LOSSES:
+        for loss in losses:
             if op.base == loss.top and not (op.stack and loss.by_hand.search(op.stack[-1].text)):
                 match = finder.find(op, loss.templates)
                 if match is not None and _same_call(op, match.ops.values()):
@@ -127,4 +127,4 @@ def _arguments(loss: _Loss, values: Mapping[str, Arg], weight: Arg, reduction: i
     return x, y, reduction, values["delta"]
 
 
-__all__ = ["SIGNS", "rewrite"]
+__all__ = ["rewrite"]

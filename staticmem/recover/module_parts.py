@@ -130,6 +130,8 @@ def classes_of(operators: Operators, tensors: Mapping[str, int], known: Grammar)
     modules = _tree(operators, tensors)
     if len(modules) > MOST_PATHS:
         return {}
+    if not any(_names_of_model(known, parts) for parts in {frozenset(m.parts) for m in modules.values() if m.parts}):
+        return {}
     anonymous = any("::" in name for name in tensors)
     paths = sorted(modules, key=lambda path: path.count(".") if path else -1)
     possible: dict[str, int] = {}
@@ -175,6 +177,14 @@ def _tree(scopes: Iterable[str], tensors: Mapping[str, int]) -> dict[str, _Modul
             owner, _, tensor = name.rpartition(".")
             module(owner).tensors[tensor] = rank
     return modules
+
+
+def _names_of_model(known: Grammar, parts: Iterable[str]) -> bool:
+    """Whether some class that a library hands out has parts of these names: without one nothing is told."""
+    found = known.models
+    for part in parts:
+        found &= known.has_part.get(part, 0)
+    return bool(found)
 
 
 def _possible(known: Grammar, parts: Mapping[str, frozenset[int]], tensors: Mapping[str, int], anonymous: bool) -> int:

@@ -87,8 +87,10 @@ def _told_by_parts(net: Net, nodes: list[Node], numbers: list[int], scopes: Scop
             for frame in stack:
                 operators.setdefault(frame.path, set())
             own[number] = operators[stack[-1].path]
+            if len(operators) > module_parts.MOST_PATHS:
+                return 0
         own[number].add(node.op)
-    if not 2 <= len(operators) <= module_parts.MOST_PATHS:
+    if len(operators) < 2:
         return 0
     tensors = {name: len(shape) if (shape := net.shape(name)) is not None else -1 for name in net.weights}
     classes = module_parts.classes_of(operators, tensors, module_parts.grammar())

@@ -8,11 +8,13 @@ tensor filled with it. `Named("d", template)` gives a part a name, so that it ma
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from staticmem.graph.ir import Arg, Op, Ref
+from staticmem.graph.ir import Arg, Op, Ref, count_bases
 from staticmem.recover.edit import Ops
 
 if TYPE_CHECKING:
@@ -54,11 +56,30 @@ class Match:
         return Match(dict(self.values), dict(self.ops))
 
 
+@cache
+def calls_of(template: Template) -> Mapping[str, int]:
+    """How many ops of each base a template takes: a part that stands in several places is the same op."""
+    return Counter(f"aten::{part[0]}" for part in _parts(template))
+
+
+def _parts(template: Template) -> set[tuple[Any, ...]]:
+    """All calls in a template."""
+    if isinstance(template, (Named, Piece)):
+        return _parts(template.template)
+    return {template}.union(*map(_parts, template[1:])) if isinstance(template, tuple) else set()
+
+
 class Finder:
     """Finds templates in a list of ops that is being edited. `consts` are small tensors of the file."""
 
     def __init__(self, ops: Ops, consts: Mapping[str, np.ndarray]) -> None:
         self.ops, self.consts = ops, consts
+        self._bases = count_bases(ops.given)
+
+    def possible(self, templates: Sequence[Template]) -> tuple[Template, ...]:
+        """The templates for which there are enough ops: most graphs have none of them."""
+        have = self._bases
+        return tuple(t for t in templates if all(have[base] >= count for base, count in calls_of(t).items()))
 
     def find(self, root: Op, templates: Sequence[Template], kept: Sequence[str] = ()) -> Match | None:
         """The first template that ends in this op and whose inner results nobody else reads, but those named in
@@ -151,14 +172,24 @@ class Finder:
         """Matches that the tree with this op on top extends."""
         if not isinstance(template, tuple) or op.base != f"aten::{template[0]}" or op.kwargs:
             return
-        parts = template[1:]
-        if len(op.args) != len(parts):
+        parts, args = template[1:], op.args
+        if len(args) != len(parts):
+            return
+        swaps = template[0] in _COMMUTE and len(parts) == 2
+        if not swaps and not all(map(self._may, parts, args)):
             return
         start = match.copied()
         start.ops[self.ops.producer[op.outputs[0]]] = op
-        yield from self._all(parts, op.args, start)
-        if template[0] in _COMMUTE and len(parts) == 2:
-            yield from self._all(parts, op.args[::-1], start)
+        yield from self._all(parts, args, start)
+        if swaps:
+            yield from self._all(parts, args[::-1], start)
+
+    def _may(self, template: Template, arg: Arg) -> bool:
+        """False where the first look at an argument says that this is not it."""
+        if type(template) is not tuple:
+            return True
+        made = self.ops.made_by(arg)
+        return made is not None and made.base == f"aten::{template[0]}"
 
     def _all(self, parts: Sequence[Template], args: Sequence[Arg], match: Match) -> Iterator[Match]:
         if not parts:
