@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from staticmem.eager.trace import Buffer, Hold, Trace, round_up
+from staticmem.lifetimes import arrays
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -51,12 +52,7 @@ class Lifetimes:
         self.sizes = [rounded[nbytes] for nbytes in trace.buffers.nbytes]
         self.born = trace.buffers.born
         self.died = _releases(trace)
-        delta = [0] * max(self.ticks, 1)
-        for size, born, died in zip(self.sizes, self.born, self.died, strict=True):
-            delta[born] += size
-            if died < self.ticks:
-                delta[died] -= size
-        self.live = array("q", accumulate(delta))
+        self.live = _levels(self.sizes, self.born, self.died, self.ticks)
         self.peak_bytes = max(self.live)
         self.peak_tick = self.live.index(self.peak_bytes)
 
@@ -81,14 +77,15 @@ class Lifetimes:
 
     def alive_ids(self, tick: int) -> list[int]:
         """Their places in `trace.buffers`."""
-        return [id for id, (born, died) in enumerate(zip(self.born, self.died, strict=True)) if born <= tick < died]
+        return _alive(self.born, self.died, tick)
 
     def by_category(self, tick: int) -> dict[str, int]:
         """Bytes alive at `tick` in each category that occurs."""
         total: dict[str, int] = {}
-        rows = zip(self.trace.buffers.categories, self.sizes, self.born, self.died, strict=True)
-        for category, size in [(category, size) for category, size, born, died in rows if born <= tick < died]:
-            total[category] = total.get(category, 0) + size
+        categories, sizes = self.trace.buffers.categories, self.sizes
+        for id in self.alive_ids(tick):
+            category = categories[id]
+            total[category] = total.get(category, 0) + sizes[id]
         return total
 
     def holds(self, tick: int, among: Iterable[int] | None = None) -> Mapping[int, list[Hold]]:
@@ -96,11 +93,12 @@ class Lifetimes:
         runs."""
         found: dict[int, list[Hold]] = {}
         holds = self.trace.holds
-        wanted = None if among is None else frozenset(among)
-        rows = enumerate(zip(holds.buffers, holds.starts, holds.ends, strict=True))
-        for index, buffer in [(index, buffer) for index, (buffer, start, end) in rows if start <= tick < end]:
-            if wanted is None or buffer in wanted:
-                found.setdefault(buffer, []).append(holds[index])
+        open_now: Iterable[int] = _alive(holds.starts, holds.ends, tick)
+        if among is not None:
+            wanted = frozenset(among)
+            open_now = [index for index in open_now if holds.buffers[index] in wanted]
+        for index in open_now:
+            found.setdefault(holds.buffers[index], []).append(holds[index])
         return found
 
     def allocation_at(self, tick: int) -> int | None:
@@ -129,12 +127,33 @@ class Lifetimes:
         return self.live[tick - 1] if 0 < tick <= len(self.live) else 0
 
 
+def _alive(born: array[int], died: array[int], tick: int) -> list[int]:
+    """The places of intervals [born, died) that hold `tick`."""
+    if len(born) >= arrays.LARGE:
+        return arrays.alive(born, died, tick)
+    return [id for id, (start, end) in enumerate(zip(born, died, strict=True)) if start <= tick < end]
+
+
+def _levels(sizes: Sequence[int], born: array[int], died: array[int], ticks: int) -> array[int]:
+    """Bytes alive after each tick."""
+    if len(born) >= arrays.LARGE:
+        return arrays.levels(sizes, born, died, ticks)
+    delta = [0] * max(ticks, 1)
+    for size, start, end in zip(sizes, born, died, strict=True):
+        delta[start] += size
+        if end < ticks:
+            delta[end] -= size
+    return array("q", accumulate(delta))
+
+
 def _releases(trace: Trace) -> array[int]:
     """The tick at which each buffer's last owner lets go; `trace.ticks` where one never does.
 
     A buffer that no owner ever took belongs to the scope of the kernel that made it, which the engine closes.
     """
     forever, holds, buffers = trace.ticks, trace.holds, trace.buffers
+    if len(holds) >= arrays.LARGE:
+        return arrays.releases(holds, buffers, forever)
     last = [-1] * len(buffers)
     for buffer, end in zip(holds.buffers, holds.ends, strict=True):
         if end > last[buffer]:

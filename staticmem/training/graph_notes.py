@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from staticmem.eager.tensor import Tensor
-from staticmem.graph.ir import Graph, Note
+from staticmem.graph.ir import Frame, Graph, Note, bases_of
 
 # the names of parameters in torch.nn, with the old and the new norms of weights
 _LAYERS = re.compile(
@@ -26,9 +26,9 @@ def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss
 
 
 def _reserve(graph: Graph, training: bool) -> list[Note]:
-    count = sum(op.base in _RECURRENT for op in graph.ops)
-    if not count or not training:
+    if not training or bases_of(graph.ops).isdisjoint(_RECURRENT):
         return []
+    count = sum(op.base in _RECURRENT for op in graph.ops)
     text = (
         "what cuDNN keeps of recurrent layers for their backward is assumed (the gates of every step, and cells of an "
         "LSTM): only cuDNN knows its reserve"
@@ -66,9 +66,9 @@ def _unread(graph: Graph, training: bool) -> list[Note]:
 
 def _maybe_buffers(graph: Graph, training: bool) -> list[Note]:
     """Tensors of an ONNX file that does not tell parameters from buffers, by names that no layer gives a parameter."""
-    if graph.format != "onnx" or not training or any(frame.cls for op in graph.ops for frame in op.modules):
+    if graph.format != "onnx" or not training or any(frame.cls for stack in _stacks(graph) for frame in stack):
         return []
-    found = [p.fqn for p in graph.parameters if p.trainable and not _LAYERS.search(p.fqn) and "::" not in p.fqn]
+    found = [p.fqn for p in graph.parameters if p.trainable and not _of_layer(p.fqn) and "::" not in p.fqn]
     if not found:
         return []
     names = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
@@ -77,6 +77,16 @@ def _maybe_buffers(graph: Graph, training: bool) -> list[Note]:
         "them with --freeze: else their gradients and what leads to them are too much"
     )
     return [Note("assumption", "SM333", text, len(found))]
+
+
+def _stacks(graph: Graph) -> Iterable[tuple[Frame, ...]]:
+    """The module stacks of all ops; ops of one call have the same object."""
+    return {id(op.modules): op.modules for op in graph.ops}.values()
+
+
+def _of_layer(name: str) -> bool:
+    """Whether a layer of torch.nn gives a parameter such a name."""
+    return name.endswith((".weight", ".bias")) or _LAYERS.search(name) is not None
 
 
 def _maybe_frozen(graph: Graph, training: bool) -> list[Note]:
@@ -92,7 +102,7 @@ def _fused_path(graph: Graph, training: bool) -> list[Note]:
     (torch/nn/modules/transformer.py and activation.py, `why_not_sparsity_fast_path` and `why_not_fast_path`)."""
     if training:
         return []
-    found = {frame.path for op in graph.ops for frame in op.modules if frame.cls in _FUSED}
+    found = {frame.path for stack in _stacks(graph) for frame in stack if frame.cls in _FUSED}
     if not found:
         return []
     text = (

@@ -58,7 +58,8 @@ class _Ends:
         last: dict[str, int] = {}
         for index, op in enumerate(graph.ops):
             for name in op.outputs:
-                last[name] = max(read.get(name, index), index)
+                at = read.get(name, index)
+                last[name] = at if at > index else index
         last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
         held = held_values(graph, policy, training=training)
         for name, index in held.until.items():

@@ -10,13 +10,15 @@ torch/nn/utils/spectral_norm.py (`__call__`: setattr of `weight_orig / sigma`).
 
 from __future__ import annotations
 
-from staticmem.graph.ir import Graph, Op, Parameter, Ref
+from staticmem.graph.ir import Graph, Op, Parameter, Ref, bases_of
 
 _MADE_OF = {"aten::_weight_norm": "_v", "aten::div": "_orig"}  # op -> how the name of its first operand ends
 
 
 def kept_attributes(graph: Graph) -> dict[str, Parameter]:
     """Results that a module keeps, each with the parameter that it has the shape and type of."""
+    if bases_of(graph.ops).isdisjoint(_MADE_OF):
+        return {}
     owned = {p.value.name: p for p in graph.parameters}
     partners = {p.fqn for p in (*graph.parameters, *graph.buffers)}
     found: dict[str, Parameter] = {}

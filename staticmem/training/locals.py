@@ -92,7 +92,7 @@ class _Locals:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.made: dict[str, Op] = {}
-        self.reader: dict[str, Op] = {}  # the last one
+        self.reader: dict[str, Op] = {}  # of what ops make, the last one
         self.again: set[str] = set()  # what more than one op reads
         self.later: set[str] = set()  # what enters a module call after its first value from outside
         made, reader, again = self.made, self.reader, self.again
@@ -100,13 +100,15 @@ class _Locals:
         for op in graph.ops:
             inner = op.modules
             for name in op.refs():
+                maker = made.get(name)
+                if maker is None:  # the model's, or an input
+                    continue
                 known = reader.get(name)
                 if known is not op:
                     if known is not None:
                         again.add(name)
                     reader[name] = op
-                maker = made.get(name)
-                if maker is not None and maker.modules is not inner:
+                if maker.modules is not inner:
                     depth = common_depth(maker.modules, inner)
                     entered = depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name
                     if entered and not _assigned_again(maker.modules, inner, depth):
@@ -124,10 +126,13 @@ class _Locals:
             if last is None:
                 continue
             outer, inner = maker.modules, last.modules
+            untold = maker.target in plain and last.target in plain
+            if untold and outer is inner and not named and name not in later_arguments:
+                continue
             depth = (len(outer) if outer is inner else common_depth(outer, inner)) - 1
             if depth < 0:
                 continue
-            if maker.target in plain and last.target in plain:  # of all below, only the model within a model may tell
+            if untold:  # of all below, only the model within a model may tell
                 if (
                     name in later_arguments
                     or (named and (name in again or self._beside(last)))

@@ -91,7 +91,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     if net.consts or extra.constants:
         used = {name for op in found.ops for name in op.refs()}
         used.difference_update(*[op.outputs for op in found.ops])
-    results = {name for op in found.ops for name in op.outputs}
+    results = {name for op in found.ops for name in op.outputs} if extra.buffers else frozenset[str]()
     constants = {name: contents for name, contents in net.consts.items() if name in used}
     constant_values = {name: value for name, value in extra.constants.items() if name in used}
     for name, contents in constants.items():
