@@ -82,6 +82,12 @@ def _replay(found: Process, device: Device, capacity: int | None) -> Replay:
     return simulate(found.events, device.settings, capacity, total=total, fallbacks=found.fallbacks)
 
 
+def usable_on(device: Device) -> int:
+    """Bytes that the process may take of the card: all that CUDA gives, or the allocator's fraction and the context."""
+    gpu, overhead = device.gpu, device.setup.profile.overhead(device.gpu)
+    return min(gpu.usable, int(device.settings.per_process_memory_fraction * gpu.usable) + overhead.expected)
+
+
 def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 0)) -> DeviceMeters:
     """The device meters of a step. `spread`: bytes by which the live peak may be lower, and higher, where the file
     leaves open what the model's code keeps or runs in place: all bands are wider by as much."""
@@ -99,7 +105,7 @@ def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 
     reserved = Band(reserved.low - less, reserved.expected, reserved.high + more)
     needed = reserved.plus(context)
     floor = None
-    usable = min(gpu.usable, int(device.settings.per_process_memory_fraction * gpu.usable) + context.expected)
+    usable = usable_on(device)
     if needed.expected > usable:  # under pressure the allocator gives cached segments back and tries again
         pressed = _replay(found, device, _capacity(device))
         floor = needed.expected if pressed.oom is not None else usable

@@ -297,13 +297,26 @@ class KernelWorkspaces:
 
     # -- sums ----------------------------------------------------------------------------------------------------
 
+    def partial_sums(self) -> dict[int, int]:
+        """By kernel the bytes that depend on the card's multiprocessors, and not on its architecture alone."""
+        found = {}
+        for kernel in self._takers:
+            needs: list[Need] = []
+            if self._known[self._names[kernel]] is KernelWorkspaces._layer_norm_backward:
+                needs += self._layer_norm_backward(kernel)
+            if kernel in self.trace.reductions:
+                needs += self._reduction(kernel)
+            if needs:
+                found[kernel] = sum(need.band.expected for need in needs)
+        return found
+
     def _reduction(self, kernel: int) -> list[Need]:
         """Partial results of blocks that share an output, and their semaphores."""
         shape, strides, axes = self.trace.reductions[kernel]
         buffers = self._buffers.get(kernel)
         return self._sum(shape, strides, axes, buffers[-1].dtype.itemsize) if buffers else []
 
-    def _sum(self, shape: Shape, strides: Shape, axes: Sequence[int], itemsize: int) -> list[Need]:
+    def _sum(self, shape: Shape, strides: Shape, axes: tuple[int, ...], itemsize: int) -> list[Need]:
         accumulator = max(itemsize, 4)
         found = reduction_buffer(shape, strides, axes, self.setup.multiprocessors, accumulator)
         names = ("partial sums", "semaphores")

@@ -8,8 +8,8 @@ result of some KiB.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_THREADS = 512  # mnt_wrapper::MAX_NUM_THREADS
 WARP = 32
@@ -48,10 +48,11 @@ def _coalesced(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+@lru_cache(maxsize=4096)  # blocks repeat, and steps are replayed for many cards
 def reduction_buffer(
-    shape: Sequence[int],
-    strides: Sequence[int],
-    axes: Sequence[int],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    axes: tuple[int, ...],
     multiprocessors: Multiprocessors,
     accumulator: int = 4,
 ) -> tuple[int, int]:

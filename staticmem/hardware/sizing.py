@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from staticmem.hardware.band import Band
@@ -38,6 +38,13 @@ class Verdict:
     def missing(self) -> int:
         """Bytes by which it does not fit at the expected need; 0 where it does."""
         return max(-self.headroom, 0)
+
+    def widened(self, less: int, more: int) -> Verdict:
+        """With a need that may be so much lower, and higher: what fits may be tight then."""
+        low, expected, high = self.needed
+        needed = Band(low - less, expected, high + more)
+        tight = self.fit is Fit.FITS and needed.high > self.usable * TIGHT
+        return replace(self, fit=Fit.TIGHT if tight else self.fit, needed=needed, least=self.usable - needed.high)
 
 
 def verdict(needed: Band, usable: int, floor: int | None = None) -> Verdict:

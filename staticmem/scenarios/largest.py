@@ -39,7 +39,8 @@ def largest_batch(study: Study, gpu: str) -> LargestBatch:
 class _Search:
     study: Study
     gpu: str
-    cards: dict[int, CardFit | None] = field(default_factory=dict)
+    cards: dict[int, CardFit | None] = field(default_factory=dict)  # without what the file leaves open
+    more: dict[int, int] = field(default_factory=dict)  # by what that raises the need, where the band is within 95 %
     cores: dict[int, Core] = field(default_factory=dict)
 
     def run(self) -> LargestBatch:
@@ -47,13 +48,12 @@ class _Search:
         first = self._at(low)
         if first is None:
             raise self._error(low)
-        self.usable = first.usable_bytes
+        self.usable = _usable(first)
         if low == most or self._at(low + 1) is None:
             raise self._fixed(low)
         live = self._live_bound(low, most)
-        batch = self._last(low, min(live + 1, most), lambda card: (card.device_bytes or 0) - self.usable)
-        limit = int(self.usable * TIGHT)
-        safe = self._last(low, batch, lambda card: (card.device_high_bytes or 0) - limit) if batch else 0
+        batch = self._last(low, min(live + 1, most), self._over)
+        safe = self._last(low, batch, self._unsure) if batch else 0
         here = self._at(batch) if batch else None
         behind = self._at(batch + 1 if batch else low) if batch < most else None
         return LargestBatch(
@@ -73,7 +73,9 @@ class _Search:
                 with without_cycle_search():
                     one = self.study.ask(self._request(batch))
                     self.cores[batch], _ = take_apart(one.lifetimes, apart=False)
-                    self.cards[batch] = on_card(one, self.gpu)
+                    card = self.cards[batch] = on_card(one, self.gpu, (0, 0))
+                    if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # it takes two further steps to find
+                        self.more[batch] = one.spread[1]
             except DimensionError:
                 self.cards[batch] = None
         return self.cards[batch]
@@ -168,40 +170,53 @@ class _Search:
 
     # -- the device ----------------------------------------------------------------------------------------------
 
-    def _last(self, low: int, high: int, over: Callable[[CardFit], int]) -> int:
+    def _over(self, batch: int) -> int:
+        """Bytes by which the expected need is more than what is usable; where the model takes no such batch, more than
+        none."""
+        card = self._at(batch)
+        return (card.device_bytes or 0) - self.usable if card is not None else self.usable
+
+    def _unsure(self, batch: int) -> int:
+        """Bytes by which the band is more than 95 % of what is usable."""
+        card = self._at(batch)
+        if card is None:
+            return self.usable
+        return (card.device_high_bytes or 0) + self.more.get(batch, 0) - int(self.usable * TIGHT)
+
+    def _last(self, low: int, high: int, over: Callable[[int], int]) -> int:
         """The last batch in [low, high] at which `over` is not positive, by full evaluations; 0 where none is. The next
         one has been evaluated too, unless the model does not take it."""
 
-        def value(batch: int) -> int:
-            card = self._at(batch)
-            return over(card) if card is not None else self.usable
-
-        if value(low) > 0:
+        if over(low) > 0:
             return 0
-        if high <= low or value(high) <= 0:
+        if high <= low or over(high) <= 0:
             return self._upward(max(low, high), over)
         fits, fails, turn = low, high, 0
         while fails - fits > 1:
-            under, above = value(fits), value(fails)
+            under, above = over(fits), over(fails)
             crossing = fits + (fails - fits) * -under // max(above - under, 1)
             # reserved memory is nearly a line: its crossing, then the batch behind it; bisection where that is far off
             guess = (fits + fails) // 2 if turn % 4 == 3 else crossing + turn % 2
             guess = min(max(guess, fits + 1), fails - 1)
-            if value(guess) <= 0:
+            if over(guess) <= 0:
                 fits = guess
             else:
                 fails = guess
             turn += 1
         return fits
 
-    def _upward(self, batch: int, over: Callable[[CardFit], int]) -> int:
+    def _upward(self, batch: int, over: Callable[[int], int]) -> int:
         """From a batch that fits, one by one while the next does: the bound was of another structure."""
         for _ in range(64):
-            card = self._at(batch + 1) if batch < MOST else None
-            if card is None or over(card) > 0:
+            if batch >= MOST or over(batch + 1) > 0:
                 return batch
             batch += 1
         return batch
+
+
+def _usable(card: CardFit) -> int:
+    """Bytes that the process may take: less than the card has where its allocator is limited to a fraction."""
+    return (card.device_bytes or 0) + card.headroom_bytes - card.missing_bytes
 
 
 def with_largest(

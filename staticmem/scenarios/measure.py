@@ -62,13 +62,13 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
         return error
 
 
-def on_card(study: Study, gpu: str) -> CardFit:
-    """The meters of a study's step on a card."""
+def on_card(study: Study, gpu: str, spread: tuple[int, int] | None = None) -> CardFit:
+    """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
     from staticmem.analysis.device import device_of
     from staticmem.meters import on_device
 
     device = device_of(replace(study.request, gpu=gpu))
-    found = on_device(study.result, device, study.spread)
+    found = on_device(study.result, device, study.spread if spread is None else spread)
     verdict = found.verdict
     return CardFit(
         device.gpu.slug, device.gpu.usable, verdict.fit.value, found.allocated.expected, found.reserved.expected,

@@ -5,24 +5,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from staticmem.allocators import process
+from staticmem.allocators import Process, process, simulate
+from staticmem.allocators.jitter import is_quick
 from staticmem.allocators.peaks import joined, peaks
 from staticmem.analysis import Request, Study, without_cycle_search
 from staticmem.analysis.device import device_of
 from staticmem.analysis.ranks import on_one_device, strategy_of
+from staticmem.analysis.verdicts import Verdicts, largest_of, on
 from staticmem.errors import StaticmemError
-from staticmem.hardware import communicators
+from staticmem.hardware import communicators, gpus
 from staticmem.hardware.band import Band
 from staticmem.hardware.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.hardware.kernels import KernelWorkspaces
-from staticmem.hardware.sizing import TIGHT, Verdict, verdict
+from staticmem.hardware.sizing import TIGHT, Verdict
 from staticmem.lifetimes import liveness
-from staticmem.meters import Device, on_device
+from staticmem.meters import Device, usable_on
 from staticmem.parallel.rank import on_rank
 from staticmem.training.step import StepResult
 
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
-ROOMY = 1 << 60  # bytes: a card on which nothing has to be given back
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,12 @@ class Bench:
     _studies: dict[str, Study] = field(default_factory=dict)
     _steps: dict[tuple[str, str | None, int], StepResult | StaticmemError] = field(default_factory=dict)
     _live: dict[tuple[str, str | None, int], int] = field(default_factory=dict)
-    _nominal: dict[tuple[tuple[str, str | None, int], str], tuple[int, int]] = field(default_factory=dict)
-    _bands: dict[tuple[tuple[str, str | None, int], str], tuple[Band, Band]] = field(default_factory=dict)
+    _nominal: dict[tuple[tuple[str, str | None, int], str], int] = field(default_factory=dict)
+    _made: dict[tuple[str, str | None, int], Verdicts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.device = device_of(replace(self.study.request, gpu=None, parallel=None))
+        self.cards = tuple(gpus.catalog(self.study.request.gpus_file).values())
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -85,77 +87,90 @@ class Bench:
         """Bytes of tensors at the peak."""
         key = _key(ask)
         if key not in self._live:
-            self._live[key] = liveness(self.step(ask).trace).peak_bytes
+            result = self.step(ask)
+            one = ask.strategy is None
+            self._live[key] = (self.ask(ask.request).lifetimes if one else liveness(result.trace)).peak_bytes
         return self._live[key]
 
     # -- needs ---------------------------------------------------------------------------------------------------
 
-    def architecture(self, ask: Ask, card: Gpu) -> str:
-        """The architecture whose workspaces are replayed for a card."""
-        return card.architecture if self.step(ask).trace.ticks <= LIMIT else DEFAULT_ARCHITECTURE
-
     def overhead(self, ask: Ask, card: Gpu) -> Band:
         """Context and libraries, and a communicator's buffers where devices talk."""
-        found = self.device.setup.profile.overhead(card)
-        several = ask.devices > 1 or ask.request.parallel is not None
-        return found.plus(communicators.NCCL) if several else found
+        return self._device(ask).setup.profile.overhead(card)
 
     def expected(self, ask: Ask, card: Gpu) -> int:
         """Bytes on the card by one replay: what searches compare."""
-        key = (_key(ask), self.architecture(ask, card))
+        stands = self._verdicts(ask).representative(card)
+        key = (_key(ask), stands.architecture)
         if key not in self._nominal:
-            result, setup = self.step(ask), replace(self.device.setup, architecture=key[1])
+            result, setup = self.step(ask), on(self.device, stands).setup
             with without_cycle_search():
-                found = process(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
-                made = peaks(joined(found.calls, len(found.sizes)), list(found.sizes))
-            self._nominal[key] = made.allocated, made.reserved
-        return self._nominal[key][1] + self.overhead(ask, card).expected
+                self._nominal[key] = self._reserved(
+                    process(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
+                )
+        return self._nominal[key] + self.overhead(ask, card).expected
+
+    def _reserved(self, found: Process) -> int:
+        settings = replace(self.device.settings, per_process_memory_fraction=1.0)
+        if is_quick(found, settings):
+            return peaks(joined(found.calls, len(found.sizes)), list(found.sizes)).reserved
+        return simulate(found.events, settings, fallbacks=found.fallbacks).peak_reserved
 
     def allows(self, ask: Ask, card: Gpu) -> bool:
         """Whether the expected need is within 95 % of the card. What live tensors rule out is not replayed."""
-        limit = int(card.usable * TIGHT)
-        if self.live(ask) + self.overhead(ask, card).expected > limit:
-            return False
-        return self.expected(ask, card) <= limit
+        return self._over(ask, card) <= 0
 
-    def verdict(self, ask: Ask, card: Gpu) -> Verdict:
-        """The verdict with its band; where only the allocator's cache is too large, with a replay on a card that
-        full."""
-        architecture = self.architecture(ask, card)
-        key = (_key(ask), architecture)
-        if (
-            key not in self._bands
-            and ask == Ask(replace(self.study.request, gpu=None))
-            and self.study.request.gpu is None
-        ):
-            self._take_report(key)
-        if key not in self._bands:
-            meters = on_device(self.step(ask), self._device(replace(card, usable=ROOMY), architecture))
-            self._bands[key] = meters.allocated, meters.reserved
-        allocated, reserved = self._bands[key]
-        overhead = self.overhead(ask, card)
-        needed = reserved.plus(overhead)
-        if needed.expected > card.usable >= allocated.expected + overhead.expected:
-            profile = replace(self.device.setup.profile, libraries=overhead.minus(self._context(card)))
-            device = self._device(card, architecture)
-            return on_device(self.step(ask), replace(device, setup=replace(device.setup, profile=profile))).verdict
-        return verdict(needed, card.usable)
+    def _over(self, ask: Ask, card: Gpu) -> int:
+        """Bytes by which the expected need is more than 95 % of the card, or that of live tensors is."""
+        limit = int(usable_on(on(self._device(ask), card)) * TIGHT)
+        alive = self.live(ask) + self.overhead(ask, card).expected - limit
+        return alive if alive > 0 else self.expected(ask, card) - limit
 
-    def _take_report(self, key: tuple[tuple[str, str | None, int], str]) -> None:
+    def verdict(self, ask: Ask, card: Gpu, own: bool = False) -> Verdict:
+        """That of `analyze --gpu`; `own`: from a replay for this card alone, so that the bytes are the same too."""
+        with without_cycle_search():
+            return self._verdicts(ask).of(card, own)
+
+    def fits(self, ask: Ask, card: Gpu) -> bool:
+        """Whether the verdict is that it fits. What the expected need rules out has no band worked out."""
+        with without_cycle_search():
+            verdicts = self._verdicts(ask)
+            return self._over(ask, card) <= verdicts.doubt(card) and verdicts.fits(card)
+
+    def _verdicts(self, ask: Ask) -> Verdicts:
+        key = _key(ask)
+        if key not in self._made:
+            result = self.step(ask)
+            stand_in = None if result.trace.ticks <= LIMIT else largest_of(DEFAULT_ARCHITECTURE, self.cards)
+            made = Verdicts(result, self._device(ask), lambda: self._spread(ask), self.cards, stand_in)
+            self._made[key] = made
+            if ask == Ask(self.study.request) and ask.request.gpu is None:
+                self._take_report(made)
+        return self._made[key]
+
+    def _spread(self, ask: Ask) -> tuple[int, int]:
+        return self.ask(ask.request).spread if ask.strategy is None else (0, 0)
+
+    def _take_report(self, made: Verdicts) -> None:
         """The study's report has replayed its step already, for one architecture."""
-        peak = self.study.report.peak
-        if key[1] == DEFAULT_ARCHITECTURE and peak.allocated_bytes is not None and peak.reserved_bytes is not None:
+        peak, default = self.study.report.peak, self.device
+        stands = made.representative(default.gpu)
+        same = on(default, stands).setup == default.setup
+        if same and peak.allocated_bytes is not None and peak.reserved_bytes is not None:
+            less, more = self.study.spread
             allocated, reserved = peak.bands["allocated"], peak.bands["reserved"]
-            self._bands[key] = (
-                Band(allocated.low, peak.allocated_bytes, allocated.high),
-                Band(reserved.low, peak.reserved_bytes, reserved.high),
+            made.shared[stands.architecture] = (
+                Band(allocated.low + less, peak.allocated_bytes, allocated.high - more),
+                Band(reserved.low + less, peak.reserved_bytes, reserved.high - more),
             )
 
-    def _context(self, card: Gpu) -> Band:
-        return self.device.setup.profile.context(card)
-
-    def _device(self, card: Gpu, architecture: str) -> Device:
-        return replace(self.device, gpu=card, setup=replace(self.device.setup, architecture=architecture))
+    def _device(self, ask: Ask) -> Device:
+        """The software, with a communicator where devices talk."""
+        if ask.devices == 1 and ask.request.parallel is None:
+            return self.device
+        setup, profile = self.device.setup, self.device.setup.profile
+        talking = replace(profile, libraries=profile.libraries.plus(communicators.NCCL))
+        return replace(self.device, setup=replace(setup, profile=talking))
 
 
 def _key(ask: Ask) -> tuple[str, str | None, int]:

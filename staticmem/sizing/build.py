@@ -21,6 +21,7 @@ from staticmem.version import __version__
 
 REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded
 POINTS = 9  # of a curve
+FEW = 8  # cards: so many are replayed each for itself; of more, those of an architecture share a replay
 DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
 
 NOT_INCLUDED = (
@@ -116,7 +117,7 @@ class _Sizing:
         return made
 
     def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:
-        outcome = self.bench.verdict(Ask(self.request), card)
+        outcome = self.bench.verdict(Ask(self.request), card, own=len(self.options.cards) <= FEW)
         low, expected, high = outcome.needed
         return CardRow(
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,

@@ -44,9 +44,9 @@ class CardRow:
 
     `headroom_bytes` is what the expected need leaves of the usable memory, `missing_bytes` what it is short of.
     `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
-    `max_batch` is the largest batch that was tried and whose expected need is within 95 % of the usable memory (0: not
-    even the smallest), None where the batch is fixed. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a
-    second. `assumed` names figures of the card without a source.
+    `max_batch` is the largest batch that was tried and "fits" (0: not even the smallest), None where the batch is
+    fixed. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a second. `assumed` names
+    figures of the card without a source.
     """
 
     slug: str

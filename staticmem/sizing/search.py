@@ -72,8 +72,8 @@ def _between(values: Sequence[int], allows: Callable[[int], bool], low: int, hig
 
 
 class Batches:
-    """The largest batch on each card. Cards are asked for in the order of their memory, and each starts at what the one
-    before had."""
+    """The largest batch that fits each card. Cards are asked for in the order of their memory, and each starts at what
+    the one before had. The expected need leads there, and the band of the verdict decides on the last rungs."""
 
     def __init__(self, bench: Bench, request: Request) -> None:
         self.bench, self.request = bench, request
@@ -86,16 +86,20 @@ class Batches:
         if not self.values:
             return None
 
-        def allows(batch: int) -> bool:
+        def holds(judge: Callable[[Ask, Gpu], bool], batch: int) -> bool:
             try:
-                return self.bench.allows(Ask(replace(self.request, batch=batch)), card)
+                return judge(Ask(replace(self.request, batch=batch)), card)
             except StaticmemError:
                 return False  # the model does not take this batch
 
         if self._takes_none():
             return None
-        index = last(self.values, allows, self._guess)
+        index = last(self.values, lambda batch: holds(self.bench.allows, batch), self._guess)
         self._guess = max(index, 0)
+        while index + 1 < len(self.values) and holds(self.bench.fits, self.values[index + 1]):
+            index += 1
+        while index >= 0 and not holds(self.bench.fits, self.values[index]):
+            index -= 1
         return self.values[index] if index >= 0 else 0
 
     def _takes_none(self) -> bool:

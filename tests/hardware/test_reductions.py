@@ -57,7 +57,9 @@ def test_bytes_are_of_whole_vectors_and_a_smaller_card_needs_no_more(shape: list
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
-    large, small = (reduction_buffer(shape, strides, axes, Multiprocessors(n, 2048)) for n in (132, 16))
+    large, small = (
+        reduction_buffer(tuple(shape), tuple(strides), tuple(axes), Multiprocessors(n, 2048)) for n in (132, 16)
+    )
     for buffer, semaphores in (large, small):
         assert (buffer == 0) == (semaphores == 0)
         assert buffer % 4 == 0
