@@ -40,7 +40,8 @@ class Parser(argparse.ArgumentParser):
             word = message.split(":", 1)[1].split()[0]
             known = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             if word.startswith("--"):
-                hint = did_you_mean(word.split("=", 1)[0], known)
+                close = did_you_mean(word.split("=", 1)[0], known)
+                hint = close if close.startswith("Did") else hint  # a verb has too many flags to list
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 

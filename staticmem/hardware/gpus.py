@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ OTHER_THREADS = 132 * 2048  # of a card of another vendor: an H100's, so that it
 VENDORS = ("NVIDIA", "AMD", "Intel")
 CLASSES = ("consumer", "workstation", "data centre")
 TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+
+NEAR = 4  # names that a hint has: an A100 is sold in so many kinds
 
 DEFAULT_ARCHITECTURE = "sm_90"  # what is assumed where nothing is said: attention kernels are chosen for it too
 
@@ -216,9 +219,8 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | None 
         return known[slug]
     size = parse_size(query)
     if size is None:
-        raise UsageError(
-            f"unknown GPU '{query}'", "A GPU is a name or a size such as 24GB.", did_you_mean(slug, known), code="SM402"
-        )
+        why = "A GPU is a name of the catalog or a size such as 24GB."
+        raise UsageError(f"unknown GPU '{query}'", why, near(slug, known, file), code="SM402")
     if size <= 0:
         raise UsageError(f"a GPU of {query}", "A size is more than zero.", code="SM402")
     usable = size if query.strip().lower().endswith("ib") else size - held_back(size // MIB) * MIB
@@ -232,6 +234,21 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | None 
         usable,
         ("nvml", "usable", "processors"),
     )
+
+
+def near(slug: str, known: Iterable[str], file: str | None = None) -> str:
+    """A hint for a name that is not known: the names that have all of its words, else those like it, and where all are.
+
+    All of them are too many for a hint.
+    """
+    known, words = sorted(known), set(slug.split("-"))
+    close = [name for name in known if words <= set(name.split("-"))]
+    close = close[:NEAR] or difflib.get_close_matches(slug, known, n=NEAR, cutoff=0.6)
+    catalog = "'staticmem gpus'" if file is None else f"'staticmem gpus --gpus-file {file}'"
+    if not close:
+        return f"{catalog} lists the names."
+    *others, last = [f"'{name}'" for name in close]
+    return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}? {catalog} lists all names."
 
 
 def _typical_processors(architecture: str) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from staticmem.errors import UsageError, did_you_mean
+from staticmem.errors import UsageError
 from staticmem.hardware.documents import CODE, keys_of, read_yaml, table, text
-from staticmem.hardware.gpus import Gpu
+from staticmem.hardware.gpus import Gpu, near
 from staticmem.sizing.model import Price
 
 
@@ -33,7 +33,7 @@ def load(file: str, known: Mapping[str, Gpu]) -> dict[str, Price]:
     for slug, value in table(document["prices"], path, "prices").items():
         where = f"prices.{slug}"
         if slug not in known:
-            raise UsageError(f"{path}: {where} is no card", "", did_you_mean(str(slug), known), CODE)
+            raise UsageError(f"{path}: {where} is no card", "", near(str(slug), known), CODE)
         fields = table(value, path, where)
         keys_of(fields, path, required=(), optional=("buy", "hour"), where=where)
         found[str(slug)] = Price(currency, _amount(fields, "buy", path, where), _amount(fields, "hour", path, where))

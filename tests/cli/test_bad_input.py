@@ -118,6 +118,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "unknown dim": (["--dim", "foo=3"], "unknown dimension 'foo'"),
     "contradiction": (["--batch", "2", "--dim", "x[0]=3", "--dim", "s77=4"], "both"),
     "unknown flag": (["--optimiser", "adam"], "Did you mean '--optimizer'?"),
+    "no such flag": (["--xyzzy"], "See 'staticmem analyze --help'."),
     "output suffix": (["-o", "report.pdf"], "no format for 'report.pdf'"),
     "output folder": (["-o", "/no/such/folder/report.json"], "is not a directory"),
 }

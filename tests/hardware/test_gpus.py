@@ -136,10 +136,34 @@ def test_what_is_no_card_and_no_size(query: str) -> None:
     assert error.value.code == "SM402"
 
 
-def test_a_near_miss_is_named() -> None:
-    with pytest.raises(UsageError, match="rtx-4090") as error:
-        gpus.find("rtx4090")
-    assert error.value.hint == "Did you mean 'rtx-4090'?"
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("rtx4090", ["rtx-4090"]),
+        ("4090", ["rtx-4090"]),
+        ("a100", ["a100-pcie-40gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-sxm-80gb"]),
+        ("A100 80GB", ["a100-pcie-80gb", "a100-sxm-80gb"]),
+        ("l4s", ["l4", "l40s"]),
+    ],
+)
+def test_near_misses_are_named(query: str, named: list[str]) -> None:
+    with pytest.raises(UsageError, match="unknown GPU") as error:
+        gpus.find(query)
+    assert error.value.hint.startswith("Did you mean '")
+    assert all(f"'{name}'" in error.value.hint for name in named)
+    assert error.value.hint.count("'") <= 2 * gpus.NEAR + 2
+    assert error.value.hint.endswith("'staticmem gpus' lists all names.")
+
+
+def test_the_catalog_is_not_listed_in_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        gpus.find("foo")
+    assert error.value.hint == "'staticmem gpus' lists the names."
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"version: 1\nchecked: 2026-01-01\ncards: {{ours: {GOOD}}}\n", encoding="utf-8")
+    with pytest.raises(UsageError) as error:
+        gpus.find("foo", file=str(mine))
+    assert error.value.hint == f"'staticmem gpus --gpus-file {mine}' lists the names."
 
 
 GOOD = "{name: X, arch: sm_80, processors: 10, nominal: 1000, source: 'https://x'}"
