@@ -34,53 +34,97 @@ class Choice:
     reason: str
 
 
-def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Choice:
-    """The kernel that `torch.nn.functional.scaled_dot_product_attention` picks on an sm_90 device."""
+def choose_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool = False, grad: bool = False
+) -> Choice:
+    """The kernel that `torch.nn.functional.scaled_dot_product_attention` picks on an sm_90 device.
+
+    `mask` is the caller's, before a boolean one is converted; `grad` says whether autograd records the call.
+    """
     half = q.dtype in (dtypes.float16, dtypes.bfloat16)
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        return Choice("math", "inputs are not 4-D")
-    head = q.shape[-1]
-    if half and head <= 256 and head == v.shape[-1]:
-        if head % 8 == 0 and dropout_p == 0 and (mask is None or not mask.requires_grad):
-            return Choice("cudnn", "half precision, no dropout")
-        if mask is None:
-            return Choice("flash", "half precision, no mask")
-    if q.dtype is dtypes.float64 or q.dtype not in (dtypes.float16, dtypes.bfloat16, dtypes.float32):
-        return Choice("math", f"{q.dtype.name} has no fused kernel")
-    if head % (8 if half else 4) or v.shape[-1] % (8 if half else 4):  # minimum_gemm_alignment
-        return Choice("math", f"head size {head} is not a multiple of {8 if half else 4}")
-    # Grouped queries (fewer key heads) stay with this kernel and are not repeated: PyTorch 2.15 dispatches so for sm_90
-    # (recorded for Qwen2 in float32). Versions before 2.15 are not looked at.
-    return Choice("efficient", "half precision with a mask and dropout" if half else "float32")
+    kernel = why_not = ""
+    for kernel in ("cudnn", "flash", "efficient") if half else ("efficient",):
+        why_not = _refusal(kernel, q, k, v, mask, dropout_p, causal, grad) or ""
+        if not why_not:
+            # Grouped queries (fewer key heads) stay with a fused kernel and are not repeated: PyTorch 2.15 dispatches
+            # so for sm_90 (recorded for Qwen2 in float32). Versions before 2.15 are not looked at.
+            return Choice(kernel, _reason(kernel, half, dropout_p))
+    return Choice("math", f"{kernel} {why_not}")
 
 
-def refusal(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> str | None:
-    """Why PyTorch has no such kernel for these inputs (sdp_utils.cpp, the constraints of each), or None.
+def _reason(kernel: str, half: bool, dropout_p: float) -> str:
+    if kernel == "cudnn":
+        return "half precision, dropout of a multiple of 1/16" if dropout_p else "half precision, no dropout"
+    if kernel == "flash":
+        return "half precision, no mask"
+    return "half precision with a mask and dropout" if half else "float32"
+
+
+def refusal(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool = False,
+    grad: bool = False,
+) -> str | None:  # fmt: skip
+    """Why PyTorch has no such kernel for these inputs, or None; arguments as those of `choose_kernel`.
 
     It raises "No available kernel" where nothing else is allowed, and takes another one where it is.
     """
-    half = q.dtype in (dtypes.float16, dtypes.bfloat16)
-    head = q.shape[-1]
-    reason = None
-    if kernel == "math":
-        return None
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        reason = "takes 4-D inputs only"
-    elif kernel in ("flash", "cudnn") and not half:
-        reason = f"takes half precision only, not {q.dtype.name}"
-    elif kernel == "flash" and mask is not None:
-        reason = "takes no mask"
-    elif kernel in ("flash", "cudnn") and head > 256:
-        reason = f"takes heads of up to 256, not {head}"
-    elif kernel == "cudnn" and (head % 8 or v.shape[-1] % 8):
-        reason = f"takes heads of a multiple of 8, not {head}"
-    elif kernel == "cudnn" and mask is not None and mask.requires_grad:
-        reason = "takes no mask that needs a gradient"
-    elif kernel == "efficient" and (head % (8 if half else 4) or v.shape[-1] % (8 if half else 4)):
-        reason = f"takes heads of a multiple of {8 if half else 4}, not {head}"
-    elif kernel == "efficient" and q.dtype is dtypes.float64:
-        reason = "has no float64"
+    reason = None if kernel == "math" else _refusal(kernel, q, k, v, mask, dropout_p, causal, grad)
     return None if reason is None else f"{kernel} was asked for, but {reason}: PyTorch fails if it may take no other"
+
+
+def _refusal(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, grad: bool
+) -> str | None:
+    """The constraints of each fused kernel, as PyTorch 2.15 has them in sdp_utils.cpp.
+
+    Inputs of other ranks than 4 had none of these kernels before 2.15, and are taken so.
+    """
+    half = q.dtype in (dtypes.float16, dtypes.bfloat16)
+    head, value = q.shape[-1], v.shape[-1]
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        return "takes 4-D inputs only"
+    if not half and (kernel != "efficient" or q.dtype is not dtypes.float32):
+        return "has no float64" if q.dtype is dtypes.float64 else f"takes half precision only, not {q.dtype.name}"
+    reason = _refusal_of(kernel, q, k, v, mask, dropout_p, causal, grad)
+    if reason is not None:
+        return reason
+    # check_last_dim_stride_equals_1_dense; flash and cuDNN let heads of one element pass
+    if any(t.strides[-1] != 1 for t in (q, k, v)) and (kernel == "efficient" or head != 1):
+        return "takes no query, key or value whose last dimension has another stride than 1"
+    if mask is not None and mask.strides[-1] != 1:
+        return "takes no mask whose last dimension has another stride than 1"
+    multiple = 8 if half else 4  # minimum_gemm_alignment
+    if kernel == "efficient" and (head % multiple or value % multiple):
+        return f"takes heads of a multiple of {multiple}, not {head if head % multiple else value}"
+    return None
+
+
+def _refusal_of(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, grad: bool
+) -> str | None:
+    """What flash and cuDNN ask for beside what all fused kernels do."""
+    head, value = q.shape[-1], v.shape[-1]
+    if kernel == "flash":
+        if mask is not None:
+            return "takes no mask"
+        if head > 256 or head != value:
+            return f"takes heads of up to 256, not {head}" if head > 256 else "takes heads of one size"
+        if causal and q.shape[-2] != k.shape[-2]:  # check_flash_causal_non_square_seqlens
+            return "takes no causal mask that is not square"
+    if kernel == "cudnn":
+        if max(head, value) > 256:
+            return f"takes heads of up to 256, not {max(head, value)}"
+        if head % 8 or value % 8:
+            return f"takes heads of a multiple of 8, not {head if head % 8 else value}"
+        if grad and max(head, value) > 128 and (head, value) not in ((192, 128), (256, 256)):
+            return f"has no backward for heads of {head}"  # check_cudnn_d256_bprop_head_dim
+        if mask is not None and mask.requires_grad:
+            return "takes no mask that needs a gradient"
+        if dropout_p * 16 % 1:  # check_cudnn_dropout
+            return "takes dropout of a multiple of 1/16 only"
+        if k.shape[2] == 1 or (q.shape[2] == 1 and dropout_p):
+            return "takes no sequence of one element"
+    return None
 
 
 @rule("aten::scaled_dot_product_attention", autocast="half")
@@ -91,11 +135,12 @@ def scaled_dot_product_attention(
     """Fused: saves q, k, v, result, log-sum-exp and two seeds (8 bytes), never the L x S matrix; math saves it."""
     if not e.training:
         dropout_p = 0.0
+    given = (query, key, value, attn_mask, dropout_p, is_causal, e.needs_grad(query, key, value))
+    choice = choose_kernel(*given)
     if attn_mask is not None and attn_mask.dtype is dtypes.bool_:
         attn_mask = _float_mask(e, attn_mask, query)
-    choice = choose_kernel(query, key, value, attn_mask, dropout_p)
     if e.sdpa != "auto":
-        why_not = refusal(e.sdpa, query, key, value, attn_mask, dropout_p)
+        why_not = refusal(e.sdpa, *given)
         choice = Choice(e.sdpa, "asked for") if why_not is None else Choice(choice.kernel, why_not)
     e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason] += 1
     if choice.kernel == "math":
@@ -194,9 +239,10 @@ def _transposed_like(e: Eager, tensor: Tensor, dtype: dtypes.DType) -> Tensor:
 
 def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     """`preprocess_mask` of attention.cpp: a mask whose rows do not begin at multiples of 8 (`aligned_tensor`) is copied
-    into longer rows (`pad_bias`, by 8 where their length is such a multiple); then it is expanded to (B, H, L, S)."""
+    into longer rows (`pad_bias`, by 8 where their length is such a multiple); then it is expanded to (B, H, L, S).
+    Elements of a row are next to each other: the kernel takes no others."""
     shape = (*q.shape[:3], k.shape[2])
-    if mask.strides[-1] != 1 or any(stride % 8 for stride in mask.strides[:-1]):
+    if any(stride % 8 for stride in mask.strides[:-1]):
         width = mask.shape[-1]
         mask = slice_(e, pad(e, mask, (0, 8 - width % 8)), -1, 0, width)
     return expand(e, mask, shape) if mask.shape != shape else mask
@@ -215,14 +261,16 @@ def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
         k = repeat_interleave(e, k, q.shape[-3] // k.shape[-3], -3)
         v = repeat_interleave(e, v, q.shape[-3] // v.shape[-3], -3)
-    q = mul(e, q, 1.0)  # a C++ local: it lives until the end
+    q = mul(e, q, 1.0)
+    local = [t for t in (q, k, v, mask) if t is not None]  # C++ variables: they live until the end
     scores = _scores(e, q, k)
     if mask is not None:
         scores = add_(e, scores, mask)
     weights = softmax(e, scores, -1, kernel="aten._safe_softmax")
+    e.collect(keep=(weights, *local))  # the scores go where the variable gets the weights
     if dropout_p > 0:
         weights = dropout(e, weights, dropout_p, True)
-    e.collect(keep=(weights, v, q))
+        e.collect(keep=(weights, *local))
     return matmul(e, weights, v)
 
 
