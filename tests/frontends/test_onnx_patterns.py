@@ -113,6 +113,70 @@ def test_attention_that_scales_once_stays_as_written(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def biased(*path: object, mask: str = "bias") -> tuple[list[object], list[object]]:
+    """Attention to which `mask` is added, and before it the nodes that make that."""
+    nodes, tensors = attention()
+    soft = next(i for i, n in enumerate(nodes) if n.op_type == "Softmax")  # type: ignore[attr-defined]
+    nodes[soft] = node("Softmax", ["biased"], ["w"], axis=-1)
+    return [*path, *nodes[:soft], node("Add", ["scores", mask], ["biased"]), *nodes[soft:]], tensors
+
+
+TURN = (
+    node("Gather", ["table", "where"], ["rows"]),  # (6, 6, 4): heads last
+    node("Transpose", ["rows"], ["turned"], perm=[2, 0, 1]),
+    node("Unsqueeze", ["turned", "front"], ["bias"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "mask", "copied"),
+    [
+        (TURN, "bias", "bias"),
+        ((*TURN, node("Where", ["allowed", "bias", "low"], ["m"])), "m", "m"),
+        ((*TURN, node("Add", ["near", "bias"], ["m"])), "m", "m"),  # the larger operand decides
+        ((*TURN, node("Expand", ["bias", "whole"], ["m"])), "m", "bias"),  # before it is expanded
+        ((*TURN, node("Transpose", ["bias"], ["m"], perm=[0, 1, 3, 2])), "m", "m"),
+        ((*TURN, node("Transpose", ["bias"], ["b"], perm=[0, 2, 3, 1]),
+          node("Reshape", ["b", "back"], ["m"])), "m", ""),  # a reshape of what is not permuted any more
+        ((node("Gather", ["near", "one"], ["m"], axis=2),), "m", ""),
+        ((node("Transpose", ["near"], ["m"], perm=[1, 0, 2, 3]),), "m", ""),  # rows stay rows
+        ((node("Transpose", ["column"], ["m"], perm=[0, 1, 3, 2]),), "m", ""),  # sizes of 1
+    ],
+)  # fmt: skip
+def test_a_permuted_mask_was_contiguous(tmp_path: Path, path: tuple[object, ...], mask: str, copied: str) -> None:
+    """The exporter writes no `contiguous()`; a fused kernel takes no mask without one (sdp_utils.cpp)."""
+    nodes, tensors = biased(*path, mask=mask)
+    tensors += [
+        weight("table", 50, 4), ints("front", 0), ints("whole", 2, 4, 6, 6), ints("back", 1, 4, 6, 6),
+        scalar("low", -1e9),
+    ]  # fmt: skip
+    inputs = [value(n, [2, 4, 6, 8]) for n in ("q", "k", "v")]
+    inputs += [value("where", [6, 6], 7), value("allowed", [1, 1, 6, 6], 9), value("near", [1, 1, 6, 6])]
+    inputs += [value("one", [6], 7), value("column", [2, 1, 6, 1])]
+    graph = bound(model(nodes, inputs, ["y"], tensors), tmp_path)
+    *before, attend = graph.ops
+    assert attend.target == "aten::scaled_dot_product_attention"
+    copies = [op for op in before if op.target == "aten::contiguous"]
+    assert [op.args for op in copies] == ([(Ref(copied),)] if copied else [])
+    assert attend.args[3] == (Ref(copies[0].outputs[0]) if copied else Ref(mask))
+    assert [note.count for note in graph.notes if note.code == "SM272"] == ([1] if copied else [])
+
+
+def test_a_key_that_an_optimiser_reshapes_twice_is_itself(tmp_path: Path) -> None:
+    """What `torch.onnx.export(optimize=True)` makes of the transposed key."""
+    nodes, tensors = attention()
+    nodes[0:1] = [
+        node("Reshape", ["k", "flat"], ["k3"]),
+        node("Transpose", ["k3"], ["t3"], perm=[0, 2, 1]),
+        node("Reshape", ["t3", "heads"], ["kt"]),
+    ]
+    inputs = [value(n, [2, 4, 6, 8]) for n in ("q", "k", "v")]
+    graph = bound(model(nodes, inputs, ["y"], [*tensors, ints("flat", 8, 6, 8), ints("heads", 2, 4, 8, 6)]), tmp_path)
+    assert [(op.target, op.args[:3]) for op in graph.ops] == [
+        ("aten::scaled_dot_product_attention", (Ref("q"), Ref("k"), Ref("v")))
+    ]
+
+
 def test_gelu_silu_hardswish_mish(tmp_path: Path) -> None:
     nodes = [
         node("Div", ["x", "root"], ["g1"]), node("Erf", ["g1"], ["g2"]), node("Add", ["g2", "one"], ["g3"]),

@@ -22,6 +22,7 @@ class Context:
         self.net = net
         self.renamed: dict[str, str] = {}
         self.transposed: set[str] = set()  # 2-D weights that the file stores as [in, out]
+        self.copied_masks = 0  # attention masks whose contiguous() was put back
         self.frames: tuple[Frame, ...] = ()
         # last arguments of convolutions by the identity of attributes, which nodes share; they are kept, so that no
         # other object gets it

@@ -2,6 +2,11 @@
 
 torch/onnx/_internal/torchscript_exporter/symbolic_opset14.py scales query and key by the root of the scale each;
 attention that a model spells out itself scales once and stays as it is written.
+
+The exporter leaves `contiguous()` out (symbolic_opset9.py). A mask that is permuted here had one: a bias by position is
+looked up with the heads last and turned, and no fused kernel takes it as that leaves it (sdp_utils.cpp,
+`check_last_dim_stride_equals_1_dense`). transformers copies it in front of each attention (`create_position_bias_mask`
+of integrations/sdpa_attention.py), timm and torchvision where they turn it, once for each attention.
 """
 
 from __future__ import annotations
@@ -103,6 +108,11 @@ def _reshaped_key(
     parts.turned = turned
     parts.key_sizes = (*after[:-2], after[-1], after[-2])
     parts.nodes += [left, right, turned, shaped]
+    joined = m.producer.get(turned.inputs[0])  # the optimised decomposition transposes a key of three axes
+    if joined is not None and joined.op == "Reshape" and m.net.shape(joined.inputs[0]) == parts.key_sizes:
+        parts.key, parts.key_sizes = joined.inputs[0], ()
+        if m.inner(turned.inputs[0], "Reshape") is not None:
+            parts.nodes.append(joined)
     return True
 
 
@@ -167,7 +177,7 @@ def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
     kwargs: dict[str, Arg] = {}
     if shape is None or not close(parts.scale, shape[-1] ** -0.5):
         kwargs["scale"] = parts.scale
-    mask: Arg = m.ctx.ref(parts.mask) if parts.mask else None
+    mask = _rows(m, node, parts.mask, ops) if parts.mask else None
     query, value = m.ctx.ref(parts.query), m.ctx.ref(node.inputs[1])
     ops.append(
         m.op(
@@ -183,3 +193,51 @@ def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
         )
     )
     return m.take(node, ops, *parts.nodes)
+
+
+def _rows(m: Matcher, node: Node, name: str, ops: list[Op]) -> Arg:
+    """A mask as an argument: a copy of it, which `ops` gets, where elements of a row are not next to each other."""
+    source = name
+    while (maker := m.producer.get(source)) is not None and maker.op == "Expand":
+        source = maker.inputs[0]  # copied before it is expanded; attention expands it again
+    shape = m.net.shape(source)
+    if shape is None or shape[-1:] in ((), (1,)) or _dense(m, source, 24) in (None, len(shape) - 1):
+        return m.ctx.ref(name)
+    copied = m.ctx.fresh(node)
+    m.ctx.define(copied, source, shape)
+    m.ctx.copied_masks += 1
+    ops.append(m.op(node, "aten::contiguous", m.ctx.ref(source), outputs=(copied,)))
+    return Ref(copied)
+
+
+# results have the strides of their inputs
+_STRIDES_STAY = (
+    "Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Cast", "Identity", "Neg", "Sigmoid", "Tanh", "Relu",
+    "Exp", "Log", "Clip", "Softplus", "Slice", "Dropout",
+)  # fmt: skip
+
+
+def _dense(m: Matcher, name: str, steps: int) -> int | None:
+    """The axis whose elements are next to each other, None where that is not known.
+
+    Steps back over what keeps strides, `steps` at most. Of several operands the largest decides, as it brings most of
+    the axes by which TensorIterator orders its result.
+    """
+    shape, maker = m.net.shape(name), m.producer.get(name)
+    if shape is None or not steps:
+        return None
+    if maker is not None and maker.op in ("Transpose", "Unsqueeze", *_STRIDES_STAY):
+        sizes = {i: m.net.shape(i) for i in (maker.inputs[:1] if maker.op == "Slice" else maker.inputs)}
+        known = {i: math.prod(size) for i, size in sizes.items() if size is not None}
+        source = maker.inputs[0] if maker.op in ("Transpose", "Unsqueeze") else max(known, key=lambda i: known[i])
+        before, inner = sizes.get(source), _dense(m, source, steps - 1)
+        if before is None or inner is None:
+            return None
+        if maker.op == "Transpose":
+            perm = maker.attrs.get("perm")
+            return perm.index(inner) if isinstance(perm, tuple) else len(shape) - 1 - inner
+        if maker.op == "Unsqueeze":
+            added = {axis % len(shape) for axis in m.ctx.ints(maker, 1, "axes") or ()}
+            return [axis for axis in range(len(shape)) if axis not in added][inner]
+        return inner + len(shape) - len(before)
+    return max((axis for axis, size in enumerate(shape) if size != 1), default=None)
