@@ -2,7 +2,9 @@
 
 python benchmarks/child.py floor MODEL.onnx          # what any tool that reads ONNX pays: import, load, infer shapes
 python benchmarks/child.py warm MODEL COUNT HOW      # staticmem.analyze(MODEL) COUNT times in a process; HOW: "again",
-                                                    # "other" (batch and optimizer each time), "read" (the file too)
+                                                    # "card" (another one each time), "step" (the same question, but
+                                                    # the step is not known), "other" (batch and optimizer each time),
+                                                    # "read" (the file is not known either)
 python benchmarks/child.py once MODEL BATCH          # staticmem.analyze(MODEL) of a fresh process, timed within it
 """
 
@@ -15,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 OPTIMIZERS = ("adamw", "sgd", "adam", "rmsprop")
+CARDS = ("h200", "a100-sxm-40gb", "l4", "t4")
 SMALL = Path(__file__).parents[1] / "models" / "seed.onnx"
 
 
@@ -26,16 +29,20 @@ def floor(path: str) -> None:
 
 def warm(path: str, count: int, how: str) -> None:
     import staticmem
+    from staticmem.analysis import steps
     from staticmem.frontends import recent
 
     staticmem.analyze(path, optimizer="adam")
     taken = []
     for number in range(count):
         batch, optimizer = (2 + number, OPTIMIZERS[number % len(OPTIMIZERS)]) if how == "other" else (None, "adam")
+        gpu = CARDS[number % len(CARDS)] if how == "card" else None
         if how == "read":
             recent.models.clear()
+        if how == "step":
+            steps.known.clear()
         start = time.process_time()
-        staticmem.analyze(path, optimizer=optimizer, batch=batch)
+        staticmem.analyze(path, optimizer=optimizer, batch=batch, gpu=gpu)
         taken.append(time.process_time() - start)
     print(json.dumps({"seconds": median(taken)}))
 

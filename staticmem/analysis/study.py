@@ -15,6 +15,7 @@ from typing import Any
 
 from staticmem import files
 from staticmem.analysis.request import Request
+from staticmem.analysis.steps import Step, step_of
 from staticmem.errors import UsageError
 from staticmem.frontends import open_model
 from staticmem.frontends.recent import MODELS, Recent
@@ -28,7 +29,7 @@ from staticmem.report.model import Report
 from staticmem.rules.activations import SAVE_LESS_IN_PLACE
 from staticmem.training.hidden_frames import has_hidden_frames
 from staticmem.training.scenario import Scenario
-from staticmem.training.step import StepResult, run_step
+from staticmem.training.step import StepResult
 
 BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
@@ -94,7 +95,7 @@ class Study:
         """The ATen calls with sizes bound, as the file has them."""
         request = self.request
         graph = _in_place(self.model.bind(self.binding), request.inplace_activations, self._graph_notes)
-        return unfold_batch_norms(graph) if request.unfold_batchnorm else graph
+        return graph.version("unfolded", unfold_batch_norms) if request.unfold_batchnorm else graph
 
     @cached_property
     def result(self) -> StepResult:
@@ -104,12 +105,16 @@ class Study:
             from staticmem.analysis.ranks import rank_step
 
             return rank_step(self)
-        return run_step(self.graph, self.scenario)
+        return self._step.result
+
+    @cached_property
+    def _step(self) -> Step:
+        return step_of(self.model, self.graph, self.scenario)
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
         """When each buffer lives, and the curve of live bytes."""
-        return liveness(self.result.trace)
+        return self._step.lifetimes if self.request.parallel is None else liveness(self.result.trace)
 
     @cached_property
     def live_band(self) -> tuple[int, int] | None:
@@ -131,7 +136,7 @@ class Study:
         else:
             policies, ends = ("last-use", "named"), ends or (graph, graph)
         peaks = [
-            liveness(run_step(end, scenario, policy).trace).peak_bytes
+            step_of(self.model, end, scenario, policy).lifetimes.peak_bytes
             for end, policy in zip(ends, policies, strict=True)
         ]
         peaks.append(self.lifetimes.peak_bytes)
@@ -147,7 +152,8 @@ class Study:
         if not in_forward and SAVE_LESS_IN_PLACE.isdisjoint(bases_of(self.graph.ops)):
             return None
         ends = self._ends_of_inplace() or ()
-        peaks = [self.lifetimes.peak_bytes, *(liveness(run_step(end, self.scenario).trace).peak_bytes for end in ends)]
+        peaks = [self.lifetimes.peak_bytes]
+        peaks += [step_of(self.model, end, self.scenario).lifetimes.peak_bytes for end in ends]
         low, high = min(peaks), max(peaks)
         return (low, high) if low < high else None
 
@@ -156,7 +162,7 @@ class Study:
         if self.graph.inplace_known or self.request.inplace_activations != "auto":
             return None
         bound = self.model.bind(self.binding)
-        most, least = (inplace.apply(bound, policy) for policy in ("most", "least"))
+        most, least = (_applied(bound, policy) for policy in ("most", "least"))
         if [op.target for op in most.ops] == [op.target for op in least.ops]:
             return None
         return most, least
@@ -236,19 +242,18 @@ def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
         if policy != "auto":
             notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
         return graph
-    key = f"inplace {policy}"
-    known: tuple[Graph, bool] | None = graph.derived.get(key)
-    if known is None:
-        changed = inplace.apply(graph, policy)
-        undecided = changed is graph and inplace.apply(graph, "all") is not graph
-        known = graph.derived[key] = changed, undecided
-    if known[1]:
+    changed = _applied(graph, policy)
+    if changed is graph and _applied(graph, "all") is not graph:
         text = (
             "activations are taken to run out of place, the file does not say: in place the peak may be lower "
             "(--inplace-activations all)"
         )
         notes.append(Note("assumption", "SM305", text))
-    return known[0]
+    return changed
+
+
+def _applied(graph: Graph, policy: str) -> Graph:
+    return graph.version(f"inplace {policy}", lambda bound: inplace.apply(bound, policy))
 
 
 def _unknown(unknown: Mapping[str, int]) -> Note:

@@ -8,7 +8,7 @@ vocabulary and keeps their operators in `Op.source`. An op without ATen meaning 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -208,6 +208,15 @@ class Graph:
         """What stages made of this graph, by what they were asked: graphs are kept for the next analysis of a file, and
         what follows from them alone need not be worked out again."""
         return {}
+
+    def version(self, how: str, make: Callable[[Graph], Graph]) -> Graph:
+        """The graph as `make` changes it, worked out once for each `how`."""
+        if how not in self.derived:
+            changed = make(self)
+            # not the graph in itself: the circle would keep it alive until Python looks for circles
+            self.derived[how] = changed if changed is not self else None
+        known: Graph | None = self.derived[how]
+        return self if known is None else known
 
     @cached_property
     def last_read(self) -> Mapping[str, int]:

@@ -22,11 +22,7 @@ _SDPA = "aten::scaled_dot_product_attention"
 
 def clean(graph: Graph, training: bool = True) -> Graph:
     """The graph as eager PyTorch runs it in this mode."""
-    key = f"clean training={training}"
-    known: Graph | None = graph.derived.get(key)
-    if known is None:
-        known = graph.derived[key] = _clean(graph, training)
-    return known
+    return graph.version(f"clean training={training}", lambda bound: _clean(bound, training))
 
 
 def _clean(graph: Graph, training: bool) -> Graph:

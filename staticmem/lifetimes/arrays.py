@@ -1,0 +1,63 @@
+"""Intervals of large traces as NumPy arrays: what `Lifetimes` asks of all buffers, or of all holds, at once.
+
+NumPy takes longer to import than a step of thousands of ops takes to look through, so small traces do without.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from staticmem.eager.columns import Buffers, Holds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LARGE = 1 << 17  # holds, or buffers, of a trace that pays for the import
+
+
+def releases(holds: Holds, buffers: Buffers, forever: int) -> array[int]:
+    """The tick at which each buffer's last hold ends, or the buffer itself where it has none; `forever` at most."""
+    import numpy as np
+
+    last = np.full(len(buffers), -1, dtype=np.int64)
+    np.maximum.at(last, _of(holds.buffers), _of(holds.ends).astype(np.int64))
+    found = np.where(last < 0, _of(buffers.died), last)
+    return _array("I", np.minimum(found, forever).astype(np.uint32))
+
+
+def levels(sizes: Iterable[int], born: array[int], died: array[int], ticks: int) -> array[int]:
+    """Bytes alive after each tick."""
+    import numpy as np
+
+    nbytes = np.fromiter(sizes, dtype=np.int64, count=len(born))
+    delta = np.zeros(max(ticks, 1), dtype=np.int64)
+    np.add.at(delta, _of(born), nbytes)
+    ends = _of(died) < ticks
+    np.subtract.at(delta, _of(died)[ends], nbytes[ends])
+    return _array("q", np.cumsum(delta))
+
+
+def alive(born: array[int], died: array[int], tick: int) -> list[int]:
+    """The places of intervals [born, died) that hold `tick`."""
+    import numpy as np
+
+    found: list[int] = np.flatnonzero((_of(born) <= tick) & (_of(died) > tick)).tolist()
+    return found
+
+
+def _of(column: array[int]) -> np.ndarray:
+    """The memory of a column, which nobody changes any more."""
+    import numpy as np
+
+    return np.frombuffer(column, dtype=np.dtype(column.typecode))
+
+
+def _array(code: str, values: np.ndarray) -> array[int]:
+    found = array(code)
+    found.frombytes(values.tobytes())
+    return found
+
+
+__all__ = ["LARGE", "alive", "levels", "releases"]
