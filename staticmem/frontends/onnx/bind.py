@@ -185,7 +185,7 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
             contents = array(tensor)
             if contents is not None:
                 extra.contents[tensor.name] = contents
-    weights.of_nodes(nodes, values, extra)
+    weights.of_nodes(nodes, values, extra, model.producer)
     nodes = weights.merge_copies(nodes, extra)
     net = Net(
         nodes=nodes,

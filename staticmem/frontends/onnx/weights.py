@@ -159,13 +159,21 @@ def _leaf_of_weight(name: str) -> bool:
     )
 
 
-def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights) -> None:
-    """Weights that are made by Constant and ConstantOfShape nodes, added to `found`."""
+def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights, producer: str = "") -> None:
+    """Weights that are made by Constant and ConstantOfShape nodes, added to `found`.
+
+    PyTorch's exporters write parameters as initializers. Its constants are tensors that the trace met and no module
+    registered: attributes, literals, and what the code computes of nothing else. None of them is trained: the tracer
+    refuses "a Tensor that requires grad as a constant" (torch/csrc/jit/frontend/tracer.cpp, `getValue`). Only a module
+    that torch.jit.freeze took has all of its weights there; so have files of some other converters.
+    """
     # ones and zeros of an InstanceNormalization are how a group norm is written
     made = [node for node in nodes if node.op in ("Constant", "ConstantOfShape") and node.outputs]
     if not made:
         return
     known = set(found.all)
+    fixed = bool(found.parameters) and producer.startswith("pytorch")
+    counted = 0
     absent = _absent(nodes, made, known)
     roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
     for node in made:
@@ -181,7 +189,14 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights)
         elif value.dtype.is_floating_point and value.numel > 1 and (name in roles or value.numel >= 1024):
             if node.op == "ConstantOfShape" and name not in roles:
                 continue  # zeros that the model computes, such as an initial state
-            found.parameters[name] = value
+            if fixed and node.op == "Constant":
+                found.buffers[name] = value
+                counted += 1
+            else:
+                found.parameters[name] = value
+    if counted:
+        text = "constants that no module registered (tables, masks, literals of the code) are not trained, and count as"
+        found.notes.append(Note("assumption", "SM335", f"{text} if they always existed", counted))
 
 
 def _absent(nodes: Sequence[Node], made: Sequence[Node], known: set[str]) -> set[str]:

@@ -1,0 +1,54 @@
+"""Large tensors in Constant nodes: what the code made of no input, or the weights of converters that store them so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import bound, model, node, value, weight
+
+from staticmem.graph.ir import Graph
+
+
+def constant(name: str, *shape: int, dtype: Any = np.float32) -> Any:
+    """A Constant node whose contents the reader drops: it keeps 4,096 bytes."""
+    return node("Constant", [], [name], value=onnx.numpy_helper.from_array(np.ones(shape, dtype), name))
+
+
+def traced(tmp_path: Path, weights: bool = True, producer: str = "pytorch") -> Graph:
+    """`((x @ fc + positions) * table) @ kernel`, where only `fc` is a parameter; without `weights` it is a constant."""
+    nodes = [
+        constant("/Constant_output_0", 100, 64),
+        constant("/Constant_1_output_0", 64, 32),
+        constant("/Constant_2_output_0", 100, 64, dtype=np.int64),
+        *([] if weights else [constant("fc.weight", 48, 64)]),
+        node("MatMul", ["x", "fc.weight"], ["h"]),
+        node("Add", ["h", "/Constant_output_0"], ["p"]),
+        node("Cast", ["/Constant_2_output_0"], ["c"], to=1),
+        node("Mul", ["p", "c"], ["q"]),
+        node("MatMul", ["q", "/Constant_1_output_0"], ["y"]),
+    ]
+    tensors = [weight("fc.weight", 48, 64)] if weights else []
+    return bound(model(nodes, [value("x", [4, 100, 48])], ["y"], tensors, producer), tmp_path)
+
+
+def test_constants_of_a_trace_are_not_trained(tmp_path: Path) -> None:
+    graph = traced(tmp_path)
+    assert [p.fqn for p in graph.parameters if p.trainable] == ["fc.weight"]
+    assert {p.fqn: p.value.shape for p in graph.buffers} == {
+        "/Constant_output_0": (100, 64), "/Constant_1_output_0": (64, 32), "/Constant_2_output_0": (100, 64),
+    }  # fmt: skip
+    assert not any(p.trainable for p in graph.buffers)
+    assert [note.count for note in graph.notes if note.code == "SM335"] == [2]  # integers are never trained
+
+
+@pytest.mark.parametrize(("weights", "producer"), [(False, "pytorch"), (True, "PaddlePaddle")])
+def test_constants_may_be_the_weights(tmp_path: Path, weights: bool, producer: str) -> None:
+    """Of a module that torch.jit.freeze took, and of other converters."""
+    graph = traced(tmp_path, weights, producer)
+    trained = {p.fqn for p in graph.parameters if p.trainable}
+    assert trained == {"/Constant_output_0", "/Constant_1_output_0", "fc.weight"}
+    assert "SM335" not in [note.code for note in graph.notes]
