@@ -107,19 +107,18 @@ class Effects(NamedTuple):
 class Recorded:
     """A backward node of a call.
 
-    `edges` are operands' numbers, or (node, output) of nodes of the call's own; `metas` what the node expects them to
+    `edges` are operands' numbers, or (node, output) of nodes of the call's own, each with what the node expects it to
     be. `moved` are operands whose history moves on to this node (in place), each with the number of its output.
     `backward` has what the node does, by the forms of its gradients: None where that is not known to repeat.
     """
 
     __slots__ = (
-        "backward", "edges", "formulas", "kinds", "metadata", "metas", "moved", "name", "saves", "tick", "whos",
+        "backward", "edges", "formulas", "kinds", "metadata", "moved", "name", "saves", "tick", "whos",
     )  # fmt: skip
 
     def __init__(self, name: str, formulas: Sequence[Formula], metadata: list[Meta]) -> None:
         self.name, self.formulas, self.metadata = name, formulas, metadata
-        self.edges: tuple[int | tuple[int, int] | None, ...] = ()
-        self.metas: tuple[Meta | None, ...] = ()
+        self.edges: tuple[tuple[int | tuple[int, int] | None, Meta | None], ...] = ()
         self.saves: tuple[Source, ...] = ()
         self.kinds: tuple[str, ...] = ()  # of the holds on them
         self.whos: tuple[str, ...] = ()
@@ -149,15 +148,14 @@ class BackwardCall(NamedTuple):
     """What a backward node does with gradients of known forms, up to where it hands on its own.
 
     `holds` are (storage, start, end) in ticks from its first, None for one that lasts; `made` the tensors that it hands
-    on, or numbers of those that came in; `outputs`, for each edge, which of them by which hold (indices), or None.
-    `tensors` says how many holds last on each of `made`.
+    on, or numbers of those that came in, each with how many holds last on it; `outputs`, for each edge, which of them
+    by which hold (indices), or None.
     """
 
     effects: Effects
     holds: tuple[tuple[Source, int, int | None], ...]
-    made: tuple[Made | int, ...]
+    made: tuple[tuple[Made | int, int], ...]
     outputs: tuple[tuple[int, int] | None, ...]
-    tensors: tuple[int, ...]
 
 
 def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) -> list[Tensor | None]:
@@ -172,7 +170,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
         e.sequence += 1
         node.formulas, node.metadata, node.recorded = recorded.formulas, recorded.metadata, recorded
         edges = node.edges
-        for edge, meta in zip(recorded.edges, recorded.metas, strict=True):
+        for edge, meta in recorded.edges:
             if edge is None:
                 edges.append(None)
             elif type(edge) is int:
@@ -257,7 +255,7 @@ def backward_again(
         if end is None:
             storage.refs += 1
     tensors: list[Tensor] = []
-    for made, count in zip(call.made, call.tensors, strict=True):
+    for made, count in call.made:
         if type(made) is Made:
             source, form = made.source, made.form
             storage = slots[source].storage if source >= 0 else born[~source]  # type: ignore[union-attr]

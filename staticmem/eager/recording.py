@@ -81,7 +81,7 @@ def _recorded(r: Recorder, node: Node, index: dict[Node, int], parents: dict[Nod
         else:
             edges.append((index[edge[0]], edge[1]))
             metas.append(edge[0].metadata[edge[1]])
-    found.edges, found.metas = tuple(edges), tuple(metas)
+    found.edges = tuple(zip(edges, metas, strict=True))
     found.saves, found.tick = r.saves(node)
     found.kinds = ("saved",) * len(found.saves)
     found.whos = tuple(r.trace.holds.whos[node.hold : node.hold + len(found.saves)])  # a rule may rename the node
@@ -99,7 +99,7 @@ def _moved(
             raise UnrepeatableError
         return
     node = nodes[index[tensor.grad_fn]]
-    if real.requires_grad and number not in node.edges:
+    if real.requires_grad and number not in [edge for edge, _ in node.edges]:
         raise UnrepeatableError
     node.moved = (*node.moved, (number, tensor.output_nr))
 
@@ -173,7 +173,7 @@ def record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) 
     slots = [None if form is None else r.stand_in(form.shape, form.strides, form) for form in forms]
     node = Node(recorded.name, 0, 0)
     node.formulas, node.metadata = recorded.formulas, recorded.metadata
-    for meta in recorded.metas:
+    for _, meta in recorded.edges:
         parent = Node("outside", -1, -1)
         parent.metadata = [] if meta is None else [meta]
         node.edges.append(None if meta is None else (parent, 0))
@@ -202,8 +202,8 @@ def record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) 
         None if o is None else (next(k for k, t in enumerate(tensors) if t is o[0]), o[1] - r.first_hold)
         for o in outputs
     ]
-    counts = tuple(sum(o is not None and o[0] is t for o in outputs) for t in tensors)
-    return BackwardCall(r.effects(), tuple(holds), tuple(made), tuple(places), counts)
+    counts = [sum(o is not None and o[0] is t for o in outputs) for t in tensors]
+    return BackwardCall(r.effects(), tuple(holds), tuple(zip(made, counts, strict=True)), tuple(places))
 
 
 def _check(e: Eager, recorded: Recorded) -> None:

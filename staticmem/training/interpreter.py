@@ -245,11 +245,11 @@ class Interpreter:
         """Runs the rule of an op, or what is known of it."""
         e = self.e
         if self.outside:
-            values = [self._resolve(Ref(name), op) for name in signature.refs]
+            values = [self._resolve(Ref(name), op) for name in op.refs()]
         else:
             env = self.env
             try:
-                values = [env[name] for name in signature.refs]
+                values = [env[name] for name in op.refs()]
             except KeyError as missing:
                 raise self._nothing_produces(missing.args[0], op) from None
         try:

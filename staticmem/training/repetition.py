@@ -25,37 +25,37 @@ SEEN: Final = 0  # the rule has run once for this key
 CALLS = 4096  # records that are kept in a mode; one takes about 4 KB
 KEYS = 1 << 16  # keys and patterns of arguments that are remembered
 
-_numbers: dict[Any, int] = {}
+_signatures: dict[Any, Signature] = {}
 # patterns of lists that ops share, by their identity; they are kept, so that nothing else gets it
 _lists: dict[int, tuple[Any, Any]] = {}
 _last = count()
 
 
 class Signature:
-    """What an op says of itself. `number` is the same for ops that differ in the names of their operands alone."""
+    """What an op says of itself: one for all ops that differ in the names of operands and results alone."""
 
-    __slots__ = ("named", "number", "refs", "rule", "sliced")
+    __slots__ = ("named", "number", "rule", "sliced")
 
-    def __init__(self, number: int, op: Op, rule: Rule) -> None:
-        self.number, self.refs, self.rule = number, op.refs(), rule
+    def __init__(self, op: Op, rule: Rule) -> None:
+        self.number, self.rule = next(_last), rule
         self.named = "" not in op.outputs  # no result dies with the call
-        self.sliced = op.target.startswith("aten::slice") and op.base == "aten::slice"
+        self.sliced = op.base == "aten::slice"
 
 
 def signature_of(op: Op, rule: Rule) -> Signature | None:
     """The signature of an op; None where an argument is nothing that a schema knows."""
-    pattern: Any = (op.target, _pattern(op.args))
+    pattern: Any = (op.target, "" in op.outputs, _pattern(op.args))
     if op.kwargs:
         pattern = (*pattern, *((name, _pattern((value,))) for name, value in op.kwargs.items()))
     try:
-        number = _numbers.get(pattern)
+        found = _signatures.get(pattern)
     except TypeError:
         return None
-    if number is None:
-        if len(_numbers) >= KEYS:
-            _numbers.clear()
-        number = _numbers[pattern] = next(_last)
-    return Signature(number, op, rule)
+    if found is None or found.rule is not rule:
+        if len(_signatures) >= KEYS:
+            _signatures.clear()
+        found = _signatures[pattern] = Signature(op, rule)
+    return found
 
 
 def _pattern(args: Sequence[Arg]) -> Any:
