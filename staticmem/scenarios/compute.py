@@ -8,12 +8,12 @@ the last tensor that it needs, so that it can be less.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from staticmem.graph.ir import Graph, Op
 from staticmem.rules.flops import flops
+from staticmem.training.backtracking import searcher
 from staticmem.training.regions import regions_of
 from staticmem.training.scenario import Scenario
 from staticmem.training.shapes import known_values
@@ -56,12 +56,11 @@ class Counter:
         return sum(self.of_op[start:end])
 
     def _backward(self, freeze: str | None) -> int:
-        pattern = re.compile(freeze) if freeze is not None else None
-        needs = {
-            p.value.name
-            for p in self.graph.parameters
-            if p.trainable and not (pattern is not None and pattern.search(p.fqn))
-        }
+        trained = [p for p in self.graph.parameters if p.trainable]
+        if freeze is not None:
+            frozen = searcher(freeze, [p.fqn for p in trained])
+            trained = [p for p in trained if not frozen(p.fqn)]
+        needs = {p.value.name for p in trained}
         total = 0
         for op, count in zip(self.graph.ops, self.of_op, strict=True):
             reads = [name for name in op.refs() if name in needs]

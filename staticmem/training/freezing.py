@@ -6,11 +6,11 @@ a frozen layer after it still passes gradients on, but makes none for its own we
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from staticmem.graph.ir import Graph, Note, Parameter
+from staticmem.training.backtracking import searcher
 
 
 def thaw(graph: Graph) -> tuple[Graph, list[Note]]:
@@ -31,8 +31,8 @@ def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Grap
     names = _tied(graph) if graph.format == "onnx" else {}
     for p in order:
         names.setdefault(storages.get(p.value.name, p.value.name), p.fqn)
-    found = re.compile(pattern)
-    frozen = {storage for storage, name in names.items() if found.search(name)}
+    search = searcher(pattern, names.values())
+    frozen = {storage for storage, name in names.items() if search(name)}
     if not frozen:
         text = f"--freeze '{pattern}' matches no parameter: everything is trained"
         return graph, [Note("warning", "SM310", text)]
