@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from staticmem.graph.ir import Graph, Op
 from staticmem.rules.flops import flops
-from staticmem.training.backtracking import searcher
 from staticmem.training.regions import regions_of
 from staticmem.training.scenario import Scenario
 from staticmem.training.shapes import known_values
@@ -58,6 +57,8 @@ class Counter:
     def _backward(self, freeze: str | None) -> int:
         trained = [p for p in self.graph.parameters if p.trainable]
         if freeze is not None:
+            from staticmem.training.backtracking import searcher
+
             frozen = searcher(freeze, [p.fqn for p in trained])
             trained = [p for p in trained if not frozen(p.fqn)]
         needs = {p.value.name for p in trained}

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from staticmem.graph.ir import Graph, Note, Parameter
-from staticmem.training.backtracking import searcher
 
 
 def thaw(graph: Graph) -> tuple[Graph, list[Note]]:
@@ -31,6 +30,8 @@ def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Grap
     names = _tied(graph) if graph.format == "onnx" else {}
     for p in order:
         names.setdefault(storages.get(p.value.name, p.value.name), p.fqn)
+    from staticmem.training.backtracking import searcher  # has numpy, which is not needed without
+
     search = searcher(pattern, names.values())
     frozen = {storage for storage, name in names.items() if search(name)}
     if not frozen:
