@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from staticmem.graph.ir import Note, Op
+from staticmem.graph.ir import Note, Op, Ref
 from staticmem.recover.nodes import Net
 
 _NORMS = ("aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::rms_norm")
+_MODULES = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
+# values that a pass of the exporter made, or of the optimiser of ONNX
+_MADE = re.compile(r"(onnx::\w+|_v_\d+|\d+)$")
 MIN_CONVOLUTIONS = 3
 
 
 def folded_norms(net: Net, ops: Sequence[Op]) -> list[Note]:
-    """A warning where every convolution has a bias and nothing is normalised: BatchNorm is usually folded then.
+    """A warning where BatchNorms were folded into convolutions.
 
-    Networks that never had one (AlexNet, VGG, SqueezeNet) look the same unless module names show it: a convolution
-    whose next module in the same container is the activation has no BatchNorm between them.
+    The TorchScript exporter does it in evaluation mode, and gives the weight and the bias that result new names
+    (torch/csrc/jit/passes/onnx/eval_peephole.cpp, `fuseConvBatchNorm`); what was not folded has those of its module.
     """
     if not net.producer.startswith("pytorch") or net.aliases:
         return []  # a dynamo export names its parameters: a norm would be among them
     convs = [op for op in ops if op.base in ("aten::conv2d", "aten::conv1d", "aten::conv3d")]
-    if len(convs) < MIN_CONVOLUTIONS:
-        return []
-    if any(op.base in _NORMS for op in ops):
-        return []
-    if any(len(op.args) < 3 or op.args[2] is None for op in convs):
-        return []
-    if _neighbours(ops):
-        return []
-    text = (
-        "every convolution has a bias and nothing is normalised: if this model had BatchNorm, the export folded it, "
-        "and training memory is underestimated (export with training=TrainingMode.TRAINING and "
+    biases = [op.args[2].name for op in convs if len(op.args) > 2 and isinstance(op.args[2], Ref)]
+    if any(_MODULES.match(name) for name in net.weights):
+        folded = sum(name in net.weights and _MADE.match(name) is not None for name in biases)
+        text = "convolutions have a bias that belongs to no module: the export folded BatchNorm into them"
+    else:
+        folded = _may_be_folded(convs, biases, ops)
+        text = (
+            "every convolution has a bias and nothing is normalised: if this model had BatchNorm, the export folded it"
+        )
+    text += (
+        ", and training memory is underestimated (export with training=TrainingMode.TRAINING and "
         "do_constant_folding=False, or with optimize=False)"
     )
-    return [Note("warning", "SM261", text)]
+    return [Note("warning", "SM261", text, folded)] if folded else []
+
+
+def _may_be_folded(convs: Sequence[Op], biases: Sequence[str], ops: Sequence[Op]) -> int:
+    """In files without names of modules: 1 where every convolution has a bias and nothing is normalised.
+
+    Networks that never had a norm (AlexNet, VGG, SqueezeNet) look the same unless the names of nodes show it: a
+    convolution whose next module in the same container is the activation has no BatchNorm between them.
+    """
+    normed = any(op.base in _NORMS for op in ops)
+    return int(len(convs) >= MIN_CONVOLUTIONS and len(biases) == len(convs) and not normed and not _neighbours(ops))
 
 
 def _neighbours(ops: Sequence[Op]) -> bool:

@@ -278,16 +278,41 @@ def test_unknown_operators_keep_their_names_and_sizes(tmp_path: Path) -> None:
     assert [n.code for n in graph.notes] == ["SM257"]
 
 
-def test_folded_batch_norm_is_suspected_only_without_module_names_that_say_otherwise(tmp_path: Path) -> None:
+def test_batch_norm_is_folded_where_a_bias_has_no_module(tmp_path: Path) -> None:
+    """As torch.onnx.export(dynamo=False) writes a model in evaluation mode: new names, `onnx::Conv_35`."""
+
+    def convs(*biases: str, norm: bool = False) -> Graph:
+        nodes: list[object] = []
+        source = "x"
+        for i, bias in enumerate(biases):
+            nodes.append(node("Conv", [source, f"m.{i}.weight", bias], [f"h{i}"], name=f"/m/m.{i}/Conv"))
+            source = f"h{i}"
+        tensors = [t for i, b in enumerate(biases) for t in (weight(f"m.{i}.weight", 8, 8, 1, 1), weight(b, 8))]
+        if norm:  # before an activation, as in DenseNet: nothing to fold it into
+            keys = ("weight", "bias", "running_mean", "running_var")
+            nodes.append(node("BatchNormalization", [source, *(f"n.{k}" for k in keys)], ["y"], training_mode=0))
+            tensors += [weight(f"n.{k}", 8) for k in keys]
+        return run(tmp_path, nodes, tensors, (1, 8, 4, 4))
+
+    def warned(graph: Graph) -> list[int]:
+        return [note.count for note in graph.notes if note.code == "SM261"]
+
+    assert warned(convs("onnx::Conv_34", "onnx::Conv_37")) == [2]
+    assert warned(convs("m.0.bias", "213", norm=True)) == [1]
+    assert warned(convs("m.0.bias", "m.1.bias", "m.2.bias")) == []
+    assert warned(convs("bias", "shift", "b")) == []  # of the module that is the model
+
+
+def test_without_names_of_modules_a_folded_batch_norm_is_suspected(tmp_path: Path) -> None:
     def convs(names: list[str]) -> Graph:
         nodes: list[object] = []
         source = "x"
         for i, name in enumerate(names):
-            nodes.append(node("Conv", [source, f"c{i}.weight", f"c{i}.bias"], [f"h{i}"], name=f"/{name}/Conv"))
+            nodes.append(node("Conv", [source, f"{i * 2}", f"{i * 2 + 1}"], [f"h{i}"], name=f"/{name}/Conv"))
             after = f"m.{i * 2 + 1}" if name.startswith("m.") else "act"
             nodes.append(node("Relu", [f"h{i}"], [f"r{i}"], name=f"/{after}/Relu"))
             source = f"r{i}"
-        tensors = [t for i in range(len(names)) for t in (weight(f"c{i}.weight", 8, 8, 1, 1), weight(f"c{i}.bias", 8))]
+        tensors = [t for i in range(len(names)) for t in (weight(f"{i * 2}", 8, 8, 1, 1), weight(f"{i * 2 + 1}", 8))]
         return run(tmp_path, nodes, tensors, (1, 8, 4, 4))
 
     assert [n.code for n in convs(["conv1", "conv2", "conv3"]).notes] == ["SM261"]
