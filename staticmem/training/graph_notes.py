@@ -66,7 +66,7 @@ def _unread(graph: Graph, training: bool) -> list[Note]:
 
 def _maybe_buffers(graph: Graph, training: bool) -> list[Note]:
     """Tensors of an ONNX file that does not tell parameters from buffers, by names that no layer gives a parameter."""
-    if graph.format != "onnx" or not training or any(frame.cls for stack in _stacks(graph) for frame in stack):
+    if graph.format != "onnx" or not training or _has_classes(graph):
         return []
     found = [p.fqn for p in graph.parameters if p.trainable and not _of_layer(p.fqn) and "::" not in p.fqn]
     if not found:
@@ -77,6 +77,11 @@ def _maybe_buffers(graph: Graph, training: bool) -> list[Note]:
         "them with --freeze: else their gradients and what leads to them are too much"
     )
     return [Note("assumption", "SM333", text, len(found))]
+
+
+def _has_classes(graph: Graph) -> bool:
+    """Whether the file has the classes of modules: the dynamo exporter writes them."""
+    return any(frame.cls for stack in _stacks(graph) for frame in stack)
 
 
 def _stacks(graph: Graph) -> Iterable[tuple[Frame, ...]]:
@@ -90,10 +95,16 @@ def _of_layer(name: str) -> bool:
 
 
 def _maybe_frozen(graph: Graph, training: bool) -> list[Note]:
-    """ONNX has no `requires_grad`."""
+    """ONNX has no `requires_grad` and no `detach`; files of the TorchScript exporter lack regions of `no_grad` too."""
     if graph.format != "onnx" or not training or not graph.parameters or not all(p.trainable for p in graph.parameters):
         return []
-    text = "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does)"
+    # classes that were told by the names of parts (SM268) are not in the file
+    traced = not _has_classes(graph) or any(note.code == "SM268" for note in graph.notes)
+    stops = "no_grad() and detach() stop" if traced else "detach() stops"
+    text = (
+        "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does), nor where "
+        f"{stops} gradients: the peak is too high then"
+    )
     return [Note("assumption", "SM334", text)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from small_graphs import Builder
 
 from staticmem import dtypes
-from staticmem.graph.ir import Frame, Graph, Parameter, Ref, Value
+from staticmem.graph.ir import Frame, Graph, Note, Parameter, Ref, Value
 from staticmem.training.scenario import Scenario
 from staticmem.training.step import run_step
 
@@ -76,6 +76,20 @@ def test_an_onnx_file_does_not_say_what_is_frozen() -> None:
     for format, freeze, said in (("onnx", None, True), ("onnx", "w", False), ("pt2", None, False)):
         notes = run_step(replace(graph, format=format), Scenario(mode="train", loss="mean", freeze=freeze)).notes
         assert ("SM334" in [n.code for n in notes]) is said
+
+
+@pytest.mark.parametrize(
+    ("cls", "code", "no_grad"), [("", "", True), ("m.Block", "", False), ("m.Block", "SM268", True)]
+)
+def test_where_gradients_stop_is_not_in_the_file(cls: str, code: str, no_grad: bool) -> None:
+    """The dynamo exporter, which writes classes, keeps regions of no_grad in lines; classes may also have been told."""
+    graph = two_outputs()
+    told = (Note("assumption", code, "classes by parts", 1),) if code else ()
+    ops = tuple(replace(op, modules=(Frame("block", cls),)) for op in graph.ops)
+    graph = replace(graph, ops=ops, outputs=graph.outputs[:1], format="onnx", notes=told)
+    (note,) = [n for n in run_step(graph, Scenario(mode="train", loss="mean")).notes if n.code == "SM334"]
+    assert "detach()" in note.text
+    assert ("no_grad()" in note.text) is no_grad
 
 
 @pytest.mark.parametrize("cls", ["activation.MultiheadAttention", "transformer.TransformerEncoderLayer"])
