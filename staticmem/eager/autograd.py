@@ -51,7 +51,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
     while ready:
         _, _, node, buffer = heapq.heappop(ready)
         e.trace.op = node.op
-        if node.leaf is not None:
+        if node.leaf is not None:  # the loss itself is a parameter
             _accumulate_grad(e, node.leaf, buffer, grads)
             continue
         if node.edges is _RAN:
@@ -67,24 +67,34 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         e.release(buffer)
         e.forget(node)
         added = []  # they are in `outputs` of evaluate_function, until it returns
+        leaves = []  # of the highest sequence number: all of them are taken before what else is ready
         for edge, output in zip(node.edges, outputs, strict=True):
             if edge is None:
                 continue
             target, slot = edge
-            into = waiting.get(target)
+            left = target.dependencies = target.dependencies - 1
+            into = waiting.get(target) if left else waiting.pop(target, None)
             if into is None:
-                into = waiting[target] = InputBuffer(target)
+                into = InputBuffer(target)
+                if left:
+                    waiting[target] = into
             if output is not None and _add(e, into, slot, *output):
                 added.append(output)
-            target.dependencies -= 1
-            if target.dependencies == 0:
-                del waiting[target]
-                order += 1
-                heapq.heappush(ready, (-target.sequence, order, target, into))
+            if left:
+                continue
+            if target.leaf is not None:
+                leaves.append((target.leaf, into))
+                continue
+            order += 1
+            heapq.heappush(ready, (-target.sequence, order, target, into))
         for output in added:
             e.end(*output)
         node.edges, node.formulas = _RAN, ()  # it does not run again: large graphs need the memory
         e.close_scope()
+        if leaves:
+            e.trace.op = -1
+            for leaf, into in leaves:
+                _accumulate_grad(e, leaf, into, grads)
 
 
 def _count_dependencies(root: Node) -> None:

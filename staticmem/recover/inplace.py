@@ -175,25 +175,16 @@ def _can(op: Op, facts: _Facts) -> bool:
     if made is None or facts.readers[name] != 1 or name in facts.kept:
         return False
     if op.base == "aten::add":
-        return len(op.args) > 1 and isinstance(op.args[1], Ref) and _fresh(made)
+        return len(op.args) > 1 and isinstance(op.args[1], Ref) and made.base in _FRESH
     return made.base not in _VIEWS
 
 
-_VIEWS = ("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand")
-
-
-def _fresh(made: Op) -> bool:
-    """Whether an op's result is not saved for its backward: it may be overwritten."""
-    return made.base in (
-        "aten::batch_norm",
-        "aten::conv2d",
-        "aten::conv1d",
-        "aten::conv3d",
-        "aten::mul",
-        "aten::linear",
-        "aten::group_norm",
-        "aten::layer_norm",
-    )
+_VIEWS = frozenset(("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand"))
+# results that are not saved for the backward of what made them: they may be overwritten
+_FRESH = frozenset((
+    "aten::batch_norm", "aten::conv2d", "aten::conv1d", "aten::conv3d", "aten::mul", "aten::linear",
+    "aten::group_norm", "aten::layer_norm",
+))  # fmt: skip
 
 
 def _should(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:

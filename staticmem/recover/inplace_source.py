@@ -12,13 +12,13 @@ from functools import lru_cache
 from staticmem.graph.ir import Op
 
 # ops that nothing but a source line makes in place: methods with an underscore, and augmented assignments
-BY_LINE_ONLY = (
+BY_LINE_ONLY = frozenset((
     "aten::mul", "aten::sub", "aten::div", "aten::sigmoid", "aten::tanh", "aten::clamp", "aten::exp",
     "aten::masked_fill", "aten::clamp_min", "aten::clamp_max", "aten::abs", "aten::neg", "aten::sqrt", "aten::rsqrt",
     "aten::pow", "aten::log", "aten::floor", "aten::round", "aten::reciprocal", "aten::index_add", "aten::scatter_add",
     "aten::scatter",
     "aten::tril", "aten::triu",
-)  # fmt: skip
+))  # fmt: skip
 _AUGMENTED = {"aten::add": "+", "aten::sub": "-", "aten::mul": "*", "aten::div": "/"}
 _MODULES = {
     "aten::relu": "ReLU", "aten::hardtanh": "Hardtanh", "aten::silu": "SiLU", "aten::hardswish": "Hardswish",

@@ -32,12 +32,14 @@ from dataclasses import dataclass, field
 from staticmem.graph.ir import Frame, Graph, Op, Ref, bases_of
 
 POLICIES = ("expected", "last-use", "named")
-_PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
-_JOINS = ("aten::cat", "aten::concat", "aten::matmul")
-_UNPACKED = ("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind")
-_LISTS = ("aten::cat", "aten::concat", "aten::stack")
-_PAIRS = ("aten::add", "aten::mul")
-_TOLD = frozenset((*_PRODUCTS, *_JOINS, *_UNPACKED, *_LISTS, *_PAIRS, "aten::embedding"))  # ops that say something
+_PRODUCTS = frozenset(
+    ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
+)
+_JOINS = frozenset(("aten::cat", "aten::concat", "aten::matmul"))
+_UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
+_LISTS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
+_PAIRS = frozenset(("aten::add", "aten::mul"))
+_TOLD = _PRODUCTS | _JOINS | _UNPACKED | _LISTS | _PAIRS | {"aten::embedding"}  # ops that say something
 _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 

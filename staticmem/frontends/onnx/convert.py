@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -140,15 +141,15 @@ def with_metadata(graph: Any, nodes: Sequence[Node]) -> None:
 
 def array(tensor: Any) -> Any:
     """The contents of a small tensor as a numpy array, or None where the file's reader dropped them."""
+    dtype = dtypes.ONNX_CODES.get(tensor.data_type)
+    if dtype is None or dtype is dtypes.string or tensor.data_location == 1:
+        return None
+    numel = math.prod(tensor.dims)
+    if dtype.nbytes(max(numel, 0)) > SMALL:
+        return None
     import numpy as np
     import onnx
 
-    dtype = dtypes.ONNX_CODES.get(tensor.data_type)
-    numel = 1
-    for size in tensor.dims:
-        numel *= size
-    if dtype is None or dtype is dtypes.string or tensor.data_location == 1 or dtype.nbytes(max(numel, 0)) > SMALL:
-        return None
     if tensor.data_type == 7 and tensor.raw_data:  # most constants, without the generic path
         if len(tensor.raw_data) != 8 * numel:
             return None

@@ -36,7 +36,8 @@ class OnnxModel:
         self.again = again
         self.graphs: Graphs | None = None  # where the model is kept, so are its graphs
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
-        check_scans(proto)
+        if proto.functions:
+            check_scans(proto)
         proto = inlined(proto)
         graph = proto.graph
         self.name: str = graph.name
@@ -44,6 +45,8 @@ class OnnxModel:
         self.signature = metadata.read(graph)
         converter = Converter()
         self.nodes: tuple[Node, ...] = tuple([converter.node(n, strip=True) for n in graph.node])
+        if converter.bodies or any(node.op == "Scan" for node in self.nodes):
+            check_scans(proto)
         self.weights = weights.collect(graph, self.nodes, self.signature)
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
         self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
