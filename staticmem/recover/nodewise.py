@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from staticmem.graph.ir import Frame, Note, Op
-from staticmem.recover import decomposed, module_parts
+from staticmem.recover import decomposed, module_parts, scatter
 from staticmem.recover.nodes import Net, Node, Recovered, frames, is_known
 from staticmem.recover.onnx_ops import quantized, table
 from staticmem.recover.onnx_ops.context import Context
@@ -59,6 +59,7 @@ def recover(net: Net) -> Recovered:
     if translator.ctx.renamed:
         ops = [_renamed(op, translator.ctx.renamed) for op in ops]
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
+    ops = scatter.augmented(ops, outputs)
     ops, dropped = drop_unused(ops, outputs)
     ops, again = decomposed.regrouped(ops, outputs, net.consts)
     notes = [*notes_of(translator, regrouped, dropped), *again]

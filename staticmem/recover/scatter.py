@@ -6,7 +6,9 @@ the way back to the base (torch/_functorch and aten/src/ATen/FunctionalInverses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from staticmem.graph.ir import Arg, Op, Ref
 from staticmem.recover.edit import Ops
@@ -96,6 +98,50 @@ def _assign(ops: Ops, scatter: Op) -> None:
     for op in chain[:-1]:
         ops.drop(op)
     ops.alias(last, base.name)
+
+
+_AUGMENTED = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::remainder")
+_SAME_NUMBERS = ("aten::expand", "aten::reshape", "aten::view")
+
+
+def augmented(given: list[Op], outputs: Sequence[str]) -> list[Op]:
+    """`x[a:b] += y` as the TorchScript exporter writes it: the sum is made anew and written to the part twice.
+
+    The trace has `__iadd__` of the view and `__setitem__` of its result; the exporter makes an assignment of each
+    (torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp). `x[a:b] = x[a:b] + y` is written once.
+    """
+    writes = [op for op in given if op.target == "aten::copy_" and len(op.args) > 1]
+    if len(writes) < 2:
+        return given
+    ops = Ops(given, outputs)
+    for first, second in pairwise(writes):
+        value, way = _origin(ops, first.args[1], _SAME_NUMBERS)
+        made = ops.made_by(value)
+        if made is None or made.base not in _AUGMENTED or _origin(ops, second.args[1], _SAME_NUMBERS)[0] != value:
+            continue
+        base, part = _origin(ops, first.args[0], tuple(_VIEW_OF.values()))
+        again, same = _origin(ops, second.args[0], tuple(_VIEW_OF.values()))
+        view, _ = _origin(ops, made.args[0], tuple(_VIEW_OF.values()))
+        if not base == again == view or [op.args[1:] for op in part] != [op.args[1:] for op in same]:
+            continue
+        if len(ops.readers[made.outputs[0]]) != 2 or made.outputs[0] in ops.outputs:
+            continue
+        ops.drop(first)
+        for op in (*way, *part):
+            if all(ops.ops[i] in (None, *way, *part) for i in ops.readers.get(op.outputs[0], ())):
+                ops.drop(op)
+        namespace, _, overload = made.target.partition(".")
+        ops.put(made, replace(made, target=f"{namespace}_.{overload}"))
+    return ops.done()
+
+
+def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:
+    """What ops of these kinds were made of, and the ops, the last first."""
+    way: list[Op] = []
+    while (maker := ops.made_by(arg)) is not None and maker.base in bases:
+        way.append(maker)
+        arg = maker.args[0]
+    return arg, way
 
 
 def _matches(view: Op, scatter: Op) -> bool:
