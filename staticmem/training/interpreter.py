@@ -87,6 +87,7 @@ class Interpreter:
         # results of up-casts that only a cast model has: outside of the module they mean the input
         self.outside: dict[str, tuple[Stack, Tensor]] = {}
         self.env: dict[str, Any] = {}
+        self.lasting: set[str] = set()
         self.owners: dict[str, tuple[Tensor, int]] = {}  # of values that live: each with the hold of its name
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[tuple[Tensor, int]]] = {}
@@ -108,9 +109,12 @@ class Interpreter:
             known = graph.derived[key] = _Ends(graph, locals_policy, e.training)
         self.last_use, self.locals, self._expiring = known.last_use, known.locals, known.expiring
 
-    def define(self, name: str, tensor: Tensor) -> None:
-        """A tensor that someone else owns (parameters, inputs) under a name."""
+    def define(self, name: str, tensor: Tensor, lasting: bool = False) -> None:
+        """A tensor that someone else owns (parameters, inputs) under a name. `lasting`: to the end, whatever runs, so
+        that no frame needs to hold it."""
         self.env[name] = tensor
+        if lasting:
+            self.lasting.add(name)
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
@@ -205,10 +209,10 @@ class Interpreter:
             for frame in modules[common:]:
                 frames.append((frame, Owner("frame", frame.path), set()))
             self.stack = modules
-        produced = self.produced_in
+        produced, lasting = self.produced_in, self.lasting
         for name in op.refs():
             made = produced.get(name)
-            if made is modules:
+            if made is modules or name in lasting:
                 continue
             depth = common_depth(made, modules) if made else 0
             if depth < len(modules):

@@ -97,10 +97,12 @@ class _Locals:
         self.reader: dict[str, Op] = {}  # of what ops make, the last one
         self.again: set[str] = set()  # what more than one op reads
         self.later: set[str] = set()  # what enters a module call after its first value from outside
-        made, reader, again = self.made, self.reader, self.again
+        self.told: dict[str, None] = {}  # what an op that says something makes or reads, or crosses modules
+        made, reader, again, told = self.made, self.reader, self.again, self.told
         first: dict[Stack, str] = {}
+        says = {target for target in {op.target for op in graph.ops} if target.split(".", 1)[0] in _TOLD}
         for op in graph.ops:
-            inner = op.modules
+            inner, saying = op.modules, op.target in says
             for name in op.refs():
                 maker = made.get(name)
                 if maker is None:  # the model's, or an input
@@ -110,6 +112,8 @@ class _Locals:
                     if known is not None:
                         again.add(name)
                     reader[name] = op
+                if saying or maker.modules is not inner or maker.target in says:
+                    told[name] = None
                 if maker.modules is not inner:
                     depth = common_depth(maker.modules, inner)
                     entered = depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name
@@ -121,20 +125,18 @@ class _Locals:
     def decide(self, policy: str) -> dict[str, int]:
         held: dict[str, int] = {}
         reader, again, later_arguments = self.reader, self.again, self.later
-        plain = {target for target in {op.target for op in self.graph.ops} if target.split(".", 1)[0] not in _TOLD}
         named = policy == "named"
-        for name, maker in self.made.items():
-            last = reader.get(name)
+        for name in self.made if named else self.told:
+            maker, last = self.made[name], reader.get(name)
             if last is None:
                 continue
             outer, inner = maker.modules, last.modules
-            untold = maker.target in plain and last.target in plain
-            if untold and outer is inner and not named and name not in later_arguments:
-                continue
             depth = (len(outer) if outer is inner else common_depth(outer, inner)) - 1
             if depth < 0:
                 continue
-            if untold:  # of all below, only the model within a model may tell
+            if (
+                maker.base not in _TOLD and last.base not in _TOLD
+            ):  # of all below, only the model within a model may tell
                 if (
                     name in later_arguments
                     or (named and (name in again or self._beside(last)))

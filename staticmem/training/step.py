@@ -159,7 +159,7 @@ class _Step:
                 if category == "parameter" and p.alias_of is None:
                     placed.append(tensor)
         for value in self.graph.constant_values.values():
-            self.interpreter.define(value.name, self._place(value, "buffer", value.name))
+            self.interpreter.define(value.name, self._place(value, "buffer", value.name), lasting=True)
         for value in self.graph.inputs:
             self.interpreter.define(value.name, self._place(value, "input", value.name))
         self._place_attributes()
@@ -179,7 +179,7 @@ class _Step:
         tensor = known if known is not None else self._place(p.value, category, p.fqn)
         tensor.requires_grad = tensor.requires_grad or (category == "parameter" and p.trainable)
         by_name[p.value.name] = tensor
-        self.interpreter.define(p.value.name, tensor)
+        self.interpreter.define(p.value.name, tensor, lasting=True)
         return tensor
 
     def _reached(self, parameters: list[Tensor]) -> list[Tensor]:
