@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from staticmem.allocators import Band as Jittered
 from staticmem.allocators import Process, Replay, Settings, process, reserved_band, simulate
@@ -16,6 +16,7 @@ from staticmem.allocators.cuda_caching import DEFAULTS
 from staticmem.allocators.jitter import REPLAYS, WIDTH, is_quick, quick_band
 from staticmem.allocators.large_pool import LargePool
 from staticmem.allocators.peaks import Outline, outline
+from staticmem.graph.record import record
 from staticmem.hardware.band import Band
 from staticmem.hardware.gpus import Gpu
 from staticmem.hardware.kernels import KernelWorkspaces, Setup
@@ -26,7 +27,7 @@ from staticmem.training.step import StepResult
 LONG, REPLAYS_OF_LONG = 200_000, 3  # calls of the process
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Device:
     """A card and the software on it: `setup` decides workspaces, `settings` the allocator, its profile the context."""
 
@@ -35,7 +36,7 @@ class Device:
     settings: Settings = DEFAULTS
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeviceMeters:
     """Bytes at the peaks of three steps from the start of a process, and whether a card has them.
 

@@ -18,7 +18,7 @@ others, where nothing but PyTorch's default settings is asked for, are of the la
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, stdev
 from typing import Any
 
@@ -29,6 +29,7 @@ from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
+from staticmem.graph.record import record
 
 REPLAYS = 11
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
@@ -37,7 +38,7 @@ _STUDENT = ((30, 1.697), (20, 1.725), (10, 1.812), (5, 2.015), (2, 2.920), (1, 6
 WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Jitter:
     """One change: the factor of sizes that grow with the batch, and where the driver puts segments."""
 
@@ -45,7 +46,7 @@ class Jitter:
     layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Band:
     """Bytes: the median of the replays and the bounds of what one more of them would be, and all of them, the unchanged
     one first and those with strays last.

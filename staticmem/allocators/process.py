@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple, overload
 
 from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
+from staticmem.graph.record import record
 
 
 class Origin(NamedTuple):
@@ -56,7 +57,7 @@ class Mark(NamedTuple):
     event: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Process:
     """What a process asks of the allocator: `calls` has the id of each allocation and `~id` of each release in order.
 

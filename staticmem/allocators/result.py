@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from staticmem.graph.record import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +57,7 @@ class BlockState(NamedTuple):
     id: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SegmentState:
     """A segment with its blocks in the order of addresses."""
 
@@ -72,7 +73,7 @@ class SegmentState:
         return sum(block.size for block in self.blocks if block.id is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Fragmentation:
     """Reserved memory at one moment, in bytes: reserved = requested + rounding + releasable + stuck.
 
@@ -97,7 +98,7 @@ class Fragmentation:
         return 1 - self.allocated / self.reserved if self.reserved else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OutOfMemory:
     """The allocation that failed, after everything that can be given back was: sizes in bytes.
 
@@ -115,7 +116,7 @@ class OutOfMemory:
     largest_cached: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Replay:
     """A sequence of events served by the allocator.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from staticmem.errors import UsageError, did_you_mean
+from staticmem.graph.record import record
 from staticmem.units import MIB
 
 MIN_BLOCK = 512  # kMinBlockSize, c10/core/AllocatorConfig.h
@@ -36,7 +37,7 @@ WITHOUT_EFFECT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Settings:
     """The allocator's options; the defaults are PyTorch's. Sizes in bytes.
 

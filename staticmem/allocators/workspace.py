@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from staticmem.graph.record import record
 
 FIRST, LAST = -2, -1
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Workspace:
     """Bytes that a kernel takes from the caching allocator beside its results.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.graph.ir import Note
+from staticmem.graph.record import record
 from staticmem.recover import inplace
 from staticmem.training.scenario import IMPLEMENTATIONS, LOSSES, MODES, OPTIMIZERS, SDPA_KERNELS, Scenario
 
@@ -31,7 +32,7 @@ LEVERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Request:
     """One analysis as it was asked for; `staticmem.analyze` says what each field means."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -184,7 +184,7 @@ class Note:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Graph:
     """A bound model graph. All sizes are integers; ops are in execution order."""
 

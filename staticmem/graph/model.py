@@ -7,18 +7,19 @@ called `input[axis]`, so that `--dim 'x[2]=224'` can give it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from staticmem.dtypes import DType
 from staticmem.errors import DimensionError, UsageError, did_you_mean
 from staticmem.graph.ir import Graph
+from staticmem.graph.record import record
 
 MAX_DIM = 2**40  # beyond any tensor that a GPU holds; keeps arithmetic on hostile sizes bounded
 MAX_RANK = 64  # dim_bitset_size, aten/src/ATen/WrapDimUtilsMulti.h of pytorch
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class InputSpec:
     """A user input. `shape` has an integer or a symbol's name for each axis; None: the rank is unknown."""
 
@@ -36,7 +37,7 @@ class InputSpec:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SymbolRange:
     """What the file says of a symbol: inclusive bounds, either may be absent."""
 
@@ -44,7 +45,7 @@ class SymbolRange:
     high: int | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Binding:
     """Concrete sizes: of every symbol that an input uses, and of every input. `rebound` names inputs whose fixed sizes
     were overridden (the frontend has to prove that the graph follows)."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from staticmem.errors import UsageError
+from staticmem.graph.record import record
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward_data", "backward_filter"
 PASSES = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -25,7 +26,7 @@ def precision_of(dtype: str, allow_tf32: bool = True) -> str:
     return dtype
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Convolution:
     """One pass of a convolution of `x` (N, C, spatial) with `w` (K, C/groups, window). Sizes are elements.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from staticmem.errors import UsageError, did_you_mean
+from staticmem.graph.record import record
 from staticmem.hardware.documents import integer, keys_of, read_yaml, table, text
 from staticmem.units import GIB, MIB
 
@@ -42,7 +42,7 @@ NEAR = 4  # names that a hint has: an A100 is sold in so many kinds
 DEFAULT_ARCHITECTURE = "sm_90"  # what is assumed where nothing is said: attention kernels are chosen for it too
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Gpu:
     """A card. Memory in bytes: sold, shown by nvidia-smi, and given to processes. `assumed` names what has no source.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from staticmem.allocators.workspace import FIRST, LAST, Workspace
 from staticmem.dtypes import DType
 from staticmem.eager.trace import Trace
 from staticmem.graph.ir import Graph
+from staticmem.graph.record import record
 from staticmem.hardware import conv_ops, temporaries
 from staticmem.hardware.band import NOTHING, Band, exactly
 from staticmem.hardware.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from staticmem.hardware.cudnn import Cudnn
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Setup:
     """The device and the settings of PyTorch that decide workspaces."""
 
@@ -39,7 +40,7 @@ class Setup:
     multiprocessors: Multiprocessors = field(default_factory=Multiprocessors)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Need:
     """A band for one workspace, and when and how it is taken (`allocators.Workspace`)."""
 

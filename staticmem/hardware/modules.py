@@ -6,12 +6,12 @@ libtorch_cuda and the libraries it is linked with have for the architecture, bef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from staticmem.errors import UsageError
+from staticmem.graph.record import record
 from staticmem.hardware.band import NOTHING, Band
 from staticmem.hardware.documents import CODE, integer, keys_of, table, text
 from staticmem.units import MIB
@@ -19,7 +19,7 @@ from staticmem.units import MIB
 LAZY, EAGER = "lazy", "eager"  # CUDA_MODULE_LOADING
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class EagerModules:
     """Bytes of all kernels in builds of torch from version `since` on, one for each card that was read."""
 
@@ -32,7 +32,7 @@ class EagerModules:
         return Band(min(self.readings), round(median(self.readings)), max(self.readings))
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Modules:
     """PyTorch asks for lazy loading from version `lazy_since` on; `eager` is in the order of versions."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from staticmem.errors import UsageError
+from staticmem.graph.record import record
 from staticmem.hardware.band import NOTHING, Band
 from staticmem.hardware.documents import CODE, integer, keys_of, read_yaml, table, text
 from staticmem.hardware.gpus import THREADS, Gpu
@@ -20,7 +21,7 @@ DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
 DEFAULT_TORCH = "2.13"  # the version that the rules of this package follow
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Cublas:
     """cuBLAS workspaces of one range of torch versions. Bytes; kept: for the life of the handle, else for a call."""
 
@@ -36,7 +37,7 @@ class Cublas:
         return dict(self.by_architecture).get(architecture, self.nbytes)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Profile:
     """A checked profile. `readings` are contexts that were read on a card, in bytes."""
 

@@ -8,8 +8,9 @@ result of some KiB.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from staticmem.graph.record import record
 
 MAX_THREADS = 512  # mnt_wrapper::MAX_NUM_THREADS
 WARP = 32
@@ -18,7 +19,7 @@ MIN_VALUES, MAX_VALUES = 16, 256  # values of a thread, at least and at most, wh
 INDEXABLE = 2**31 - 1  # elements; a larger tensor is reduced in parts
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Multiprocessors:
     """What the launch of a reduction asks of a card: its multiprocessors, and the threads that each can hold."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from staticmem.graph.record import record
 from staticmem.hardware.band import Band
 
 # Above this share of the usable memory the allocator begins to give back cached segments and convolutions take smaller
@@ -20,7 +21,7 @@ class Fit(str, Enum):
     DOES_NOT_FIT = "does not fit"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Verdict:
     """`headroom` is what is left of the usable memory at the expected need; negative: what is missing.
 

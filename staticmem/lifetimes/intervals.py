@@ -13,12 +13,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from staticmem.eager.trace import Buffer, Hold, Trace, round_up
+from staticmem.graph.record import record
 from staticmem.lifetimes import arrays
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PhasePeak:
     """The most that is alive in a phase: `nbytes` bytes, first reached at `tick`; `buffer` is the allocation that
     reached it, or None where the phase never has more than it starts with."""

@@ -8,15 +8,15 @@ them from arange.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from staticmem.graph.ir import Op, Ref
+from staticmem.graph.record import record
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Affine:
     """`const + sum(coef[k] * index[k])` over `shape`."""
 
@@ -37,7 +37,7 @@ class Affine:
         return low, high
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Mask:
     """True where all `terms` are >= 0; no terms: true everywhere. `never`: false everywhere."""
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Arg, Op, Ref
+from staticmem.graph.record import record
 from staticmem.recover.edit import Ops
 from staticmem.recover.templates import Finder, Match, Named, Template
 
@@ -26,7 +27,7 @@ _REDUCTIONS = {"aten::mean": _MEAN, "aten::sum": _SUM}
 _IN_MODULE = "torch.nn.modules.loss."
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Loss:
     target: str
     top: str  # the base of the last element-wise op

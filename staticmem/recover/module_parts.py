@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from staticmem.graph.classes import any_of
+from staticmem.graph.record import record
 from staticmem.recover import part_ops
 
 LIBRARIES = ("torchvision.", "timm.")
@@ -36,7 +37,7 @@ _NORMS = "BatchNorm"  # in names of classes that exporters fold into convolution
 Operators = Mapping[str, Collection[str]]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Grammar:
     """Which classes have which parts; sets of classes are the bits of an integer."""
 

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.graph.ir import Arg, Op, Ref, count_bases
+from staticmem.graph.record import record
 from staticmem.recover.edit import Ops
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _COMMUTE = ("add", "mul", "max", "min")
 _FILLED = {"aten::scalar_tensor": 0, "aten::full": 1, "aten::new_full": 2, "aten::full_like": 1, "aten::tensor": 0}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Named:
     """A part of a template that stands in several places."""
 
@@ -33,7 +34,7 @@ class Named:
     template: Template
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Piece:
     """One of the results of a split along the last dimension."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from staticmem.eager.trace import Kernel
 from staticmem.graph.ir import Graph, Note
 from staticmem.graph.model import Binding, ModelFile
+from staticmem.graph.record import record
 from staticmem.lifetimes import Lifetimes
 from staticmem.lifetimes import PhasePeak as Interval
 from staticmem.lifetimes.why import module_of_op
@@ -36,7 +36,7 @@ from staticmem.training.scenario import Scenario
 from staticmem.training.step import StepResult
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Sources:
     """Everything that a report is made of."""
 

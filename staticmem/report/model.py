@@ -7,8 +7,10 @@ integers; shapes are lists of sizes in elements. Within schema major 1, fields a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
+
+from staticmem.graph.record import guarded
 
 SCHEMA = "staticmem.report/1"
 
@@ -17,7 +19,7 @@ BEYOND_LIVE = ("workspace", "rounding", "cached", "context", "libraries")
 DEVICE_CATEGORIES = (*CATEGORIES, *BEYOND_LIVE)
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class TensorInfo:
     """A graph input or output. `symbolic` is its shape in the file, with names for open dimensions."""
 
@@ -27,7 +29,7 @@ class TensorInfo:
     symbolic: tuple[int | str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class ModelInfo:
     """The file: `path` as given, `ops` in the graph that PyTorch runs, `file_bytes` on disk.
 
@@ -44,7 +46,7 @@ class ModelInfo:
     ops: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class ScenarioInfo:
     """What was asked, with defaults filled in. `dims` are the sizes of the file's symbols."""
 
@@ -62,7 +64,7 @@ class ScenarioInfo:
     devices: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class TensorEntry:
     """A tensor that is alive at the peak. `bytes` is rounded up to 512; `why` says who holds it."""
 
@@ -76,7 +78,7 @@ class TensorEntry:
     why: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class ModuleBytes:
     """Bytes alive at the peak that belong to a module (its own, not those of its children)."""
 
@@ -85,7 +87,7 @@ class ModuleBytes:
     by_category: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Band:
     """Bounds in bytes of a number that the file does not settle; equal where it does."""
 
@@ -93,7 +95,7 @@ class Band:
     high: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Peak:
     """The moment at which most is alive. `at_op` is the kernel that allocates then; `node` the graph's op.
 
@@ -122,7 +124,7 @@ class Peak:
     device_by_category: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class DeviceInfo:
     """What the meters beyond `live` are for: the card, the software on it, and when reserved memory peaks.
 
@@ -146,7 +148,7 @@ class DeviceInfo:
     retries: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class GpuFit:
     """Whether a card has the memory. `fit` is "fits", "tight" or "does not fit".
 
@@ -165,7 +167,7 @@ class GpuFit:
     assumed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class LargestBatch:
     """The largest batch of a configuration on a card.
 
@@ -183,13 +185,13 @@ class LargestBatch:
     live_batch: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class DTypeBytes:
     count: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Parameters:
     """Elements and bytes of the parameters, unrounded, in the precision of the step; shared ones count once."""
 
@@ -200,7 +202,7 @@ class Parameters:
     by_dtype: Mapping[str, DTypeBytes]
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class PhasePeak:
     peak_bytes: int
     at_op: str | None
@@ -208,7 +210,7 @@ class PhasePeak:
     module: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Phases:
     """`start_bytes` is alive before the step; `forward_end_bytes` when backward begins (or inference returns)."""
 
@@ -220,7 +222,7 @@ class Phases:
     optimizer: PhasePeak | None
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Multipliers:
     """Ratios; None where they do not apply.
 
@@ -237,14 +239,14 @@ class Multipliers:
     optimizer_step_over_parameters: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class OpCount:
     ruled: int
     transparent: int
     unknown: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class UnknownOp:
     """An op without a rule: how often, and the bytes of its results (kept for backward as a precaution)."""
 
@@ -253,13 +255,13 @@ class UnknownOp:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Coverage:
     ops: OpCount
     unknown: tuple[UnknownOp, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class NoteInfo:
     """`code` is stable; `count` says how many places of the graph it concerns."""
 
@@ -268,7 +270,7 @@ class NoteInfo:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Textbook:
     """The textbook estimate of the same graph, for comparison: no lifetimes, every result added up. Bytes."""
 
@@ -279,7 +281,7 @@ class Textbook:
     why_different: str
 
 
-@dataclass(frozen=True, slots=True)
+@guarded(frozen=True, slots=True)
 class Report:
     """One step of one model. `alive` has every tensor alive at the peak, largest first; `top_tensors` is its head.
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TextIO
+
+from staticmem.graph.record import record
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _ASCII = {"—": "-", "·": "-", "…": "...", "\u00d7": "x", "█": "#", "░": ".", "│": "|", "─": "-", "≤": "<=", "→": "->"}
 COLOURS = ("auto", "always", "never")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Style:
     """`width` is in columns; None: lines are as long as they need to be."""
 

@@ -8,13 +8,13 @@ cuda/attention.cu (layout of the results). Sizes of log-sum-exp: float32; effici
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from staticmem import dtypes
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
+from staticmem.graph.record import record
 from staticmem.rules.casts import to_copy
 from staticmem.rules.factory import dropout
 from staticmem.rules.joining import repeat_interleave
@@ -26,7 +26,7 @@ from staticmem.rules.registry import rule
 from staticmem.rules.views import expand, slice_, transpose
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Choice:
     """The kernel and why it was chosen."""
 

@@ -9,14 +9,15 @@ what `torch.autocast("cuda")` does with its floating-point inputs (lists of aten
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+
+from staticmem.graph.record import record
 
 Autocast = Literal["half", "float32", "float32_dtype", "promote", ""]
 RuleFn = TypeVar("RuleFn", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rule:
     """`state` is "ruled", or "transparent" for what allocates nothing on the device (shape arithmetic, asserts)."""
 

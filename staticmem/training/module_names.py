@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from zlib import crc32
 
 from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Frame, Graph, Op
+from staticmem.graph.record import record
 from staticmem.training.locals import Held, common_depth
 
 Stack = tuple[Frame, ...]
@@ -59,7 +60,7 @@ Entry = str | Sequence[str | Sequence[str] | None] | Mapping[str, Sequence[str |
 Names = Mapping[str, Mapping[str, Entry]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Table:
     """What is known: class -> producer -> name, a list of names by `nth`, or three lists for any number of results.
 
@@ -72,7 +73,7 @@ class Table:
     evaluation: Names = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Result:
     """A value that a running `forward` receives: from a child that returns, or from an op that it calls."""
 

@@ -8,11 +8,11 @@ bitsandbytes/optim/optimizer.py (`Optimizer1State`, `Optimizer2State`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
+from staticmem.graph.record import record
 from staticmem.training.scenario import Scenario
 
 Shape: TypeAlias = tuple[int, ...]
@@ -20,7 +20,7 @@ BLOCK = 256  # elements that share one absmax; bitsandbytes/optim/optimizer.py, 
 MIN_8BIT = 4096  # elements; `min_8bit_size` there: smaller tensors keep float32 states
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Make:
     """A call that makes one tensor a parameter, and the local variable that keeps them (none: they die at once).
 
@@ -35,14 +35,14 @@ class Make:
     dtype: DType | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Drop:
     """Variables that end (`del`, or assigned to something that is alive anyway)."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Also:
     """`name = of`: a second variable for the same tensors."""
 
@@ -53,7 +53,7 @@ class Also:
 Steps: TypeAlias = "tuple[Make | Drop | Also, ...]"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class State:
     """A tensor kept between steps. `shape` of None: the parameter's, in its layout; `dtype` of None: its dtype."""
 
@@ -62,7 +62,7 @@ class State:
     dtype: DType | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class OptimizerFacts:
     """`states` and the steps of one parameter shape; `foreach` steps make lists over all parameters of a dtype.
 

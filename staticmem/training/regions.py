@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.graph.classes import alternatives
 from staticmem.graph.ir import Frame, Graph
+from staticmem.graph.record import record
 from staticmem.training.scenario import SQRT, Scenario
 
 Stack = tuple[Frame, ...]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Region:
     """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it."""
 
@@ -27,7 +27,7 @@ class Region:
         return other.start <= self.start and self.end <= other.end and self.depth > other.depth
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Call:
     """A module call: the frames down to it, and its ops [start, end)."""
 

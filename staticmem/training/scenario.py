@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from staticmem.dtypes import DType
 from staticmem.errors import UsageError
+from staticmem.graph.record import record
 
 # torch.optim's, except lion (timm), adafactor-hf (transformers' Adafactor) and the 8-bit ones (bitsandbytes.optim)
 OPTIMIZERS = (
@@ -22,7 +22,7 @@ SQRT = "sqrt"
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Scenario:
     """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`.
 

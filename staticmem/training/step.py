@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from staticmem import dtypes
 from staticmem.dtypes import DType
@@ -18,6 +18,7 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
 from staticmem.errors import DimensionError, UsageError
 from staticmem.graph.ir import Graph, Note, Parameter, Value
+from staticmem.graph.record import record
 from staticmem.recover.export_only import clean
 from staticmem.training import losses, optimizers
 from staticmem.training.checkpointing import Checkpoints
@@ -33,7 +34,7 @@ from staticmem.training.scenario import Scenario
 from staticmem.training.written_checkpoints import all_regions
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StepResult:
     """The trace, the graph as it was run (its `ops` are what `Kernel.op` indexes), and what was decided on the way."""
 

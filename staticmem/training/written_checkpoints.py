@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from staticmem.graph.ir import Frame, Graph, Note, Op
+from staticmem.graph.record import record
 from staticmem.training.regions import Region, regions_of
 from staticmem.training.scenario import Scenario
 
@@ -21,7 +21,7 @@ _FUNCTION = re.compile(r"\s*([A-Za-z_][\w.]*)")
 _SEGMENTS = re.compile(r"\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Line:
     """A line with a checkpoint, in one call of the module whose `forward` it is in: the ops [start, end)."""
 
