@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx_models import bound, model, node, value, weight
+from onnx_models import bound, ints, model, node, value, weight
 
 from staticmem.graph.ir import Graph
 
@@ -52,3 +52,23 @@ def test_constants_may_be_the_weights(tmp_path: Path, weights: bool, producer: s
     trained = {p.fqn for p in graph.parameters if p.trainable}
     assert trained == {"/Constant_output_0", "/Constant_1_output_0", "fc.weight"}
     assert "SM335" not in [note.code for note in graph.notes]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_a_trace_writes_into_is_made_in_each_step(tmp_path: Path, read: bool) -> None:
+    """`out = x.new_zeros(4, 100, 48); out[1] = x[1]`: a constant of the trace, of which the exporter takes the shape."""
+    nodes = [
+        constant("/Constant_output_0", 4, 100, 48),
+        node("MatMul", ["x", "fc.weight"], ["h"]),
+        node("Shape", ["/Constant_output_0"], ["s"]),
+        node("Gather", ["h", "one"], ["part"], axis=0),
+        node("ScatterND", ["/Constant_output_0", "rows", "part"], ["y"]),
+        *([node("Add", ["/Constant_output_0", "h"], ["z"])] if read else []),
+    ]
+    tensors = [weight("fc.weight", 48, 48), ints("one", 1), ints("rows", 1)]
+    tensors[2].dims[:] = [1, 1]
+    outputs = ["y", "z"] if read else ["y"]
+    graph = bound(model(nodes, [value("x", [4, 100, 48])], outputs, tensors), tmp_path)
+    made = [op.args[0] for op in graph.ops if op.target == "aten::zeros"]
+    assert made == ([] if read else [(4, 100, 48)])
+    assert [p.fqn for p in graph.buffers] == (["/Constant_output_0"] if read else [])

@@ -7,6 +7,7 @@ variance is a buffer, integers do not learn, and a floating-point tensor in the 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -175,6 +176,8 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights,
     fixed = bool(found.parameters) and producer.startswith("pytorch")
     counted = 0
     absent = _absent(nodes, made, known)
+    if fixed:
+        absent |= _written(nodes)
     roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
     for node in made:
         name = node.outputs[0]
@@ -197,6 +200,14 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights,
     if counted:
         text = "constants that no module registered (tables, masks, literals of the code) are not trained, and count as"
         found.notes.append(Note("assumption", "SM335", f"{text} if they always existed", counted))
+
+
+def _written(nodes: Sequence[Node]) -> set[str]:
+    """What only an assignment reads: `out = x.new_zeros(...)` is a constant for the tracer, and made in each step."""
+    into = {node.inputs[0] for node in nodes if node.op == "ScatterND"}
+    users = [node for node in nodes if node.op not in ("Shape", "Size")] if into else []
+    reads = Counter(name for node in users for name in node.inputs if name in into)
+    return {name for name in into if reads[name] == 1}
 
 
 def _absent(nodes: Sequence[Node], made: Sequence[Node], known: set[str]) -> set[str]:

@@ -116,7 +116,8 @@ def write(m: Matcher, node: Node) -> bool:
             ops.append(m.op(node, "aten::fill_.Scalar", Ref(part), 0.0, outputs=(f"{part}:",)))
             m.ctx.alias(node.outputs[0], name)
             return m.take(node, ops)
-    elif data in m.net.consts:  # made by ConstantOfShape, small enough to be known: a tensor all the same
+    elif data in m.net.consts or m.made(data, "Constant") is not None:
+        # made by ConstantOfShape and small enough to be known, or by the code of a trace: a tensor all the same
         name = m.ctx.fresh(node)
         m.ctx.define(name, data, shape)
         value = m.net.values.get(data)
