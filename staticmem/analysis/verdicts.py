@@ -63,8 +63,13 @@ class Verdicts:
         return self._without_spread(card, more, own).widened(less, more)
 
     def fits(self, card: Gpu) -> bool:
-        """Whether the whole band is within 95 % of the card. Where it is not, the spread may not be asked for."""
-        return self._without_spread(card, 0).fit is Fit.FITS and self.of(card).fit is Fit.FITS
+        """Whether the whole band is within 95 % of the card, by the replay that its architecture shares: for searches.
+
+        Where the band is not without it, the spread is not asked for.
+        """
+        needed, usable = self._shared(card), usable_on(on(self.device, card))
+        bare = verdict(needed, usable)
+        return bare.fit is Fit.FITS and bare.widened(*self.spread()).fit is Fit.FITS
 
     def representative(self, card: Gpu) -> Gpu:
         """The card whose replay stands for this one's."""
@@ -74,15 +79,10 @@ class Verdicts:
         """`more` is what the band's upper end will be raised by."""
         if card.slug in self._own:
             return self._own[card.slug]
-        roomy = self.representative(card)
-        if roomy.architecture not in self.shared:
-            found = on_device(self.result, on(self.device, replace(roomy, usable=ROOMY)))
-            self.shared[roomy.architecture] = found.allocated, found.reserved
-        allocated, reserved = self.shared[roomy.architecture]
-        device = on(self.device, card)
+        device, needed = on(self.device, card), self._shared(card)
         overhead, usable = device.setup.profile.overhead(card), usable_on(device)
-        needed = reserved.plus(overhead)
-        doubt = self.doubt(card)
+        allocated, _ = self.shared[self.representative(card).architecture]
+        doubt = self._doubt(card)
         alive = allocated.expected + overhead.expected
         if alive - doubt > usable and not own:  # does not fit, whatever the cache gives back
             return verdict(needed, usable)
@@ -93,6 +93,14 @@ class Verdicts:
             self._own[card.slug] = on_device(self.result, device).verdict
             return self._own[card.slug]
         return verdict(needed, usable)
+
+    def _shared(self, card: Gpu) -> Band:
+        """The need on a card, with what the allocator takes on the one that stands for it."""
+        roomy = self.representative(card)
+        if roomy.architecture not in self.shared:
+            found = on_device(self.result, on(self.device, replace(roomy, usable=ROOMY)))
+            self.shared[roomy.architecture] = found.allocated, found.reserved
+        return self.shared[roomy.architecture][1].plus(self.device.setup.profile.overhead(card))
 
     def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
         """Whether the allocator's settings look at the size of the card: a limit from which it collects, and the
@@ -105,7 +113,7 @@ class Verdicts:
             return True
         return settings.expandable_segments and 2 * needed.high > card.usable
 
-    def doubt(self, card: Gpu) -> int:
+    def _doubt(self, card: Gpu) -> int:
         """Bytes by which all partial sums of the step together differ from those of the card that stands in."""
         roomy = self.representative(card)
         if self.stand_in is not None or card.slug == roomy.slug:

@@ -118,13 +118,10 @@ class Bench:
 
     def allows(self, ask: Ask, card: Gpu) -> bool:
         """Whether the expected need is within 95 % of the card. What live tensors rule out is not replayed."""
-        return self._over(ask, card) <= 0
-
-    def _over(self, ask: Ask, card: Gpu) -> int:
-        """Bytes by which the expected need is more than 95 % of the card, or that of live tensors is."""
         limit = int(usable_on(on(self._device(ask), card)) * TIGHT)
-        alive = self.live(ask) + self.overhead(ask, card).expected - limit
-        return alive if alive > 0 else self.expected(ask, card) - limit
+        if self.live(ask) + self.overhead(ask, card).expected > limit:
+            return False
+        return self.expected(ask, card) <= limit
 
     def verdict(self, ask: Ask, card: Gpu, own: bool = False) -> Verdict:
         """That of `analyze --gpu`; `own`: from a replay for this card alone, so that the bytes are the same too."""
@@ -132,10 +129,10 @@ class Bench:
             return self._verdicts(ask).of(card, own)
 
     def fits(self, ask: Ask, card: Gpu) -> bool:
-        """Whether the verdict is that it fits. What the expected need rules out has no band worked out."""
+        """Whether the whole band is within 95 %, by the replay that cards of an architecture share. What the expected
+        need rules out has no band worked out."""
         with without_cycle_search():
-            verdicts = self._verdicts(ask)
-            return self._over(ask, card) <= verdicts.doubt(card) and verdicts.fits(card)
+            return self.allows(ask, card) and self._verdicts(ask).fits(card)
 
     def _verdicts(self, ask: Ask) -> Verdicts:
         key = _key(ask)

@@ -96,8 +96,6 @@ class Batches:
             return None
         index = last(self.values, lambda batch: holds(self.bench.allows, batch), self._guess)
         self._guess = max(index, 0)
-        while index + 1 < len(self.values) and holds(self.bench.fits, self.values[index + 1]):
-            index += 1
         while index >= 0 and not holds(self.bench.fits, self.values[index]):
             index -= 1
         return self.values[index] if index >= 0 else 0
