@@ -56,7 +56,7 @@ def test_constants_may_be_the_weights(tmp_path: Path, weights: bool, producer: s
 
 @pytest.mark.parametrize("read", [False, True])
 def test_what_a_trace_writes_into_is_made_in_each_step(tmp_path: Path, read: bool) -> None:
-    """`out = x.new_zeros(4, 100, 48); out[1] = x[1]`: a constant of the trace, of which the exporter takes the shape."""
+    """`out = x.new_zeros(4, 100, 48); out[1] = x[1]`: a constant of the trace, whose shape the exporter takes."""
     nodes = [
         constant("/Constant_output_0", 4, 100, 48),
         node("MatMul", ["x", "fc.weight"], ["h"]),
