@@ -3,6 +3,8 @@
 - Attention masks that are true everywhere, or plainly causal: transformers builds them while exporting, and passes no
   mask (or `is_causal`) when it runs without padding (transformers/masking_utils.py, `_ignore_causal_mask_sdpa`).
 - The batch dimension of a mask that does not depend on the batch.
+- One causal mask for all layers with a bias by position: without a mask each makes its own
+  (transformers/integrations/sdpa_attention.py, `create_position_bias_mask`).
 - Parameters under two names: tied weights.
 """
 
@@ -148,7 +150,8 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
     knowledge = Knowledge()
     rename: dict[str, Ref] = {}
     ops: list[Op] = []
-    dropped = {"true": 0, "causal": 0, "batch": 0, "gqa": 0}
+    dropped = {"true": 0, "causal": 0, "batch": 0, "gqa": 0, "own": 0}
+    biases = _position_biases(graph)
     touched: set[str] = set()
     for op in graph.ops:
         op = _renamed(op, rename)
@@ -167,7 +170,11 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
                 rename[op.outputs[0]] = op.args[1]
                 touched.update(op.refs())
                 continue
-            changed = _without_batch(op, mask, ops, dropped)
+            if isinstance(mask, Mask) and mask.causal and op.outputs[0] in biases and _is_of_transformers(op):
+                changed = _own_mask(op, mask, ops, knowledge)
+                dropped["own"] += 1
+            else:
+                changed = _without_batch(op, mask, ops, dropped)
         if changed is not op:
             touched.update(op.refs())
         ops.append(changed)
@@ -180,6 +187,7 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
         "causal": "causal attention masks became is_causal: eager passes none without padding",
         "gqa": "repeated keys and values became enable_gqa: transformers passes them once where there is no mask",
         "batch": "attention masks that do not depend on the batch keep batch size 1",
+        "own": "each attention with a bias by position makes its causal mask: eager passes none without padding",
     }
     notes.extend(Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count)
     outputs = tuple(rename[n].name if n in rename else n for n in graph.outputs)
@@ -191,6 +199,11 @@ def _maybe_of_transformers(op: Op) -> bool:
     names nobody can tell, and exported masks are those of transformers in all that was seen."""
     classes = [frame.cls for frame in op.modules if "." in frame.cls]
     return not classes or any(cls.startswith("transformers.") for cls in classes)
+
+
+def _is_of_transformers(op: Op) -> bool:
+    """Traces with real tensors (TorchScript) have no classes, and what eager runs."""
+    return any(frame.cls.startswith("transformers.") for frame in op.modules)
 
 
 def _is_operand(graph: Graph, op: Op) -> bool:
@@ -269,6 +282,33 @@ def _without_batch(op: Op, mask: Any, ops: list[Op], dropped: dict[str, int]) ->
             dropped["batch"] += 1
             return replace(op, args=(Ref(narrow), *op.args[1:]))
     return op
+
+
+def _position_biases(graph: Graph) -> set[str]:
+    """What is made contiguous to be the mask of an attention."""
+    copies: dict[Arg, str] = {}
+    for op in graph.ops:
+        if op.base == "aten::contiguous" and isinstance(op.args[0], Ref):
+            copies[Ref(op.outputs[0])] = op.args[0].name
+    masks = [op.args[3] for op in graph.ops if op.base == _SDPA and len(op.args) > 3] if copies else []
+    return {copies[mask] for mask in masks if mask in copies}
+
+
+def _own_mask(op: Op, mask: Mask, ops: list[Op], knowledge: Knowledge) -> Op:
+    """`where(arange(L)[:, None] >= arange(L)[None, :], bias, min)`, the ops before `where` added to `ops`."""
+    length, name = mask.shape[-1], op.outputs[0]
+    made: list[tuple[str, tuple[Arg, ...], str]] = [
+        ("aten::arange", (length,), "rows"), ("aten::unsqueeze", (Ref(f"{name}.rows"), 1), "queries"),
+        ("aten::arange", (length,), "columns"), ("aten::unsqueeze", (Ref(f"{name}.columns"), 0), "keys"),
+        ("aten::ge.Tensor", (Ref(f"{name}.queries"), Ref(f"{name}.keys")), "causal"),
+        ("aten::view", (Ref(f"{name}.causal"), (1, 1, length, length)), "mask"),
+    ]  # fmt: skip
+    for target, args, part in made:
+        output = f"{name}.{part}"
+        new = replace(op, name=output, target=target, args=args, kwargs={}, outputs=(output,), stack=())
+        ops.append(new)
+        knowledge.visit(new)
+    return replace(op, args=(Ref(f"{name}.mask"), *op.args[1:]))
 
 
 def _renamed(op: Op, rename: Mapping[str, Ref]) -> Op:

@@ -127,6 +127,34 @@ def test_a_mask_that_is_the_same_for_every_row_keeps_batch_one() -> None:
     assert where.args[0] == Ref(expand.outputs[0])
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_causal_mask_of_a_bias_is_of_its_attention(own: bool) -> None:
+    """transformers/integrations/sdpa_attention.py, `create_position_bias_mask`; two layers, of which the export has one
+    mask."""
+    b = Builder(bias=(1, 4, L, L), q=(3, 4, L, 8))
+    b.within("t:transformers.models.t5.modeling_t5.T5Attention" if own else "t:project.Attention", root="m.N")
+    i = b.call("arange", L, name="i")
+    grid = b.call("le.Tensor", b.call("unsqueeze", i, 0), b.call("unsqueeze", i, 1))
+    mask = b.call("expand", b.call("unsqueeze", b.call("unsqueeze", grid, 0), 0), (3, 1, L, L), name="mask")
+    outputs = []
+    for _ in range(2):
+        chosen = b.call("where.ScalarOther", mask, Ref("bias"), -1e38)
+        rows = b.call("contiguous", chosen)
+        outputs.append(b.call("scaled_dot_product_attention", Ref("q"), Ref("q"), Ref("q"), rows))
+    before = b.graph(b.call("add.Tensor", *outputs))
+    after = clean(before)
+    layer = [
+        "arange", "unsqueeze", "arange", "unsqueeze", "ge.Tensor", "view", "where.ScalarOther", "contiguous",
+        "scaled_dot_product_attention",
+    ]  # fmt: skip
+    assert targets(after) == ([*layer, *layer, "add.Tensor"] if own else targets(before))
+    assert said(before, after) == (["SM322"] if own else [])
+    if own:
+        masks = [op.args[0] for op in after.ops if op.base == "aten::where"]
+        assert masks == [Ref(op.outputs[0]) for op in after.ops if op.base == "aten::view"]
+        assert {op.args[1] for op in after.ops if op.base == "aten::view"} == {(1, 1, L, L)}
+
+
 def test_a_choice_by_a_true_mask_is_its_operand() -> None:
     after = clean(biased("true"))
     assert attention(after).args[3] == Ref("bias")
