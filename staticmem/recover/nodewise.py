@@ -144,7 +144,10 @@ def notes_of(translator: Translator, regrouped: Counter[str], dropped: int) -> l
     if dropped:
         notes.append(Note("dropped", "SM253", "operators whose results are not used were left out", dropped))
     if translator.ctx.copied_masks:
-        text = "contiguous(), which exporters leave out, was put back in front of attention: its mask is permuted"
+        text = (
+            "contiguous(), which exporters leave out, was put back in front of attention: its mask is permuted. Code "
+            "without it needs much more: --sdpa math"
+        )
         notes.append(Note("assumption", "SM272", text, translator.ctx.copied_masks))
     notes += [
         Note("warning", "SM257", f"{name} has no counterpart in ATen: its memory is a conservative guess", count)
