@@ -73,7 +73,7 @@ def _between(values: Sequence[int], allows: Callable[[int], bool], low: int, hig
 
 class Batches:
     """The largest batch that fits each card. Cards are asked for in the order of their memory, and each starts at what
-    the one before had. The expected need leads there, and the band of the verdict decides on the last rungs."""
+    the one before had. A bound of the band leads there, and the band itself decides on the last rungs."""
 
     def __init__(self, bench: Bench, request: Request) -> None:
         self.bench, self.request = bench, request
@@ -94,7 +94,7 @@ class Batches:
 
         if self._takes_none():
             return None
-        index = last(self.values, lambda batch: holds(self.bench.allows, batch), self._guess)
+        index = last(self.values, lambda batch: holds(self.bench.may_fit, batch), self._guess)
         self._guess = max(index, 0)
         while index >= 0 and not holds(self.bench.fits, self.values[index]):
             index -= 1
