@@ -59,9 +59,10 @@ class _Facts:
         bases = count_bases(graph.ops)
         self.convolutional = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"] > 1
         self.normalised = bases["aten::batch_norm"] > 0
-        # what is not an intermediate tensor of the graph's own
-        self.kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
-        self.kept.update((v.name for v in graph.inputs), graph.outputs)
+        # results that are no intermediate tensors of the graph's own
+        kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
+        kept.update((v.name for v in graph.inputs), graph.outputs)
+        self.kept = kept & self.producer.keys()
         self._classless: dict[int, bool] = {}  # by the identity of stacks, which the graph keeps
 
     def classless(self, op: Op) -> bool:
@@ -163,20 +164,25 @@ def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
         name = op.args[0].name
         made = facts.producer.get(name)
         return made is not None and name not in facts.kept and facts.last_reader[name] is op and made.base not in _VIEWS
-    return _can(op, facts) and _should(op, graph, facts, policy)
+    made = _overwritten(op, facts)
+    return made is not None and _should(op, made, graph, facts, policy)
 
 
-def _can(op: Op, facts: _Facts) -> bool:
-    """Whether autograd allows it: the first operand is an intermediate tensor that nobody else reads."""
-    if not op.args or not isinstance(op.args[0], Ref):
-        return False
-    name = op.args[0].name
+def _overwritten(op: Op, facts: _Facts) -> Op | None:
+    """What made the first operand, where autograd allows that it is written over: an intermediate tensor that nobody
+    else reads."""
+    first = op.args[0] if op.args else None
+    if not isinstance(first, Ref):
+        return None
+    name = first.name
     made = facts.producer.get(name)
     if made is None or facts.readers[name] != 1 or name in facts.kept:
-        return False
+        return None
     if op.base == "aten::add":
-        return len(op.args) > 1 and isinstance(op.args[1], Ref) and made.base in _FRESH
-    return made.base not in _VIEWS
+        allowed = len(op.args) > 1 and isinstance(op.args[1], Ref) and made.base in _FRESH
+    else:
+        allowed = made.base not in _VIEWS
+    return made if allowed else None
 
 
 _VIEWS = frozenset(("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand"))
@@ -187,7 +193,7 @@ _FRESH = frozenset((
 ))  # fmt: skip
 
 
-def _should(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+def _should(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     said = written(op) if op.stack else None
     if said is not None:
         return said
@@ -196,7 +202,7 @@ def _should(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     if policy == "all":
         return True
     if facts.classless(op):
-        return _open(op, graph, facts, policy)
+        return _open(op, made, graph, facts, policy)
     known = _known(op)
     if known is not None:
         return known
@@ -206,7 +212,7 @@ def _should(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
         return cls in _ADD_IN_PLACE.get(module, ())
     classes = [frame.cls for frame in op.modules]
     if not any(c.startswith(("torchvision.", "timm.")) for c in classes):
-        return not any(c.startswith("transformers.") for c in classes) and _open(op, graph, facts, policy)
+        return not any(c.startswith("transformers.") for c in classes) and _open(op, made, graph, facts, policy)
     if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
         return False
     return not _excluded(op, classes)
@@ -235,20 +241,23 @@ def _excluded(op: Op, classes: list[str]) -> bool:
     return any(owner.startswith(prefix) and (not name or name in owner) for prefix, name in _OUT_OF_PLACE.items())
 
 
-def _open(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+# what an activation in place follows
+_ACTIVATED = frozenset(("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"))
+
+
+def _open(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     """Nothing tells: a guess, or one end of what it can be."""
-    return _guess(op, graph, facts) if policy == "auto" else policy == "most"
+    return _guess(op, made, graph, facts) if policy == "auto" else policy == "most"
 
 
-def _guess(op: Op, graph: Graph, facts: _Facts) -> bool:
+def _guess(op: Op, made: Op, graph: Graph, facts: _Facts) -> bool:
     """Without classes: in a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
-    if not facts.convolutional or not isinstance(op.args[0], Ref):
+    if not facts.convolutional:
         return False
-    made = facts.producer[op.args[0].name]
     leaf = op.modules[-1].path if op.modules else ""
     if op.base == "aten::add":
         return _guess_add(op, made, leaf, graph, facts)
-    if made.base not in ("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"):
+    if made.base not in _ACTIVATED:
         return False
     if made.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(made, facts):
         return False

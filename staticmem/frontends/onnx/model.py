@@ -48,6 +48,7 @@ class OnnxModel:
         if converter.bodies or any(node.op == "Scan" for node in self.nodes):
             check_scans(proto)
         self.weights = weights.collect(graph, self.nodes, self.signature)
+        count = len(graph.initializer)
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
         self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
         ranges = self.signature.ranges
@@ -59,7 +60,8 @@ class OnnxModel:
         del graph.value_info[:]
         del graph.metadata_props[:]
         del graph.quantization_annotation[:]
-        self.body: Body | None = Body(proto, self.weights.all, self.nodes)
+        known, self.weights.initializers = self.weights.initializers, {}
+        self.body: Body | None = Body(proto, known, count, self.nodes)
 
     def bind(self, binding: Binding) -> Graph:
         """The ATen graph at these sizes.

@@ -54,21 +54,19 @@ class Body:
     for.
     """
 
-    def __init__(self, proto: Any, owned: Mapping[str, Value], nodes: Sequence[Node]) -> None:
-        """Takes a ModelProto over. `owned`: what is known of its initializers; `nodes`: its nodes."""
+    def __init__(self, proto: Any, known: dict[str, Value], count: int, nodes: Sequence[Node]) -> None:
+        """Takes a ModelProto over, and `known`: its first `count` initializers. `nodes` are its nodes."""
         import onnx
 
         graph = proto.graph
         self.operators = {node.op for node in nodes}
-        self.tensors: dict[str, Value] = {}
+        self.tensors = known
         self.late: list[Any] = []  # TensorProtos that reading the file has added
-        for tensor in graph.initializer:
-            known = owned.get(tensor.name)
-            if known is None:
-                known = tensor_value(tensor)
-                self.late.append(onnx.TensorProto())
-                self.late[-1].CopyFrom(tensor)
-            self.tensors[known.name] = known
+        for tensor in graph.initializer[count:]:
+            value = tensor_value(tensor)
+            self.late.append(onnx.TensorProto())
+            self.late[-1].CopyFrom(tensor)
+            self.tensors[value.name] = value
         # the fields that go stand before the others: their order on the wire is that of their numbers
         whole = graph.SerializeToString()
         for field in ("node", "name", "initializer"):

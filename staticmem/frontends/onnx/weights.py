@@ -48,6 +48,7 @@ class Weights:
     constants: dict[str, Value] = field(default_factory=dict)
     contents: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    initializers: dict[str, Value] = field(default_factory=dict)  # those among them, in the order of the file
 
     @property
     def all(self) -> dict[str, Value]:
@@ -56,7 +57,7 @@ class Weights:
 
 def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
     """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
-    found = Weights()
+    found, kinds = Weights(), signature.kinds
     roles, stats = _roles(nodes)
     names = {name: name for name in roles}  # one object for each
     numbers = {n for node in nodes if node.op in NUMBERS for p in NUMBERS[node.op] for n in node.inputs[p : p + 1]}
@@ -66,8 +67,9 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
         if not name:
             continue
         name = names.get(name, name)
-        kind = signature.kinds.get(name) or ("CONSTANT_TENSOR" if name in numbers else None)
-        _place(found, tensor_value(tensor, name), kind, roles, stats)
+        kind = kinds.get(name) or ("CONSTANT_TENSOR" if name in numbers else None)
+        value = found.initializers[name] = tensor_value(tensor, name)
+        _place(found, value, kind, roles, stats)
         contents = array(tensor)
         if contents is not None:
             found.contents[name] = contents
