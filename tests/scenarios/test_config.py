@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "version: 1\ntrain: {batch: 99999999999999999999999999999999999999999999999999}\n": ("batch is '9999", "Example"),
     "version: 1\nwhat_if: {batch: [1, x]}\n": ("2:22: batch[1] is 'x'", "Example: 32"),
     "version: 1\nwhat_if: {batch: []}\n": ("batch is a list", "[a, b]"),
-    "version: 1\ngpus: [h100-sxm-80g]\n": ("2:8: gpus[0] is 'h100-sxm-80g'", "Did you mean 'h100-sxm-80gb'?"),
+    "version: 1\ngpus: [h100-sxm-80g]\n": ("2:8: gpus[0] is 'h100-sxm-80g'", "Did you mean 'h100-sxm-80gb', "),
     "version: 1\ninfer: {optimizer: adam}\n": ("unknown key 'optimizer' in 'infer'", "under train"),
     "version: 1\ntrain: {}\ninfer: {}\n": ("3:1: both 'train' and 'infer'", "scenarios"),
     "version: 2\n": ("1:10: version is '2'", "version: 1"),
