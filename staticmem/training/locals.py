@@ -77,7 +77,7 @@ def held_locals(graph: Graph, policy: str = "expected") -> Held:
 
 def _starts_sum(op: Op) -> bool:
     """`branch + 0`: a sum over branches whose first ones are absent (RepVGG, MobileOne), so branches have names."""
-    return op.base == "aten::add" and len(op.args) > 1 and op.args[1] == 0 and type(op.args[1]) in (int, float)
+    return op.base == "aten::add" and len(op.args) > 1 and type(op.args[1]) in (int, float) and op.args[1] == 0
 
 
 def _is_model(frame: Frame) -> bool:
@@ -108,13 +108,16 @@ class _Locals:
                 if maker is None:  # the model's, or an input
                     continue
                 known = reader.get(name)
-                if known is not op:
-                    if known is not None:
-                        again.add(name)
+                if known is None:
                     reader[name] = op
-                if saying or maker.modules is not inner or maker.target in says:
+                elif known is not op:
+                    again.add(name)
+                    reader[name] = op
+                if maker.modules is inner:
+                    if saying or maker.target in says:
+                        told[name] = None
+                else:
                     told[name] = None
-                if maker.modules is not inner:
                     depth = common_depth(maker.modules, inner)
                     entered = depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name
                     if entered and not _assigned_again(maker.modules, inner, depth):
@@ -219,14 +222,13 @@ class _Locals:
 
     def _pair(self, name: str, op: Op) -> bool:
         """Both operands are results of child modules, used once; or this is the second one and the first is local."""
-        operands = [a.name for a in op.args[:2] if isinstance(a, Ref)]
-        if len(operands) != 2:
+        first, second = (*op.args[:2], None, None)[:2]
+        if not isinstance(first, Ref) or not isinstance(second, Ref) or not self._single_child_result(second.name, op):
             return False
-        single = [self._single_child_result(n, op) for n in operands]
-        if all(single):
+        if self._single_child_result(first.name, op):
             return True
-        first_local = operands[0] in self.made and operands[0] in self.reader and operands[0] not in self.again
-        return name == operands[1] and single[1] and first_local
+        first_local = first.name in self.reader and first.name not in self.again
+        return name == second.name and first_local
 
     def _single_child_result(self, name: str, op: Op) -> bool:
         maker = self.made.get(name)
