@@ -5,7 +5,8 @@ python benchmarks/child.py warm MODEL COUNT HOW      # staticmem.analyze(MODEL) 
                                                     # "card" (another one each time), "step" (the same question, but
                                                     # the step is not known), "other" (batch and optimizer each time),
                                                     # "read" (the file is not known either)
-python benchmarks/child.py once MODEL BATCH          # staticmem.analyze(MODEL) of a fresh process, timed within it
+python benchmarks/child.py once MODEL BATCH MODE     # staticmem.analyze(MODEL) of a fresh process, timed within it:
+                                                    # a step of training with Adam ("train"), or as it is ("infer")
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ def warm(path: str, count: int, how: str) -> None:
     print(json.dumps({"seconds": median(taken)}))
 
 
-def once(path: str, batch: int) -> None:
+def once(path: str, batch: int, mode: str = "train") -> None:
     import staticmem
 
-    staticmem.analyze(SMALL, optimizer="adam")  # imports
+    optimizer = "adam" if mode == "train" else None
+    staticmem.analyze(SMALL, optimizer=optimizer)  # imports
     start = time.process_time()
-    report = staticmem.analyze(path, optimizer="adam", batch=batch)
+    report = staticmem.analyze(path, optimizer=optimizer, batch=batch)
     seconds = time.process_time() - start
     print(json.dumps({"seconds": seconds, "ops": report.model.ops, "live_bytes": report.peak.live_bytes}))
 
@@ -64,4 +66,4 @@ if __name__ == "__main__":
     elif verb == "warm":
         warm(arguments[0], int(arguments[1]), arguments[2])
     else:
-        once(arguments[0], int(arguments[1]))
+        once(arguments[0], int(arguments[1]), *arguments[2:])
