@@ -33,6 +33,7 @@ def open_onnx(path: str, keep: bool = False) -> OnnxModel:
         recent.note(path, stamp, key)
         return known
     proto = parse(data, path)
+    del data  # a large graph needs the memory
     with guarded(path):
         model = OnnxModel(path, proto, lambda: read(path))
     if keep and len(model.nodes) <= recent.MOST_OPS:
