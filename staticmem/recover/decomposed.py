@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from staticmem.graph.ir import Note, Op, Ref, bases_of
@@ -42,11 +43,15 @@ def restore(
 
 
 def regrouped(
-    ops: Sequence[Op], outputs: Sequence[str], consts: Mapping[str, np.ndarray] | None = None
+    ops: Sequence[Op],
+    outputs: Sequence[str],
+    consts: Mapping[str, np.ndarray] | None = None,
+    traced: cells.Traced | None = None,
 ) -> tuple[list[Op], list[Note]]:
-    """The ops with losses and recurrent cells put together again, and a note of how many."""
+    """The ops with losses and recurrent cells put together again, and a note of how many. `traced`: what a
+    Constant node of a TorchScript file makes, by the name of its result."""
     count = 0
-    for rewrite in (losses.rewrite, cells.rewrite):
+    for rewrite in (losses.rewrite, partial(cells.rewrite, traced=traced)):
         edited = Ops(ops, outputs)
         found = rewrite(edited, consts or {})
         ops, count = (edited.done(), count + found) if found else (ops, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from staticmem.graph.ir import Frame, Note, Op
+from staticmem.graph.ir import Frame, Note, Op, Value
 from staticmem.recover import decomposed, module_parts, scatter
 from staticmem.recover.nodes import Net, Node, Recovered, frames, is_known
 from staticmem.recover.onnx_ops import quantized, table
@@ -39,6 +39,12 @@ class Translator:
             self.unknown[f"{node.domain or 'onnx'}::{node.op}"] += 1
         return ops
 
+    def traced(self, name: str) -> Value | None:
+        """What a Constant node of a trace makes, None for all other names."""
+        node = self.ctx.producer(name) if self.net.producer.startswith("pytorch") else None
+        constant = node is not None and node.op == "Constant" and not node.domain and not node.fx
+        return self.net.values.get(name) if constant else None
+
 
 def recover(net: Net) -> Recovered:
     """The ATen ops of a graph, from its nodes alone."""
@@ -61,7 +67,7 @@ def recover(net: Net) -> Recovered:
     outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
     ops = scatter.augmented(ops, outputs)
     ops, dropped = drop_unused(ops, outputs)
-    ops, again = decomposed.regrouped(ops, outputs, net.consts)
+    ops, again = decomposed.regrouped(ops, outputs, net.consts, translator.traced)
     notes = [*notes_of(translator, regrouped, dropped), *again]
     whole = sum(op.target.removeprefix("onnx::") in quantized.INTEGERS for op in ops)
     if whole:

@@ -72,3 +72,27 @@ def test_what_a_trace_writes_into_is_made_in_each_step(tmp_path: Path, read: boo
     made = [op.args[0] for op in graph.ops if op.target == "aten::zeros"]
     assert made == ([] if read else [(4, 100, 48)])
     assert [p.fqn for p in graph.buffers] == (["/Constant_output_0"] if read else [])
+
+
+@pytest.mark.parametrize("producer", ["pytorch", "PaddlePaddle"])
+def test_a_first_state_of_a_cell_is_made_in_each_step(tmp_path: Path, producer: str) -> None:
+    """`nn.RNNCell(48, 64, bias=False)` from zeros, as the TorchScript exporter writes it."""
+    nodes = [
+        node("Transpose", ["cell.weight_ih"], ["a"], name="/cell/Transpose", perm=[1, 0]),
+        node("MatMul", ["x", "a"], ["i"], name="/cell/MatMul"),
+        constant("/cell/Constant_output_0", 100, 64),
+        node("Transpose", ["cell.weight_hh"], ["b"], name="/cell/Transpose_1", perm=[1, 0]),
+        node("MatMul", ["/cell/Constant_output_0", "b"], ["h"], name="/cell/MatMul_1"),
+        node("Add", ["h", "i"], ["s"], name="/cell/Add"),
+        node("Tanh", ["s"], ["y"], name="/cell/Tanh"),
+    ]
+    tensors = [weight("cell.weight_ih", 64, 48), weight("cell.weight_hh", 64, 64)]
+    graph = bound(model(nodes, [value("x", [100, 48])], ["y"], tensors, producer), tmp_path)
+    targets = [op.target for op in graph.ops]
+    if producer == "pytorch":
+        assert targets == ["aten::zeros", "aten::rnn_tanh_cell"]
+        assert graph.ops[0].args == ((100, 64),)
+        assert not graph.buffers
+    else:  # the constant may be a weight
+        assert "aten::zeros" not in targets
+        assert "/cell/Constant_output_0" in [p.fqn for p in graph.parameters]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from small_graphs import Builder
 
-from staticmem.graph.ir import Frame, Op, Ref
+from staticmem import dtypes
+from staticmem.graph.ir import Frame, Op, Ref, Value
 from staticmem.recover import decomposed
 
 RNN = "torch.nn.modules.rnn."
@@ -117,6 +118,59 @@ def test_without_classes_the_names_of_parameters_tell(prefix: str, known: bool) 
             assert [op.target for op in found] == [f"aten::{target}_cell"]
         else:
             assert found == b.ops
+
+
+CONSTANTS = {name: Value(name, dtypes.float32, (2, 8)) for name in ("hx", "cx", "again")}
+
+
+def read_again(b: Builder) -> Builder:
+    """The exporter writes a Constant for each read of a tensor of the trace."""
+    for index, op in enumerate(b.ops):
+        if op.target == "aten::sub.Tensor":
+            b.ops[index] = replace(op, args=(Ref("again"), *op.args[1:]))
+    return b
+
+
+def traced(b: Builder, *outputs: str, constants: dict[str, Value] = CONSTANTS) -> list[Op]:
+    return decomposed.regrouped(b.ops, outputs, None, constants.get)[0]
+
+
+@pytest.mark.parametrize(
+    ("b", "made"),
+    [
+        (simple("tanh"), [("zeros", "hx")]),
+        (lstm(), [("zeros", "hx"), ("zeros", "cx")]),
+        (gru(), [("zeros", "hx")]),  # an optimiser may have merged the constants
+        (read_again(gru()), [("zeros", "hx"), ("alias", "again")]),
+    ],
+)
+def test_a_first_state_that_the_trace_made_is_made_in_each_step(b: Builder, made: list[tuple[str, str]]) -> None:
+    *before, cell = traced(b, "hy", "cy")
+    assert cell.target.endswith("_cell")
+    assert [(op.target.removeprefix("aten::"), *op.outputs) for op in before] == made
+    assert all(op.args == ((2, 8),) for op in before if op.target == "aten::zeros")
+    assert all(op.modules == cell.modules for op in before)
+
+
+def test_a_state_that_is_no_constant_is_not_made() -> None:
+    (cell,) = traced(gru(), "hy", constants={})
+    assert cell.target == "aten::gru_cell"
+
+
+def test_a_constant_that_others_read_is_the_models() -> None:
+    b = simple("tanh")
+    b.call("relu", Ref("hx"), name="seen")
+    assert [op.target for op in traced(b, "hy", "seen")] == ["aten::rnn_tanh_cell", "aten::relu"]
+
+
+@pytest.mark.parametrize("other", [None, (2, 1)])
+def test_two_states_are_no_gru_cell(other: tuple[int, ...] | None) -> None:
+    """The state that is kept is another tensor than the one that the gates read."""
+    constants = {name: value for name, value in CONSTANTS.items() if name != "again"}
+    if other is not None:
+        constants["again"] = Value("again", dtypes.float32, other)
+    b = read_again(gru())
+    assert traced(b, "hy", constants=constants) == b.ops
 
 
 def test_the_report_is_told() -> None:

@@ -45,7 +45,8 @@ def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> 
         m.ctx.transposed.add(weight)
     else:
         return False
-    if weight not in m.net.weights or (x in m.net.weights and not (written and turned is not None)):
+    owned = x in m.net.weights and m.made(x, "Constant") is None  # not what the code of a trace made
+    if weight not in m.net.weights or (x in m.net.weights and turned is None) or (owned and not written):
         return False
     args = (m.ctx.ref(x), m.ctx.ref(weight), *((m.ctx.ref(bias),) if bias else ()))
     return m.take(root, [m.op(product, "aten::linear", *args, outputs=root.outputs[:1])], *others)
