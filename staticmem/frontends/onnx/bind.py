@@ -174,7 +174,9 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
     owned = model.weights
     consts = dict(owned.contents)
     body, sizes = model.body, binding.shapes
-    values = shapes.infer(proto) if proto is not None else shapes.infer_body(body, sizes, nodes, consts)
+    values, known_all = (
+        (shapes.infer(proto), False) if proto is not None else shapes.infer_body(body, sizes, nodes, consts)
+    )
     extra = weights.Weights(
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
     )
@@ -198,16 +200,18 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
         opset=model.opset,
         producer=model.producer,
     )
-    net.fold = Folder(net, proto if proto is not None else model.body).run
+    folder = Folder(net, proto if proto is not None else model.body)
+    net.fold = folder.fold if known_all else folder.run
     return net, extra
 
 
 def _parameters(owned: weights.Weights, found: Recovered, kinds: Mapping[str, str]) -> tuple[Parameter, ...]:
     """Parameters with the sizes that PyTorch stores (linear weights are [out, in]) and the names of the module."""
     result: list[Parameter] = []
-    made = {name for op in found.ops for name in op.outputs}
     first: dict[str, str] = {}
-    used = {name for op in found.ops for name in op.refs()} - made if kinds else set()
+    used: set[str] = set()
+    if kinds:
+        used = {name for op in found.ops for name in op.refs()}.difference(*[op.outputs for op in found.ops])
     for value in owned.parameters.values():
         if kinds and value.name not in kinds and value.name not in used:
             continue  # made by an optimiser, and its place was taken by what it was made of

@@ -35,6 +35,13 @@ class Folder:
         self.net, self.model = net, model
         self.versions = {o.domain: o.version for o in model.opset_import}
 
+    def fold(self) -> None:
+        """Fills `net.consts`, where all sizes are known."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            for node in [node for node in self.net.nodes if node.op in FOLDED]:
+                self.contents(node)
+
     def run(self) -> None:
         """Fills `net.consts` and the holes in `net.values`."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -130,16 +130,17 @@ def infer_body(
     shapes: Mapping[str, tuple[int, ...]],
     nodes: Sequence[Node] = (),
     contents: dict[str, np.ndarray] | None = None,
-) -> dict[str, Value]:
-    """`infer` of a file's model at these sizes of its inputs. `nodes` are its nodes, whose objects for names are used.
-    `contents` has those of small initializers; those of small results may be added."""
+) -> tuple[dict[str, Value], bool]:
+    """`infer` of a file's model at these sizes of its inputs, and whether all sizes are known now. `nodes` are its
+    nodes, whose objects for names are used. `contents` has those of small initializers; those of small results may be
+    added."""
     from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError
 
     if len(nodes) >= REPEATING and contents is not None:
         found = _repeated(body, shapes, nodes, contents)
         if found is not None:
-            return found
+            return found, True
     data = body.bound(shapes)
     with suppress(InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
         data = _inferred(data, False)
@@ -148,7 +149,7 @@ def infer_body(
     follows = data.startswith(body.known, start)
     values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data), nodes)
     values.update(body.tensors)
-    return values
+    return values, False
 
 
 def _repeated(
