@@ -8,8 +8,8 @@ vocabulary and keeps their operators in `Op.source`. An op without ATen meaning 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -218,14 +218,32 @@ class Graph:
         known: Graph | None = self.derived[how]
         return self if known is None else known
 
-    @cached_property
+    @property
     def last_read(self) -> Mapping[str, int]:
         """The names that ops read, each with the index of the last op that does."""
+        return self._reads[0]
+
+    @property
+    def read_again(self) -> Set[str]:
+        """The names that are read more than once, by one op or by several."""
+        return self._reads[1]
+
+    @cached_property
+    def _reads(self) -> tuple[Mapping[str, int], Set[str]]:
         last: dict[str, int] = {}
+        again: set[str] = set()
         for index, op in enumerate(self.ops):
             for name in op.refs():
+                if name in last:
+                    again.add(name)
                 last[name] = index
-        return last
+        return last, again
+
+    def with_targets(self, ops: tuple[Op, ...], notes: tuple[Note, ...]) -> Graph:
+        """The graph with ops that differ from its own in their targets alone."""
+        made = replace(self, ops=ops, notes=notes)
+        made.__dict__["_reads"] = self._reads  # who reads what stays
+        return made
 
     @cached_property
     def dependencies(self) -> nx.DiGraph:

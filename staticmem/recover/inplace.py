@@ -7,11 +7,8 @@ it is a guess from structure, made for networks with convolutions only, because 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from itertools import chain
 from pathlib import Path
 
 from staticmem.graph.classes import alternatives
@@ -54,7 +51,7 @@ _LIBRARIES = ("torchvision.", "timm.", "transformers.")
 class _Facts:
     def __init__(self, graph: Graph) -> None:
         self.ops, self.parameters = graph.ops, graph.parameters
-        self.readers: Mapping[str, int] = Counter(chain.from_iterable([op.refs() for op in graph.ops]))
+        self.again = graph.read_again
         self.producer = {name: op for op in graph.ops for name in op.outputs}
         bases = count_bases(graph.ops)
         self.convolutional = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"] > 1
@@ -119,7 +116,7 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
         "activations and residual adds are taken to run in place, the export does not say: else the peak may be higher"
     )
     guess = Note("assumption", "SM254", text, count)
-    return replace(graph, ops=tuple(ops), notes=(*graph.notes, guess))
+    return graph.with_targets(tuple(ops), (*graph.notes, guess))
 
 
 @cache
@@ -176,7 +173,7 @@ def _overwritten(op: Op, facts: _Facts) -> Op | None:
         return None
     name = first.name
     made = facts.producer.get(name)
-    if made is None or facts.readers[name] != 1 or name in facts.kept:
+    if made is None or name in facts.again or name in facts.kept:
         return None
     if op.base == "aten::add":
         allowed = len(op.args) > 1 and isinstance(op.args[1], Ref) and made.base in _FRESH
