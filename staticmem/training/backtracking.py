@@ -155,18 +155,15 @@ class _Count:
             self._take(float(_within(at, 0, high).sum()))
             return _within(at, low, high)
         found = np.zeros_like(at)
+        # where nothing is read, `re` turns as often as it has to, and once more before it sees that it does not move
+        last = high if items.getwidth()[1] else min(high, low + 2)
         turn = 0
         while at.any():
             if turn >= low:
                 found += at
-            if turn == high:
+            if turn == last:
                 break
-            before = self.taken
-            following = self._run(items, at)
-            if items.getwidth()[1] == 0:  # nothing is read: `re` turns as often as it has to, and stops
-                self._take(max(low - turn, 0) * (self.taken - before))
-                return found if turn >= low else at
-            at, turn = following, turn + 1
+            at, turn = self._run(items, at), turn + 1
         self._take(float(found.sum()))
         return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import staticmem
@@ -39,6 +39,7 @@ LAYERS = [
         "a?" * 40 + "a" * 40 + "$",
         "(?:a?){60}a{60}b", ".*.*.*.*.*.*x", "(?=(a+)+b)", "(?!(a+)+b)", "(?i)(A+)+$", "(?i:(A+)+)$",
         r"(a+)\1+$", "(?s)(.+)+x",
+        r"(?:(?:\b|\b)+){30}!", r"(?:\b|\b){60}!",
         "((a{0,5}){0,5}){0,5}b", "(?:(?:)+)+" * 3 + "(a+)+$", r"(?:\b){60000}(?:\b){60000}(a|a)+$",
         "(" * 150 + "a" + ")*" * 150,
     ],
@@ -86,6 +87,8 @@ PIECES = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(PIECES, st.text("ab", max_size=7))
+@example(r"(?=(?:(?:\b|\b))+)", "")
+@example(r"(?:(?:\b|\b)+){2}b", "a")
 def test_the_count_is_no_less_than_the_ways_there_are(pattern: str, text: str) -> None:
     """Against a matcher that goes back, written down from its definition, and counts each item that it tries."""
     try:
