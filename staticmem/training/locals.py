@@ -13,7 +13,8 @@ frame that owns it (the common part of the producer's and the last reader's modu
 5. the results of a split, chunk or unbind: they are unpacked into names;
 6. a value that enters a child module as a later argument than the first, but for what that module made itself when it
    ran last (the state of a recurrent cell: `h = self.cell(x, h)` assigns the name again);
-7. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
+7. a tensor of zeros or without contents that is assigned to in parts (`canvas[a:b] = y` needs the name);
+8. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
 
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
 when the line is done).
@@ -38,6 +39,9 @@ _PRODUCTS = frozenset(
 _JOINS = frozenset(("aten::cat", "aten::concat", "aten::matmul"))
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
 _LISTS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
+_BLANK = frozenset(f"aten::{name}" for name in ("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"))
+_PARTS = frozenset(("aten::slice", "aten::select"))
+_WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 _TOLD = _PRODUCTS | _JOINS | _UNPACKED | _LISTS | _PAIRS | {"aten::embedding"}  # ops that say something
 _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
@@ -125,8 +129,23 @@ class _Locals:
             for name in op.outputs:
                 made[name] = op
 
+    def _filled(self) -> dict[str, int]:
+        """Tensors that a module makes to assign to their parts, and the depth of its frame."""
+        found: dict[str, int] = {}
+        if _BLANK.isdisjoint(bases_of(self.graph.ops)):
+            return found
+        for op in self.graph.ops:
+            target = op.args[0] if op.base in _WRITES else None
+            made = self.made.get(target.name) if isinstance(target, Ref) else None
+            while made is not None and made.base in _PARTS:
+                target = made.args[0]
+                made = self.made.get(target.name) if isinstance(target, Ref) else None
+            if made is not None and made.base in _BLANK and made.outputs[0] in self.reader:
+                found[made.outputs[0]] = common_depth(made.modules, op.modules) - 1
+        return {name: depth for name, depth in found.items() if depth >= 0}
+
     def decide(self, policy: str) -> dict[str, int]:
-        held: dict[str, int] = {}
+        held = self._filled()
         reader, again, later_arguments = self.reader, self.again, self.later
         named = policy == "named"
         for name in self.made if named else self.told:

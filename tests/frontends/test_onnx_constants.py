@@ -96,3 +96,18 @@ def test_a_first_state_of_a_cell_is_made_in_each_step(tmp_path: Path, producer: 
     else:  # the constant may be a weight
         assert "aten::zeros" not in targets
         assert "/cell/Constant_output_0" in [p.fqn for p in graph.parameters]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_constants_that_are_asked_for_their_sizes_are_no_memory(tmp_path: Path, read: bool) -> None:
+    """`out[:, 2] = y` where `out` is a constant: the shape that `y` is expanded to is that of a part of it."""
+    nodes = [
+        constant("/Constant_output_0", 100, 48),
+        node("MatMul", ["x", "fc.weight"], ["h"]),
+        node("Shape", ["/Constant_output_0"], ["s"]),
+        node("Expand", ["h", "s"], ["e"]),
+        node("Add", ["e", "/Constant_output_0" if read else "h"], ["y"]),
+    ]
+    graph = bound(model(nodes, [value("x", [100, 48])], ["y"], [weight("fc.weight", 48, 48)]), tmp_path)
+    assert [p.fqn for p in graph.buffers] == (["/Constant_output_0"] if read else [])
+    assert [note.count for note in graph.notes if note.code == "SM335"] == ([1] if read else [])

@@ -57,6 +57,20 @@ def later_argument() -> Graph:
     return b.graph(b.call("neg", q))
 
 
+def canvas(target: str = "zeros", *args: object) -> Graph:
+    """`c = torch.zeros(4, 4); c[1:2] = x[1:2]`, which a child reads last."""
+    b = Builder(x=(4, 4)).within()
+    c = b.call(target, *(args or ((4, 4),)), name="c")
+    part = b.call("slice.Tensor", X, 0, 1, 2)
+    b.call("copy_", b.call("slice.Tensor", c, 0, 1, 2), part)
+    return b.graph(b.within(CHILD).call("relu", c))
+
+
+def canvas_of_a_result() -> Graph:
+    """`x = f(x); x[1:2] = ...` takes a name that code often assigns again."""
+    return canvas("exp", X)
+
+
 def model_output() -> Graph:
     b = Builder(x=(4, 4))
     p = b.within("bert:transformers.models.bert.modeling_bert.BertModel").call("relu", X, name="p")
@@ -86,7 +100,7 @@ RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
     (two_parts, {}), (two_children_added, {"p": 0, "q": 0}), (branch_plus_nothing, {"p": 0}),
     (later_argument, {"q": 0}), (model_output, {"p": 0}),
     (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
-    (chain, {}),
+    (canvas, {"c": 0}), (canvas_of_a_result, {}), (chain, {}),
 ]  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights,
     counted = 0
     absent = _absent(nodes, made, known)
     if fixed:
-        absent |= _written(nodes)
+        absent |= _written(nodes) | _measured(nodes)
     roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
     for node in made:
         name = node.outputs[0]
@@ -210,6 +210,16 @@ def _written(nodes: Sequence[Node]) -> set[str]:
     users = [node for node in nodes if node.op not in ("Shape", "Size")] if into else []
     reads = Counter(name for node in users for name in node.inputs if name in into)
     return {name for name in into if reads[name] == 1}
+
+
+def _measured(nodes: Sequence[Node]) -> set[str]:
+    """Constants that are asked for their sizes only: the part of a constant that an assignment goes to, which is a
+    view, is folded into one."""
+    asked = {node.inputs[0] for node in nodes if node.op in ("Shape", "Size")}
+    asked.intersection_update(node.outputs[0] for node in nodes if node.op == "Constant" and node.outputs)
+    if asked:
+        asked.difference_update(*(node.inputs for node in nodes if node.op not in ("Shape", "Size")))
+    return asked
 
 
 def _absent(nodes: Sequence[Node], made: Sequence[Node], known: set[str]) -> set[str]:
