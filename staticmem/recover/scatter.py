@@ -101,6 +101,7 @@ def _assign(ops: Ops, scatter: Op) -> None:
 
 
 _AUGMENTED = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::remainder")
+_STEPS = 64
 _SAME_NUMBERS = ("aten::expand", "aten::reshape", "aten::view")
 
 
@@ -136,9 +137,9 @@ def augmented(given: list[Op], outputs: Sequence[str]) -> list[Op]:
 
 
 def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:
-    """What ops of these kinds were made of, and the ops, the last first."""
+    """What ops of these kinds were made of, and the ops, the last first; a damaged file may have them in a circle."""
     way: list[Op] = []
-    while (maker := ops.made_by(arg)) is not None and maker.base in bases:
+    while len(way) < _STEPS and (maker := ops.made_by(arg)) is not None and maker.base in bases and maker.args:
         way.append(maker)
         arg = maker.args[0]
     return arg, way

@@ -41,6 +41,7 @@ _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "
 _LISTS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
 _BLANK = frozenset(f"aten::{name}" for name in ("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"))
 _PARTS = frozenset(("aten::slice", "aten::select"))
+_VIEWS = 16  # of views, at most: a damaged file may have them in a circle
 _WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 _TOLD = _PRODUCTS | _JOINS | _UNPACKED | _LISTS | _PAIRS | {"aten::embedding"}  # ops that say something
@@ -137,8 +138,10 @@ class _Locals:
         for op in self.graph.ops:
             target = op.args[0] if op.base in _WRITES else None
             made = self.made.get(target.name) if isinstance(target, Ref) else None
-            while made is not None and made.base in _PARTS:
-                target = made.args[0]
+            for _ in range(_VIEWS):
+                if made is None or made.base not in _PARTS:
+                    break
+                target = made.args[0] if made.args else None
                 made = self.made.get(target.name) if isinstance(target, Ref) else None
             if made is not None and made.base in _BLANK and made.outputs[0] in self.reader:
                 found[made.outputs[0]] = common_depth(made.modules, op.modules) - 1

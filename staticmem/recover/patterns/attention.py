@@ -198,7 +198,10 @@ def _emit(m: Matcher, node: Node, parts: _Parts) -> bool:
 def _rows(m: Matcher, node: Node, name: str, ops: list[Op]) -> Arg:
     """A mask as an argument: a copy of it, which `ops` gets, where elements of a row are not next to each other."""
     source = name
-    while (maker := m.producer.get(source)) is not None and maker.op == "Expand":
+    for _ in range(8):  # expanded again and again, or in the circle of a damaged file
+        maker = m.producer.get(source)
+        if maker is None or maker.op != "Expand" or not maker.inputs:
+            break
         source = maker.inputs[0]  # copied before it is expanded; attention expands it again
     shape = m.net.shape(source)
     if shape is None or shape[-1:] in ((), (1,)) or _dense(m, source, 24) in (None, len(shape) - 1):
