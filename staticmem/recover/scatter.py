@@ -39,7 +39,7 @@ def _write(ops: Ops, net: Net, scatter: Op) -> bool:
     current: Op | None = scatter
     inner: Op | None = view
     base: Arg = None
-    while current is not None and inner is not None and _matches(inner, current):
+    while len(chain) < _STEPS and current is not None and inner is not None and _matches(inner, current):
         chain.append(current)
         base = inner.args[0]
         if current.args[0] == base and ops.made_by(base) is None:
@@ -76,7 +76,7 @@ def _assign(ops: Ops, scatter: Op) -> None:
     chain = [scatter]
     outer = ops.only_reader(scatter.outputs[0])
     while outer is not None and outer.base in _VIEW_OF and outer.args[1:2] == (Ref(chain[-1].outputs[0]),):
-        if not outer.outputs:
+        if not outer.outputs or len(chain) == _STEPS:
             return
         view = ops.made_by(chain[-1].args[0])
         if view is None or not _matches(view, outer) or view.args[0] != outer.args[0]:
@@ -101,7 +101,7 @@ def _assign(ops: Ops, scatter: Op) -> None:
 
 
 _AUGMENTED = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::remainder")
-_STEPS = 64
+_STEPS = 64  # of views in views, at most: names may form a circle in a damaged file
 _SAME_NUMBERS = ("aten::expand", "aten::reshape", "aten::view")
 
 

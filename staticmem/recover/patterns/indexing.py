@@ -8,6 +8,8 @@ from staticmem.recover.patterns.matcher import Matcher
 
 _Range = tuple[str, int, int, int]  # input, axis, start, end
 
+_STEPS = 16  # rolls in one another, at most: names may form a circle in a damaged file
+
 
 def _range(m: Matcher, node: Node) -> _Range | None:
     """A slice of step 1 along one axis."""
@@ -42,7 +44,7 @@ def roll(m: Matcher, node: Node) -> bool:
         nodes += [*parts, *([current] if current is not node else [])]
         before = m.made(x, "Concat")
         inner = _one_roll(m, before) if before is not None else None
-        if before is None or inner is None or any(r not in parts for r in m.readers[x]):
+        if len(dims) == _STEPS or before is None or inner is None or any(r not in parts for r in m.readers[x]):
             break
         current, step = before, inner
     args: tuple[Arg, ...] = (m.ctx.ref(x), tuple(shifts), tuple(dims))
