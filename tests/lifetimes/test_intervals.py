@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from staticmem import dtypes
 from staticmem.eager.trace import OPEN, Buffer, Trace, round_up
 from staticmem.frontends import open_model
 from staticmem.graph.model import resolve
-from staticmem.lifetimes import Lifetimes, liveness
+from staticmem.lifetimes import Lifetimes, arrays, liveness
 from staticmem.lifetimes.graph import intervals
 from staticmem.training.scenario import Scenario
 from staticmem.training.step import run_step
@@ -163,6 +164,41 @@ def test_invariants(trace: Trace) -> None:
     assert lifetimes.peak_bytes == max(lifetimes.live) >= 0
     assert lifetimes.live[-1] == sum(b.size for b in trace.buffers if b.died is None)
     assert intervals(lifetimes.graph) == dict(enumerate(zip(lifetimes.born, lifetimes.died, strict=True)))
+
+
+def answers(trace: Trace) -> object:
+    """All that lifetimes say of a trace."""
+    found = liveness(trace)
+    moments = [
+        (
+            found.alive_ids(tick),
+            found.by_category(tick),
+            found.holds(tick),
+            found.holds(tick, found.alive_ids(tick)[::3]),
+        )
+        for tick in range(0, trace.ticks, max(trace.ticks // 40, 1))
+    ]
+    return found.died, found.live, found.peak_bytes, found.peak_tick, found.phases, moments
+
+
+@given(traces())
+def test_arrays_say_the_same(trace: Trace) -> None:
+    expected = answers(trace)
+    with mock.patch.object(arrays, "LARGE", 1):
+        assert answers(trace) == expected
+
+
+def test_arrays_say_the_same_of_a_real_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(str(MODELS / "resnet18.pt2"))
+    scenario = Scenario(mode="train", optimizer="adam")
+    trace = run_step(model.bind(resolve(model, batch=2)), scenario).trace
+    expected = answers(trace)
+    monkeypatch.setattr(arrays, "LARGE", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "releases", None)
+        with pytest.raises(TypeError):  # arrays are what answers now
+            answers(trace)
+    assert answers(trace) == expected
 
 
 def test_a_phase_in_which_nothing_happens() -> None:
