@@ -39,12 +39,12 @@ _PRODUCTS = frozenset(
 _JOINS = frozenset(("aten::cat", "aten::concat", "aten::matmul"))
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
 _LISTS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
+_PAIRS = frozenset(("aten::add", "aten::mul"))
+_TOLD = _PRODUCTS | _JOINS | _UNPACKED | _LISTS | _PAIRS | {"aten::embedding"}  # ops that say something
 _BLANK = frozenset(f"aten::{name}" for name in ("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"))
 _PARTS = frozenset(("aten::slice", "aten::select"))
 _VIEWS = 16  # of views, at most: a damaged file may have them in a circle
 _WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
-_PAIRS = frozenset(("aten::add", "aten::mul"))
-_TOLD = _PRODUCTS | _JOINS | _UNPACKED | _LISTS | _PAIRS | {"aten::embedding"}  # ops that say something
 _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 
@@ -159,9 +159,7 @@ class _Locals:
             depth = (len(outer) if outer is inner else common_depth(outer, inner)) - 1
             if depth < 0:
                 continue
-            if (
-                maker.base not in _TOLD and last.base not in _TOLD
-            ):  # of all below, only the model within a model may tell
+            if maker.base not in _TOLD and last.base not in _TOLD:  # only the model within a model may tell
                 if (
                     name in later_arguments
                     or (named and (name in again or self._beside(last)))

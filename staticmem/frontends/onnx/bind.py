@@ -174,9 +174,10 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
     owned = model.weights
     consts = dict(owned.contents)
     body, sizes = model.body, binding.shapes
-    values, known_all = (
-        (shapes.infer(proto), False) if proto is not None else shapes.infer_body(body, sizes, nodes, consts)
-    )
+    if proto is not None:
+        values, complete = shapes.infer(proto), False
+    else:
+        values, complete = shapes.infer_body(body, sizes, nodes, consts)
     extra = weights.Weights(
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
     )
@@ -201,7 +202,7 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
         producer=model.producer,
     )
     folder = Folder(net, proto if proto is not None else model.body)
-    net.fold = folder.fold if known_all else folder.run
+    net.fold = folder.fold if complete else folder.run
     return net, extra
 
 
