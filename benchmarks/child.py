@@ -30,8 +30,8 @@ def floor(path: str) -> None:
 
 def warm(path: str, count: int, how: str) -> None:
     import staticmem
-    from staticmem.analysis import steps
     from staticmem.frontends import recent
+    from staticmem.studies import steps
 
     staticmem.analyze(path, optimizer="adam")
     taken = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from staticmem.hardware.conv import PASSES, Convolution, product
+from staticmem.devices.conv import PASSES, Convolution, product
 
 LARGEST = 2**31  # elements of a tensor: beyond, PyTorch's 32-bit indexing takes other paths
 RESOLUTIONS = (7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224, 256, 5, 10, 13, 20, 27, 40, 55, 80, 160, 384, 512)

@@ -1,4 +1,4 @@
-"""Makes staticmem/hardware/conv/search.json: the largest plan of a convolution, from an installed cuDNN's answers.
+"""Makes staticmem/devices/conv/search.json: the largest plan of a convolution, from an installed cuDNN's answers.
 
     python scripts/conv_search_ranges.py --count 200      # some minutes; STATICMEM_CUDNN_LIBRARY names a libcudnn
 
@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conv_sampling import cells, sample
 
-from staticmem.hardware import conv_tables
-from staticmem.hardware.conv_features import piece_bytes
-from staticmem.hardware.cudnn import Cudnn
-from staticmem.hardware.cudnn_devices import ARCHITECTURES
+from staticmem.devices import conv_tables
+from staticmem.devices.conv_features import piece_bytes
+from staticmem.devices.cudnn import Cudnn
+from staticmem.devices.cudnn_devices import ARCHITECTURES
 
 PRECISIONS = ("tf32", "float32", "float16")
 LEAST = 1 << 20  # bytes of the three tensors: in smaller ones a constant of the engine decides

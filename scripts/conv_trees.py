@@ -1,4 +1,4 @@
-"""Fits a table of `staticmem.hardware.conv_tables` to cuDNN's answers: labels them with forms, grows a tree."""
+"""Fits a table of `staticmem.devices.conv_tables` to cuDNN's answers: labels them with forms, grows a tree."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from staticmem.hardware.conv import Convolution, product
-from staticmem.hardware.conv_features import Form, features, form_bytes, piece_bytes
-from staticmem.hardware.conv_tables import Tree
+from staticmem.devices.conv import Convolution, product
+from staticmem.devices.conv_features import Form, features, form_bytes, piece_bytes
+from staticmem.devices.conv_tables import Tree
 
 NEGLIGIBLE = 8192  # bytes: tile counters and alignment, which no form describes
 CLOSE = 0.003  # of the workspace

@@ -1,4 +1,4 @@
-"""Makes staticmem/hardware/conv/*.json: convolution workspaces, derived from an installed cuDNN's answers.
+"""Makes staticmem/devices/conv/*.json: convolution workspaces, derived from an installed cuDNN's answers.
 
     python scripts/conv_workspace_tables.py ask answers.npz --seed 1 --count 4000   # minutes to an hour
     python scripts/conv_workspace_tables.py ask fresh.npz --seed 2 --count 300
@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from conv_sampling import cells, sample
 from conv_trees import Agreement, Answer, agreement, fit
 
-from staticmem.hardware import conv_tables
-from staticmem.hardware.conv_features import FEATURES
-from staticmem.hardware.cudnn import Cudnn
-from staticmem.hardware.cudnn_devices import ARCHITECTURES
+from staticmem.devices import conv_tables
+from staticmem.devices.conv_features import FEATURES
+from staticmem.devices.cudnn import Cudnn
+from staticmem.devices.cudnn_devices import ARCHITECTURES
 
 PRECISIONS = ("tf32", "float32", "float16")
 # Leaves of a tree: 132 trees are 250 KB for each cuDNN. Without TF32 most convolutions take next to nothing.

@@ -67,8 +67,8 @@ def snapshot(path: str, _: random.Random) -> None:
 
 
 def config(path: str, _: random.Random) -> None:
-    from staticmem.scenarios.discover import read
-    from staticmem.scenarios.points import points
+    from staticmem.config.discover import read
+    from staticmem.studies.sweeps.points import points
 
     points(read(path), None, {}, {})
 
@@ -100,8 +100,8 @@ def record(path: str, _: random.Random) -> None:
 
 
 def profile(path: str, _: random.Random) -> None:
-    from staticmem.hardware import profile as profiles
-    from staticmem.hardware.gpus import cards
+    from staticmem.devices import profile as profiles
+    from staticmem.devices.gpus import cards
 
     profiles.load.cache_clear()
     found = profiles.load(Path(path))
@@ -119,8 +119,8 @@ def gpus(path: str, _: random.Random) -> None:
 
 
 def prices(path: str, _: random.Random) -> None:
-    from staticmem.hardware.gpus import cards
-    from staticmem.sizing.prices import load
+    from staticmem.devices.gpus import cards
+    from staticmem.studies.sizing.prices import load
 
     load(path, cards())
 
@@ -172,7 +172,7 @@ def configs() -> list[bytes]:
     """The file that `staticmem init` writes, those of the documentation, and one as JSON."""
     import re
 
-    from staticmem.scenarios.template import template
+    from staticmem.config.template import template
 
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
@@ -189,7 +189,7 @@ def tables() -> list[bytes]:
 
 
 def profiles() -> list[bytes]:
-    return [path.read_bytes() for path in sorted((ROOT / "staticmem" / "hardware" / "profiles").glob("*.yaml"))]
+    return [path.read_bytes() for path in sorted((ROOT / "staticmem" / "devices" / "profiles").glob("*.yaml"))]
 
 
 def price_lists() -> list[bytes]:
@@ -200,7 +200,7 @@ def catalogs() -> list[bytes]:
     """The first cards of the package's catalog, and one with everything that a card may say."""
     import yaml
 
-    document = yaml.safe_load((ROOT / "staticmem" / "hardware" / "gpus.yaml").read_bytes())
+    document = yaml.safe_load((ROOT / "staticmem" / "devices" / "gpus.yaml").read_bytes())
     document["checked"] = str(document["checked"])
     cards = sorted(document["cards"].items(), key=lambda item: -len(str(item[1])))
     made = [{**document, "cards": dict([card])} for card in (cards[0], cards[len(cards) // 2], cards[-1])]

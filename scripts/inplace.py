@@ -1,4 +1,4 @@
-"""What published classes run in place: staticmem/recover/inplace.json.
+"""What published classes run in place: staticmem/passes/inplace.json.
 
 `class_tables.py` calls this for every model that it runs (`watch`). For every class of torchvision, timm and
 transformers: which activations and additions in it ran in place. A class that does both is told apart by the classes
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from staticmem.graph.ir import Graph, Op
-from staticmem.recover.inplace import CANDIDATES, owner_and_place, owners
+from staticmem.ir.graph import Graph, Op
+from staticmem.passes.inplace import CANDIDATES, owner_and_place, owners
 
 Seen = dict[str, dict[str, set[bool]]]
 

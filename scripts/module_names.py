@@ -1,4 +1,4 @@
-"""Names that `forward` of published classes gives results: staticmem/training/module_names.json.
+"""Names that `forward` of published classes gives results: staticmem/passes/module_names.json.
 
 `class_tables.py` calls this for every model that it runs (`watch`). For every call of a class of torchvision, timm or
 transformers: which name takes each result that the call receives, and which names let go then, so that replaying the
@@ -14,8 +14,8 @@ from typing import Any
 
 from watch import Held, Observed
 
-from staticmem.graph.ir import Frame
-from staticmem.training.module_names import Entry, Result, ends, place, results, signature
+from staticmem.ir.graph import Frame
+from staticmem.passes.module_names import Entry, Result, ends, place, results, signature
 
 LAST = "?"  # a result of the last op of a call: whatever takes it lets go at once
 LIBRARIES = ("torchvision.", "timm.", "transformers.")

@@ -1,8 +1,8 @@
-"""Makes staticmem/recover/module_parts.json: of what parts published module classes are made.
+"""Makes staticmem/passes/module_parts.json: of what parts published module classes are made.
 
     python scripts/module_parts.py SEEN.json "timm:*" "torchvision:*"        # adds their parts to SEEN.json
     python scripts/module_parts.py SEEN.json +timm:resnet18 +torchvision:vgg11   # and the ATen calls of some
-    python scripts/module_parts.py SEEN.json "VERSIONS" > staticmem/recover/module_parts.json   # writes the table
+    python scripts/module_parts.py SEEN.json "VERSIONS" > staticmem/passes/module_parts.json   # writes the table
 
 Every model is made on the meta device, so that this needs no memory. Only names of attributes, parameters, classes and
 ATen calls are taken.
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from staticmem.recover.part_ops import CALLS, LEAVES, call_of
+from staticmem.passes.part_ops import CALLS, LEAVES, call_of
 
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 STATISTICS = ("running_mean", "running_var")

@@ -36,9 +36,9 @@ COPIED = ("staticmem", "tests", "models", "scripts", "docs", "schemas", "README.
 _BY_HAND = "tests/eager/test_by_hand.py"
 _RULES = [
     _BY_HAND,
-    "tests/rules/test_rules_by_hand.py",
-    "tests/rules/test_cuda_only.py",
-    "tests/rules/test_rules.py",
+    "tests/ops/test_rules_by_hand.py",
+    "tests/ops/test_cuda_only.py",
+    "tests/ops/test_rules.py",
     "-k",
 ]
 _POINTWISE = (
@@ -62,26 +62,26 @@ _PARALLEL = [
 ]
 _REPORT = ["tests/report/test_report.py", "tests/report/test_golden.py"]
 _ENGINE = [
-    _BY_HAND, "tests/eager", "tests/training/test_left_behind.py", "tests/training/test_step.py",
-    "tests/training/test_checkpointing.py", "tests/training/test_repetition.py", "tests/lifetimes/test_intervals.py",
-    "tests/rules/test_recorded_rules.py", "tests/report/test_golden.py", "tests/rules/test_rules.py",
+    _BY_HAND, "tests/eager", "tests/engine/test_left_behind.py", "tests/engine/test_step.py",
+    "tests/engine/test_checkpointing.py", "tests/engine/test_repetition.py", "tests/liveness/test_intervals.py",
+    "tests/ops/test_recorded_rules.py", "tests/report/test_golden.py", "tests/ops/test_rules.py",
 ]  # fmt: skip
 _ALLOCATOR = [f"tests/allocators/test_{name}.py" for name in (
     "replay", "allocation_rules", "reference", "peaks", "real", "invariants", "processes", "settings", "kernel_memory",
 )]  # fmt: skip
 _STEP = [
-    *(f"tests/training/test_{name}.py" for name in (
+    *(f"tests/engine/test_{name}.py" for name in (
         "step", "left_behind", "interpreter", "step_levers", "locals", "source_locals", "losses", "precision",
         "graph_notes", "contradictions", "optimizers", "checkpointing", "hidden_frames", "module_names",
         "written_checkpoints", "repetition", "shapes",
     )),
-    "tests/report/test_golden.py", "tests/training/test_levers_measured.py", "tests/frontends/test_export_owned.py",
+    "tests/report/test_golden.py", "tests/engine/test_levers_measured.py", "tests/frontends/test_export_owned.py",
 ]  # fmt: skip
 AREAS: dict[str, list[str]] = {
     "eager/autograd.py": [
-        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/training/test_left_behind.py",
-        "tests/report/test_golden.py", "tests/training/test_step.py", "tests/training/test_checkpointing.py",
-        "tests/lifetimes/test_intervals.py", "tests/rules/test_rules.py",
+        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/engine/test_left_behind.py",
+        "tests/report/test_golden.py", "tests/engine/test_step.py", "tests/engine/test_checkpointing.py",
+        "tests/liveness/test_intervals.py", "tests/ops/test_rules.py",
         "-k", "not batch_norm and not instance_norm",
     ],
     "eager/strides.py": [_BY_HAND, "tests/eager/test_strides.py"],
@@ -100,10 +100,10 @@ AREAS: dict[str, list[str]] = {
         "lever_notes", "locals", "losses", "module_names", "optimizer_steps", "precision", "regions", "repetition",
         "scenario", "shapes", "source_locals", "step", "symbolic", "written_checkpoints",
     )},
-    "training/optimizers.py": ["tests/training/test_optimizers.py", "tests/training/test_step.py"],
+    "training/optimizers.py": ["tests/engine/test_optimizers.py", "tests/engine/test_step.py"],
     "rules/convolution.py": [*_RULES, "by_hand or cuda_only or conv"],
     "rules/pointwise.py": [*_RULES, _POINTWISE],
-    "rules/attention.py": ["tests/rules/test_attention.py", "tests/rules/test_cuda_only.py"],
+    "rules/attention.py": ["tests/ops/test_attention.py", "tests/ops/test_cuda_only.py"],
     **{f"rules/{name}.py": _cases(name) for name in (
         "activations", "indexing", "joining", "linear", "loss", "normalization", "pooling", "recurrent",
         "reduction", "resample", "scattering", "views",
@@ -111,14 +111,14 @@ AREAS: dict[str, list[str]] = {
     **{f"parallel/{name}.py": _PARALLEL for name in (
         "ddp", "facts", "fsdp", "pipeline", "rank", "tensor", "zero", "zero3",
     )},
-    **{f"scenarios/{name}.py": ["tests/scenarios/test_scenarios_by_hand.py", "tests/scenarios/test_levers.py"]
+    **{f"scenarios/{name}.py": ["tests/studies/sweeps/test_scenarios_by_hand.py", "tests/studies/sweeps/test_levers.py"]
        for name in ("best_set", "levers")},
-    "scenarios/largest.py": ["tests/scenarios/test_largest.py"],
-    "scenarios/points.py": ["tests/scenarios/test_scenarios_by_hand.py", "tests/scenarios/test_sweep.py",
-                            "tests/scenarios/test_config.py"],
-    "scenarios/check.py": ["tests/scenarios/test_check.py"],
-    "scenarios/blocks.py": ["tests/scenarios/test_structure.py", "tests/scenarios/test_levers.py"],
-    "scenarios/structure.py": ["tests/scenarios/test_structure.py"],
+    "scenarios/largest.py": ["tests/studies/sweeps/test_largest.py"],
+    "scenarios/points.py": ["tests/studies/sweeps/test_scenarios_by_hand.py", "tests/studies/sweeps/test_sweep.py",
+                            "tests/studies/sweeps/test_config.py"],
+    "scenarios/check.py": ["tests/studies/sweeps/test_check.py"],
+    "scenarios/blocks.py": ["tests/studies/sweeps/test_structure.py", "tests/studies/sweeps/test_levers.py"],
+    "scenarios/structure.py": ["tests/studies/sweeps/test_structure.py"],
     **{f"sizing/{name}.py": ["tests/sizing"] for name in ("build", "levers", "prices", "search")},
 }  # fmt: skip
 

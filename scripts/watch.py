@@ -21,7 +21,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from staticmem.graph.ir import Arg, Frame, Graph, Op, Ref
+from staticmem.ir.graph import Arg, Frame, Graph, Op, Ref
 
 Stack = tuple[Frame, ...]
 Held = dict[str, frozenset[int]]  # a name -> the tensor objects it holds; `xs[]` for what a container holds

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from staticmem.analysis import analyze as analyze
     from staticmem.report.model import Report as Report
-    from staticmem.scenarios.api import levers as levers
-    from staticmem.scenarios.api import max_batch as max_batch
-    from staticmem.scenarios.sweep import sweep as sweep
+    from staticmem.studies import analyze
+    from staticmem.studies.sweeps.api import levers, max_batch
+    from staticmem.studies.sweeps.sweep import sweep
 
 __all__ = ["Report", "StaticmemError", "__version__", "analyze", "levers", "max_batch", "sweep"]
 
@@ -22,11 +21,11 @@ from staticmem.errors import StaticmemError
 from staticmem.version import __version__
 
 _PLACES = {
-    "analyze": "staticmem.analysis",
+    "analyze": "staticmem.studies",
     "Report": "staticmem.report.model",
-    "sweep": "staticmem.scenarios.sweep",
-    "max_batch": "staticmem.scenarios.api",
-    "levers": "staticmem.scenarios.api",
+    "sweep": "staticmem.studies.sweeps.sweep",
+    "max_batch": "staticmem.studies.sweeps.api",
+    "levers": "staticmem.studies.sweeps.api",
 }
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from staticmem import dtypes
+from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
-from staticmem.graph.model import resolve
-from staticmem.lifetimes import liveness
-from staticmem.training.scenario import Scenario
-from staticmem.training.step import run_step
+from staticmem.ir import dtypes
+from staticmem.ir.model_file import resolve
+from staticmem.liveness import liveness
+from staticmem.scenario.step import Scenario
 
 HERE = Path(__file__).parent
 TOLERANCE = 0.001  # of the peak, for live bytes: which small values code keeps in variables is a policy (ADR 5)

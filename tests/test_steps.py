@@ -13,11 +13,11 @@ import onnx
 import pytest
 
 import staticmem
-from staticmem.analysis import Request, Study, request_of, steps
-from staticmem.analysis.export import EXPORTS
-from staticmem.analysis.page import page
 from staticmem.frontends import recent
 from staticmem.report.json import dumps
+from staticmem.studies import Request, Study, request_of, steps
+from staticmem.studies.export import EXPORTS
+from staticmem.studies.page import page
 
 MODELS = Path(__file__).parents[1] / "models"
 ADAM = Request(optimizer="adam", batch=2)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from staticmem import dtypes
-from staticmem.graph.ir import Arg, Graph, Op, Parameter, Ref, Value
-from staticmem.textbook import (
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref, Value
+from staticmem.studies.textbook import (
     TextbookEstimate,
     batch_norm_parameters,
     conv2d_parameters,

@@ -29,7 +29,7 @@ from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
-from staticmem.graph.record import record
+from staticmem.ir.record import record
 
 REPLAYS = 11
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same

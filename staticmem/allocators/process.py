@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple, overload
 
 from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
-from staticmem.graph.record import record
+from staticmem.ir.record import record
 
 
 class Origin(NamedTuple):

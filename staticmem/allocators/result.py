@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from staticmem.graph.record import record
+from staticmem.ir.record import record
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from staticmem.errors import UsageError, did_you_mean
-from staticmem.graph.record import record
+from staticmem.ir.record import record
 from staticmem.units import MIB
 
 MIN_BLOCK = 512  # kMinBlockSize, c10/core/AllocatorConfig.h

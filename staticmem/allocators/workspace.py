@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from staticmem.graph.record import record
+from staticmem.ir.record import record
 
 FIRST, LAST = -2, -1
 

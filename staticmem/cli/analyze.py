@@ -11,9 +11,9 @@ from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import one_of, positive
 
 if TYPE_CHECKING:
-    from staticmem.analysis import Study
     from staticmem.report.html import LeverRow
     from staticmem.report.model import LargestBatch
+    from staticmem.studies import Study
 
 RUNTIMES = ("torch", "onnxruntime")
 FORMATS = ("table", "json", "html", "md", "snapshot", "perfetto")
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found an unknown op."""
     from dataclasses import replace
 
-    from staticmem.analysis import ALL, Study, without_cycle_search
     from staticmem.cli.output import check_target, emit, put
     from staticmem.cli.source import model_path
+    from staticmem.studies import ALL, Study, without_cycle_search
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if largest is not None and wanted.batch is None:
             study = study.ask(replace(wanted, batch=max(largest.batch, 1)))
         if kind in EXPORTS:
-            from staticmem.analysis.export import EXPORTS as MAKERS
+            from staticmem.studies.export import EXPORTS as MAKERS
 
             exported, report = MAKERS[kind](study), None
         elif kind == "html":
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _largest(study: Study) -> LargestBatch:
     """The largest batch on the card that was named."""
-    from staticmem.scenarios.largest import largest_batch, no_card
+    from staticmem.studies.sweeps.largest import largest_batch, no_card
 
     if study.request.gpu is None:
         raise no_card()
@@ -132,8 +132,8 @@ def _page(study: Study, largest: LargestBatch | None, args: argparse.Namespace) 
     import shlex
     from dataclasses import replace
 
-    from staticmem.analysis.page import page
     from staticmem.cli.words import SLIDERS, without
+    from staticmem.studies.page import page
 
     command, others = (shlex.join(["staticmem", *words]) for words in (args.words, without(args.words, SLIDERS)))
     report = replace(study.report, max_batch=largest)
@@ -143,7 +143,7 @@ def _page(study: Study, largest: LargestBatch | None, args: argparse.Namespace) 
 def _levers(study: Study) -> tuple[LeverRow, ...] | None:
     """What would make the step smaller, for graphs of which a score of steps takes no more than seconds."""
     from staticmem.report.html import LeverRow
-    from staticmem.scenarios.levers import levers
+    from staticmem.studies.sweeps.levers import levers
 
     if len(study.result.graph.ops) > LEVERS_LIMIT:
         return None

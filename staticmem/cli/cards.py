@@ -10,7 +10,7 @@ from staticmem.cli.values import positive
 from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from staticmem.hardware.gpus import Gpu
+    from staticmem.devices.gpus import Gpu
 
 
 def add_filters(parser: argparse.ArgumentParser, own_file: bool) -> None:
@@ -34,8 +34,8 @@ def choose(args: argparse.Namespace, names: Sequence[str] = ()) -> list[Gpu]:
     Raises:
         UsageError: a flag's value is not known, or nothing is left.
     """
-    from staticmem.analysis.request import known
-    from staticmem.hardware import gpus
+    from staticmem.devices import gpus
+    from staticmem.scenario.request import known
 
     file = args.gpus_file
     cards = [gpus.find(name, file=file) for name in names] if names else list(gpus.catalog(file).values())
@@ -57,7 +57,7 @@ def choose(args: argparse.Namespace, names: Sequence[str] = ()) -> list[Gpu]:
 
 
 def _size(flag: str, text: str | None) -> int | None:
-    from staticmem.hardware.gpus import parse_size
+    from staticmem.devices.gpus import parse_size
 
     if text is None:
         return None

@@ -56,10 +56,10 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.progress import Progress
-    from staticmem.scenarios import check_text
-    from staticmem.scenarios.check import check
-    from staticmem.scenarios.points import points
-    from staticmem.scenarios.sweep import run as evaluate
+    from staticmem.studies.sweeps import check_text
+    from staticmem.studies.sweeps.check import check
+    from staticmem.studies.sweeps.points import points
+    from staticmem.studies.sweeps.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _budget(text: str) -> Any:
-    from staticmem.scenarios.config import Budget
-    from staticmem.scenarios.fields import METRICS
+    from staticmem.config.config import Budget
+    from staticmem.config.fields import METRICS
     from staticmem.units import parse_bytes
 
     metric, equals, size = text.partition("=")

@@ -75,8 +75,8 @@ def _predicted(args: argparse.Namespace) -> Snapshot:
         saved = False  # the frontend says what is wrong with the path
     if saved:
         return snapshots.read(args.predicted)
-    from staticmem.analysis import Study, without_cycle_search
-    from staticmem.analysis.export import snapshot
+    from staticmem.studies import Study, without_cycle_search
+    from staticmem.studies.export import snapshot
 
     with without_cycle_search():
         data = snapshot(Study.open(args.predicted, scenario.request(args)))

@@ -92,7 +92,7 @@ def _side(path: str, args: argparse.Namespace) -> Report:
         from staticmem.report.load import load_report
 
         return load_report(path)
-    from staticmem.analysis import run as analyze
+    from staticmem.studies import run as analyze
 
     if path.lower().endswith((".yaml", ".yml", ".toml")):
         side = argparse.Namespace(**{**vars(args), "config": path, "model": None})

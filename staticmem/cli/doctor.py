@@ -28,8 +28,8 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where a required package is missing or too old."""
+    from staticmem.cli.environment import inspect, problems
     from staticmem.cli.output import check_target, put, style_of
-    from staticmem.environment import inspect, problems
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

@@ -103,7 +103,7 @@ def _tensor(text: str) -> tuple[tuple[int, ...], str]:
         raise UsageError(
             f"--input '{text}' is not a shape", "It is sizes with x between.", "Example: 2x3x224x224", CODE
         )
-    from staticmem import dtypes
+    from staticmem.ir import dtypes
 
     found = dtypes.parse(dtype or "float32")
     if found is None:

@@ -10,7 +10,7 @@ from staticmem.cli.cards import add_filters, choose
 from staticmem.cli.reporting import add_output, chosen_format
 
 if TYPE_CHECKING:
-    from staticmem.hardware.gpus import Gpu
+    from staticmem.devices.gpus import Gpu
 
 FORMATS = ("table", "json", "csv")
 SUFFIXES = {"txt": "table", "json": "json", "csv": "csv"}
@@ -102,7 +102,7 @@ def _plain(card: Gpu) -> dict[str, Any]:
 def _json(cards: Sequence[Gpu]) -> str:
     import json
 
-    from staticmem.hardware.gpus import checked
+    from staticmem.devices.gpus import checked
 
     return json.dumps({"checked": checked(), "cards": [_plain(card) for card in cards]}, indent=2) + "\n"
 
@@ -111,7 +111,7 @@ def _csv(cards: Sequence[Gpu]) -> str:
     import csv
     import io
 
-    from staticmem.hardware.gpus import TYPES
+    from staticmem.devices.gpus import TYPES
     from staticmem.report.changes_text import cell
 
     out = io.StringIO()

@@ -47,12 +47,12 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from staticmem.analysis import Study, without_cycle_search
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.source import model_path
+    from staticmem.engine.shapes import known_values
     from staticmem.report.layers import layer_table, shown
     from staticmem.report.layers_text import render, render_csv
-    from staticmem.training.shapes import known_values
+    from staticmem.studies import Study, without_cycle_search
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

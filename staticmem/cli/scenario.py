@@ -13,8 +13,8 @@ from staticmem.cli.values import dimension, one_of, positive, resolution, segmen
 from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from staticmem.analysis import Request
-    from staticmem.scenarios.config import Config
+    from staticmem.config.config import Config
+    from staticmem.studies import Request
 
 
 def add_model(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -174,12 +174,12 @@ def request(args: argparse.Namespace, **more: Any) -> Request:
         UsageError: flags that contradict each other.
         ConfigError: the config has what is not known.
     """
-    from staticmem.analysis.request import request_of
+    from staticmem.scenario.request import request_of
 
     words = {**flags(args), **{name: value for name, value in more.items() if value is not None}}
     config = settings(args)
     if config is not None:
-        from staticmem.scenarios.discover import combined
+        from staticmem.config.discover import combined
 
         below = dict(config.words)
         if getattr(args, "model", None) not in (None, config.model):
@@ -192,7 +192,7 @@ def request(args: argparse.Namespace, **more: Any) -> Request:
 
 def flags(args: argparse.Namespace) -> dict[str, Any]:
     """The words that flags give, by the names of `Request`; those that are not given are not in it."""
-    from staticmem.analysis.request import FIELDS
+    from staticmem.scenario.request import FIELDS
 
     words = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
     words["dims"] = _dims(args.dim or []) or None
@@ -214,8 +214,8 @@ def config_of(args: argparse.Namespace) -> Config:
     Raises:
         UsageError: a config is given twice.
     """
-    from staticmem.scenarios.config import Config
-    from staticmem.scenarios.sweep import is_config
+    from staticmem.config.config import Config
+    from staticmem.studies.sweeps.sweep import is_config
 
     if args.model is not None and is_config(args.model):
         if args.config is not None:
@@ -227,11 +227,11 @@ def config_of(args: argparse.Namespace) -> Config:
 
 
 def _settings(args: argparse.Namespace) -> Config | None:
-    from staticmem.scenarios import locate
+    from staticmem.config import locate
 
     if args.config is None and not locate.anything(search=not args.no_config):
         return None
-    from staticmem.scenarios.discover import settings as read
+    from staticmem.config.discover import settings as read
 
     found = read(args.config, not args.no_config)
     if found.file is not None and args.config is None and not getattr(args, "quiet", False):

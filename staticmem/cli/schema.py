@@ -36,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(plain_schema(SessionReport, SCHEMA))
         return 0
     if args.kind == "sizing":
-        from staticmem.sizing.schema import dumps
+        from staticmem.studies.sizing.schema import dumps
 
         sys.stdout.write(dumps())
         return 0
-    from staticmem.scenarios import schema
+    from staticmem.studies.sweeps import schema
 
     made = getattr(schema, f"{args.kind}_schema")()
     sys.stdout.write(schema.dumps(made))

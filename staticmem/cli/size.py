@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 where the report could be made."""
     import shlex
 
-    from staticmem.analysis import Study
     from staticmem.cli.output import check_target, put
     from staticmem.cli.progress import Progress
     from staticmem.cli.source import model_path
-    from staticmem.hardware import gpus
-    from staticmem.scenarios.sweep import is_config
-    from staticmem.sizing.build import Options, size
+    from staticmem.devices import gpus
+    from staticmem.studies import Study
+    from staticmem.studies.sizing.build import Options, size
+    from staticmem.studies.sweeps.sweep import is_config
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     cards = choose(args, names or (config.gpus if config is not None else ()))
     prices = {}
     if args.prices is not None:
-        from staticmem.sizing.prices import load
+        from staticmem.studies.sizing.prices import load
 
         prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.words])
@@ -98,21 +98,21 @@ def _text(found: Any, kind: str, args: argparse.Namespace) -> str:
 
         return plain_text(found)
     if kind == "csv":
-        from staticmem.sizing.csv_text import render as render_csv
+        from staticmem.studies.sizing.csv_text import render as render_csv
 
         return render_csv(found)
     if kind == "md":
-        from staticmem.sizing.markdown import render as render_markdown
+        from staticmem.studies.sizing.markdown import render as render_markdown
 
         return render_markdown(found, args.units)
     if kind == "html":
-        from staticmem.sizing.page import render as render_page
+        from staticmem.studies.sizing.page import render as render_page
 
         return render_page(found, args.units)
     style = style_of(args)
     if args.quiet:
         return style.plain(found.recommendation) + "\n"
-    from staticmem.sizing.text import render
+    from staticmem.studies.sizing.text import render
 
     return render(found, style, args.units, args.verbose)
 

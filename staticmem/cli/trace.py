@@ -52,11 +52,11 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.analysis import Study, without_cycle_search
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.source import model_path
     from staticmem.report import changes
     from staticmem.report.changes_text import render, render_csv
+    from staticmem.studies import Study, without_cycle_search
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from staticmem.dtypes import DType
 from staticmem.eager.columns import OPEN
 from staticmem.eager.node import Formula, Meta, Node, gradient_edge
 from staticmem.eager.tensor import Form, Storage, Tensor
+from staticmem.ir.dtypes import DType
 
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 
-from staticmem.dtypes import DType
+from staticmem.ir.dtypes import DType
 
 ROUND = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it
 OPEN = 2**32 - 1  # the end of what never ends: more ticks than fit into any memory

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from sys import intern
 from typing import Any, NamedTuple, TypeVar, cast
 
-from staticmem import dtypes
-from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
 from staticmem.eager.node import Formula, Node, SavedTensorsHooks, gradient_edge, meta_of
 from staticmem.eager.rebase import copy_slices, view_chain, zeros_of
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.eager.trace import OPEN, Reduction, Trace
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 

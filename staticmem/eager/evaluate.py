@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from staticmem.dtypes import DType
 from staticmem.eager.node import Node
 from staticmem.eager.tensor import Owner, Tensor
+from staticmem.ir.dtypes import DType
 
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
 from staticmem.eager.tensor import Storage, Tensor
+from staticmem.ir.dtypes import DType
 
 if TYPE_CHECKING:
     from staticmem.eager.calls import Recorded

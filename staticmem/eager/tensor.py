@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING
 
-from staticmem.dtypes import DType
 from staticmem.eager import strides as layout
+from staticmem.ir.dtypes import DType
 
 if TYPE_CHECKING:
     from staticmem.eager.node import Node

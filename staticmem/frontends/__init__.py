@@ -9,7 +9,7 @@ from staticmem import files
 from staticmem.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from staticmem.graph.model import ModelFile
+    from staticmem.ir.model_file import ModelFile
 
 HEAD = 4096  # bytes that tell what a file is
 

@@ -15,10 +15,10 @@ from staticmem.frontends import fields
 from staticmem.frontends.export_bounds import DataBounds
 from staticmem.frontends.export_program import ExportedArchive, dtype_of
 from staticmem.frontends.export_rebind import BatchRebinder, check_derived
-from staticmem.graph import expressions
-from staticmem.graph.ir import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
-from staticmem.graph.model import MAX_DIM, Binding
-from staticmem.graph.source import source_lines
+from staticmem.ir import expressions
+from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.ir.model_file import MAX_DIM, Binding
+from staticmem.ir.source import source_lines
 
 _BODIES = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap", "checkpoint")
 _CONSTANTS = ("tensor_constant", "custom_obj")

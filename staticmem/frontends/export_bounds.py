@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.errors import DimensionError
 from staticmem.frontends import fields
-from staticmem.graph import expressions
-from staticmem.graph.ir import Note, Value
+from staticmem.ir import dtypes, expressions
+from staticmem.ir.graph import Note, Value
 
 _TARGETS = (
     "nonzero", "argwhere", "masked_select", "index", "_unique2", "unique_dim", "unique_consecutive", "nms", "bincount",

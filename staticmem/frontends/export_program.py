@@ -14,14 +14,14 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem import dtypes, files
-from staticmem.dtypes import DType
+from staticmem import files
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields, recent
 from staticmem.frontends.export_storages import CONFIGS, tied_names
-from staticmem.graph import expressions
-from staticmem.graph.ir import Graph
-from staticmem.graph.model import Binding, InputSpec, SymbolRange
+from staticmem.ir import dtypes, expressions
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Graph
+from staticmem.ir.model_file import Binding, InputSpec, SymbolRange
 
 SUPPORTED_MAJOR = 8
 MAX_JSON_BYTES = 1 << 30  # the JSON of a 100,000-op graph is about 100 MB

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from staticmem.errors import DimensionError
-from staticmem.graph import expressions
-from staticmem.graph.ir import Op, Ref
-from staticmem.graph.model import Binding, InputSpec
+from staticmem.ir import expressions
+from staticmem.ir.graph import Op, Ref
+from staticmem.ir.model_file import Binding, InputSpec
 
 _VIEWS = ("aten::view", "aten::reshape", "aten::_unsafe_view")
 

@@ -16,7 +16,7 @@ from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
 
 if TYPE_CHECKING:
-    from staticmem.graph.model import ModelFile
+    from staticmem.ir.model_file import ModelFile
 
 CODE = "SM170"
 

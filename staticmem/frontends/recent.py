@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from staticmem import files
 
 if TYPE_CHECKING:
-    from staticmem.graph.ir import Graph
-    from staticmem.graph.model import Binding, ModelFile
+    from staticmem.ir.graph import Graph
+    from staticmem.ir.model_file import Binding, ModelFile
 
 MODELS = 4  # files that are kept
 GRAPHS = 2  # bindings that are kept of each: of one scenario, and of the one that it is compared with

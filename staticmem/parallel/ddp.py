@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from staticmem.dtypes import DType
+from staticmem.ir.dtypes import DType
 from staticmem.parallel.facts import Weight
 from staticmem.parallel.rewrite import AFTER, COMMUNICATION, Rewrite
 from staticmem.units import MIB

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from staticmem.eager.trace import Trace
-from staticmem.graph.ir import Graph
+from staticmem.ir.graph import Graph
 from staticmem.parallel.rewrite import Piece, Rewrite
 
 _NUMBERED = re.compile(r"(?:^|\.)\d+$")  # `layers.3`: an element of a ModuleList or Sequential

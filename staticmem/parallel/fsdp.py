@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from staticmem.dtypes import DType, float32
+from staticmem.ir.dtypes import DType, float32
 from staticmem.parallel.facts import ROOT, Run, Weight, ceil_div, group_of_name
 from staticmem.parallel.rewrite import BEFORE, COMMUNICATION, END_OF_PHASE, Piece, Position, Rewrite
 

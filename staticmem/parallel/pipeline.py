@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.graph.ir import Graph
+from staticmem.ir.graph import Graph
 from staticmem.parallel.facts import ROOT, Weight, groups_of_ops
 from staticmem.parallel.rewrite import AFTER, BEFORE, COMMUNICATION, EVENT, Piece, Rewrite
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from staticmem.dtypes import DType, bfloat16, float16
+from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
-from staticmem.graph.ir import Note
+from staticmem.ir.dtypes import DType, bfloat16, float16
+from staticmem.ir.graph import Note
 from staticmem.parallel import ddp, facts, fsdp, pipeline, tensor, zero, zero3
-from staticmem.parallel.names import TITLES
 from staticmem.parallel.rewrite import Rewrite
-from staticmem.training.step import StepResult
+from staticmem.scenario.parallel import TITLES
 
 DEFAULTS = zero.ZeroConfig()
 MOST_DEVICES = 65536  # a typing mistake beyond it
@@ -120,7 +120,7 @@ def _slowest_stage(
             f"Use --devices {max(len(paths), 1)} or fewer.",
             code="SM182",
         )
-    from staticmem.lifetimes import liveness
+    from staticmem.liveness import liveness
 
     training = any(name == "backward" for name, _ in result.trace.phases)
     micro = (strategy.micro_batches or 2 * stages) if training else 1

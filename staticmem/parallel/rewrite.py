@@ -12,9 +12,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from staticmem.dtypes import DType
 from staticmem.eager.trace import Buffer, Hold, Kernel, Kernels, Trace
-from staticmem.lifetimes import liveness
+from staticmem.ir.dtypes import DType
+from staticmem.liveness import liveness
 
 Position: TypeAlias = "tuple[int, int]"
 _Moment: TypeAlias = "tuple[int, int, int]"  # a position and which call put something there

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from staticmem.graph.ir import Graph, Op, Parameter, Ref
+from staticmem.ir.graph import Graph, Op, Parameter, Ref
 from staticmem.parallel.facts import ROOT, Weight, ceil_div, groups_of_ops
 from staticmem.parallel.rewrite import Piece, Rewrite
 

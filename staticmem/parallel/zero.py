@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from staticmem.dtypes import DType, float32
+from staticmem.ir.dtypes import DType, float32
 from staticmem.parallel.facts import Weight, ceil_div
 from staticmem.parallel.rewrite import AFTER, BEFORE, COMMUNICATION, END_OF_PHASE, Piece, Rewrite
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from staticmem.eager.trace import Trace
-from staticmem.graph.ir import Graph
+from staticmem.ir.graph import Graph
 from staticmem.parallel.facts import Weight, ceil_div
 from staticmem.parallel.rewrite import AFTER, BEFORE, COMMUNICATION, END_OF_PHASE, Piece, Rewrite
 from staticmem.parallel.zero import Partition, ZeroConfig, master, replace_states, update

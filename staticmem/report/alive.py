@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, overload
 
 from staticmem.eager.trace import Hold
-from staticmem.graph.ir import Graph
-from staticmem.lifetimes import Lifetimes
-from staticmem.lifetimes.why import module_of, reasons, short
+from staticmem.ir.graph import Graph
+from staticmem.liveness import Lifetimes
+from staticmem.liveness.why import module_of, reasons, short
 from staticmem.report.model import CATEGORIES, TensorEntry
 
 FEW = 64  # entries for which who holds them is looked up by themselves, and not for all at once

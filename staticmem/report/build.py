@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.eager.trace import Kernel
-from staticmem.graph.ir import Graph, Note
-from staticmem.graph.model import Binding, ModelFile
-from staticmem.graph.record import record
-from staticmem.lifetimes import Lifetimes
-from staticmem.lifetimes import PhasePeak as Interval
-from staticmem.lifetimes.why import module_of_op
+from staticmem.engine.step import StepResult
+from staticmem.ir.graph import Graph, Note
+from staticmem.ir.model_file import Binding, ModelFile
+from staticmem.ir.record import record
+from staticmem.liveness import Lifetimes
+from staticmem.liveness import PhasePeak as Interval
+from staticmem.liveness.why import module_of_op
+from staticmem.ops import lookup
 from staticmem.report.alive import Alive
 from staticmem.report.model import (
     SCHEMA,
@@ -31,9 +33,7 @@ from staticmem.report.model import (
     TensorInfo,
     UnknownOp,
 )
-from staticmem.rules import lookup
-from staticmem.training.scenario import Scenario
-from staticmem.training.step import StepResult
+from staticmem.scenario.step import Scenario
 
 
 @record(frozen=True)

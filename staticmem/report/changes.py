@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from staticmem.eager.trace import Buffer
-from staticmem.graph.ir import Graph
-from staticmem.lifetimes import Lifetimes
-from staticmem.lifetimes.schedule import Stage, schedule
-from staticmem.lifetimes.why import module_of_op, short
+from staticmem.ir.graph import Graph
+from staticmem.liveness import Lifetimes
+from staticmem.liveness.schedule import Stage, schedule
+from staticmem.liveness.why import module_of_op, short
 
 SCHEMA = "staticmem.trace/1"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from staticmem.graph.classes import short as short_class
-from staticmem.graph.ir import Graph, Op
-from staticmem.lifetimes import Lifetimes
-from staticmem.lifetimes.why import module_of, short
-from staticmem.rules.flops import flops
-from staticmem.training.shapes import Known
+from staticmem.engine.shapes import Known
+from staticmem.ir.classes import short as short_class
+from staticmem.ir.graph import Graph, Op
+from staticmem.liveness import Lifetimes
+from staticmem.liveness.why import module_of, short
+from staticmem.ops.flops import flops
 
 SCHEMA = "staticmem.layers/1"
 

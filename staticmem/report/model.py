@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any
 
-from staticmem.graph.record import guarded
+from staticmem.ir.record import guarded
 
 SCHEMA = "staticmem.report/1"
 

@@ -17,7 +17,7 @@ from staticmem.allocators.events import RELEASE
 from staticmem.allocators.result import SegmentEvent
 from staticmem.allocators.settings import UNLIMITED
 from staticmem.eager.trace import Trace
-from staticmem.graph.ir import Graph
+from staticmem.ir.graph import Graph
 
 Frame = dict[str, Any]
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from typing import TextIO
 
-from staticmem.graph.record import record
+from staticmem.ir.record import record
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _ASCII = {"—": "-", "·": "-", "…": "...", "\u00d7": "x", "█": "#", "░": ".", "│": "|", "─": "-", "≤": "<=", "→": "->"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from staticmem.lifetimes.why import short
-from staticmem.parallel.names import TITLES
+from staticmem.liveness.why import short
 from staticmem.report.model import Peak, PhasePeak, Report, ScenarioInfo
+from staticmem.scenario.parallel import TITLES
 from staticmem.units import format_bytes
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}

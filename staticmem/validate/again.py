@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from staticmem.analysis.request import Request
 from staticmem.errors import UsageError
 from staticmem.report.load import build
+from staticmem.scenario.request import Request
 from staticmem.validate import torch_reconcile
 from staticmem.validate.record import Record, sha256
 from staticmem.validate.torch_predict import predicted

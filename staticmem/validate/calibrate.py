@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from staticmem.devices import gpus, profile
+from staticmem.devices.documents import read_yaml
 from staticmem.errors import UsageError
-from staticmem.hardware import gpus, profile
-from staticmem.hardware.documents import read_yaml
 from staticmem.units import MIB
 from staticmem.validate.record import Record
 from staticmem.validate.torch_cards import card_of

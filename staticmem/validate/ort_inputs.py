@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from staticmem import dtypes
+from staticmem.ir import dtypes
 
 # what hands indices on without changing their values
 _PASS = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Flatten", "Slice", "Expand", "Transpose", "Concat")

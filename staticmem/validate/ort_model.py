@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.errors import ModelFileError
+from staticmem.ir import dtypes
 
 BLOCK = 1 << 20  # elements of random data that are repeated: memory does not depend on the values
 WINDOWS = 1 << 14

@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction, predict_session
-from staticmem.analysis.session import open_session, predicted
 from staticmem.files import temporary_folder
-from staticmem.graph.ir import Note
-from staticmem.graph.model import Binding
+from staticmem.ir.graph import Note
+from staticmem.ir.model_file import Binding
+from staticmem.studies.session import open_session, predicted
 from staticmem.validate import ort_reconcile, ort_run
 from staticmem.validate.ort_inputs import RandomInput, plan_inputs
 from staticmem.validate.ort_model import prepare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from staticmem.hardware import gpus
+from staticmem.devices import gpus
 from staticmem.units import GIB
 
 _SXM = re.compile(r"sxm\d*|hbm3")  # an H100 whose name has its memory's is an SXM module

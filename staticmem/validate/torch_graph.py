@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from staticmem.dtypes import DType
-from staticmem.graph.ir import Graph, Op, Parameter, Ref, Value
-from staticmem.rules import lookup
-from staticmem.training.symbolic import SCALAR_OPS
+from staticmem.engine.symbolic import SCALAR_OPS
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
+from staticmem.ops import lookup
 
 FORBIDDEN = ("aten::from_file",)  # opens or makes a file
 _TENSOR: dict[str, Callable[..., int]] = {  # of SCALAR_OPS, those that ask a tensor

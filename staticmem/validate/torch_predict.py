@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
-from staticmem.analysis import Study
-from staticmem.analysis.request import Request, request_of
+from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, UsageError
-from staticmem.graph.ir import Graph, Op
-from staticmem.lifetimes import Lifetimes, liveness
-from staticmem.training.scenario import Scenario
-from staticmem.training.step import StepResult, run_step
+from staticmem.ir.graph import Graph, Op
+from staticmem.liveness import Lifetimes, liveness
+from staticmem.scenario.request import Request, request_of
+from staticmem.scenario.step import Scenario
+from staticmem.studies import Study
 from staticmem.validate.torch_words import OPTIMIZERS
 
 _REFUSED = {  # levers of a model's code, which a graph does not have, or of other packages

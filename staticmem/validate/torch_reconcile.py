@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from staticmem.lifetimes import Lifetimes
-from staticmem.meters import DeviceMeters
+from staticmem.devices.meters import DeviceMeters
+from staticmem.liveness import Lifetimes
 from staticmem.units import MIB
 from staticmem.validate.record import Meter, NodeDifference, Nodes
 from staticmem.validate.torch_predict import Predicted

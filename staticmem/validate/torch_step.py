@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 
-from staticmem.graph.ir import Graph
-from staticmem.training.losses import target_of
-from staticmem.training.scenario import Scenario
+from staticmem.engine.losses import target_of
+from staticmem.ir.graph import Graph
+from staticmem.scenario.step import Scenario
 from staticmem.validate.torch_graph import NotRunnableError, Program, torch_dtype
 from staticmem.validate.torch_words import OPTIMIZERS
 

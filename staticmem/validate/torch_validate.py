@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from staticmem.analysis.device import device_of
+from staticmem.devices.meters import DeviceMeters, on_device
 from staticmem.files import temporary_folder
-from staticmem.graph.ir import Note
-from staticmem.meters import DeviceMeters, on_device
+from staticmem.ir.graph import Note
+from staticmem.studies.device import device_of
 from staticmem.validate import torch_reconcile, torch_run
 from staticmem.validate.record import Meter, Nodes, Record, sha256
 from staticmem.validate.torch_cards import gpu_word

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from staticmem.allocators import process, simulate
-from staticmem.analysis import Request, Study
-from staticmem.hardware import kernels
-from staticmem.hardware.kernels import KernelWorkspaces, Setup
+from staticmem.devices import kernels
+from staticmem.devices.kernels import KernelWorkspaces, Setup
+from staticmem.studies import Request, Study
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDED: list[dict[str, Any]] = json.loads((DATA / "allocator" / "kernels.json").read_text())

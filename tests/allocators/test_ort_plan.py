@@ -7,7 +7,6 @@ import pytest
 from onnx import TensorProto, helper
 from ort_graphs import Net, image
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.build import build
 from staticmem.allocators.onnxruntime.casts import unsafe
 from staticmem.allocators.onnxruntime.order import execution_order
@@ -15,6 +14,7 @@ from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, REUSE, Plan,
 from staticmem.allocators.onnxruntime.session import SessionOptions, predict_session
 from staticmem.allocators.onnxruntime.weights import weight_bytes
 from staticmem.errors import UsageError
+from staticmem.ir import dtypes
 
 
 def planned(net: Net, result: str, shape: tuple[int | str, ...] = (4, 64), reuse: bool = True) -> Plan:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from staticmem import dtypes
 from staticmem.allocators import Process, Workspace, parse_settings, process, simulate
 from staticmem.eager.trace import Trace
+from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
-from staticmem.graph.model import resolve
-from staticmem.training.scenario import Scenario
-from staticmem.training.step import run_step
+from staticmem.ir import dtypes
+from staticmem.ir.model_file import resolve
+from staticmem.scenario.step import Scenario
 
 ROOT = Path(__file__).parents[2]
 RECORDED: list[dict[str, Any]] = json.loads((ROOT / "tests" / "data" / "allocator" / "processes.json").read_text())

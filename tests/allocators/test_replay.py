@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from staticmem import dtypes
 from staticmem.allocators import Band, Process, Workspace, process, reserved_band, simulate
 from staticmem.allocators.events import RELEASE
 from staticmem.allocators.jitter import REPLAYS, Sizes, has_strays, interval, jitters
 from staticmem.allocators.placement import model_to_order
 from staticmem.allocators.workspace import FIRST
 from staticmem.eager.trace import Buffer, Buffers, Kernel, Kernels, Trace
+from staticmem.ir import dtypes
 
 MIB = 2**20
 

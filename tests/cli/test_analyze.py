@@ -160,7 +160,7 @@ def test_fingerprint(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     entry = next(e for e in manifest["files"] if e["file"] == "seed.pt2")
     model = analyzed(capsys, SEED)["model"]
     assert (model["sha256"], model["file_bytes"]) == (entry["sha256"], entry["bytes"])
-    monkeypatch.setattr("staticmem.analysis.study.HASH_LIMIT", 10)
+    monkeypatch.setattr("staticmem.studies.study.HASH_LIMIT", 10)
     assert analyzed(capsys, SEED)["model"]["sha256"] is None
 
 

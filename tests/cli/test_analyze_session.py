@@ -14,11 +14,11 @@ from onnx import TensorProto, helper
 from ort_graphs import GRAPHS
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
-from staticmem.analysis import Request
-from staticmem.analysis.session import session_report
 from staticmem.cli.main import main
-from staticmem.hardware import gpus, profile
+from staticmem.devices import gpus, profile
 from staticmem.report.session import CPU_CATEGORIES, CUDA_CATEGORIES
+from staticmem.studies import Request
+from staticmem.studies.session import session_report
 
 ROOT = files.ROOT
 RESNET = str(ROOT / "models" / "resnet18.onnx")

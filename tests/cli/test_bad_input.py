@@ -171,7 +171,7 @@ def test_internal_errors_are_one_line_and_a_way_on(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("staticmem.analysis.study.step_of", broken)
+    monkeypatch.setattr("staticmem.studies.study.step_of", broken)
     assert main(["analyze", SEED]) == 2
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0] == "error: internal error: ZeroDivisionError: oh [SM190]"
@@ -183,7 +183,7 @@ def test_interrupt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("staticmem.analysis.study.step_of", interrupted)
+    monkeypatch.setattr("staticmem.studies.study.step_of", interrupted)
     assert main(["analyze", SEED]) == 130
     assert capsys.readouterr().out == ""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from staticmem.cli.main import main
-from staticmem.rules import registry
+from staticmem.ops import registry
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))

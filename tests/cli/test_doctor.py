@@ -10,8 +10,8 @@ from importlib import metadata
 
 import pytest
 
+from staticmem.cli.environment import inspect, problems
 from staticmem.cli.main import VERBS, main
-from staticmem.environment import inspect, problems
 
 
 def test_versions_are_those_of_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.cli.progress import Progress
-from staticmem.scenarios.schema import config_schema, sweep_schema
+from staticmem.studies.sweeps.schema import config_schema, sweep_schema
 
 SEED = str(files.SEED)
 

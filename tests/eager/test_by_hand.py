@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from staticmem import dtypes
-from staticmem.analysis.request import Request
-from staticmem.analysis.study import Study
 from staticmem.eager import strides
 from staticmem.eager.calls import Effects
 from staticmem.eager.context import Eager
 from staticmem.eager.trace import Reduction, round_up
-from staticmem.rules.pointwise import scalar_dtype
+from staticmem.ir import dtypes
+from staticmem.ops.pointwise import scalar_dtype
+from staticmem.scenario.request import Request
+from staticmem.studies.study import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 

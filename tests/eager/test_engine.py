@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from observe import Spec, f
 
-from staticmem import dtypes
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.rules import lookup
-from staticmem.rules.dispatch import call
+from staticmem.ir import dtypes
+from staticmem.ops import lookup
+from staticmem.ops.dispatch import call
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

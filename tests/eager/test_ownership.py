@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from staticmem import dtypes
 from staticmem.eager.autograd import Formula, Grads, run_backward
 from staticmem.eager.context import Eager, result_type
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import round_up
-from staticmem.rules.pointwise import add, mul
+from staticmem.ir import dtypes
+from staticmem.ops.pointwise import add, mul
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from staticmem.frontends.onnx import open_onnx
-from staticmem.graph.ir import Graph, Ref
-from staticmem.graph.model import resolve
+from staticmem.ir.graph import Graph, Ref
+from staticmem.ir.model_file import resolve
 
 Shape = Sequence[int | str | None]
 

@@ -17,13 +17,13 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 import staticmem  # noqa: E402
+from staticmem.engine.step import run_step  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.frontends.export_storages import tied_names  # noqa: E402
 from staticmem.frontends.writing import pt2_bytes  # noqa: E402
-from staticmem.graph.model import resolve  # noqa: E402
-from staticmem.lifetimes import liveness  # noqa: E402
-from staticmem.training.scenario import Scenario  # noqa: E402
-from staticmem.training.step import run_step  # noqa: E402
+from staticmem.ir.model_file import resolve  # noqa: E402
+from staticmem.liveness import liveness  # noqa: E402
+from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PARAMETER = 256 * 256 * 4

@@ -18,8 +18,8 @@ from pt2_files import argument, document, node, tensor
 from staticmem import analyze
 from staticmem.errors import DimensionError, ModelFileError, StaticmemError
 from staticmem.frontends.export_program import read_archive
-from staticmem.graph.ir import Graph, Ref
-from staticmem.graph.model import resolve
+from staticmem.ir.graph import Graph, Ref
+from staticmem.ir.model_file import resolve
 from staticmem.report.json import dumps
 
 SEED = files.MODELS / "seed.pt2"

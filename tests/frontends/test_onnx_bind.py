@@ -12,7 +12,7 @@ from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
 from staticmem.errors import DimensionError
 from staticmem.frontends.onnx import open_onnx
-from staticmem.graph.ir import Ref
+from staticmem.ir.graph import Ref
 
 
 def test_named_and_unnamed_dimensions_are_symbols(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx_models import bound, ints, model, node, value, weight
 
-from staticmem.graph.ir import Graph
+from staticmem.ir.graph import Graph
 
 
 def constant(name: str, *shape: int, dtype: Any = np.float32) -> Any:

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, defs, helper
 from onnx_models import model, node, scalar, targets, value, weight
 
+from staticmem.engine.interpreter import Interpreter
 from staticmem.frontends.onnx import open_onnx
-from staticmem.graph.ir import Graph
-from staticmem.graph.model import resolve
-from staticmem.training.interpreter import Interpreter
+from staticmem.ir.graph import Graph
+from staticmem.ir.model_file import resolve
 
 MS = "com.microsoft"
 X = value("x", [2, 6, 32])

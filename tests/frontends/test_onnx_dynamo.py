@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 from onnx_models import bound, fx, ints, model, node, scalar, targets, value, weight
 
-from staticmem import dtypes
 from staticmem.errors import StaticmemError
 from staticmem.frontends.onnx import open_onnx
-from staticmem.graph.ir import Frame, Graph, Ref
-from staticmem.graph.model import resolve
-from staticmem.recover import inplace
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Frame, Graph, Ref
+from staticmem.ir.model_file import resolve
+from staticmem.passes import inplace
 
 RELU = ("torchvision.models.resnet.ResNet", "torch.nn.modules.activation.ReLU", "aten.relu.default")
 

@@ -13,7 +13,7 @@ from staticmem.errors import ModelFileError
 from staticmem.frontends import open_model, recent
 from staticmem.frontends.onnx import model as onnx_model
 from staticmem.frontends.onnx import wire
-from staticmem.graph.model import resolve
+from staticmem.ir.model_file import resolve
 
 
 def chain(path: Path, count: int, output: str = "y") -> None:

@@ -11,7 +11,7 @@ from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
 import staticmem
 from staticmem.frontends.onnx import loops
-from staticmem.graph.ir import Graph
+from staticmem.ir.graph import Graph
 
 X = value("x", [4, 8])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
-from staticmem.graph.ir import Frame, Graph, Ref
+from staticmem.ir.graph import Frame, Graph, Ref
 
 
 def run(tmp_path: Path, nodes: list[object], tensors: list[object], shape: tuple[int, ...] = (2, 6, 8)) -> Graph:

@@ -10,15 +10,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from staticmem import dtypes
 from staticmem.frontends import open_model
 from staticmem.frontends.onnx import repeated, shapes
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.model import OnnxModel
 from staticmem.frontends.onnx.repeated import Repeated
-from staticmem.graph.ir import Value
-from staticmem.graph.model import Binding, resolve
-from staticmem.recover.nodes import Net, Node, Subgraph
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Value
+from staticmem.ir.model_file import Binding, resolve
+from staticmem.ir.onnx_graph import Net, Node, Subgraph
 
 MODELS = Path(__file__).parents[2] / "models"
 

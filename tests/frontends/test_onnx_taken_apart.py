@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
-from staticmem.graph.ir import Graph, Ref
+from staticmem.ir.graph import Graph, Ref
 
 PADS = (0, 1, 0, 0, 0, 0)
 PRODUCT = [

@@ -19,12 +19,12 @@ import pytest
 
 import staticmem
 from staticmem import files
-from staticmem.analysis import Request, Study
 from staticmem.frontends import open_model, recent
 from staticmem.frontends.export_program import read_archive
-from staticmem.graph.ir import Graph
-from staticmem.graph.model import resolve
+from staticmem.ir.graph import Graph
+from staticmem.ir.model_file import resolve
 from staticmem.report.json import dumps
+from staticmem.studies import Request, Study
 
 MODELS = Path(__file__).parents[2] / "models"
 SCENARIOS: tuple[dict[str, Any], ...] = (

@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from staticmem.analysis import Request, Study
-from staticmem.analysis.page import page
+from staticmem.studies import Request, Study
+from staticmem.studies.page import page
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import staticmem
-from staticmem import dtypes
-from staticmem.analysis.page import page
-from staticmem.analysis.what_if import what_if
 from staticmem.eager.trace import Buffer, Kernel, Kernels, Trace, round_up
-from staticmem.lifetimes import Lifetimes
+from staticmem.ir import dtypes
+from staticmem.liveness import Lifetimes
 from staticmem.report.html.base import esc
 from staticmem.report.html.closed_form import NotAffineError, closed_form
+from staticmem.studies.page import page
+from staticmem.studies.what_if import what_if
 
 
 def step(lines: list[tuple[int, int, int, int]], ticks: int, batch: int) -> Lifetimes:

@@ -15,8 +15,8 @@ from browser import Browser, Page, find
 from html_pages import HOSTILE, MODELS, hostile_model, large, study_of, write_page
 
 import staticmem
-from staticmem.analysis import Study
 from staticmem.report.json import dumps
+from staticmem.studies import Study
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium: apt-get install chromium")
 

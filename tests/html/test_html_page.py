@@ -15,8 +15,6 @@ from html_pages import MODELS, hostile_model, large, study_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staticmem.analysis import Study
-from staticmem.analysis.page import extras, page
 from staticmem.cli.main import main
 from staticmem.cli.words import SLIDERS, without
 from staticmem.report.html import Extras, LeverRow, render
@@ -24,6 +22,8 @@ from staticmem.report.html.base import cut, esc, json_text, stacked_bar, table, 
 from staticmem.report.html.pack import block, packed_text, unpacked_text
 from staticmem.report.html.timeline import timeline
 from staticmem.report.json import dumps
+from staticmem.studies import Study
+from staticmem.studies.page import extras, page
 
 
 class Elements(html.parser.HTMLParser):

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from staticmem.analysis import Study, request_of
 from staticmem.errors import UsageError
-from staticmem.lifetimes import Lifetimes, liveness
+from staticmem.liveness import Lifetimes, liveness
 from staticmem.parallel.ddp import BUCKET, FIRST_BUCKET, assign_buckets
 from staticmem.parallel.facts import weights
-from staticmem.parallel.names import STRATEGIES
 from staticmem.parallel.pipeline import apply, in_flight, stages_of_ops
 from staticmem.parallel.rank import Strategy, on_rank
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.zero import ZeroConfig
+from staticmem.scenario.parallel import STRATEGIES
+from staticmem.studies import Study, request_of
 
 GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
 MODELS = Path(__file__).parents[2] / "models"
@@ -73,7 +73,7 @@ def test_the_export_is_of_that_model(tmp_path: Path) -> None:
 
 
 def test_a_bucket_is_closed_by_the_gradient_that_fills_it() -> None:
-    from staticmem.dtypes import bfloat16, float32
+    from staticmem.ir.dtypes import bfloat16, float32
 
     mib = 1 << 20
     sizes = [(mib // 2, float32)] * 3 + [(30 * mib, float32), (10 * mib, bfloat16), (mib, float32)]

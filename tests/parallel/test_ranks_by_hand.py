@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from staticmem.analysis import Study, request_of
-from staticmem.lifetimes import liveness
+from staticmem.engine.step import StepResult
+from staticmem.liveness import liveness
 from staticmem.parallel.rank import Strategy, _forward_ends, on_rank
 from staticmem.parallel.zero import ZeroConfig
-from staticmem.training.step import StepResult
+from staticmem.studies import Study, request_of
 
 BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"
 WIDTH, HIDDEN, LENGTH = 64, 200, 16

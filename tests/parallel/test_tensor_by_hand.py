@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from staticmem.dtypes import float32
 from staticmem.eager.trace import Buffer, Trace
-from staticmem.graph.ir import Frame, Graph, Op, Parameter, Ref, Value
+from staticmem.ir.dtypes import float32
+from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.parallel.rewrite import Piece, Rewrite
 from staticmem.parallel.tensor import Plan, _divide, apply, plan
 

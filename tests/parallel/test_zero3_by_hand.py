@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from staticmem.dtypes import float32
 from staticmem.eager.trace import Buffer, Trace
+from staticmem.ir.dtypes import float32
 from staticmem.parallel.facts import Weight
 from staticmem.parallel.rewrite import Piece, Rewrite
 from staticmem.parallel.zero import ZeroConfig

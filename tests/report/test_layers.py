@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from staticmem.analysis import Request, Study
 from staticmem.cli.main import main
+from staticmem.engine.shapes import known_values
 from staticmem.report.layers import NAMES, LayerTable, layer_table
-from staticmem.training.shapes import known_values
+from staticmem.studies import Request, Study
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 FILES = ("resnet18.pt2", "resnet18.onnx", "mobilenet_v2.pt2", "seed.onnx")

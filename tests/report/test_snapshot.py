@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from staticmem.allocators import Process, Replay, process, simulate
+from staticmem.engine.step import StepResult, run_step
 from staticmem.frontends import open_model
-from staticmem.graph.model import resolve
+from staticmem.ir.model_file import resolve
 from staticmem.report import perfetto, snapshot
-from staticmem.training.scenario import Scenario
-from staticmem.training.step import StepResult, run_step
+from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"
 MIB = 2**20

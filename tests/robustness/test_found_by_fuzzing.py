@@ -14,12 +14,12 @@ from onnx import TensorProto, helper
 import staticmem
 from staticmem import StaticmemError
 from staticmem.cli.main import main
+from staticmem.config.discover import read
+from staticmem.devices.gpus import cards
+from staticmem.devices.profile import version
 from staticmem.frontends.onnx import loops as loops_of_onnx
-from staticmem.hardware.gpus import cards
-from staticmem.hardware.profile import version
 from staticmem.report.json import dumps
-from staticmem.scenarios.discover import read
-from staticmem.sizing.prices import load as load_prices
+from staticmem.studies.sizing.prices import load as load_prices
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = str(ROOT / "models" / "seed.pt2")
@@ -287,8 +287,8 @@ def test_a_session_runs_no_more_bodies_than_its_limit(
 ) -> None:
     from staticmem.allocators.onnxruntime import replay, sizes
     from staticmem.allocators.onnxruntime.session import SessionOptions
-    from staticmem.analysis import session
-    from staticmem.analysis.request import Request
+    from staticmem.scenario.request import Request
+    from staticmem.studies import session
 
     started = 0
     run = replay._Frame.run

@@ -9,8 +9,8 @@ from torch_files import MIB, cuda_record
 
 import staticmem
 from staticmem.cli.main import main
+from staticmem.devices import gpus, profile
 from staticmem.errors import UsageError
-from staticmem.hardware import gpus, profile
 from staticmem.validate import calibrate
 from staticmem.validate.record import Record
 from staticmem.validate.torch_cards import card_of, gpu_word

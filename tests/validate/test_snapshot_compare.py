@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from staticmem.analysis import Study
-from staticmem.analysis.export import snapshot
-from staticmem.analysis.request import Request
 from staticmem.cli.main import main
 from staticmem.errors import UsageError
+from staticmem.scenario.request import Request
+from staticmem.studies import Study
+from staticmem.studies.export import snapshot
 from staticmem.validate import plain_pickle, snapshot_compare, snapshots
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +62,8 @@ def test_the_same_process_is_equal_throughout() -> None:
 
 
 def test_peaks_are_those_of_the_replay() -> None:
-    from staticmem.analysis.device import device_of
-    from staticmem.meters import replayed
+    from staticmem.devices.meters import replayed
+    from staticmem.studies.device import device_of
 
     study = Study.open(MODEL, Request(batch=2, optimizer="sgd"))
     _, replay = replayed(study.result, device_of(study.request))

@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 from torch_files import CARD, readings
 
-from staticmem.analysis.request import Request
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
-from staticmem.graph.model import resolve
+from staticmem.ir.model_file import resolve
+from staticmem.scenario.request import Request
 from staticmem.validate import child, torch_reconcile, torch_run
 from staticmem.validate.record import Record
 from staticmem.validate.torch_predict import predicted, request_from, words_of
@@ -175,7 +175,7 @@ def test_words_survive_json() -> None:
 )
 def test_only_ops_that_are_known_are_called(target: str) -> None:
     """A graph comes from a file: `aten::from_file` would open or make another one."""
-    from staticmem.graph.ir import Graph, Op
+    from staticmem.ir.graph import Graph, Op
     from staticmem.validate.torch_graph import NotRunnableError, Program
 
     op = Op("call", target, ("/etc/passwd", False, 16), {}, ("x",))

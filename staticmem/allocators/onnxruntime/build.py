@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.casts import without_duplicates
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
 from staticmem.allocators.onnxruntime.infer import fill, inferred
+from staticmem.ir import dtypes
 
 WRITTEN_OUT = "staticmem: written out"  # the first node of a definition
 FOLLOWING = "staticmem: written out, following"

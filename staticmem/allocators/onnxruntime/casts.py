@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.graph import ExecNode, PlannedType
-from staticmem.dtypes import DType
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
 
 
 def without_duplicates(

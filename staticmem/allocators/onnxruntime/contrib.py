@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from staticmem.allocators.onnxruntime.graph import Dim, PlannedType
-from staticmem.recover.nodes import Node
+from staticmem.ir.onnx_graph import Node
 
 Inputs = Sequence[PlannedType | None]
 Result = Sequence[PlannedType | None]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem import dtypes
-from staticmem.dtypes import DType
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
 
 MADE_UP = "unk__"  # names that onnx's inference gives to open sizes
 Dim = int | str | None  # a size, a symbol, or unknown

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.contents import Contents, constants_of
 from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
 from staticmem.allocators.onnxruntime.graph import MADE_UP, Dim, PlannedType, planned_type
 from staticmem.frontends.onnx.convert import Converter
+from staticmem.ir import dtypes
 
 _CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.arena import Arena, Chunk
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode
 from staticmem.allocators.onnxruntime.order import execution_order
@@ -17,7 +16,8 @@ from staticmem.allocators.onnxruntime.pattern import PatternPlanner
 from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, Plan, Planner
 from staticmem.allocators.onnxruntime.scan import run_scan
 from staticmem.allocators.onnxruntime.sizes import BodyRun, RunSizes
-from staticmem.graph.ir import Value
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Value
 
 BLOCK_ALIGNMENT = 256  # kAllocAlignment of core/framework/allocator.h: values in the block of a memory pattern
 STRING = 32  # bytes of a std::string in libstdc++; longer texts lie elsewhere on the heap

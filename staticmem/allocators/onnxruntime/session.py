@@ -13,7 +13,7 @@ from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
 from staticmem.allocators.onnxruntime.weights import WeightBytes, weight_bytes
 from staticmem.allocators.onnxruntime.workspace import workspace
 from staticmem.errors import UsageError, did_you_mean
-from staticmem.graph.ir import Note
+from staticmem.ir.graph import Note
 
 LEVELS = ("disable", "basic", "extended", "layout", "all")
 SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
 from staticmem.allocators.onnxruntime.graph import PlannedType
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value, type_value
 from staticmem.frontends.onnx.fold import Folder
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Net, Node
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Net, Node
 
 MAX_ELEMENTS = 1 << 16  # of a sequence
 MAX_ITERATIONS = 256  # of a Loop whose sizes are worked out one by one

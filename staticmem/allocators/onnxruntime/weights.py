@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType
+from staticmem.ir import dtypes
 
 SMALL = 127  # bytes; kSmallTensorExternalDataThreshold of core/graph/graph.h
 _PACK_COLUMNS = 16  # MLAS_SGEMM_STRIDEN_THREAD_ALIGN

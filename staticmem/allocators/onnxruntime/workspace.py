@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.allocators.onnxruntime.graph import ExecNode
 from staticmem.allocators.onnxruntime.sizes import RunSizes
+from staticmem.ir import dtypes
 
 _CONV_BUFFER = 128 * 128  # MLAS_SGEMM_STRIDEN * MLAS_SGEMM_STRIDEK, elements for each thread
 _THREAD_COMPLEXITY = 64 * 1024  # MLAS_SGEMM_THREAD_COMPLEXITY

@@ -11,10 +11,10 @@ from staticmem.frontends.onnx import branches, loops, sequences, shapes, weights
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value, with_metadata
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.rebind import Rebinder
-from staticmem.graph.ir import Graph, Note, Parameter, Value, bases_of
-from staticmem.graph.model import Binding
-from staticmem.recover import recover
-from staticmem.recover.nodes import Net, Node, Recovered
+from staticmem.ir.graph import Graph, Note, Parameter, Value, bases_of
+from staticmem.ir.model_file import Binding
+from staticmem.ir.onnx_graph import Net, Node, Recovered
+from staticmem.passes import recover
 
 if TYPE_CHECKING:
     from staticmem.frontends.onnx.model import OnnxModel

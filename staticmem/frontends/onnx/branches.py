@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.frontends.onnx.metadata import inherit
-from staticmem.graph.ir import Value
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Value
 
 OPERATORS = ("If",)
 MAX_ROUNDS = 8

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from staticmem.frontends.onnx import contrib_integers
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Node
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Node
 
 Shape = tuple[int, ...]
 Values = Mapping[str, Value]

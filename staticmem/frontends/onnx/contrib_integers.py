@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Node
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Node
 
 Shape = tuple[int, ...]
 Values = Mapping[str, Value]

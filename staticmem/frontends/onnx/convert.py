@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from staticmem import dtypes
-from staticmem.dtypes import DType
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Attr, Node, Subgraph
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Attr, Node, Subgraph
 
 SMALL = 4096  # bytes of a tensor whose contents are kept
 SHARED = 512  # bytes of a node's attributes that are looked up among those of earlier nodes

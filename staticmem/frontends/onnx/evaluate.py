@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from staticmem.recover.nodes import Node
+from staticmem.ir.onnx_graph import Node
 
 Array = Any
 Inputs = Sequence[Array]

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from staticmem import dtypes
 from staticmem.frontends.onnx import contrib
 from staticmem.frontends.onnx.convert import type_value
 from staticmem.frontends.onnx.evaluate import EVALUATE, LIMIT, constant
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Net, Node
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Net, Node
 
 _NUMPY = {
     "bool": "bool", "int64": "int64", "int32": "int32", "float32": "float32", "float64": "float64",

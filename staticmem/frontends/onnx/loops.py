@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from staticmem.frontends.onnx.metadata import inherit
-from staticmem.graph.ir import Value
+from staticmem.ir.graph import Value
 
 OPERATORS = ("Loop", "Scan")
 MAX_NODES = 200_000  # nodes that unrolling may make of a graph: a file of a few bytes can ask for any number

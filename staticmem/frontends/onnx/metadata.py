@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.graph.model import SymbolRange
+from staticmem.ir.model_file import SymbolRange
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _ORIGINAL = "pkg.torch.onnx.original_node_name"

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, sequences, weights
 from staticmem.frontends.onnx.convert import Converter
@@ -14,9 +13,10 @@ from staticmem.frontends.onnx.functions import check_scans, inlined
 from staticmem.frontends.onnx.guard import guarded
 from staticmem.frontends.onnx.shapes import Body, give_back
 from staticmem.frontends.recent import Graphs
-from staticmem.graph.ir import Graph
-from staticmem.graph.model import Binding, InputSpec, SymbolRange
-from staticmem.recover.nodes import Attr, Node, Subgraph
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Graph
+from staticmem.ir.model_file import Binding, InputSpec, SymbolRange
+from staticmem.ir.onnx_graph import Attr, Node, Subgraph
 
 LARGE = 20_000  # nodes: from here on it pays to read the file again rather than to keep them
 _NAME = re.compile(r"[A-Za-z_][\w.]*$")

@@ -16,8 +16,8 @@ import numpy as np
 
 from staticmem.errors import DimensionError
 from staticmem.frontends.onnx.fold import Folder
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Net, Node
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Net, Node
 
 _FIXED = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 

@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from staticmem import dtypes
-from staticmem.dtypes import DType
 from staticmem.frontends.onnx.convert import type_value
 from staticmem.frontends.onnx.fold import FOLDED, Folder
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Net, Node, Subgraph
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Net, Node, Subgraph
 
 if TYPE_CHECKING:
     import numpy as np

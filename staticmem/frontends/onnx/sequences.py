@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Node
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Node
 
 MAX_ITEMS = 10_000  # of a split: its number is the file's
 

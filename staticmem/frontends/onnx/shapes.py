@@ -10,12 +10,12 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from staticmem import dtypes
 from staticmem.frontends.onnx import wire
 from staticmem.frontends.onnx.convert import tensor_value, type_value
 from staticmem.frontends.onnx.repeated import Repeated
-from staticmem.graph.ir import Value
-from staticmem.recover.nodes import Node
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Value
+from staticmem.ir.onnx_graph import Node
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from staticmem import dtypes
 from staticmem.frontends.onnx.convert import array, tensor_value
 from staticmem.frontends.onnx.metadata import Signature
-from staticmem.graph.ir import Note, Parameter, Value
-from staticmem.recover.nodes import Node
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Note, Parameter, Value
+from staticmem.ir.onnx_graph import Node
 
 # operator -> positions of inputs that hold weights (onnx/docs/Operators.md)
 ROLES: Mapping[str, tuple[int, ...]] = {

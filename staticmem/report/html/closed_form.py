@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from staticmem.eager.trace import ROUND, round_up
-from staticmem.lifetimes import Lifetimes
+from staticmem.liveness import Lifetimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from staticmem.graph.ir import Graph
-from staticmem.lifetimes import Lifetimes
-from staticmem.lifetimes.why import module_of, short
+from staticmem.ir.graph import Graph
+from staticmem.liveness import Lifetimes
+from staticmem.liveness.why import module_of, short
 from staticmem.report.html.base import cut, visible
 from staticmem.report.html.pack import Words, block
 from staticmem.report.model import CATEGORIES

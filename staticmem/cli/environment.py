@@ -1,0 +1,108 @@
+"""What this installation consists of: packages by their metadata, nothing is imported."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+from staticmem.version import __version__
+
+SCHEMA = "staticmem.doctor/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that staticmem needs (`required`) or can use. `version` is None where it is not installed.
+
+    `problem` says what is wrong with what is there; empty: nothing.
+    """
+
+    name: str
+    version: str | None
+    required: bool
+    use: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`hardware_data` is the date at which the catalog of cards was last checked; `encoding` that of the output."""
+
+    schema: str
+    staticmem: str
+    python: str
+    platform: str
+    packages: tuple[Package, ...]
+    hardware_data: str
+    encoding: str
+
+
+# name, what it is for; required ones and their least versions are read from staticmem's own metadata
+_USES = {
+    "numpy": "arrays of constants, sweeps",
+    "onnx": "reading .onnx",
+    "networkx": "the step graph",
+    "pyyaml": "configs, hardware data",
+    "shtab": "shell completion",
+    "torch": "exporting models, --runtime torch",
+    "onnxruntime": "validate on the CPU",
+    "onnxruntime-gpu": "validate on a GPU",
+    "nvidia-ml-py": "reading a GPU's memory",
+    "nvidia-cudnn-cu13": "--cudnn library",
+    "distributed": "sweeps on a cluster",
+}
+
+
+def inspect(encoding: str) -> Environment:
+    """The environment of this process."""
+    needed = _needed()
+    packages = tuple(_package(name, use, needed.get(name)) for name, use in _USES.items())
+    return Environment(
+        SCHEMA, __version__, platform.python_version(), f"{platform.system()} {platform.machine()}", packages,
+        _checked(), encoding,
+    )  # fmt: skip
+
+
+def problems(found: Environment) -> list[str]:
+    """What keeps staticmem from working."""
+    wrong = [f"{p.name} is missing" for p in found.packages if p.required and p.version is None]
+    wrong += [f"{p.name} {p.version} is {p.problem}" for p in found.packages if p.required and p.problem]
+    by_name = {p.name: p.version for p in found.packages}
+    if by_name["onnxruntime"] and by_name["onnxruntime-gpu"]:
+        wrong.append("onnxruntime and onnxruntime-gpu are installed together: they overwrite each other, remove one")
+    return wrong
+
+
+def _checked() -> str:
+    """The date in the profile of the package."""
+    from staticmem.devices import profile
+    from staticmem.devices.documents import read_yaml
+
+    return str(read_yaml(profile.DEFAULT).get("checked", "an unknown date"))
+
+
+def _needed() -> dict[str, str]:
+    """Least versions of the required packages."""
+    try:
+        lines = metadata.requires("staticmem") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = (re.fullmatch(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9.]+)", line.strip()) for line in lines)
+    return {match[1].lower(): match[2] for match in found if match}
+
+
+def _package(name: str, use: str, least: str | None) -> Package:
+    try:
+        version: str | None = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = None
+    old = version is not None and least is not None and _numbers(version) < _numbers(least)
+    return Package(name, version, least is not None, use, f"too old, {least} is needed" if old else "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers: `2.13.0+cpu` is (2, 13, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,0 +1,170 @@
+"""Settings of a config file and of the environment, and which of them hold together with flags."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from staticmem.config.config import Config, Words, load, of_node
+from staticmem.config.document import MALFORMED, ConfigError, Node, of_plain, read_text
+from staticmem.config.locate import CONFIG_VARIABLE, PREFIX, find
+from staticmem.errors import did_you_mean
+
+# a.b.c = 1: tomllib takes time and memory by the square of the parts, gigabytes for one line
+_DOTTED = re.compile(r"""(?:(?:(?<![\w-])[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
+
+
+def read(path: str) -> Config:
+    """The config in a file: YAML, or the table [tool.staticmem] of a .toml file."""
+    return _read_toml(path) if path.endswith(".toml") else load(path)
+
+
+def _read_toml(path: str) -> Config:
+    try:
+        import tomllib
+    except ImportError as error:  # Python 3.10
+        raise ConfigError(
+            f"{path} cannot be read with this Python",
+            "tomllib came with Python 3.11.",
+            "Use a staticmem.yaml.",
+            MALFORMED,
+        ) from error
+    text = read_text(path)
+    if _DOTTED.search(text):
+        raise ConfigError(
+            f"{path} is nested too deeply", "A key of it has more than 64 parts.", "Is it another file?", MALFORMED
+        )
+    try:
+        document: Any = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits another
+        why = "A number has too many digits" if "int_max_str_digits" in str(error) else str(error)
+        raise ConfigError(f"{path} is not TOML", f"{why}.", "Correct it there.", MALFORMED) from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path} is nested too deeply", "A config has a few levels.", "Is it another file?", MALFORMED
+        ) from error
+    for part in ("tool", "staticmem"):
+        document = document.get(part, {}) if isinstance(document, dict) else {}
+    return of_node(of_plain(document, path, "tool.staticmem"), os.path.dirname(path), versioned=False)
+
+
+def settings(path: str | None, search: bool, environment: Mapping[str, str] | None = None) -> Config:
+    """The config that holds, with the environment over it.
+
+    Args:
+        path: the file of --config, before any other.
+        search: whether a file is looked for where `path` is None.
+    """
+    environ = os.environ if environment is None else environment
+    path = path or environ.get(CONFIG_VARIABLE) or None
+    if path is None and search:
+        path = find()
+    config = read(path) if path is not None else Config()
+    words = from_environment(environ)
+    if not words:
+        return config
+    gpus = (words.pop("gpu"),) if "gpu" in words else config.gpus
+    return Config(
+        config.file, config.model, combined(config.words, words), gpus, config.axes, config.scenarios, config.budgets
+    )
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Words of variables such as STATICMEM_BATCH=8, STATICMEM_DIMS=seq=512,layers=4 or STATICMEM_OPTIMIZER=adam.
+
+    Raises:
+        ConfigError: a value is not understood, or a variable looks like a misspelt one.
+    """
+    from staticmem.config.fields import SOFTWARE, STEP, modes
+    from staticmem.config.kinds import Entry, Text, Word
+
+    entries = {
+        **STEP, **SOFTWARE, "mode": Entry(Word(modes), ""), "gpu": Entry(Text("24GB"), ""),
+        "alloc_conf": Entry(Text("expandable_segments:True"), ""),
+    }  # fmt: skip
+    known = {f"{PREFIX}{name.upper()}": name for name in entries}
+    words: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or not text or variable == CONFIG_VARIABLE:
+            continue
+        if variable not in known:
+            hint = did_you_mean(variable, known)
+            if hint.startswith("Did") and _near(variable, hint):
+                raise ConfigError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM196")
+            continue
+        name = known[variable]
+        words[name] = entries[name].kind.read(_node(variable, name, text))
+    return words
+
+
+def _near(variable: str, hint: str) -> bool:
+    """One letter more, less or different: other variables with our prefix are other tools' business."""
+    import difflib
+
+    return difflib.SequenceMatcher(None, variable, hint.split("'")[1]).ratio() > 0.93
+
+
+def _node(variable: str, name: str, text: str) -> Node:
+    """The text of a variable as a node: numbers and switches as such, lists with commas, dims as name=size."""
+
+    def plain(word: str) -> Any:
+        word = word.strip()
+        if word.lower() in ("true", "1", "yes", "on") and name in _SWITCHES:
+            return True
+        if word.lower() in ("false", "0", "no", "off") and name in _SWITCHES:
+            return False
+        for kind in (int, float):
+            if word.isascii() and len(word) <= 15 and word[:1].isdigit():
+                try:
+                    return kind(word)
+                except ValueError:
+                    continue
+        return word
+
+    value: Any = plain(text)
+    if name == "dims":
+        value = {key.strip(): plain(size) for key, _, size in (part.rpartition("=") for part in text.split(","))}
+    elif name == "checkpoint":
+        value = [plain(part) for part in text.split(",")]
+    return of_plain(value, "environment", variable)
+
+
+_SWITCHES = (
+    "unfold_batchnorm", "nesterov", "amsgrad", "centered", "offload_optimizer", "grad_scaler", "set_to_none",
+    "clip_grad_norm", "tf32", "channels_last", "cudnn_benchmark",
+)  # fmt: skip
+
+
+def combined(below: Words, above: Words) -> dict[str, Any]:
+    """Words with others over them. Dimensions are joined; what belongs to another optimizer or mode goes with it."""
+    words = {**below, **above}
+    if "dims" in below and "dims" in above:
+        words["dims"] = {**below["dims"], **above["dims"]}
+    inherited = set(below) - set(above)
+    if above.get("mode") == "infer":
+        from staticmem.config.fields import TRAINING
+
+        for name in inherited & set(TRAINING):
+            words.pop(name, None)
+    if words.get("optimizer") == "none":
+        words["optimizer"] = None
+    optimizer = words.get("optimizer")
+    if above.get("optimizer") is not None and "mode" not in above:
+        words["mode"] = "train"  # with an optimizer or with "none", the question is training
+    for name, owners in _OWNERS.items():
+        if name in inherited and optimizer not in owners:
+            words.pop(name, None)
+    if "checkpoint_every" in inherited and not words.get("checkpoint"):
+        words.pop("checkpoint_every")
+    if "checkpoint_sequential" in inherited and not words.get("checkpoint_segments"):
+        words.pop("checkpoint_sequential")
+    return words
+
+
+# which optimizers an option belongs to (training.scenario checks the same of what is given outright)
+_OWNERS = {
+    "momentum": ("sgd", "rmsprop"), "nesterov": ("sgd",), "dampening": ("sgd",), "amsgrad": ("adam", "adamw"),
+    "centered": ("rmsprop",),
+}  # fmt: skip

@@ -1,0 +1,65 @@
+"""The commented config that `staticmem init` writes: every key is in it, with its sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from staticmem.config.fields import COMMON, SIZES, SOFTWARE, TRAINING
+from staticmem.config.kinds import Entry
+
+_IN_USE = {"batch": "32", "optimizer": "adam"}
+_WIDTH = 44  # column of the comments
+
+
+def template(model: str, schema: str) -> str:
+    """The text of a config for a model; `schema` is where the editor finds the JSON Schema."""
+    quoted = model if model.isascii() and all(c.isalnum() or c in "._-/" for c in model) else json.dumps(model)
+    lines = [
+        f"# yaml-language-server: $schema={schema}",
+        "# What staticmem analyses. Flags of the command line override this file; every key is in docs/config.md.",
+        "version: 1",
+        "",
+        _line(0, "model", quoted, "An .onnx or .pt2 file, from this file's folder."),
+        "",
+        "train:                                      # or infer: an inference",
+        *_entries({**SIZES, **TRAINING, **COMMON}),
+        "",
+        _line(0, "gpus", "[h100-sxm-80gb, 24GB]", "Cards by name or size: does it fit?"),
+        "",
+        "# device:                                   # Software and settings of the card.",
+        *_entries(SOFTWARE, commented=True),
+        "# allocator:                                # Settings of PyTorch's caching allocator.",
+        '#   conf: "expandable_segments:True"',
+        "",
+        "what_if:                                    # `staticmem sweep` takes the cross product of these lists.",
+        "  batch: [16, 32, 64]",
+        "  optimizer: [sgd, adam]",
+        "  # resolution: [224, 320]",
+        "  # dims: {seq: [512, 1024]}",
+        "  # amp: [none, bf16]",
+        "  # checkpoint: [none, Bottleneck]",
+        "",
+        "# scenarios:                                # Configurations one by one, in place of what_if.",
+        "#   - {name: small, batch: 8}",
+        "#   - {name: large, batch: 64, amp: bf16}",
+        "",
+        "# budgets:                                  # Limits of memory, for gates.",
+        "#   - {metric: device, limit: 40 GiB, level: error}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _entries(entries: Mapping[str, Entry], commented: bool = False) -> Iterable[str]:
+    for name, entry in entries.items():
+        if commented:
+            yield _line(0, f"#   {name}", entry.example, entry.about)
+        elif name in _IN_USE:
+            yield _line(2, name, _IN_USE[name], entry.about)
+        else:
+            yield _line(2, f"# {name}", entry.example, entry.about)
+
+
+def _line(indent: int, name: str, value: str, about: str) -> str:
+    text = f"{' ' * indent}{name}: {value}"
+    return f"{text:<{_WIDTH}}# {about}"

@@ -1,0 +1,92 @@
+"""A convolution as cuDNN sees it: sizes, layout, precision, and which of its three passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from staticmem.errors import UsageError
+from staticmem.ir.record import record
+
+FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward_data", "backward_filter"
+PASSES = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
+
+# How PyTorch may compute: float32 with and without tensor cores (`torch.backends.cudnn.allow_tf32`, on by default:
+# aten/src/ATen/Context.h, allow_tf32_cudnn), and the half precisions.
+PRECISIONS = ("tf32", "float32", "float16", "bfloat16", "float64")
+ITEMSIZE = {"tf32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+
+
+def precision_of(dtype: str, allow_tf32: bool = True) -> str:
+    """The precision that a dtype computes in. A dtype that cuDNN does not convolve is an error."""
+    if dtype == "float32":
+        return "tf32" if allow_tf32 else "float32"
+    if dtype not in ITEMSIZE or dtype == "tf32":
+        raise UsageError(f"no convolution in {dtype}", f"cuDNN convolves {', '.join(PRECISIONS[1:])}.", code="SM410")
+    return dtype
+
+
+@record(frozen=True)
+class Convolution:
+    """One pass of a convolution of `x` (N, C, spatial) with `w` (K, C/groups, window). Sizes are elements.
+
+    `padding` is the same on both sides, as PyTorch passes it. A transposed convolution is the same three passes in
+    other roles: see `transposed`.
+    """
+
+    direction: str
+    precision: str
+    channels_last: bool
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        rank = len(self.x) - 2
+        if rank not in (2, 3) or len(self.w) != rank + 2:
+            raise ValueError(f"cuDNN convolves 2 or 3 spatial dimensions, got {self.x} with {self.w}")
+        if {len(self.stride), len(self.padding), len(self.dilation)} != {rank}:
+            raise ValueError(f"stride, padding and dilation of {self} must have {rank} numbers each")
+        if self.x[1] != self.w[1] * self.groups or self.w[0] % self.groups:
+            raise ValueError(f"channels of {self.x} and {self.w} do not fit {self.groups} groups")
+
+    @cached_property
+    def y(self) -> tuple[int, ...]:
+        """Sizes of the result."""
+        window = zip(self.x[2:], self.w[2:], self.stride, self.padding, self.dilation, strict=True)
+        return (self.x[0], self.w[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in window))
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.precision]
+
+    @property
+    def depthwise(self) -> bool:
+        """`is_depthwise` of aten/src/ATen/native/Convolution.cpp: each group reads one channel."""
+        return self.groups > 1 and self.x[1] == self.groups and self.w[0] % self.x[1] == 0
+
+    def for_pass(self, direction: str) -> Convolution:
+        """Another pass of the same convolution."""
+        return replace(self, direction=direction)
+
+
+_SWAPPED = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD, BACKWARD_FILTER: BACKWARD_FILTER}
+
+
+def transposed(conv: Convolution) -> Convolution:
+    """The pass that cuDNN runs for a pass of a transposed convolution, given as the convolution that it transposes.
+
+    aten/src/ATen/native/cudnn/ConvShared.cpp: `cudnn_convolution_transpose_forward` calls the data gradient, its data
+    gradient calls the forward, its weight gradient calls the weight gradient with input and gradient exchanged.
+    """
+    return replace(conv, direction=_SWAPPED[conv.direction])
+
+
+def product(sizes: tuple[int, ...]) -> int:
+    n = 1
+    for size in sizes:
+        n *= size
+    return n

@@ -1,0 +1,118 @@
+"""Workspace of a convolution in PyTorch: which library runs it, and the bytes that cuDNN's plan takes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from staticmem.devices.band import NOTHING, Band, exactly
+from staticmem.devices.conv import BACKWARD_FILTER, Convolution
+from staticmem.devices.conv_features import form_bytes, piece_bytes
+from staticmem.devices.conv_tables import WITHOUT_TF32, forms, search_range
+
+if TYPE_CHECKING:
+    from staticmem.devices.cudnn import Cudnn
+
+PLANS = 3  # plans that are asked for: what PyTorch tries next where memory is short, and the band
+# Median of the answers that leaves miss for weight gradients in NCHW, over input, weight and result; of other passes it
+# is between 0.9 and 1.0, a copy of all three (docs/workspace.md).
+STRAY_FILTER = 1.31
+EVERY = 10_000  # plans; more than cuDNN has for any convolution
+
+
+def runs_on_cudnn(conv: Convolution, architecture: str) -> bool | None:
+    """Whether PyTorch gives the convolution to cuDNN; None: only for some sizes.
+
+    aten/src/ATen/native/Convolution.cpp, `use_cudnn` and `use_cudnn_depthwise`: a depthwise convolution in NCHW runs
+    PyTorch's own kernel in float32, bfloat16 and float64; in float16 cuDNN takes sizes of a list; in channels_last
+    cuDNN takes it always. bfloat16 needs sm_80.
+    """
+    if conv.precision == "bfloat16" and architecture in ("sm_70", "sm_75"):
+        return False
+    if conv.depthwise and not conv.channels_last and len(conv.stride) == 2:
+        return None if conv.precision == "float16" else False
+    return True
+
+
+def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | None = None) -> Band:
+    """Bytes of workspace that the convolution's plan takes.
+
+    Args:
+        conv: one pass.
+        architecture: `sm_80`.
+        version: of cuDNN, `9.20.0`: its heuristics change with it.
+        cudnn: an installed libcudnn that is asked; None: the tables of the package.
+    """
+    used = runs_on_cudnn(conv, architecture)
+    if used is False:
+        return NOTHING
+    band = _asked(conv, architecture, cudnn) if cudnn is not None else _from_table(conv, architecture, version)
+    return band if used else Band(0, 0, band.high)
+
+
+def stray_bounds(conv: Convolution, architecture: str, band: Band) -> tuple[int, int] | None:
+    """Bounds for the answers of cuDNN that a table's leaf misses: nothing, and a copy of all three tensors (weight
+    gradients: with partial sums).
+
+    docs/workspace.md has how many these are and how large: with tensor cores 6 to 18 % of a pass in NCHW. Without TF32
+    they are too few to matter, and what does not run on cuDNN has none.
+    """
+    plain = conv.precision in ("float32", "float64") or (architecture in WITHOUT_TF32 and conv.precision == "tf32")
+    if plain or runs_on_cudnn(conv, architecture) is not True:
+        return None
+    ratio = STRAY_FILTER if conv.direction == BACKWARD_FILTER else 1.0
+    return 0, max(band.high, int(ratio * sum(piece_bytes(conv).values())))
+
+
+def plans(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | None = None) -> tuple[int, ...]:
+    """Workspaces of the plans in the order in which PyTorch tries them; empty: none is needed or known."""
+    if not runs_on_cudnn(conv, architecture):
+        return ()
+    if cudnn is not None:
+        return tuple(plan.workspace for plan in cudnn.plans(conv, architecture, limit=PLANS))
+    return _form_sizes(conv, architecture, version)
+
+
+def largest_plan(conv: Convolution, architecture: str, cudnn: Cudnn | None = None) -> Band:
+    """Bytes of the largest workspace among all plans, which the search of `cudnn.benchmark` takes.
+
+    Without a libcudnn: quantiles over random convolutions (scripts/conv_search_ranges.py), as the engines that a
+    network's convolution has are not known.
+    """
+    used = runs_on_cudnn(conv, architecture)
+    if used is False:
+        return NOTHING
+    if cudnn is not None:
+        band = exactly(max((plan.workspace for plan in cudnn.plans(conv, architecture, limit=EVERY)), default=0))
+    else:
+        total = sum(piece_bytes(conv).values())
+        band = Band(*(int(total * ratio) for ratio in search_range(conv, architecture)))
+    return band if used else Band(0, 0, band.high)
+
+
+def fastest_plan(first: Band, sizes: tuple[int, ...]) -> Band:
+    """The plan that is measured fastest: the heuristic's first is expected, its first three are the band.
+
+    cuDNN orders its heuristic by expected time; what a card measures may order them otherwise.
+    """
+    return Band(min(first.low, *sizes), first.expected, max(first.high, *sizes)) if sizes else first
+
+
+def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:
+    found = cudnn.plans(conv, architecture)
+    return exactly(found[0].workspace) if found else NOTHING
+
+
+@lru_cache(maxsize=4096)
+def _form_sizes(conv: Convolution, architecture: str, version: str) -> tuple[int, ...]:
+    """Bytes of the forms that the tables know for a convolution, the likeliest first."""
+    return tuple([form_bytes(conv, form) for form in forms(conv, architecture, version)])
+
+
+def _from_table(conv: Convolution, architecture: str, version: str) -> Band:
+    sizes = _form_sizes(conv, architecture, version)
+    if not sizes:  # no table: nothing, or a copy of all three tensors
+        return Band(0, 0, sum(piece_bytes(conv, 8).values()))
+    if len(conv.stride) == 3:  # the tables are of 2-D convolutions: their forms, within nothing and a copy of all
+        return Band(0, sizes[0], max(*sizes, sum(piece_bytes(conv, 8).values())))
+    return Band(min(sizes), sizes[0], max(sizes))

@@ -1,0 +1,259 @@
+"""cuDNN's own answers without a GPU: which plan a convolution takes on a described card, and its workspace.
+
+cuDNN 9.8 and later accept a description of a device in place of a device (`CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR`;
+NVIDIA/cudnn-frontend, samples "deviceless AOT compilation"). The heuristics and the execution plan then answer for
+that device. This module speaks to an installed libcudnn over ctypes; numbers of enumerators are those of
+cudnn_graph.h (ABI, unchanged since 8.0 but for the device properties: 9.8). Nothing is imported or loaded until asked.
+
+What PyTorch does is aten/src/ATen/native/cudnn/Conv_v8.cpp: heuristics in mode INSTANT, engines filtered by numerical
+notes (`filterEngineConfigs`), the first plan that builds is run (`try_configs`), no limit on the workspace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
+from staticmem.devices.cudnn_devices import describe
+from staticmem.devices.cudnn_library import find_library, load_dependencies
+from staticmem.errors import StaticmemError
+
+DEVICELESS = 90800  # cudnnGetVersion() of the first release that answers for a described device
+
+# cudnn_graph.h: cudnnBackendAttributeType_t
+_DATA_TYPE, _INT64, _DOUBLE, _CONV_MODE, _HEUR_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 5, 7, 8, 11, 15, 24
+_CTYPES: dict[int, type[ctypes._SimpleCData]] = {  # type: ignore[type-arg]
+    _INT64: ctypes.c_int64, _DOUBLE: ctypes.c_double, _DESCRIPTOR: ctypes.c_void_p,
+}  # fmt: skip
+# cudnn_graph.h: cudnnBackendDescriptorType_t
+_CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_OPERATION = {FORWARD: 10, BACKWARD_FILTER: 11, BACKWARD_DATA: 12}
+# cudnn_graph.h: cudnnBackendAttributeName_t; x, w, y of each operation, its convolution, alpha and beta
+_ROLES = {
+    FORWARD: (704, 703, 705, 702, 700, 701),
+    BACKWARD_DATA: (710, 709, 711, 708, 706, 707),
+    BACKWARD_FILTER: (716, 715, 717, 714, 712, 713),
+}
+_DTYPES = {"tf32": 0, "float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
+_TENSOR_CORE, _DOWN_CONVERT, _NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
+_INSTANT, _FALLBACK = 0, 2  # cudnnBackendHeurMode_t
+_ALIGNMENT = 16  # bytes; Conv_v8.cpp getAlignment: no more is ever claimed
+
+
+class CudnnError(StaticmemError):
+    """libcudnn is missing, too old, or refused."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that builds: the engine's global index and the bytes of workspace."""
+
+    engine: int
+    workspace: int
+
+
+class Cudnn:
+    """An installed libcudnn. `plans` answers for a card that is described, not present."""
+
+    def __init__(self, library: Path | None = None) -> None:
+        path = library or find_library()
+        if path is None:
+            raise CudnnError(
+                "libcudnn is not installed", "Its answers were asked for.", "pip install 'staticmem[cudnn]'", "SM411"
+            )
+        if not path.exists():
+            raise CudnnError(
+                f"{path} does not exist", "STATICMEM_CUDNN_LIBRARY names it.", "Name a libcudnn.so.9.", code="SM411"
+            )
+        load_dependencies(path)
+        try:
+            self._c = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise CudnnError(f"cannot load {path}", str(error), code="SM411") from error
+        self._c.cudnnGetVersion.restype = ctypes.c_size_t
+        self.version = int(self._c.cudnnGetVersion())
+        if self.version < DEVICELESS:
+            raise CudnnError(
+                f"cuDNN {self.version} cannot answer without a GPU", "Versions from 9.8 on can.", code="SM411"
+            )
+        self._devices: dict[str, ctypes.c_void_p] = {}
+
+    @property
+    def name(self) -> str:
+        """The version as text, e.g. `9.26.0` (cudnn_version.h: major x 10000 + minor x 100 + patch)."""
+        return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
+
+    def plans(self, conv: Convolution, architecture: str, limit: int = 1, deterministic: bool = False) -> list[Plan]:
+        """The first `limit` plans in the order in which PyTorch tries them; empty if cuDNN has none."""
+        found: list[Plan] = []
+        with self._scope() as made:
+            graph = self._operation_graph(made, conv)
+            for mode in (_INSTANT, _FALLBACK):
+                for config in self._configs(made, graph, mode, architecture):
+                    engine, notes = self._engine(made, config)
+                    if _excluded(notes, conv.precision, deterministic):
+                        continue
+                    workspace = self._workspace(made, config, architecture)
+                    if workspace is not None:
+                        found.append(Plan(engine, workspace))
+                        if len(found) >= limit:
+                            return found
+        return found
+
+    # -- descriptors ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _scope(self) -> Iterator[list[ctypes.c_void_p]]:
+        made: list[ctypes.c_void_p] = []
+        try:
+            yield made
+        finally:
+            for descriptor in reversed(made):
+                self._c.cudnnBackendDestroyDescriptor(descriptor)
+
+    def _new(self, made: list[ctypes.c_void_p], kind: int) -> ctypes.c_void_p:
+        descriptor = ctypes.c_void_p()
+        self._check(self._c.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)))
+        made.append(descriptor)
+        return descriptor
+
+    def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, *values: object) -> None:
+        plain = [v.value if isinstance(v, ctypes.c_void_p) else v for v in values]
+        array = (_CTYPES.get(kind, ctypes.c_int) * len(plain))(*plain)
+        self._check(
+            self._c.cudnnBackendSetAttribute(descriptor, name, kind, ctypes.c_int64(len(plain)), ctypes.byref(array))
+        )
+
+    def _finish(self, descriptor: ctypes.c_void_p) -> ctypes.c_void_p:
+        self._check(self._c.cudnnBackendFinalize(descriptor))
+        return descriptor
+
+    def _check(self, status: int) -> None:
+        if status:
+            text = ctypes.create_string_buffer(2048)
+            self._c.cudnnGetLastErrorString(text, ctypes.c_size_t(2048))
+            raise CudnnError(
+                f"cuDNN refused (status {status})", text.value.decode(errors="replace")[:300], code="SM411"
+            )
+
+    def _device(self, architecture: str) -> ctypes.c_void_p:
+        """The description of a card; kept for the life of this object."""
+        if architecture not in self._devices:
+            kept: list[ctypes.c_void_p] = []
+            text = json.dumps(describe(architecture)).encode()
+            device = self._new(kept, _DEVICE)
+            self._check(
+                self._c.cudnnBackendSetAttribute(device, 2702, _CHAR, ctypes.c_int64(len(text)), ctypes.c_char_p(text))
+            )
+            self._devices[architecture] = self._finish(device)
+        return self._devices[architecture]
+
+    def _tensor(
+        self, made: list[ctypes.c_void_p], uid: int, sizes: Sequence[int], conv: Convolution
+    ) -> ctypes.c_void_p:
+        tensor = self._new(made, _TENSOR)
+        self._set(tensor, 901, _DATA_TYPE, _DTYPES[conv.precision])
+        self._set(tensor, 902, _INT64, *sizes)
+        self._set(tensor, 903, _INT64, *_strides(sizes, conv.channels_last))
+        self._set(tensor, 906, _INT64, uid)
+        self._set(tensor, 900, _INT64, _ALIGNMENT)
+        return self._finish(tensor)
+
+    def _operation_graph(self, made: list[ctypes.c_void_p], conv: Convolution) -> ctypes.c_void_p:
+        x, w, y = (self._tensor(made, ord(n), s, conv) for n, s in (("x", conv.x), ("w", conv.w), ("y", conv.y)))
+        convolution = self._new(made, _CONVOLUTION)
+        compute = 1 if conv.precision == "float64" else 0  # CUDNN_DATA_DOUBLE or CUDNN_DATA_FLOAT
+        self._set(convolution, 100, _DATA_TYPE, compute)
+        self._set(convolution, 101, _CONV_MODE, 1)  # CUDNN_CROSS_CORRELATION
+        self._set(convolution, 106, _INT64, len(conv.stride))
+        for name, values in ((102, conv.dilation), (103, conv.stride), (104, conv.padding), (105, conv.padding)):
+            self._set(convolution, name, _INT64, *values)
+        self._finish(convolution)
+        operation = self._new(made, _OPERATION[conv.direction])
+        names = _ROLES[conv.direction]
+        for name, value in zip(names[:4], (x, w, y, convolution), strict=True):
+            self._set(operation, name, _DESCRIPTOR, value)
+        self._set(operation, names[4], _DOUBLE, 1.0)
+        self._set(operation, names[5], _DOUBLE, 0.0)
+        self._finish(operation)
+        graph = self._new(made, _GRAPH)
+        self._set(graph, 801, _DESCRIPTOR, operation)
+        return self._finish(graph)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, room: int, into: object) -> int:
+        count = ctypes.c_int64()
+        self._check(
+            self._c.cudnnBackendGetAttribute(descriptor, name, kind, ctypes.c_int64(room), ctypes.byref(count), into)
+        )
+        return count.value
+
+    def _configs(
+        self, made: list[ctypes.c_void_p], graph: ctypes.c_void_p, mode: int, architecture: str
+    ) -> list[ctypes.c_void_p]:
+        heuristics = self._new(made, _HEURISTICS)
+        self._set(heuristics, 201, _DESCRIPTOR, graph)
+        self._set(heuristics, 200, _HEUR_MODE, mode)
+        self._set(heuristics, 204, _DESCRIPTOR, self._device(architecture))
+        try:
+            self._finish(heuristics)
+            room = self._get(heuristics, 202, _DESCRIPTOR, 0, None)
+        except CudnnError:
+            return []
+        configs = [self._new(made, _ENGINE_CONFIG) for _ in range(room)]
+        array = (ctypes.c_void_p * room)(*[c.value for c in configs])
+        return configs[: self._get(heuristics, 202, _DESCRIPTOR, room, ctypes.byref(array))] if room else []
+
+    def _engine(self, made: list[ctypes.c_void_p], config: ctypes.c_void_p) -> tuple[int, set[int]]:
+        engine = self._new(made, _ENGINE)
+        slot = ctypes.c_void_p(engine.value)
+        self._get(config, 300, _DESCRIPTOR, 1, ctypes.byref(slot))
+        index, notes = ctypes.c_int64(), (ctypes.c_int * 16)()
+        self._get(engine, 1301, _INT64, 1, ctypes.byref(index))
+        count = self._get(engine, 1303, _NOTE, 16, ctypes.byref(notes))
+        return index.value, set(notes[:count])
+
+    def _workspace(self, made: list[ctypes.c_void_p], config: ctypes.c_void_p, architecture: str) -> int | None:
+        plan, size = self._new(made, _PLAN), ctypes.c_int64()
+        try:
+            self._set(plan, 401, _DESCRIPTOR, config)
+            self._set(plan, 407, _DESCRIPTOR, self._device(architecture))
+            self._finish(plan)
+            self._get(plan, 402, _INT64, 1, ctypes.byref(size))
+        except CudnnError:
+            return None
+        return size.value
+
+
+def _excluded(notes: set[int], precision: str, deterministic: bool) -> bool:
+    """`filterEngineConfigs` of Conv_v8.cpp."""
+    if deterministic and _NONDETERMINISTIC in notes:
+        return True
+    if precision in ("tf32", "float32") and _DOWN_CONVERT in notes:
+        return True
+    return precision == "float32" and _TENSOR_CORE in notes
+
+
+def _strides(sizes: Sequence[int], channels_last: bool) -> list[int]:
+    order = [1, *range(len(sizes) - 1, 1, -1), 0] if channels_last else range(len(sizes) - 1, -1, -1)
+    strides, step = [0] * len(sizes), 1
+    for axis in order:
+        strides[axis] = step
+        step *= sizes[axis]
+    return strides
+
+
+@lru_cache(maxsize=1)
+def installed() -> Cudnn | None:
+    """The installed libcudnn if it can answer without a GPU, else None."""
+    try:
+        return Cudnn() if find_library() is not None else None
+    except CudnnError:
+        return None

@@ -1,0 +1,120 @@
+"""YAML files of this folder and of users, checked: an error says file, place and what is allowed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from staticmem import files
+from staticmem.errors import UsageError, did_you_mean
+
+CODE = "SM401"  # a hardware file that cannot be used
+MAX_BYTES = 4 << 20  # the largest of the package has 60 KiB
+MAX_DEPTH = 20
+_HERE = Path(__file__).parent
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        data = files.read(path, MAX_BYTES)
+        twin = _twin(path, data)
+        document = _parse(data) if twin is None else twin
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", str(error.strerror or error), code=CODE) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not YAML", " ".join(str(error).split()), code=CODE) from error
+    return table(document, path, "the file")
+
+
+def _parse(data: bytes) -> Any:
+    import yaml
+
+    try:
+        # libyaml's parser is ten times as fast; both build plain data only
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        text = data.decode("utf-8")
+        _check(yaml.parse(text, Loader=loader))
+        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
+    except (yaml.YAMLError, TypeError, RecursionError) as error:  # TypeError: a key that is a list
+        raise ValueError(str(error)) from error
+    except (LookupError, AttributeError) as error:  # PyYAML's own: `!!int ''`, `!!bool x`, `!!timestamp x`
+        raise ValueError("a value is not what its tag says") from error
+
+
+def _check(events: Iterable[Any]) -> None:
+    """Bounds what the loader, which recurses in C, will build: depth, and aliases, which would multiply it."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it has an alias (*{event.anchor}), which these files do not need")
+
+
+# A YAML file of the package may have the same in JSON beside it: reading that takes a tenth of the time, and a start
+# without PyYAML. It counts only while it is of the very same YAML. python -m staticmem.devices.documents writes them.
+
+
+def _twin(path: Path, data: bytes) -> Any:
+    """What the JSON beside the file says it holds; None if there is none, or one of another text."""
+    if path.parent not in (_HERE, _HERE / "profiles"):
+        return None
+    try:
+        found = json.loads(path.with_suffix(".json").read_bytes())
+    except FileNotFoundError:
+        return None
+    return found["document"] if found["crc32"] == crc32(data) else None
+
+
+def write_twins() -> None:
+    """The JSON of every YAML file of the package."""
+    for path in sorted(_HERE.rglob("*.yaml")):
+        data = path.read_bytes()
+        found = {"crc32": crc32(data), "document": _parse(data)}
+        text = json.dumps(found, separators=(",", ":"), default=str)
+        path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def table(value: Any, path: Path, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: {where} is not a mapping", f"It is {value!r:.60}.", code=CODE)
+    return value
+
+
+def keys_of(
+    value: Mapping[str, Any], path: Path, required: Sequence[str], optional: Sequence[str] = (), where: str = "the file"
+) -> None:
+    """Checks that the required keys are there, and none that is not known."""
+    known = (*required, *optional)
+    for key in value:
+        if key not in known:
+            raise UsageError(f"{path}: {where} has an unknown key '{key}'", "", did_you_mean(str(key), known), CODE)
+    for key in required:
+        if key not in value:
+            raise UsageError(f"{path}: {where} lacks '{key}'", f"Needed: {', '.join(required)}.", code=CODE)
+
+
+def integer(value: Any, path: Path, where: str, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(
+            f"{path}: {where} is {value!r:.40}", f"A whole number of at least {least} is needed.", code=CODE
+        )
+    return value
+
+
+def text(value: Any, path: Path, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{path}: {where} is {value!r:.40}", "A text is needed.", code=CODE)
+    return value
+
+
+if __name__ == "__main__":
+    write_twins()

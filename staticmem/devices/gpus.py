@@ -1,0 +1,256 @@
+"""The cards of gpus.yaml: by name (`rtx-4090`) or by size (`24GB`, `16GiB`)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from staticmem.devices.documents import integer, keys_of, read_yaml, table, text
+from staticmem.errors import UsageError, did_you_mean
+from staticmem.ir.record import record
+from staticmem.units import GIB, MIB
+
+# The CUDA driver keeps part of a card for itself. Where `usable` is not known: 2 % of what NVML shows, at most 768 MiB.
+# The cards of gpus.yaml whose figures are known hold back 246 MiB (RTX 3060) to 768 MiB (A100 80 GB); the largest is
+# taken, so that an assumed card is rather too small than too large.
+HELD_BACK_SHARE, HELD_BACK_MOST = 0.02, 768
+
+# Threads that a multiprocessor can hold: CUDA C++ Programming Guide, "Technical specifications per compute capability".
+THREADS = {
+    "sm_60": 2048, "sm_61": 2048, "sm_70": 2048, "sm_75": 1024, "sm_80": 2048, "sm_86": 1536, "sm_89": 1536,
+    "sm_90": 2048, "sm_100": 2048, "sm_103": 2048, "sm_120": 1536,
+}  # fmt: skip
+
+# Chips without tables of their own, and the architecture whose workspaces are replayed in their place: the nearest one
+# by generation for NVIDIA's; for other vendors nothing is known, so the default. Such a card says so in `assumed`.
+STAND_INS = {
+    "sm_60": "sm_70", "sm_61": "sm_70", "sm_103": "sm_100",
+    **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950", "xe-hpc", "gaudi2", "gaudi3"), "sm_90"),
+}  # fmt: skip
+OTHER_THREADS = 132 * 2048  # of a card of another vendor: an H100's, so that its context is that of one; assumed
+
+VENDORS = ("NVIDIA", "AMD", "Intel")
+CLASSES = ("consumer", "workstation", "data centre")
+TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+
+NEAR = 4  # names that a hint has: an A100 is sold in so many kinds
+
+DEFAULT_ARCHITECTURE = "sm_90"  # what is assumed where nothing is said: attention kernels are chosen for it too
+
+
+@record(frozen=True)
+class Gpu:
+    """A card. Memory in bytes: sold, shown by nvidia-smi, and given to processes. `assumed` names what has no source.
+
+    `architecture` decides workspaces; `chip` is the card's own where another stands in for it. `bandwidth` is in 10^9
+    bytes a second, `tflops` in 10^12 dense operations a second by type, `tdp` in watts; None or absent: not known.
+    """
+
+    slug: str
+    name: str
+    architecture: str
+    processors: int
+    nominal: int
+    nvml: int
+    usable: int
+    assumed: tuple[str, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()  # (figure, where it was read)
+    vendor: str = "NVIDIA"
+    chip: str = ""
+    form: str | None = None
+    year: int | None = None
+    price_class: str | None = None
+    bandwidth: int | None = None
+    tdp: int | None = None
+    link: str | None = None
+    tflops: tuple[tuple[str, float], ...] = ()
+    unread: tuple[str, ...] = ()  # of the specs: figures that were not compared with a page
+
+    @property
+    def resident_threads(self) -> int:
+        """Threads that the whole card can hold at once."""
+        if self.vendor != "NVIDIA":
+            return OTHER_THREADS
+        return self.processors * THREADS[self.chip or self.architecture]
+
+
+def held_back(nvml_mib: int) -> int:
+    """MiB that CUDA is assumed not to give away."""
+    return min(int(nvml_mib * HELD_BACK_SHARE), HELD_BACK_MOST)
+
+
+@lru_cache(maxsize=1)
+def cards() -> Mapping[str, Gpu]:
+    """All known cards by slug."""
+    return load(Path(__file__).with_name("gpus.yaml"))
+
+
+def load(path: Path) -> dict[str, Gpu]:
+    """The cards of a file, checked."""
+    document = read_yaml(path)
+    keys_of(document, path, required=("version", "checked", "cards"))
+    return {slug: _card(str(slug), data, path) for slug, data in table(document["cards"], path, "cards").items()}
+
+
+def _card(slug: str, data: Any, path: Path) -> Gpu:
+    where = f"cards.{slug}"
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug):
+        raise UsageError(f"{path}: {where}", "A name is lower-case words with hyphens.", code="SM401")
+    fields = table(data, path, where)
+    keys_of(
+        fields, path, required=("name", "arch", "processors", "nominal", "source"),
+        optional=("nvml", "usable", "vendor", "form", "year", "class", "specs"), where=where,
+    )  # fmt: skip
+    chip = text(fields["arch"], path, f"{where}.arch")
+    _one_of(chip, (*THREADS, *STAND_INS), path, f"{where}.arch")
+    architecture = STAND_INS.get(chip, chip)
+    nominal = integer(fields["nominal"], path, f"{where}.nominal")
+    sources = [("nominal", text(fields["source"], path, f"{where}.source"))]
+    assumed: list[str] = []
+
+    def figure(key: str, otherwise: int) -> int:
+        value = fields.get(key, otherwise)
+        if not isinstance(value, dict):
+            assumed.append(key)
+            return integer(value, path, f"{where}.{key}")
+        keys_of(value, path, required=("mib", "source"), optional=("quoted",), where=f"{where}.{key}")
+        sources.append((key, text(value["source"], path, f"{where}.{key}.source")))
+        return integer(value["mib"], path, f"{where}.{key}.mib")
+
+    nvml = figure("nvml", nominal)
+    usable = figure("usable", nvml - held_back(nvml))
+    if not 0 < usable <= nvml <= nominal:
+        raise UsageError(
+            f"{path}: {where}: usable {usable}, nvml {nvml}, nominal {nominal} MiB", "Each is at most the next.",
+            code="SM401",
+        )  # fmt: skip
+    if chip in STAND_INS:
+        assumed.append("architecture")
+    specs = table(fields.get("specs") or {}, path, f"{where}.specs")
+    unread, pages = _unread(specs, path, f"{where}.specs")
+    year = fields.get("year")
+    return Gpu(
+        slug, text(fields["name"], path, f"{where}.name"), architecture,
+        integer(fields["processors"], path, f"{where}.processors"), nominal * MIB, nvml * MIB, usable * MIB,
+        tuple(assumed), (*sources, *pages),
+        _one_of(fields.get("vendor", "NVIDIA"), VENDORS, path, f"{where}.vendor"), chip,
+        _text(fields, "form", path, where), None if year is None else integer(year, path, f"{where}.year", 1990),
+        _one_of(fields["class"], CLASSES, path, f"{where}.class") if "class" in fields else None,
+        _integer(specs, "bandwidth", path, where), _integer(specs, "tdp", path, where),
+        _text(specs, "link", path, where), _tflops(specs.get("tflops") or {}, path, f"{where}.specs.tflops"),
+        tuple(unread),
+    )  # fmt: skip
+
+
+def _one_of(value: Any, known: Iterable[str], path: Path, where: str) -> str:
+    known = tuple(known)
+    if value not in known:
+        raise UsageError(f"{path}: {where} is '{value}'", "", did_you_mean(str(value), known), "SM401")
+    return str(value)
+
+
+def _text(fields: Mapping[str, Any], key: str, path: Path, where: str) -> str | None:
+    return text(fields[key], path, f"{where}.{key}") if key in fields else None
+
+
+def _integer(fields: Mapping[str, Any], key: str, path: Path, where: str) -> int | None:
+    return integer(fields[key], path, f"{where}.{key}") if key in fields else None
+
+
+def _tflops(value: Any, path: Path, where: str) -> tuple[tuple[str, float], ...]:
+    found = table(value, path, where)
+    keys_of(found, path, (), TYPES, where)
+    for name, number in found.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+            raise UsageError(
+                f"{path}: {where}.{name} is {number!r:.40}", "A number above zero is needed.", code="SM401"
+            )
+    return tuple((name, float(found[name])) for name in TYPES if name in found)
+
+
+def _unread(specs: Mapping[str, Any], path: Path, where: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Figures that were not read on a page, and (figure, page) of those that were."""
+    if not specs:
+        return [], []
+    keys_of(specs, path, ("source",), ("bandwidth", "tdp", "link", "tflops", "read"), where)
+    pages = specs["source"] if isinstance(specs["source"], list) else [specs["source"]]
+    page = ", ".join(text(p, path, f"{where}.source") for p in pages)
+    given = [key for key in ("bandwidth", "tdp", "link") if key in specs] + list(specs.get("tflops") or {})
+    read = specs.get("read") or []
+    if not isinstance(read, list):
+        raise UsageError(f"{path}: {where}.read is {read!r:.40}", "A list of figures is needed.", code="SM401")
+    for name in read:
+        _one_of(name, given, path, f"{where}.read")
+    return [name for name in given if name not in read], [(name, page) for name in read]
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|mb|mib|g|m)", re.IGNORECASE)
+_UNITS = {"gb": GIB, "g": GIB, "gib": GIB, "mb": MIB, "m": MIB, "mib": MIB}
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of `24GB` (as vendors count: 2**30), `24GiB`, `512MB`; None for other text."""
+    match = _SIZE.fullmatch(text.strip())
+    return int(float(match.group(1)) * _UNITS[match.group(2).lower()]) if match is not None else None
+
+
+def catalog(file: str | None = None) -> Mapping[str, Gpu]:
+    """The cards of the package, and those of a user's file over them."""
+    return cards() if file is None else {**cards(), **load(Path(file))}
+
+
+def checked() -> str:
+    """The date at which the package's list was checked."""
+    return str(read_yaml(Path(__file__).with_name("gpus.yaml"))["checked"])
+
+
+def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | None = None) -> Gpu:
+    """A card by its name, or a card of a size that is not in the list; `file` is a user's own list.
+
+    `24GB` is a card sold as 24 GB: vendors count 2**30, and not all of it is usable. `24GiB` is usable memory as it is.
+    """
+    known = catalog(file)
+    slug = re.sub(r"[\s_]+", "-", query.strip().lower())
+    if slug in known:
+        return known[slug]
+    size = parse_size(query)
+    if size is None:
+        why = "A GPU is a name of the catalog or a size such as 24GB."
+        raise UsageError(f"unknown GPU '{query}'", why, near(slug, known, file), code="SM402")
+    if size <= 0:
+        raise UsageError(f"a GPU of {query}", "A size is more than zero.", code="SM402")
+    usable = size if query.strip().lower().endswith("ib") else size - held_back(size // MIB) * MIB
+    return Gpu(
+        slug,
+        query.strip(),
+        architecture,
+        _typical_processors(architecture),
+        size,
+        size,
+        usable,
+        ("nvml", "usable", "processors"),
+    )
+
+
+def near(slug: str, known: Iterable[str], file: str | None = None) -> str:
+    """A hint for a name that is not known: the names that have all of its words, else those like it, and where all are.
+
+    All of them are too many for a hint.
+    """
+    known, words = sorted(known), set(slug.split("-"))
+    close = [name for name in known if words <= set(name.split("-"))]
+    close = close[:NEAR] or difflib.get_close_matches(slug, known, n=NEAR, cutoff=0.6)
+    catalog = "'staticmem gpus'" if file is None else f"'staticmem gpus --gpus-file {file}'"
+    if not close:
+        return f"{catalog} lists the names."
+    *others, last = [f"'{name}'" for name in close]
+    return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}? {catalog} lists all names."
+
+
+def _typical_processors(architecture: str) -> int:
+    """The largest card of an architecture: its context is the largest."""
+    return max((gpu.processors for gpu in cards().values() if gpu.architecture == architecture), default=132)

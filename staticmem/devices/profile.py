@@ -1,0 +1,196 @@
+"""What a process holds on a device beside its tensors, from a profile: context, libraries, cuBLAS workspaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from staticmem.devices.band import NOTHING, Band
+from staticmem.devices.documents import CODE, integer, keys_of, read_yaml, table, text
+from staticmem.devices.gpus import THREADS, Gpu
+from staticmem.devices.modules import UNKNOWN, EagerModules, Modules, eager_modules, sources_of
+from staticmem.errors import UsageError
+from staticmem.ir.record import record
+from staticmem.units import KIB, MIB
+
+DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
+DEFAULT_TORCH = "2.13"  # the version that the rules of this package follow
+
+
+@record(frozen=True)
+class Cublas:
+    """cuBLAS workspaces of one range of torch versions. Bytes; kept: for the life of the handle, else for a call."""
+
+    since: tuple[int, int]
+    nbytes: int
+    by_architecture: tuple[tuple[str, int], ...]
+    lt_nbytes: int
+    kept: bool
+    lt_kept: bool
+    source: str
+
+    def workspace(self, architecture: str) -> int:
+        return dict(self.by_architecture).get(architecture, self.nbytes)
+
+
+@record(frozen=True)
+class Profile:
+    """A checked profile. `readings` are contexts that were read on a card, in bytes."""
+
+    name: str
+    fixed: int
+    per_thread: float  # bytes
+    low: float
+    high: float
+    readings: tuple[tuple[str, int], ...]
+    libraries: Band
+    cublas_versions: tuple[Cublas, ...]
+    cudnn_versions: tuple[tuple[tuple[int, int], str], ...]
+    sources: tuple[tuple[str, str], ...]
+    assumed: tuple[str, ...]
+    modules: Modules = UNKNOWN
+
+    def context(self, gpu: Gpu) -> Band:
+        """The bare CUDA context: as read on this card, else by its resident threads."""
+        read = dict(self.readings).get(gpu.slug)
+        if read is not None:
+            return Band(read, read, read)
+        expected = self.fixed + round(self.per_thread * gpu.resident_threads)
+        return Band(int(expected * self.low), expected, int(expected * self.high))
+
+    def overhead(self, gpu: Gpu) -> Band:
+        """All that nvidia-smi shows for the process before the first tensor and beside the allocator."""
+        return self.context(gpu).plus(self.libraries)
+
+    def loaded(self, torch: str, loading: str | None = None) -> Profile:
+        """The profile whose libraries have the modules that eager loading adds; `loading` None: as torch does it."""
+        modules = self.modules.band(version(torch), loading)
+        return self if modules == NOTHING else replace(self, libraries=self.libraries.plus(modules))
+
+    def cublas(self, torch: str = DEFAULT_TORCH) -> Cublas:
+        """The workspaces of a torch version; versions before the first entry count as the first."""
+        wanted = version(torch)
+        fitting = [entry for entry in self.cublas_versions if entry.since <= wanted]
+        return fitting[-1] if fitting else self.cublas_versions[0]
+
+    def cudnn(self, torch: str = DEFAULT_TORCH) -> str:
+        """The cuDNN that a torch release brings, e.g. `9.10.2`."""
+        wanted = version(torch)
+        fitting = [cudnn for since, cudnn in self.cudnn_versions if since <= wanted]
+        return fitting[-1] if fitting else self.cudnn_versions[0][1]
+
+
+def version(name: str) -> tuple[int, int]:
+    """`2.13.0+cpu` as (2, 13)."""
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", name.strip())
+    if match is None:
+        raise UsageError(f"'{name}' is not a torch version", "A version is two numbers, e.g. 2.13.", code="SM403")
+    return int(match.group(1)), int(match.group(2))
+
+
+@lru_cache(maxsize=4)
+def load(path: Path | None = None) -> Profile:
+    """The profile of a file, else the one in the package."""
+    path = path or DEFAULT
+    document = read_yaml(path)
+    keys_of(
+        document, path, required=("version", "name", "context", "libraries", "cublas", "cudnn"),
+        optional=("checked", "modules"),
+    )  # fmt: skip
+    context = table(document["context"], path, "context")
+    keys_of(
+        context, path, required=("fixed_mib", "kib_per_thread", "low", "high", "source"), optional=("readings",),
+        where="context",
+    )  # fmt: skip
+    readings, sources = [], [("context", text(context["source"], path, "context.source"))]
+    for slug, data in table(context.get("readings") or {}, path, "context.readings").items():
+        where = f"context.readings.{slug}"
+        keys_of(table(data, path, where), path, required=("mib", "source"), where=where)
+        readings.append((str(slug), integer(data["mib"], path, f"{where}.mib") * MIB))
+        sources.append((where, text(data["source"], path, f"{where}.source")))
+    low, high = _number(context["low"], path, "context.low"), _number(context["high"], path, "context.high")
+    if not low <= 1 <= high:
+        raise UsageError(f"{path}: context.low is {low}, context.high is {high}", "They enclose 1.", code=CODE)
+    libraries, library_source, assumed = _libraries(table(document["libraries"], path, "libraries"), path)
+    modules = _modules(table(document["modules"], path, "modules"), path) if "modules" in document else UNKNOWN
+    return Profile(
+        text(document["name"], path, "name"), integer(context["fixed_mib"], path, "context.fixed_mib", 0) * MIB,
+        _number(context["kib_per_thread"], path, "context.kib_per_thread") * KIB, low, high, tuple(readings),
+        libraries, _cublas(document["cublas"], path), _cudnn(document["cudnn"], path),
+        (*sources, ("libraries", library_source), *modules.sources), assumed, modules,
+    )  # fmt: skip
+
+
+def _libraries(data: dict[str, Any], path: Path) -> tuple[Band, str, tuple[str, ...]]:
+    names = ("low_mib", "expected_mib", "high_mib")
+    keys_of(data, path, required=(*names, "source"), optional=("assumed",), where="libraries")
+    low, expected, high = (integer(data[n], path, f"libraries.{n}", 0) * MIB for n in names)
+    if not low <= expected <= high:
+        raise UsageError(f"{path}: libraries: {low // MIB}, {expected // MIB}, {high // MIB}", "They rise.", code=CODE)
+    return (
+        Band(low, expected, high),
+        text(data["source"], path, "libraries.source"),
+        ("libraries",) * bool(data.get("assumed")),
+    )
+
+
+def _modules(data: dict[str, Any], path: Path) -> Modules:
+    keys_of(data, path, required=("lazy_since", "eager"), where="modules")
+    lazy_since = version(text(data["lazy_since"], path, "modules.lazy_since"))
+    eager: list[EagerModules] = []
+    sources: list[tuple[str, str]] = []
+    for i, entry in enumerate(_entries(data["eager"], path, "modules.eager")):
+        where = f"modules.eager[{i}]"
+        eager.append(eager_modules(entry, version(entry["torch"]), path, where))
+        sources += sources_of(entry, path, where)
+    return Modules(lazy_since, tuple(eager), tuple(sources))
+
+
+def _number(value: Any, path: Path, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise UsageError(f"{path}: {where} is {value!r:.40}", "A number above zero is needed.", code=CODE)
+    return float(value)
+
+
+def _entries(value: Any, path: Path, where: str) -> Sequence[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{path}: {where} is not a list", "An entry for each range of versions.", code=CODE)
+    entries = [table(entry, path, f"{where}[{i}]") for i, entry in enumerate(value)]
+    since = [version(text(entry.get("torch"), path, f"{where}.torch")) for entry in entries]
+    if since != sorted(since):
+        raise UsageError(f"{path}: {where} is not in the order of versions", "The oldest comes first.", code=CODE)
+    return entries
+
+
+def _cublas(value: Any, path: Path) -> tuple[Cublas, ...]:
+    made = []
+    required = ("torch", "bytes", "lt_bytes", "kept", "lt_kept", "source")
+    for i, entry in enumerate(_entries(value, path, "cublas")):
+        where = f"cublas[{i}]"
+        keys_of(entry, path, required=required, optional=("by_architecture",), where=where)
+        by_architecture = table(entry.get("by_architecture") or {}, path, f"{where}.by_architecture")
+        keys_of(by_architecture, path, required=(), optional=tuple(THREADS), where=f"{where}.by_architecture")
+        for flag in ("kept", "lt_kept"):
+            if not isinstance(entry[flag], bool):
+                raise UsageError(f"{path}: {where}.{flag} is {entry[flag]!r:.40}", "true or false.", code=CODE)
+        made.append(
+            Cublas(
+                version(entry["torch"]), integer(entry["bytes"], path, f"{where}.bytes", 0),
+                tuple((a, integer(n, path, f"{where}.by_architecture.{a}", 0)) for a, n in by_architecture.items()),
+                integer(entry["lt_bytes"], path, f"{where}.lt_bytes", 0), entry["kept"], entry["lt_kept"],
+                text(entry["source"], path, f"{where}.source"),
+            )
+        )  # fmt: skip
+    return tuple(made)
+
+
+def _cudnn(value: Any, path: Path) -> tuple[tuple[tuple[int, int], str], ...]:
+    made = []
+    for i, entry in enumerate(_entries(value, path, "cudnn")):
+        keys_of(entry, path, required=("torch", "cudnn"), where=f"cudnn[{i}]")
+        made.append((version(entry["torch"]), text(entry["cudnn"], path, f"cudnn[{i}].cudnn")))
+    return tuple(made)

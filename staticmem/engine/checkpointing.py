@@ -1,0 +1,243 @@
+"""Activation checkpointing as `torch.utils.checkpoint.checkpoint(use_reentrant=False)` runs it.
+
+Under a checkpoint autograd's nodes save nothing; the checkpoint keeps its inputs. The first node that needs a tensor
+makes it run the ops again, under grad mode and the autocast of the forward, up to the last tensor that was saved (early
+stop). Each recomputed tensor waits for its node and dies with the node's `apply`; the inputs die when every node has
+run or died. A checkpoint within a checkpoint keeps its inputs through the outer one, so that both run again.
+
+Source: torch/utils/checkpoint.py (`_CheckpointFrame`, `_checkpoint_hook`, `_recomputation_hook`). The states of random
+number generators (`preserve_rng_state`) are CPU tensors: they take no device memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.context import Eager
+from staticmem.eager.node import Node
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.engine.interpreter import Interpreter
+from staticmem.ir.graph import Ref
+from staticmem.passes.regions import Region
+
+
+class _StopRecomputationError(Exception):
+    """The last tensor that the forward saved has been recomputed (early stop). `ran`: so has the op that saved it."""
+
+    def __init__(self, ran: bool) -> None:
+        super().__init__()
+        self.ran = ran
+
+
+class _Holder:
+    """Stands for one saved tensor. `owner` holds the recomputed one until its node has used it."""
+
+    __slots__ = ("alive", "owner")
+
+    def __init__(self, who: str, op: int) -> None:
+        self.owner = Owner("recomputed", who, op)
+        self.alive = True
+
+
+class _Saves:
+    """The saved tensors of one node, or the inputs of an inner checkpoint."""
+
+    __slots__ = ("checkpoint", "holders")
+
+    def __init__(self, checkpoint: _Checkpoint, holders: list[_Holder]) -> None:
+        self.checkpoint, self.holders = checkpoint, holders
+
+    def unpack(self, e: Eager) -> None:
+        self.checkpoint.recompute(e)
+
+    def applied(self, e: Eager) -> None:
+        for holder in self.holders:
+            e.release(holder.owner)
+
+    def release(self, e: Eager) -> None:
+        self.applied(e)
+        for holder in self.holders:
+            if holder.alive:
+                holder.alive = False
+                self.checkpoint.forget(e)
+
+
+class _Checkpoint:
+    """One call of `checkpoint`: `_CheckpointFrame` with its hooks. It dies with the last holder."""
+
+    def __init__(self, caller: Checkpoints, interpreter: Interpreter, region: Region) -> None:
+        self.caller, self.interpreter, self.region = caller, interpreter, region
+        e = interpreter.e
+        self.autocast = e.autocast
+        produced = interpreter.produced_in
+        self.inputs = _inputs(interpreter, region)
+        self.arguments = [name for name in self.inputs if isinstance(self.inputs[name], Tensor) and name in produced]
+        self.saved_args = Owner("checkpoint", region.name, region.start)
+        self.packed_args: _Saves | None = None
+        self.slots: list[_Saves] = []
+        self.recomputed = False
+        self.refs = 1  # the running call; then one for each holder
+        tensors = [self.inputs[name] for name in self.arguments]
+        if not e.saved_hooks:
+            for tensor in tensors:
+                e.hold(_saved(tensor, tensor), self.saved_args)
+        elif tensors:
+            packed = e.saved_hooks[-1].pack(e, Node("checkpoint", 0, region.start), tensors, ())
+            assert isinstance(packed, _Saves)
+            self.packed_args = packed
+
+    def overwrites(self) -> bool:
+        """Whether an op changes an input in place, after which the saved one has another version."""
+        arguments = set(self.arguments)
+        for op in self.interpreter.graph.ops[self.region.start : self.region.end]:
+            if op.base.endswith("_") and op.args and isinstance(op.args[0], Ref) and op.args[0].name in arguments:
+                return True
+        return False
+
+    def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
+        """In the forward: a holder for every tensor, and nothing is kept."""
+        packed = _Saves(self, [_Holder(node.name, node.op) for _ in saves])
+        self.slots.append(packed)
+        self.refs += len(saves)
+        return packed
+
+    def forget(self, e: Eager) -> None:
+        """A holder died, or the call returned."""
+        self.refs -= 1
+        if self.refs == 0:
+            e.release(self.saved_args)
+            if self.packed_args is not None:
+                self.packed_args.release(e)
+            self.inputs = {}
+
+    def recompute(self, e: Eager) -> None:
+        """Runs the region's ops again, once for a backward."""
+        if self.recomputed:
+            return
+        self.recomputed = True
+        inputs = self.inputs
+        if self.packed_args is not None:
+            self.packed_args.unpack(e)
+            inputs = inputs | self._unpacked(self.packed_args)
+        region, first, op = self.region, len(e.trace.buffers), e.trace.op
+        state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices
+        e.grad_enabled, e.autocast, e.autocast_cache = True, self.autocast, {}
+        e.autocast_owner, e.choices = Owner("autocast", "weight cache"), Counter()
+        e.saved_hooks = [_Recomputation(self)]
+        depth = e.depth
+        again = self.interpreter.again(inputs, region.start)
+        arguments = Owner("checkpoint", region.name, region.start)
+        for name in self.arguments:
+            e.hold(inputs[name], arguments)
+        again.around = Checkpoints(e, self.caller.regions, region, self.caller.recomputed)
+        end = region.end
+        try:
+            again.run_ops(region.start, region.end)
+        except _StopRecomputationError as stop:
+            e.close_scopes(depth)  # no inner checkpoint is open: while one runs, its own hook takes what is saved
+            end = again.index + stop.ran
+        again.finish()
+        self.caller.recomputed.extend(range(region.start, end))
+        e.release(arguments)
+        e.release(e.autocast_owner)
+        e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices = state
+        e.trace.op = op
+        if self.packed_args is not None:
+            self.packed_args.applied(e)
+        categories = e.trace.buffers.categories
+        categories[first:] = ["activation"] * (len(categories) - first)
+
+    def _unpacked(self, packed: _Saves) -> dict[str, Any]:
+        """The inputs that the outer checkpoint has made again, with the history of the forward's."""
+        found: dict[str, Any] = {}
+        for name, holder in zip(self.arguments, packed.holders, strict=True):
+            (again, _), old = holder.owner.held[0], self.inputs[name]
+            found[name] = _saved(old, again)
+        return found
+
+
+class _Recomputation:
+    """The hook under which a checkpoint runs again: it hands each tensor to the holder of the forward's one."""
+
+    def __init__(self, checkpoint: _Checkpoint) -> None:
+        self.checkpoint, self.position = checkpoint, 0
+
+    def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
+        slots = self.checkpoint.slots
+        for tensor, holder in zip(saves, slots[self.position].holders, strict=True):
+            if holder.alive:
+                e.hold(_detached(tensor), holder.owner)
+        self.position += 1
+        if self.position == len(slots):
+            self._stop(e, node, saves, results)
+        return _Saves(self.checkpoint, [])
+
+    def _stop(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Inputs are saved before the kernel runs, results after it: once the last input is, nothing runs."""
+        ran = True
+        if results:
+            kernels = e.trace.buffers.kernels
+            kernel = max(kernels[t.storage.id] for t in results)
+            if all(kernels[t.storage.id] < kernel for t in saves):
+                ran = not e.undo(kernel)
+        e.abandon(node)
+        raise _StopRecomputationError(ran)
+
+
+class Checkpoints:
+    """Starts and ends the checkpoints of an interpreter's run; `recomputed` gets the ops that ran again."""
+
+    def __init__(
+        self, e: Eager, regions: Sequence[Region], within: Region | None = None, recomputed: list[int] | None = None
+    ) -> None:
+        self.e, self.regions = e, regions
+        self.recomputed: list[int] = [] if recomputed is None else recomputed
+        self.overwritten: list[str] = []  # checkpoints that change an input in place
+        self.running: list[tuple[int, _Checkpoint]] = []
+        self.starts: dict[int, list[Region]] = {}
+        for region in regions:  # outer ones first
+            if within is None or region.is_within(within):
+                self.starts.setdefault(region.start, []).append(region)
+
+    def before(self, interpreter: Interpreter, index: int) -> None:
+        while self.running and self.running[-1][0] <= index:
+            _, checkpoint = self.running.pop()
+            self.e.saved_hooks.pop()
+            checkpoint.forget(self.e)
+        if self.e.grad_enabled:
+            for region in self.starts.get(index, ()):
+                checkpoint = _Checkpoint(self, interpreter, region)
+                if checkpoint.overwrites():
+                    self.overwritten.append(region.name)
+                self.e.saved_hooks.append(checkpoint)
+                self.running.append((region.end, checkpoint))
+
+
+def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:
+    """The values from outside that a region reads, as its ops see them."""
+    made: set[str] = set()
+    found: dict[str, Any] = {}
+    for op in interpreter.graph.ops[region.start : region.end]:
+        for name in op.refs():
+            if name not in made and name not in found and name in interpreter.env:
+                value = interpreter.value(name, op)
+                copied = isinstance(value, Tensor) and name in interpreter.produced_in  # parameters stay themselves
+                found[name] = _saved(value, value) if copied else value
+        made.update(op.outputs)
+    return found
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
+
+
+def _saved(tensor: Tensor, content: Tensor) -> Tensor:
+    """A saved tensor with its history, over the storage of `content`: a checkpoint that runs again goes on from it."""
+    found = _detached(content)
+    found.grad_fn, found.output_nr = tensor.grad_fn, tensor.output_nr
+    found.requires_grad, found.name = tensor.requires_grad, tensor.name
+    if content is tensor:
+        found.base = tensor.base
+    return found

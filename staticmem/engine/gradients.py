@@ -1,0 +1,90 @@
+"""What a training loop does to gradients between backward and the optimizer: loss scaling, clipping.
+
+Sources: torch/amp/grad_scaler.py, torch/nn/utils/clip_grad.py. All of it is scalars, 512 bytes each on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ops.pointwise import mul
+
+
+def _scalar(e: Eager, kernel: str, dtype: DType = dtypes.float32) -> Tensor:
+    return e.empty((), dtype, kernel=kernel)
+
+
+class GradScaler:
+    """`torch.amp.GradScaler`: the scale and the growth tracker live on the device from the first `scale()` on."""
+
+    def __init__(self, e: Eager) -> None:
+        self.e = e
+        self.state = Owner("optimizer", "GradScaler")
+        self.found_inf = Owner("optimizer", "GradScaler")
+        self.factor: Tensor | None = None
+
+    def place(self) -> None:
+        """The state that the step before has left."""
+        e = self.e
+        self.factor = _scalar(e, "aten.full.default")
+        for tensor, name in ((self.factor, "scale"), (_scalar(e, "aten.full.default", dtypes.int32), "growth_tracker")):
+            e.categorise(tensor, "optimizer_state", f"GradScaler.{name}")
+            e.hold(tensor, self.state)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """`scale(loss)`: a product that saves the scale."""
+        assert self.factor is not None
+        return mul(self.e, loss, self.factor)
+
+    def unscale(self, fused: bool) -> None:
+        """`unscale_`: gradients are divided in place, with float64 for the reciprocal. A fused optimizer divides in its
+        own kernel: `step` then makes a dummy for the check, a copy of the scale, and the sum of what was found."""
+        e = self.e
+        e.open_scope()
+        if fused:
+            _scalar(e, "aten.full.default")
+            e.hold(_scalar(e, "aten.full.default"), self.found_inf)
+            e.kernel("aten._amp_foreach_non_finite_check_and_unscale_.default")
+            e.close_scope()
+            e.hold(_scalar(e, "aten.add.Tensor"), self.found_inf)
+            e.hold(_scalar(e, "aten.mul.Tensor"), self.found_inf)
+            return
+        double = _scalar(e, "aten._to_copy.default", dtypes.float64)
+        reciprocal = _scalar(e, "aten.reciprocal.default", dtypes.float64)
+        inverse = _scalar(e, "aten._to_copy.default")
+        e.free(double)
+        e.free(reciprocal)
+        e.hold(_scalar(e, "aten.full.default"), self.found_inf)
+        e.kernel("aten._amp_foreach_non_finite_check_and_unscale_.default")
+        e.free(inverse)
+        e.close_scope()
+
+    def update(self) -> None:
+        """`update()`: the scale changes in place; what was found per device is forgotten."""
+        self.e.kernel("aten._amp_update_scale_.default")
+        self.e.release(self.found_inf)
+
+
+def clip_grad_norm(e: Eager, gradients: Sequence[Tensor]) -> None:
+    """`clip_grad_norm_` with its default, foreach: one norm a gradient, their stack, the coefficient; in place."""
+    if not gradients:
+        return
+    e.open_scope()
+    e.kernel("aten._foreach_norm.Scalar")
+    norms = [e.empty((), g.dtype) for g in gradients]
+    stacked = e.empty((len(norms),), norms[0].dtype, kernel="aten.stack.default")
+    total = _scalar(e, "aten.linalg_vector_norm.default", stacked.dtype)
+    for tensor in (stacked, *norms):
+        e.free(tensor)
+    added = _scalar(e, "aten.add.Tensor", total.dtype)
+    inverse = _scalar(e, "aten.reciprocal.default", total.dtype)
+    e.free(added)
+    _scalar(e, "aten.mul.Tensor", total.dtype)
+    e.free(inverse)
+    _scalar(e, "aten.clamp.default", total.dtype)
+    e.kernel("aten._foreach_mul_.Tensor")
+    e.close_scope()

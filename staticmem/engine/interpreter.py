@@ -1,0 +1,423 @@
+"""Runs the ops of a graph as a module's forward: values, module frames, and what the caller's frames hold.
+
+A value lives until its last use; a module's inputs live until the module returns, because the caller's frame (and
+`Module._call_impl`) holds them. A frame holds a value that comes from outside it: the outermost frame below the common
+prefix of the producer's and the reader's module stacks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.engine.precision import WholeModelCast, inside
+from staticmem.engine.repetition import KnownCalls, Signature, fill, known_calls, perform, signature_of
+from staticmem.engine.symbolic import SCALAR_OPS
+from staticmem.errors import DimensionError, ModelFileError
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Frame, Graph, Op, Ref, Value
+from staticmem.ops import lookup
+from staticmem.ops.casts import to_copy
+from staticmem.ops.dispatch import call, fallback
+from staticmem.ops.registry import Rule
+from staticmem.passes.hidden_frames import held_values
+from staticmem.passes.locals import common_depth
+
+Stack = tuple[Frame, ...]
+# what a rule raises when an argument is not what the ATen schema says
+_RESOLVED = (Ref, tuple)
+BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
+
+
+# whether query, key and value are one tensor decides what it does: no record of other tensors stands for it
+ALONE = frozenset({"aten::_native_multi_head_attention"})
+
+
+class Around(Protocol):
+    """Someone who is told of every op before it runs, and of the end: `torch.utils.checkpoint`."""
+
+    def before(self, interpreter: Interpreter, index: int) -> None:
+        """Op `index` is about to run; the number of ops at the end."""
+
+
+class _Ends:
+    """When the values that ops make end: what the graph and a policy alone say.
+
+    `last_use` has the op during which a value is held last, in the order in which they are made: what ends with one op
+    ends in that order. `locals` has the depth of the frame that keeps it on; `expiring` for each op the names whose
+    last use it is, which is one for most, or none.
+    """
+
+    def __init__(self, graph: Graph, policy: str, training: bool) -> None:
+        read = graph.last_read
+        last: dict[str, int] = {}
+        for index, op in enumerate(graph.ops):
+            for name in op.outputs:
+                at = read.get(name, index)
+                last[name] = at if at > index else index
+        last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
+        held = held_values(graph, policy, training=training)
+        for name, index in held.until.items():
+            last[name] = max(last.get(name, index), index)
+        self.last_use: Mapping[str, int] = last
+        self.locals = held.frames
+        self.expiring: list[str | list[str] | None] = [None] * (len(graph.ops) + 1)
+        for name, index in last.items():
+            names = self.expiring[index]
+            if names is None:
+                self.expiring[index] = name
+            elif type(names) is str:
+                self.expiring[index] = [names, name]
+            else:
+                names.append(name)  # type: ignore[union-attr]
+
+
+class Interpreter:
+    """Executes a graph's ops once. `env` maps names to tensors and integers."""
+
+    def __init__(
+        self, e: Eager, graph: Graph, cast: WholeModelCast | None = None, locals_policy: str = "expected"
+    ) -> None:
+        self.e, self.graph, self.cast = e, graph, cast
+        # results of up-casts that only a cast model has: outside of the module they mean the input
+        self.outside: dict[str, tuple[Stack, Tensor]] = {}
+        self.env: dict[str, Any] = {}
+        self.lasting: set[str] = set()
+        self.owners: dict[str, tuple[Tensor, int]] = {}  # of values that live: each with the hold of its name
+        self.produced_in: dict[str, Stack] = {}
+        self.copies: dict[int, list[tuple[Tensor, int]]] = {}
+        self.around: Around | None = None
+        self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
+        self.keeps_values = True  # `env` has them after their last use
+        self.index = 0
+        self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
+        self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False where there is more to it than a rule
+        self.known: dict[bool, KnownCalls] = {}  # by grad mode
+        self.frames: list[tuple[Frame, Owner, set[str]]] = []
+        self.stack: Stack = ()
+        self.unknown: Counter[str] = Counter()
+        self.unknown_bytes: Counter[str] = Counter()
+        self.covered: Counter[str] = Counter()
+        key = f"ends of values {locals_policy} training={e.training}"
+        known: _Ends | None = graph.derived.get(key)
+        if known is None:
+            known = graph.derived[key] = _Ends(graph, locals_policy, e.training)
+        self.last_use, self.locals, self._expiring = known.last_use, known.locals, known.expiring
+
+    def define(self, name: str, tensor: Tensor, lasting: bool = False) -> None:
+        """A tensor that someone else owns (parameters, inputs) under a name. `lasting`: to the end, whatever runs, so
+        that no frame needs to hold it."""
+        self.env[name] = tensor
+        if lasting:
+            self.lasting.add(name)
+
+    def forward(self) -> list[Tensor]:
+        """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
+        self.run_ops(0, len(self.graph.ops))
+        return [self.env[name] for name in self.graph.outputs if isinstance(self.env.get(name), Tensor)]
+
+    def run_ops(self, start: int, end: int) -> None:
+        """Runs the ops of [start, end) and leaves the module frames. `around` is told before each op and at the end."""
+        e, around = self.e, self.around
+        expiring = self._expiring
+        grad_enabled = e.grad_enabled
+        ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
+        keeps, frames, frame_of = self.keeps_values or around is not None, self.frames, self.locals
+        produced = self.produced_in
+        self.known, signatures = known_calls(e), self.signatures
+        for index in range(start, end):
+            op = ops[index]
+            if around is not None:
+                e.grad_enabled = grad_enabled
+                around.before(self, index)
+            trace.op = self.index = index
+            if op.modules:  # shape arithmetic carries no module: stay where we are
+                self._enter(op)
+            e.grad_enabled = grad_enabled and op.grad
+            signature = signatures[index]
+            if signature is None:
+                signature = signatures[index] = self._signature(op)
+            if signature is False or e.saved_hooks:
+                self._run_alone(op)
+            else:
+                self._run(op, signature)
+            names = expiring[index]
+            if names is not None:
+                for name in (names,) if type(names) is str else names:
+                    held = owners.pop(name, None)
+                    if held is None:
+                        continue
+                    depth = frame_of.get(name)
+                    if depth is not None and depth < len(frames):
+                        e.hold(held[0], frames[depth][1])
+                    e.end(*held)
+                    if not keeps:  # small tables are faster
+                        env.pop(name, None)
+                        produced.pop(name, None)
+            if copies:
+                for held in copies.pop(index, ()):
+                    e.end(*held)
+        e.grad_enabled = grad_enabled
+        if around is not None:
+            around.before(self, end)
+        e.trace.op = -1
+        self._leave(0)
+
+    def again(self, names: Mapping[str, Any], start: int) -> Interpreter:
+        """Another run of some of the ops, from op `start` on, with these values: nothing else is shared but the graph.
+
+        Results that later ops read live to the end of that run (`finish`): the function returns them.
+        """
+        other = copy.copy(self)
+        other.env = dict(names)
+        other.owners, other.copies, other.frames, other.stack = {}, {}, [], ()
+        other.produced_in = {name: self.produced_in[name] for name in names if name in self.produced_in}
+        other.outside = {}
+        other.unknown, other.unknown_bytes, other.covered = Counter(), Counter(), Counter()
+        other.index = start
+        return other
+
+    def value(self, name: str, op: Op) -> Any:
+        """What a name means to an op."""
+        return self._resolve(Ref(name), op)
+
+    def finish(self) -> None:
+        """Drops all that this run holds."""
+        self._leave(0)
+        for held in [*self.owners.values(), *(h for copies in self.copies.values() for h in copies)]:
+            self.e.end(*held)
+        self.owners, self.copies = {}, {}
+
+    def forget_outputs(self) -> None:
+        """The caller drops the model's outputs."""
+        for name in dict.fromkeys(self.graph.outputs):
+            self._forget(name)
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def _enter(self, op: Op) -> None:
+        modules, frames = op.modules, self.frames
+        if modules is not self.stack:
+            common = common_depth(self.stack, modules)
+            if common < len(frames):
+                self._leave(common)
+            for frame in modules[common:]:
+                frames.append((frame, Owner("frame", frame.path), set()))
+            self.stack = modules
+        produced, lasting = self.produced_in, self.lasting
+        for name in op.refs():
+            made = produced.get(name)
+            if made is modules or name in lasting:
+                continue
+            depth = common_depth(made, modules) if made else 0
+            if depth < len(modules):
+                _, owner, held = frames[depth]
+                if name in held:
+                    continue
+                rebound = self.outside.get(name)
+                tensor = self.env.get(name) if rebound is None or inside(modules, rebound[0]) else rebound[1]
+                if isinstance(tensor, Tensor):
+                    held.add(name)
+                    self.e.hold(tensor, owner)
+
+    def _leave(self, depth: int) -> None:
+        while len(self.frames) > depth:
+            _, owner, _ = self.frames.pop()
+            self.e.release(owner)
+        self.stack = self.stack[:depth]
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def _signature(self, op: Op) -> Signature | Literal[False]:
+        """What is constant in calls of an op's rule; False for an op that is more, or less, than such a call."""
+        target = op.target
+        rule = self.rules.get(target)
+        if rule is None:
+            scalar = target in SCALAR_OPS or op.base in SCALAR_OPS
+            alone = scalar or op.base in ALONE or (self.cast is not None and self.cast.applies(op))
+            rule = self.rules[target] = False if alone else lookup(target) or False
+        if rule is False or "out" in op.kwargs:  # what it writes to is there already
+            return False
+        return signature_of(op, rule) or False
+
+    def _run(self, op: Op, signature: Signature) -> None:
+        """Runs the rule of an op, or what is known of it."""
+        e = self.e
+        if self.outside:
+            values = [self._resolve(Ref(name), op) for name in op.refs()]
+        else:
+            env = self.env
+            try:
+                values = [env[name] for name in op.refs()]
+            except KeyError as missing:
+                raise self._nothing_produces(missing.args[0], op) from None
+        try:
+            if signature.sliced and _whole(fill(op, values)[0]):
+                self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
+                return
+            results, scoped = perform(e, self.known[e.grad_enabled], signature, op, values)
+        except (ValueError, *BAD_ARGUMENTS) as error:
+            raise self.explained(op, error) from error
+        self.covered[op.target] += 1
+        outputs = op.outputs
+        if len(outputs) == 1 and len(results) == 1 and type(results[0]) is Tensor and outputs[0]:
+            self._bind(outputs[0], results[0], op)
+        else:
+            for name, tensor in zip(outputs, results, strict=False):
+                if name and isinstance(tensor, Tensor):
+                    self._bind(name, tensor, op)
+        if scoped:
+            e.close_scope()
+
+    def _run_alone(self, op: Op) -> None:
+        """Runs an op as it is: arithmetic of sizes, casts of a cast model, unknown ops, and what hooks watch."""
+        e, target, base = self.e, op.target, op.base
+        scalar = SCALAR_OPS.get(target) or SCALAR_OPS.get(base)
+        args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
+        kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()} if op.kwargs else {}
+        if scalar is not None:
+            try:
+                self.env[op.outputs[0]] = scalar(*args)
+            except (ValueError, *BAD_ARGUMENTS) as error:
+                raise self.explained(op, error) from error
+            return
+        if self.cast is not None and self.cast.applies(op):
+            if self.cast.is_upcast(op, args, kwargs):
+                self._upcast(op, args[0])
+                return
+            args, kwargs = self.cast.arguments(op, args, kwargs)
+        e.open_scope()
+        rule = lookup(target)
+        try:
+            if base == "aten::slice" and _whole(args):
+                result = args[0]  # Python indexing returns the tensor itself
+            elif rule is not None:
+                self.covered[target] += 1
+                result = call(e, rule, args, kwargs)
+            else:
+                result = self._unknown(op, [*args, *kwargs.values()])
+            results = [result] if isinstance(result, Tensor) else list(result or ())
+        except (ValueError, *BAD_ARGUMENTS) as error:
+            raise self.explained(op, error) from error
+        for name, tensor in zip(op.outputs, results, strict=False):
+            if name and isinstance(tensor, Tensor):
+                self._bind(name, tensor, op)
+        e.close_scope()
+
+    def _upcast(self, op: Op, source: Tensor) -> None:
+        """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
+        name, e = op.outputs[0], self.e
+        e.open_scope()
+        self._bind(name, to_copy(e, source, dtypes.float32), op)
+        e.close_scope()
+        last = self.index
+        for index in range(self.index + 1, len(self.graph.ops)):
+            later = self.graph.ops[index]
+            if later.modules and not inside(later.modules, op.modules):
+                break
+            if name in later.refs():
+                last = index
+        if self.last_use[name] > last:
+            self.copies.setdefault(last, []).append(self.owners[name])
+            self.owners[name] = (source, e.take(source, "value", name))
+            self.outside[name] = (op.modules, source)
+
+    def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
+        self.env[name] = tensor
+        self.produced_in[name] = op.modules or self.stack
+        hold = self.e.take(tensor, "value", name)
+        if name in self.owners:
+            self._forget(name)  # a name that is given twice lets go of what it meant
+        self.owners[name] = (tensor, hold)
+        if self.attributes and name in self.attributes:
+            self.e.release(self.attributes[name])
+            self.e.hold(tensor, self.attributes[name])
+        names, id = self.e.trace.buffers.names, tensor.storage.id
+        if not names[id]:
+            names[id] = name
+
+    def _forget(self, name: str) -> None:
+        held = self.owners.pop(name, None)
+        if held is not None:
+            self.e.end(*held)
+
+    def _resolve(self, arg: Any, op: Op) -> Any:
+        if isinstance(arg, Ref):
+            if self.outside:
+                rebound = self.outside.get(arg.name)
+                if rebound is not None and not inside(op.modules, rebound[0]):
+                    return rebound[1]
+            try:
+                return self.env[arg.name]
+            except KeyError:
+                raise self._nothing_produces(arg.name, op) from None
+        if isinstance(arg, tuple):
+            for item in arg:
+                if type(item) in _RESOLVED:
+                    return tuple([self._resolve(a, op) for a in arg])
+        return arg
+
+    def _nothing_produces(self, name: str, op: Op) -> ModelFileError:
+        return ModelFileError(
+            f"op '{op.name}' reads '{name}', which nothing produces",
+            "The graph is not well formed: a value must be an input, a parameter or an earlier op's result.",
+            "Export the model again.",
+            code="SM119",
+        )
+
+    def _unknown(self, op: Op, args: Sequence[Any]) -> list[Tensor]:
+        values = [self._described(name, args) for name in op.outputs]
+        outs = fallback(self.e, op.target, args, values)
+        self.unknown[op.target] += 1
+        self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
+        return outs
+
+    def _described(self, name: str, args: Sequence[Any]) -> Value:
+        """The result's shape as the file says; else that of the largest input (stated in the coverage)."""
+        value = self.graph.values.get(name)
+        if value is not None and value.shape is not None:
+            return value
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if not tensors:
+            return Value(name, _default_dtype(value), ())
+        largest = max(tensors, key=lambda t: t.numel)
+        return Value(name, value.dtype if value else largest.dtype, largest.shape)
+
+    def explained(self, op: Op, error: Exception) -> DimensionError | ModelFileError:
+        """What an op's rule raised where sizes or arguments do not fit, as an error that names the node."""
+        return self._contradiction(op, error) if isinstance(error, ValueError) else self._bad_arguments(op, error)
+
+    def _contradiction(self, op: Op, error: Exception) -> DimensionError:
+        where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""
+        return DimensionError(
+            f"node '{op.name}' ({op.target}{where}) does not fit these sizes",
+            f"Reason: {error}.",
+            "A size is fixed in the export: choose sizes that fit it, or export with that dimension dynamic.",
+            code="SM118",
+        )
+
+    def _bad_arguments(self, op: Op, error: Exception) -> ModelFileError:
+        return ModelFileError(
+            f"node '{op.name}' calls {op.target} with arguments that it does not take",
+            f"Reason: {error}.",
+            "Export the model again; if it persists, report the node.",
+            code="SM122",
+        )
+
+
+def _default_dtype(value: Value | None) -> DType:
+    return value.dtype if value is not None else dtypes.float32
+
+
+def _whole(args: Sequence[Any]) -> bool:
+    """A slice that takes everything: `x[:]`."""
+    tensor = args[0]
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    dim, start, end, step = (*args[1:], *defaults[len(args) - 1 :])
+    size = tensor.shape[tensor.dim(dim)]
+    return step == 1 and start in (None, 0) and (end is None or end >= size)

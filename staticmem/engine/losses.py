@@ -1,0 +1,93 @@
+"""Losses as PyTorch runs them, and the choice of one from the output's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.errors import UsageError
+from staticmem.ir import dtypes
+from staticmem.ops.casts import to_copy
+from staticmem.ops.reduction import mean, softmax
+from staticmem.ops.views import flatten
+
+_HALVES = (dtypes.float16, dtypes.bfloat16)
+
+
+def choose(shape: layout.Shape) -> str:
+    """The loss that `auto` picks: cross-entropy where the output looks like class scores, else its mean.
+
+    (N, C): one class a row; (N, T, V): a class a token; (N, C, H, W) with at most 512 channels: a class a pixel.
+    """
+    if len(shape) in (2, 3) and shape[-1] > 1:
+        return "cross-entropy"
+    if len(shape) == 4 and 1 < shape[1] <= 512 and min(shape[2:]) > 1:
+        return "cross-entropy"
+    return "mean"
+
+
+def target_of(loss: str, shape: layout.Shape) -> tuple[layout.Shape, dtypes.DType] | None:
+    """Shape and dtype of the target tensor, or None where the loss needs none."""
+    if loss == "cross-entropy":
+        if len(shape) == 3:
+            return shape[:2], dtypes.int64
+        return (shape[0], *shape[2:]), dtypes.int64
+    if loss == "mse":
+        return shape, dtypes.float32
+    return None
+
+
+def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
+    """The loss of an output; `none` takes the output itself (a model that returns its loss), whatever its shape."""
+    if loss == "mean":
+        return mean(e, output)
+    if loss == "none":
+        return output
+    assert target is not None
+    if loss == "mse":
+        return mse(e, output, target)
+    if output.ndim < 2:
+        raise UsageError(
+            "--loss cross-entropy does not fit this model",
+            f"Its output has shape {list(output.shape)}; cross-entropy needs a class dimension.",
+            "Use --loss mse or --loss mean.",
+            code="SM130",
+        )
+    return cross_entropy(e, flatten(e, output, 0, 1) if output.ndim == 3 else output, target)
+
+
+def cross_entropy(e: Eager, logits: Tensor, target: Tensor) -> Tensor:
+    """log_softmax in the input's dtype, then nll_loss; autocast casts the log-probabilities to float32 for nll_loss.
+
+    Source: aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss` passes the input's dtype to log_softmax, so
+    autocast's float32 default does not apply to it. nll_loss saves its input, the target and the total weight.
+    """
+    log_probs = softmax(e, logits, 1, kernel="aten._log_softmax")
+    if e.autocast is not None and log_probs.dtype in _HALVES:
+        log_probs = to_copy(e, log_probs, dtypes.float32)
+    name = "aten.nll_loss_forward" if logits.ndim == 2 else "aten.nll_loss2d_forward"
+    out = e.empty((), log_probs.dtype, kernel=f"{name}.default")
+    total_weight = e.empty((), log_probs.dtype)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(log_probs.shape, log_probs.dtype, kernel=name.replace("forward", "backward.default"))
+
+    e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], [log_probs, target, total_weight])
+    return out
+
+
+def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
+    """Saves output and target; backward makes one tensor."""
+    source = output
+    if e.autocast is not None and output.dtype in _HALVES:
+        source = to_copy(e, output, dtypes.float32)
+    out = e.empty((), source.dtype, kernel="aten.mse_loss.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.pointwise("aten.mse_loss_backward.default", source, target)
+
+    e.record("MseLossBackward0", out, [source], [Formula((0,), gradient)], [source, target])
+    return out

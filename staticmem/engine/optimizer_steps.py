@@ -1,0 +1,315 @@
+"""What each optimizer keeps between steps, and the tensors that one `step()` makes, in order: data with sources.
+
+Sources: torch/optim/{sgd,adam,adamw,rmsprop,adagrad,radam,nadam,adamax,adadelta,_adafactor}.py (`_multi_tensor_*` is
+foreach, `_single_tensor_*` the for-loop), timm/optim/lion.py, transformers/optimization.py (`Adafactor`),
+bitsandbytes/optim/optimizer.py (`Optimizer1State`, `Optimizer2State`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.record import record
+from staticmem.scenario.step import Scenario
+
+Shape: TypeAlias = tuple[int, ...]
+BLOCK = 256  # elements that share one absmax; bitsandbytes/optim/optimizer.py, `blocks = n // 256` (2,048 before 0.45)
+MIN_8BIT = 4096  # elements; `min_8bit_size` there: smaller tensors keep float32 states
+
+
+@record(frozen=True)
+class Make:
+    """A call that makes one tensor a parameter, and the local variable that keeps them (none: they die at once).
+
+    `shape` and `dtype` are functions of the parameter's, None where they are its own. `frees` are variables that end
+    with the call; an old value of `name` ends after it.
+    """
+
+    kernel: str
+    name: str = ""
+    frees: tuple[str, ...] = ()
+    shape: Callable[[Shape], Shape] | None = None
+    dtype: DType | None = None
+
+
+@record(frozen=True)
+class Drop:
+    """Variables that end (`del`, or assigned to something that is alive anyway)."""
+
+    names: tuple[str, ...]
+
+
+@record(frozen=True)
+class Also:
+    """`name = of`: a second variable for the same tensors."""
+
+    name: str
+    of: str
+
+
+Steps: TypeAlias = "tuple[Make | Drop | Also, ...]"
+
+
+@record(frozen=True)
+class State:
+    """A tensor kept between steps. `shape` of None: the parameter's, in its layout; `dtype` of None: its dtype."""
+
+    name: str
+    shape: Callable[[Shape], Shape] | None = None
+    dtype: DType | None = None
+
+
+@record(frozen=True)
+class OptimizerFacts:
+    """`states` and the steps of one parameter shape; `foreach` steps make lists over all parameters of a dtype.
+
+    `foreach` is None where the default is the for-loop, `fused` says that fused kernels exist; `only_fused` that there
+    is nothing else. `shared`: state that all parameters share.
+    """
+
+    states: Callable[[Shape], tuple[State, ...]]
+    loop: Callable[[Shape, DType], Steps]
+    foreach: Callable[[Shape], Steps] | None = None
+    fused: bool = False
+    only_fused: bool = False
+    fused_step: bool = False  # a `step` counter on the device for each parameter when fused
+    shared: tuple[State, ...] = ()
+
+
+def _states(*names: str) -> Callable[[Shape], tuple[State, ...]]:
+    states = tuple(State(name) for name in names)
+    return lambda shape: states
+
+
+def _simple(
+    states: tuple[str, ...], foreach: Steps, loop: Steps, fused: bool = False, fused_step: bool = False
+) -> OptimizerFacts:
+    every = (Drop(("grad",)), *loop)  # the loop assigns `grad` first
+    return OptimizerFacts(
+        _states(*states), lambda shape, dtype: every, lambda shape: foreach, fused, fused_step=fused_step
+    )
+
+
+def _decay(s: Scenario) -> tuple[Steps, Steps]:
+    """L2 weight decay adds to a copy of the gradients: the lists of foreach, and the tensor of the loop."""
+    if not s.weight_decay:
+        return (), ()
+    return (Make("aten._foreach_add.List", "grads"),), (Make("aten.add.Tensor", "grad"),)
+
+
+def _sgd(s: Scenario) -> OptimizerFacts:
+    """Momentum updates its buffer in place; Nesterov adds to the gradients in place (foreach) or to a copy (loop)."""
+    many, one = _decay(s)
+    if s.nesterov:
+        one = (*one, Make("aten.add.Tensor", "grad"))
+    elif s.momentum:
+        one = (*one, Drop(("grad",)))
+    return _simple(("momentum_buffer",) if s.momentum else (), many, one, fused=True)
+
+
+def _adam(s: Scenario) -> OptimizerFacts:
+    """AdamW decays the parameters in place, Adam a copy of the gradients, which foreach deletes before the roots."""
+    many, one = _decay(s) if s.optimizer == "adam" else ((), ())
+    if many:
+        many = (*many, Drop(("grads",)))
+    states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    if s.amsgrad:
+        states = (*states, "max_exp_avg_sq")
+    root = Make("aten._foreach_sqrt.default", "exp_avg_sq_sqrt")
+    roots = (Make("aten.sqrt.default", "root"), Make("aten.div.Tensor", "denom", ("root",)))
+    return _simple(states, (*many, root), (*one, *roots), fused=True, fused_step=True)
+
+
+def _rmsprop(s: Scenario) -> OptimizerFacts:
+    many, one = _decay(s)
+    states = ("square_avg",) + ("momentum_buffer",) * bool(s.momentum) + ("grad_avg",) * s.centered
+    if s.centered:
+        average = Make("aten._foreach_addcmul.Scalar", "avg"), Make("aten.addcmul.default", "avg")
+    else:
+        average = Make("aten._foreach_sqrt.default", "avg"), Make("aten.sqrt.default", "avg")
+    return _simple(states, (*many, average[0]), (*one, average[1]))
+
+
+def _adagrad(s: Scenario) -> OptimizerFacts:
+    many, one = _decay(s)
+    lists = (*many, Make("aten._foreach_sqrt.default", "std"))
+    if not many:
+        lists = (*lists, Make("aten._foreach_mul.List", "numerator"))
+    return _simple(("sum",), lists, (*one, Make("aten.sqrt.default", "std")), fused=True, fused_step=True)
+
+
+def _radam(s: Scenario) -> OptimizerFacts:
+    """The loop's rectified update is a chain of products, in which each factor dies with the next."""
+    many, one = _decay(s)
+    if many:
+        many = (*many, Drop(("grads",)))
+    chain = (
+        Make("aten.div.Tensor", "bias_corrected_exp_avg"),
+        Make("aten.mul.Tensor", "scaled"),
+        Make("aten.sqrt.default", "root"),
+        Make("aten.reciprocal.default", "inverse"),
+        Make("aten.mul.Tensor", "adaptive", ("inverse", "root")),
+        Make("aten.mul.Tensor", "product", ("scaled", "adaptive")),
+        Make("aten.mul.Tensor", "", ("product",)),
+    )
+    return _simple(
+        ("exp_avg", "exp_avg_sq"), (*many, Make("aten._foreach_sqrt.default", "buffer")), (*one, *chain)
+    )  # fmt: skip
+
+
+def _nadam(s: Scenario) -> OptimizerFacts:
+    many, one = _decay(s)
+    roots = (Make("aten.div.Tensor", "corrected"), Make("aten.sqrt.default", "denom", ("corrected",)))
+    root = Make("aten._foreach_sqrt.default", "exp_avg_sq_sqrt")
+    return _simple(("exp_avg", "exp_avg_sq"), (*many, root), (*one, *roots))
+
+
+def _adamax(s: Scenario) -> OptimizerFacts:
+    """Absolute gradients are a list of their own, unless weight decay has made one already."""
+    many, one = _decay(s)
+    absolute = many or (Make("aten._foreach_abs.default", "grads"),)
+    return _simple(("exp_avg", "exp_inf"), absolute, (*one, Make("aten.abs.default")))
+
+
+def _adadelta(s: Scenario) -> OptimizerFacts:
+    many, one = _decay(s)
+    lists = (Make("aten._foreach_add.Scalar", "std"), Make("aten._foreach_add.Scalar", "deltas"))
+    pair = (Make("aten.add.Tensor", "std"), Make("aten.add.Tensor", "delta"))
+    return _simple(("square_avg", "acc_delta"), (*many, *lists), (*one, *pair))
+
+
+def _lion(s: Scenario) -> OptimizerFacts:
+    """timm's. Weight decay is decoupled, in place."""
+    return _simple(
+        ("exp_avg",), (Make("aten._foreach_lerp.Scalar", "updates"),), (Make("aten.lerp.Scalar", "update"),)
+    )  # fmt: skip
+
+
+# -- Adafactor ---------------------------------------------------------------------------------------------------
+
+
+def _row(shape: Shape) -> Shape:
+    return (*shape[:-1], 1)
+
+
+def _column(shape: Shape) -> Shape:
+    return (*shape[:-2], 1, shape[-1])
+
+
+def _corner(shape: Shape) -> Shape:
+    return (*shape[:-2], 1, 1)
+
+
+def _scalar(shape: Shape) -> Shape:
+    return ()
+
+
+_NORM = Make("aten.linalg_vector_norm.default", shape=_scalar)
+
+
+def _adafactor(s: Scenario) -> OptimizerFacts:
+    """torch.optim.Adafactor: a row and a column of factors for tensors of two or more dimensions."""
+
+    def states(shape: Shape) -> tuple[State, ...]:
+        if len(shape) > 1:
+            return State("row_var", _row), State("col_var", _column)
+        return (State("variance"),)
+
+    def loop(shape: Shape, dtype: DType) -> Steps:
+        if len(shape) > 1:
+            estimate: Steps = (
+                Make("aten.linalg_vector_norm.default", "row_mean", shape=_row),
+                Make("aten.linalg_vector_norm.default", "col_mean", shape=_column),
+                Make("aten.matmul.default", "var_estimate"),
+                Make("aten.mean.dim", shape=_corner),
+            )
+        else:
+            estimate = Make("aten.mul.Tensor", "grad_squared"), Make("aten.clone.default", "var_estimate")
+        return (_NORM, *estimate, Also("update", "var_estimate"), _NORM)
+
+    return OptimizerFacts(states, loop)
+
+
+def _adafactor_hf(s: Scenario) -> OptimizerFacts:
+    """transformers' Adafactor: states and arithmetic in float32, factors without the dimension that they average."""
+
+    def row(shape: Shape) -> Shape:
+        return shape[:-1]
+
+    def column(shape: Shape) -> Shape:
+        return (*shape[:-2], shape[-1])
+
+    full = dtypes.float32
+
+    def states(shape: Shape) -> tuple[State, ...]:
+        rms = State("RMS", _scalar, full)
+        if len(shape) > 1:
+            return State("exp_avg_sq_row", row, full), State("exp_avg_sq_col", column, full), rms
+        return State("exp_avg_sq", None, full), rms
+
+    def loop(shape: Shape, dtype: DType) -> Steps:
+        casts: Steps = ()
+        if dtype in (dtypes.float16, dtypes.bfloat16):  # each variable is the tensor itself first, then its cast
+            casts = (
+                Drop(("grad",)),
+                Make("aten._to_copy.default", "grad", dtype=full),
+                Drop(("p_data_fp32",)),
+                Make("aten._to_copy.default", "p_data_fp32", dtype=full),
+            )
+        squared = (
+            Make("aten.pow.Tensor_Scalar", "square", dtype=full),
+            Make("aten.add.Tensor", "update", ("square",), dtype=full),
+        )
+        if len(shape) > 1:
+            update: Steps = (
+                Make("aten.mean.dim", shape=row, dtype=full),
+                Make("aten.mean.dim", shape=column, dtype=full),
+                Make("aten.mean.dim", "mean", shape=lambda s: (*s[:-2], 1), dtype=full),
+                Make("aten.div.Tensor", "r_factor", ("mean",), shape=row, dtype=full),
+                Make("aten.rsqrt.default", "c_factor", shape=_column, dtype=full),
+                Make("aten.mul.Tensor", "update", ("r_factor", "c_factor"), dtype=full),
+            )
+        else:
+            update = (Make("aten.rsqrt.default", "update", dtype=full),)
+        last = (Make("aten.linalg_vector_norm.default", shape=_scalar), Make("aten.neg.default", dtype=full))
+        return (*casts, *squared, *update, *last)
+
+    return OptimizerFacts(states, loop)
+
+
+# -- 8-bit -------------------------------------------------------------------------------------------------------
+
+
+def _eight_bit(s: Scenario) -> OptimizerFacts:
+    """bitsandbytes' block-wise states: a byte an element and a float32 maximum a block; two code books for all."""
+    count = 1 if s.optimizer == "lion-8bit" else 2
+
+    def blocks(shape: Shape) -> Shape:
+        return (-(-_numel(shape) // BLOCK),)
+
+    def states(shape: Shape) -> tuple[State, ...]:
+        numbers = range(1, count + 1)
+        if _numel(shape) < MIN_8BIT:
+            return tuple(State(f"state{k}", None, dtypes.float32) for k in numbers)
+        full = tuple(State(f"state{k}", None, dtypes.uint8) for k in numbers)
+        return (*full, *(State(f"absmax{k}", blocks, dtypes.float32) for k in numbers))
+
+    maps = tuple(State(f"qmap{k}", lambda shape: (256,), dtypes.float32) for k in range(1, count + 1))
+    return OptimizerFacts(states, lambda shape, dtype: (), fused=True, only_fused=True, shared=maps)
+
+
+def _numel(shape: Shape) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n
+
+
+FACTS: dict[str, Callable[[Scenario], OptimizerFacts]] = {
+    "sgd": _sgd, "adam": _adam, "adamw": _adam, "rmsprop": _rmsprop, "adagrad": _adagrad, "radam": _radam,
+    "nadam": _nadam, "adamax": _adamax, "adadelta": _adadelta, "adafactor": _adafactor, "lion": _lion,
+    "adafactor-hf": _adafactor_hf, "adam-8bit": _eight_bit, "adamw-8bit": _eight_bit, "lion-8bit": _eight_bit,
+}  # fmt: skip

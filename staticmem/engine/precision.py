@@ -1,0 +1,58 @@
+"""A whole-model cast (`--dtype bf16`) of a float32 export: what the explicit dtypes in its graph mean then.
+
+An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype, so an explicit
+float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the patterns):
+
+- `to(float32)` of a low-precision tensor is a real up-cast. In the export it returned its input, so later uses outside
+  the module of the cast mean the input (`hidden = hidden.to(float32)` inside, the caller keeps its own variable).
+- `to(float32)` of a float32 tensor is "back to the input's dtype": a down-cast.
+- `to(float32)` of an integer tensor stays float32.
+- `empty`, `zeros`, `ones`, `full` in float32 follow the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Frame, Op
+
+_CASTS = ("aten::to", "aten::_to_copy", "prims::convert_element_type")
+_FACTORIES = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones",
+              "aten::new_full", "aten::new_empty", "aten::scalar_tensor", "aten::zeros_like", "aten::ones_like",
+              "aten::full_like", "aten::empty_like", "aten::rand", "aten::randn")  # fmt: skip
+
+
+class WholeModelCast:
+    """Rewrites explicit float32 dtypes of op arguments for a model cast to `low`."""
+
+    def __init__(self, low: DType) -> None:
+        self.low = low
+
+    def applies(self, op: Op) -> bool:
+        return op.base in _CASTS or op.base in _FACTORIES
+
+    def arguments(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with float32 replaced where the cast model would have the low dtype."""
+        if op.base in _CASTS:
+            source = args[0]
+            if not isinstance(source, Tensor) or source.dtype is not dtypes.float32:
+                return list(args), kwargs
+        return [self._swap(a) for a in args], {k: self._swap(v) for k, v in kwargs.items()}
+
+    def _swap(self, value: Any) -> Any:
+        return self.low if value is dtypes.float32 else value
+
+    def is_upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """A cast that was a no-op in the float32 export and is a real one here."""
+        source = args[0] if args else None
+        asked = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
+        return op.base in _CASTS and asked is dtypes.float32 and isinstance(source, Tensor) and source.dtype is self.low
+
+
+def inside(stack: tuple[Frame, ...], frame: tuple[Frame, ...]) -> bool:
+    """Whether a module stack is within a frame (or the frame itself)."""
+    return stack[: len(frame)] == frame

@@ -1,0 +1,229 @@
+"""A model file before its dimensions are bound, and the binding of dimensions from what a user gives.
+
+A dimension is an integer or a symbol. Symbols have the names of the file (`batch`, `s77`); one without a name is
+called `input[axis]`, so that `--dim 'x[2]=224'` can give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Protocol
+
+from staticmem.errors import DimensionError, UsageError, did_you_mean
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Graph
+from staticmem.ir.record import record
+
+MAX_DIM = 2**40  # beyond any tensor that a GPU holds; keeps arithmetic on hostile sizes bounded
+MAX_RANK = 64  # dim_bitset_size, aten/src/ATen/WrapDimUtilsMulti.h of pytorch
+
+
+@record(frozen=True, slots=True)
+class InputSpec:
+    """A user input. `shape` has an integer or a symbol's name for each axis; None: the rank is unknown."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None and len(self.shape) > MAX_RANK:
+            raise DimensionError(
+                f"input '{self.name[:60]}' has {len(self.shape):,} dimensions",
+                f"PyTorch's tensors have at most {MAX_RANK}.",
+                "Check the export.",
+                code="SM112",
+            )
+
+
+@record(frozen=True, slots=True)
+class SymbolRange:
+    """What the file says of a symbol: inclusive bounds, either may be absent."""
+
+    low: int | None = None
+    high: int | None = None
+
+
+@record(frozen=True)
+class Binding:
+    """Concrete sizes: of every symbol that an input uses, and of every input. `rebound` names inputs whose fixed sizes
+    were overridden (the frontend has to prove that the graph follows)."""
+
+    symbols: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    rebound: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = field(default=())
+
+
+class ModelFile(Protocol):
+    """A model as its file describes it. `bind` gives the graph at concrete sizes."""
+
+    path: str
+    format: str
+    producer: str
+    inputs: tuple[InputSpec, ...]
+
+    @property
+    def symbols(self) -> Mapping[str, SymbolRange]:
+        """Open dimensions by name, with their bounds."""
+        ...
+
+    def bind(self, binding: Binding) -> Graph:
+        """The graph at these sizes.
+
+        Raises:
+            DimensionError: a size contradicts a shape that is fixed in the file; the message names the node.
+        """
+        ...
+
+
+def resolve(
+    model: ModelFile,
+    batch: int | None = None,
+    resolution: tuple[int, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Binding:
+    """Sizes for every input dimension from `--batch` (axis 0), `--resolution` (the last two axes of 4-D floating-point
+    inputs, height and width) and `--dim NAME=VALUE`.
+
+    Raises:
+        DimensionError: a dimension stays without a size; the message names it and the flag that gives it.
+        UsageError: `dims` names a symbol that the model does not have, or a size below 1.
+    """
+    dims = dict(dims or {})
+    for what, size in [("--batch", batch), *((f"--dim {k}", v) for k, v in dims.items())]:
+        if size is not None and not 1 <= size <= MAX_DIM:
+            raise UsageError(f"{what} {size} is not a size", "A dimension is an integer of at least 1.", code="SM110")
+    for size in resolution or ():
+        if not 1 <= size <= MAX_DIM:
+            raise UsageError(f"--resolution {size} is not a size", "Height and width are integers of at least 1.")
+    known = set(model.symbols)
+    for spec in model.inputs:
+        known |= {f"{spec.name}[{axis}]" for axis in range(len(spec.shape or ()))}
+    for name in dims:
+        if name not in known:
+            raise UsageError(
+                f"unknown dimension '{name}'",
+                f"The inputs are {describe_inputs(model)}.",
+                did_you_mean(name, known),
+                code="SM111",
+            )
+    symbols: dict[str, int] = {name: size for name, size in dims.items() if name in model.symbols}
+    wanted: dict[tuple[str, int], int] = {}
+    batched = _batched(model, dims) if batch is not None else set()
+    for spec in model.inputs:
+        if spec.shape is None:
+            raise DimensionError(
+                f"input '{spec.name}' has no rank",
+                "Its number of dimensions is not in the file, so nothing can be sized.",
+                "Export the model again with a shape for this input (sizes may be symbolic).",
+                code="SM112",
+            )
+        if spec.name in batched:
+            wanted[spec.name, 0] = batch or 0
+        if resolution is not None and len(spec.shape) == 4 and spec.dtype.is_floating_point:
+            wanted[spec.name, 2], wanted[spec.name, 3] = resolution
+        for axis in range(len(spec.shape)):
+            size = dims.get(f"{spec.name}[{axis}]")
+            if size is not None:
+                wanted[spec.name, axis] = size
+    by_name = {spec.name: spec for spec in model.inputs}
+    for (name, axis), size in wanted.items():
+        dim = (by_name[name].shape or ())[axis]
+        if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
+            raise DimensionError(
+                f"dimension '{dim}' is asked to be both {symbols[dim]} and {size}",
+                f"Input '{name}' uses it on axis {axis}, and another flag or input gave it a different size.",
+                "Give one size for it.",
+                code="SM113",
+            )
+    if resolution is not None and not any(axis == 2 for _, axis in wanted):
+        raise UsageError(
+            "--resolution does not apply",
+            f"No input is a 4-D image: {describe_inputs(model)}.",
+            "Use --dim NAME=VALUE for other shapes.",
+            code="SM114",
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, tuple[InputSpec, int]] = {}
+    rebound: list[str] = []
+    for spec in model.inputs:
+        sizes: list[int] = []
+        for axis, dim in enumerate(spec.shape or ()):
+            if isinstance(dim, str):
+                size = symbols.get(dim)
+                if size is None:
+                    missing.setdefault(dim, (spec, axis))
+                sizes.append(size or 0)
+            else:
+                size = wanted.get((spec.name, axis), dim)
+                if size != dim:
+                    rebound.append(f"{spec.name}[{axis}]")
+                sizes.append(size)
+        shapes[spec.name] = tuple(sizes)
+    if missing:
+        raise _missing(missing)
+    for name, size in symbols.items():
+        bounds = model.symbols.get(name, SymbolRange())
+        if (bounds.low is not None and size < bounds.low) or (bounds.high is not None and size > bounds.high):
+            low = bounds.low if bounds.low is not None else 1
+            high = bounds.high if bounds.high is not None else "any size"
+            raise DimensionError(
+                f"dimension '{name}' cannot be {size}",
+                f"The export allows {low} to {high}.",
+                "Choose a size in that range, or export again with a wider one.",
+                code="SM115",
+            )
+    return Binding(symbols, shapes, tuple(rebound))
+
+
+def _batched(model: ModelFile, dims: Mapping[str, int]) -> set[str]:
+    """The inputs whose axis 0 is the batch: those where it is open, else those where the export fixed the same size.
+
+    A fixed size beside an open one, and a 1 beside larger ones, are no batch.
+
+    Raises:
+        DimensionError: the export fixed several sizes, so that nothing tells which of them is the batch.
+    """
+    first = {s.name: s.shape[0] for s in model.inputs if s.shape and f"{s.name}[0]" not in dims}
+    if any(isinstance(size, str) for size in first.values()):
+        return {name for name, size in first.items() if isinstance(size, str)}
+    sizes = set(first.values())
+    if len(sizes) > 1:
+        sizes.discard(1)
+    if len(sizes) > 1:
+        raise DimensionError(
+            "--batch does not say which size it means",
+            f"The export fixed axis 0 of the inputs to several sizes: {describe_inputs(model)}.",
+            f"Name what changes: --dim {next(iter(first))}[0]=N.",
+            code="SM120",
+        )
+    return {name for name, size in first.items() if size in sizes}
+
+
+def _missing(missing: Mapping[str, tuple[InputSpec, int]]) -> DimensionError:
+    flags = []
+    for name, (spec, axis) in missing.items():
+        if axis == 0:
+            flags.append("--batch N")
+        elif axis > 1 and len(spec.shape or ()) == 4 and spec.dtype.is_floating_point:
+            flags.append("--resolution N")
+        else:
+            flags.append(f"--dim '{name}=N'" if "[" in name else f"--dim {name}=N")
+    listed = ", ".join(f"'{name}' (axis {axis} of '{spec.name}')" for name, (spec, axis) in missing.items())
+    return DimensionError(
+        f"no size for {listed}",
+        "The file leaves it open, and memory depends on it.",
+        f"Give it: {' '.join(dict.fromkeys(flags))}",
+        code="SM116",
+    )
+
+
+def describe_inputs(model: ModelFile) -> str:
+    """The inputs with their shapes, for messages: `x: float32[batch, 3, 224, 224]`."""
+    parts = []
+    for spec in model.inputs:
+        sizes = "?" if spec.shape is None else ", ".join(str(d) for d in spec.shape)
+        parts.append(f"{spec.name}: {spec.dtype.name}[{sizes}]")
+    return "; ".join(parts) if parts else "none"

@@ -1,0 +1,166 @@
+"""Liveness of a step: a buffer lives from its allocation to the release of its last owner.
+
+The edges are those of the step graph (`lifetimes.graph`): kernel -> buffer that it allocates, buffer -> owner that
+holds it over [start, end). The end of an interval is the largest `end` among a buffer's edges, so one pass over the
+edges gives all of them. The NetworkX graph itself is built for queries only (`Lifetimes.graph`): docs/adr/0004.
+
+Time is the trace's tick: one allocation or one release each. `live[t]` is what is alive after the event of tick t, so a
+buffer is alive at t where born <= t < died.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from staticmem.eager.trace import Buffer, Hold, Trace, round_up
+from staticmem.ir.record import record
+from staticmem.liveness import arrays
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import numpy as np
+
+
+@record(frozen=True, slots=True)
+class PhasePeak:
+    """The most that is alive in a phase: `nbytes` bytes, first reached at `tick`; `buffer` is the allocation that
+    reached it, or None where the phase never has more than it starts with."""
+
+    phase: str
+    start: int
+    end: int
+    nbytes: int
+    tick: int
+    buffer: int | None
+
+
+class Lifetimes:
+    """Intervals of a trace's buffers in ticks, and the curve of live bytes. Sizes are rounded up to 512 bytes.
+
+    `born[i]` and `died[i]` belong to `trace.buffers[i]`; what nobody releases has `died[i] == ticks`.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ticks = trace.ticks
+        rounded = {nbytes: round_up(nbytes) for nbytes in set(trace.buffers.nbytes)}  # one object for equal sizes
+        self.sizes = [rounded[nbytes] for nbytes in trace.buffers.nbytes]
+        self.born = trace.buffers.born
+        self.died = _releases(trace)
+        self.live = _levels(self.sizes, self.born, self.died, self.ticks)
+        self.peak_bytes = max(self.live)
+        self.peak_tick = self.live.index(self.peak_bytes)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ticks and live bytes as NumPy arrays (int64), for plots and sweeps."""
+        import numpy as np
+
+        return np.arange(len(self.live)), np.asarray(self.live, dtype=np.int64)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """The step graph on NetworkX; see `lifetimes.graph`."""
+        from staticmem.liveness.graph import step_graph
+
+        return step_graph(self.trace)
+
+    # -- one moment ----------------------------------------------------------------------------------------------
+
+    def alive(self, tick: int) -> list[Buffer]:
+        """The buffers that are alive at `tick`, in order of allocation."""
+        return self.trace.buffers.pick(self.alive_ids(tick))
+
+    def alive_ids(self, tick: int) -> list[int]:
+        """Their places in `trace.buffers`."""
+        return _alive(self.born, self.died, tick)
+
+    def by_category(self, tick: int) -> dict[str, int]:
+        """Bytes alive at `tick` in each category that occurs."""
+        total: dict[str, int] = {}
+        categories, sizes = self.trace.buffers.categories, self.sizes
+        for id in self.alive_ids(tick):
+            category = categories[id]
+            total[category] = total.get(category, 0) + sizes[id]
+        return total
+
+    def holds(self, tick: int, among: Iterable[int] | None = None) -> Mapping[int, list[Hold]]:
+        """Who holds each buffer at `tick`, or each of `among`. One without an entry is a temporary of the kernel that
+        runs."""
+        found: dict[int, list[Hold]] = {}
+        holds = self.trace.holds
+        open_now: Iterable[int] = _alive(holds.starts, holds.ends, tick)
+        if among is not None:
+            wanted = frozenset(among)
+            open_now = [index for index in open_now if holds.buffers[index] in wanted]
+        for index in open_now:
+            found.setdefault(holds.buffers[index], []).append(holds[index])
+        return found
+
+    def allocation_at(self, tick: int) -> int | None:
+        """The buffer that is allocated at `tick`, if the event is an allocation."""
+        found = bisect_left(self.born, tick)  # buffers are in order of birth
+        return found if found < len(self.born) and self.born[found] == tick else None
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def phases(self) -> Mapping[str, PhasePeak]:
+        """The peak of each phase. What is alive when a phase begins belongs to it."""
+        starts = [*self.trace.phases, ("", self.ticks)]
+        return {name: self._phase(name, start, end) for (name, start), (_, end) in pairwise(starts)}
+
+    def _phase(self, name: str, start: int, end: int) -> PhasePeak:
+        level = self.level_before(start)
+        highest = max(self.live[start:end], default=0)
+        if highest <= level:
+            return PhasePeak(name, start, end, level, max(start - 1, 0), None)
+        tick = self.live.index(highest, start, end)
+        return PhasePeak(name, start, end, highest, tick, self.allocation_at(tick))
+
+    def level_before(self, tick: int) -> int:
+        """Bytes alive when `tick` begins."""
+        return self.live[tick - 1] if 0 < tick <= len(self.live) else 0
+
+
+def _alive(born: array[int], died: array[int], tick: int) -> list[int]:
+    """The places of intervals [born, died) that hold `tick`."""
+    if len(born) >= arrays.LARGE:
+        return arrays.alive(born, died, tick)
+    return [id for id, (start, end) in enumerate(zip(born, died, strict=True)) if start <= tick < end]
+
+
+def _levels(sizes: Sequence[int], born: array[int], died: array[int], ticks: int) -> array[int]:
+    """Bytes alive after each tick."""
+    if len(born) >= arrays.LARGE:
+        return arrays.levels(sizes, born, died, ticks)
+    delta = [0] * max(ticks, 1)
+    for size, start, end in zip(sizes, born, died, strict=True):
+        delta[start] += size
+        if end < ticks:
+            delta[end] -= size
+    return array("q", accumulate(delta))
+
+
+def _releases(trace: Trace) -> array[int]:
+    """The tick at which each buffer's last owner lets go; `trace.ticks` where one never does.
+
+    A buffer that no owner ever took belongs to the scope of the kernel that made it, which the engine closes.
+    """
+    forever, holds, buffers = trace.ticks, trace.holds, trace.buffers
+    if len(holds) >= arrays.LARGE:
+        return arrays.releases(holds, buffers, forever)
+    last = [-1] * len(buffers)
+    for buffer, end in zip(holds.buffers, holds.ends, strict=True):
+        if end > last[buffer]:
+            last[buffer] = end
+    return array("I", [min(seen if end < 0 else end, forever) for end, seen in zip(last, buffers.died, strict=True)])
+
+
+def liveness(trace: Trace) -> Lifetimes:
+    """The lifetimes of a step's buffers."""
+    return Lifetimes(trace)

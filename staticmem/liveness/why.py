@@ -1,0 +1,88 @@
+"""Why a buffer is alive: its owners in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.eager.trace import Buffer, Hold, Kernel
+from staticmem.ir.graph import Graph
+
+
+def short(kernel: str) -> str:
+    """The plain name of a kernel or op: `aten.native_batch_norm.default` and `aten::relu_` are what people know."""
+    name = kernel.removeprefix("aten.").removeprefix("aten::").removeprefix("onnx::")
+    return name.split(".", 1)[0] if kernel.startswith("aten") else name
+
+
+def op_place(graph: Graph, op: int) -> str:
+    """`relu in layer1.0.relu`; empty for what belongs to no op of the graph (loss, optimizer)."""
+    if not 0 <= op < len(graph.ops):
+        return ""
+    found = graph.ops[op]
+    module = module_of_op(graph, op)
+    return f"{short(found.target)} in {module}" if module else short(found.target)
+
+
+def module_of_op(graph: Graph, op: int) -> str:
+    """The innermost module that runs an op; empty outside of all."""
+    if not 0 <= op < len(graph.ops):
+        return ""
+    modules = graph.ops[op].modules
+    return modules[-1].path if modules else ""
+
+
+def module_of(graph: Graph, category: str, name: str, op: int) -> str:
+    """The module that a buffer belongs to: its owner in the model, else the module whose op (an index) made it."""
+    if category in ("parameter", "buffer"):
+        return name.rpartition(".")[0]
+    if category in ("gradient", "optimizer_state"):
+        return name.rpartition(".")[0].rpartition(".")[0]
+    return module_of_op(graph, op)
+
+
+def reasons(graph: Graph, kernel: Kernel, buffer: Buffer, holds: Sequence[Hold]) -> tuple[str, ...]:
+    """One sentence for each owner, the same sentence once. `holds` are those that are active at the moment.
+
+    Where something keeps the buffer for the whole step (the model, the optimizer), who else holds it explains nothing.
+    `kernel` made the buffer.
+    """
+    if not holds:
+        return (f"in use by {short(kernel.name)}",)
+    lasting = [hold for hold in holds if hold.kind in ("model", "optimizer", "grad")]
+    return tuple(dict.fromkeys(_reason(graph, buffer, hold) for hold in lasting or holds))
+
+
+def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
+    place = op_place(graph, hold.op)
+    if hold.kind == "saved":
+        return f"saved for the backward of {place or _loss(hold.who)}"
+    if hold.kind == "recomputed":
+        return f"run again for the backward of {place or _loss(hold.who)}"
+    if hold.kind == "checkpoint":
+        return f"input of the checkpoint of {hold.who or 'the model'}, which runs again from it"
+    if hold.kind == "local":
+        return f"variable {hold.who} of optimizer.step()"
+    if hold.kind == "gradient":
+        if hold.who == "root gradient":
+            return "first gradient of backward()"
+        return f"gradient on its way to the backward of {place or _loss(hold.who)}"
+    if hold.kind == "grad":
+        return f"gradient of {hold.who}"
+    if hold.kind == "frame":
+        return f"argument of {hold.who}, which has not returned" if hold.who else "held by the model's forward"
+    if hold.kind == "value":
+        return "the loss" if hold.who == "loss" else f"value {hold.who}, which is used later"
+    if hold.kind == "optimizer":
+        return f"optimizer state of {hold.who}"
+    if hold.kind == "autocast":
+        return "autocast's cache of cast weights"
+    if hold.kind == "model":
+        return {"parameter": "parameter", "buffer": "buffer of the model", "input": "given by the caller"}.get(
+            buffer.category, "held by the model"
+        )
+    return f"{hold.kind} {hold.who}".strip()
+
+
+def _loss(node: str) -> str:
+    """`NllLossBackward0` is autograd's name of a node that no op of the graph has: the loss."""
+    return f"the loss ({node})"

@@ -1,0 +1,43 @@
+"""Rules: what each ATen op allocates, saves and does in backward. `registry` has the table; the modules fill it."""
+
+from staticmem.ops import (  # noqa: F401  (importing a module registers its rules)
+    activations,
+    aliases,
+    attention,
+    casts,
+    cells,
+    comparison,
+    complexes,
+    composed,
+    convolution,
+    custom,
+    distances,
+    dynamic,
+    einsum,
+    elementary,
+    factory,
+    fast_path,
+    fourier,
+    indexing,
+    joining,
+    linear,
+    loss,
+    margins,
+    normalization,
+    order,
+    padding,
+    pointwise,
+    pooling,
+    quantized,
+    recurrent,
+    reduction,
+    resample,
+    scattering,
+    statistics,
+    ternary,
+    various,
+    views,
+)
+from staticmem.ops.registry import RULES, Rule, lookup
+
+__all__ = ["RULES", "Rule", "lookup"]

@@ -1,0 +1,67 @@
+"""Changes of dtype and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.autograd import Formula, Grads, cast_gradient
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ops.pointwise import grad_of, inplace
+from staticmem.ops.registry import rule
+
+
+def to_copy(e: Eager, self: Tensor, dtype: DType) -> Tensor:
+    """A copy in another dtype; its gradient is cast back."""
+    out = e.empty_like(self, dtype, "aten._to_copy.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return cast_gradient(e, grad_of(grads), self.dtype)
+
+    e.record("ToCopyBackward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+def _dtype_in(args: Sequence[Any], kwargs: dict[str, Any]) -> DType | None:
+    return next((a for a in (*args, *kwargs.values()) if isinstance(a, DType)), None)
+
+
+@rule("aten::to", "aten::_to_copy", "aten::type_as", "aten::to_copy", "prims::convert_element_type")
+def to(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The tensor itself where dtype and device are the same, else a copy; the gradient is cast back."""
+    other = next((a for a in args if isinstance(a, Tensor)), kwargs.get("other"))
+    dtype = other.dtype if isinstance(other, Tensor) else _dtype_in(args, kwargs)
+    if dtype is None or dtype is self.dtype:
+        return self
+    return to_copy(e, self, dtype)
+
+
+@rule("aten::float")
+def to_float(e: Eager, self: Tensor) -> Tensor:
+    """As `to`."""
+    return to(e, self, dtypes.float32)
+
+
+@rule("aten::copy_")
+def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False) -> Tensor:
+    """In place: saves nothing; the gradient of `src` is the incoming one, that of the old value is zeros."""
+    out = inplace(e, self, "aten.copy_.default")
+
+    def old(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.zeros.default")
+
+    def new(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.to_dtype(grad_of(grads), src.dtype)
+
+    if isinstance(src, Tensor):
+        e.record("CopyBackwards", out, [self, src], [Formula((0,), old), Formula((1,), new)])
+    return out
+
+
+@rule("aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar",
+      "aten::sym_constrain_range_for_size", "aten::sym_constrain_range", transparent=True)  # fmt: skip
+def nothing(e: Eager, *args: Any, **kwargs: Any) -> None:
+    """A check that eager does not run, or that allocates nothing."""

@@ -1,0 +1,103 @@
+"""Calls a rule as the dispatcher would: autocast first, then the rule; an op without a rule gets a stated fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Value
+from staticmem.ops.casts import to_copy
+from staticmem.ops.registry import Rule
+
+_HALVES = (dtypes.float16, dtypes.bfloat16)
+
+
+def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs a rule. Under autocast its floating-point tensors are cast first."""
+    if "out" in kwargs:
+        return _into(e, rule, args, kwargs)
+    if e.autocast is not None and rule.autocast:
+        args, kwargs = cast_arguments(e, rule, args, kwargs)
+    return rule.function(e, *args, **kwargs)
+
+
+def _into(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An overload with `out=` writes to a tensor that is there and has no history; an empty one is resized first."""
+    out = kwargs["out"]
+    if not isinstance(out, Tensor) or out.numel == 0:
+        return call(e, rule, args, {name: value for name, value in kwargs.items() if name != "out"})
+    e.kernel(f"{rule.target.replace('::', '.')}.out")
+    return out
+
+
+def cast_arguments(
+    e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments as autocast makes them for an op on one of its lists: in C++ argument order, right to left."""
+    assert e.autocast is not None
+    if rule.autocast == "float32_dtype":
+        tensors = [a for a in args if isinstance(a, Tensor)] or [a for a in kwargs.values() if isinstance(a, Tensor)]
+        has_dtype = any(isinstance(a, DType) for a in (*args, *kwargs.values()))
+        if tensors and tensors[0].dtype in _HALVES and not has_dtype:
+            kwargs = {**kwargs, "dtype": dtypes.float32}
+        return args, kwargs
+    if rule.autocast == "promote":
+        found = {t.dtype for t in _tensors((*args, *kwargs.values()))}
+        target = dtypes.float32 if dtypes.float32 in found else e.autocast
+    else:
+        target = e.autocast if rule.autocast == "half" else dtypes.float32
+    cast_kwargs = {k: _cast(e, v, target) for k, v in reversed(list(kwargs.items()))}
+    cast_args = [_cast(e, a, target) for a in reversed(args)]
+    return cast_args[::-1], cast_kwargs
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found.extend(_tensors(value))
+    return found
+
+
+def _cast(e: Eager, value: Any, dtype: DType) -> Any:
+    """`at::autocast::cached_cast`: float32 leaf parameters are cast once and kept until autocast exits."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_cast(e, v, dtype) for v in value)
+    if not isinstance(value, Tensor) or not value.dtype.is_floating_point or value.dtype is dtypes.float64:
+        return value
+    if value.dtype is dtype:
+        return value
+    cacheable = dtype is e.autocast and value.dtype is dtypes.float32
+    cacheable = cacheable and value.requires_grad and value.grad_fn is None and value.base is None
+    if not cacheable:
+        return to_copy(e, value, dtype)
+    cached = e.autocast_cache.get(id(value))
+    if cached is None:
+        cached = e.autocast_cache[id(value)] = to_copy(e, value, dtype)
+        e.hold(cached, e.autocast_owner)
+    return cached
+
+
+def fallback(e: Eager, target: str, args: Sequence[Any], values: Sequence[Value]) -> list[Tensor]:
+    """An op without a rule: saves every input and result, and backward makes a gradient for each input that wants one.
+
+    That is an upper bound for ops without hidden temporaries: autograd cannot save more than what goes in and out.
+    """
+    inputs = _tensors(args)
+    outs = [e.empty(value.shape or (), value.dtype, kernel=target) for value in values]
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel(f"{target} backward")
+        return [e.empty_like(t) if wanted else None for t, wanted in zip(inputs, need, strict=True)]
+
+    if outs:
+        formula = Formula(tuple(range(len(inputs))), gradients)
+        e.record(f"{target} backward", outs, inputs, [formula], [*inputs, *outs])
+    return outs

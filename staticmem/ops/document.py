@@ -1,0 +1,47 @@
+"""Writes docs/ops.md, the table of all rules: `python -m staticmem.ops.document > docs/ops.md`."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+
+from staticmem.ops import RULES, Rule
+
+HEAD = """# Ops
+
+Every ATen op that staticmem knows, from the registry of its rules (`staticmem/ops/`). A target without an overload
+stands for all its overloads. *Autocast* is what `torch.autocast("cuda")` does with floating-point inputs: `half` casts
+them down, `float32` copies them to float32, `float32_dtype` passes `dtype=float32` on, `promote` takes the widest.
+An op that is not here gets the documented upper bound: everything that goes in and out is saved, and backward makes one
+gradient for each input. The report counts those.
+
+Written by `python -m staticmem.ops.document`; a test holds it to the registry.
+"""
+
+
+def _module(rule: Rule) -> str:
+    return rule.function.__module__.rsplit(".", 1)[-1]
+
+
+def _row(rules: list[Rule]) -> str:
+    targets = ", ".join(f"`{rule.target}`" for rule in rules)
+    first = rules[0]
+    facts = first.facts.replace("|", "\\|")
+    state = "" if first.state == "ruled" else f"*{first.state}.* "
+    return f"| {targets} | {first.autocast} | {state}{facts} |"
+
+
+def render() -> str:
+    """The document: one section a module, one row for targets with the same facts."""
+    lines = [HEAD]
+    rules = sorted(RULES.values(), key=lambda rule: (_module(rule), rule.facts, rule.autocast, rule.target))
+    lines.append(f"{len(rules)} targets.\n")
+    for module, members in groupby(rules, key=_module):
+        lines += [f"## {module}\n", "| op | autocast | what it saves, what backward allocates |", "|---|---|---|"]
+        rows = [_row(list(same)) for _, same in groupby(members, key=lambda rule: (rule.facts, rule.autocast))]
+        lines += [*sorted(rows), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

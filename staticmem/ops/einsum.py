@@ -1,0 +1,114 @@
+"""`einsum` as ATen composes it: permute, reshape and bmm, operand by operand.
+
+Source: aten/src/ATen/native/Linear.cpp, `einsum` and `sumproduct_pair`. Without opt_einsum's path (which PyTorch uses
+from Python for three operands and more, where that package is installed) operands are contracted from left to right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.context import Eager
+from staticmem.eager.strides import numel
+from staticmem.eager.tensor import Tensor
+from staticmem.ops.linear import bmm
+from staticmem.ops.pointwise import mul
+from staticmem.ops.reduction import sum as sum_
+from staticmem.ops.registry import rule
+from staticmem.ops.views import diagonal, movedim, permute, reshape, unsqueeze
+
+ELLIPSIS = "."
+
+
+def _labels(term: str) -> list[str]:
+    return list(term.replace(" ", "").replace("...", ELLIPSIS))
+
+
+def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """Labels of each operand and of the output; the dimensions of an ellipsis are labels "0", "1"..."""
+    left, arrow, right = equation.partition("->")
+    terms = [_labels(term) for term in left.split(",")]
+    width = max((rank - len(term) + 1 for term, rank in zip(terms, ranks, strict=True) if ELLIPSIS in term), default=0)
+
+    def expanded(term: list[str], rank: int | None) -> list[str]:
+        count = width if rank is None else rank - len(term) + 1
+        names = [str(k) for k in range(width - count, width)]
+        return [label for item in term for label in (names if item == ELLIPSIS else [item])]
+
+    operands = [expanded(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if arrow:
+        return operands, expanded(_labels(right), None)
+    flat = [label for term in terms for label in term if label != ELLIPSIS]
+    once = sorted(label for label in set(flat) if flat.count(label) == 1)
+    return operands, [*(str(k) for k in range(width)), *once]
+
+
+@rule("aten::einsum", autocast="half")
+def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
+    """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
+    tensors = list(tensors)
+    terms, output = _parse(equation, [t.ndim for t in tensors])
+    summed = sorted({label for term in terms for label in term} - set(output))
+    order = [*output, *summed]
+    operands = [_aligned(e, t, term, order) for t, term in zip(tensors, terms, strict=True)]
+    first = len(output)
+    if len(operands) == 1:
+        return sum_(e, operands[0], tuple(range(first, len(order)))) if summed else operands[0]
+    counts = [sum(t.shape[dim] != 1 for t in operands) for dim in range(len(order))]
+    result = operands[0]
+    for other in operands[1:]:
+        result = _contract(e, result, other, counts, first)
+    return reshape(e, result, result.shape[:first]) if summed else result
+
+
+def _aligned(e: Eager, operand: Tensor, term: list[str], order: list[str]) -> Tensor:
+    """The operand with one dimension for each label, in the common order."""
+    labels: list[str] = []
+    for label in term:
+        if label in labels:  # repeated: its diagonal
+            operand = movedim(e, diagonal(e, operand, 0, labels.index(label), len(labels)), -1, labels.index(label))
+        else:
+            labels.append(label)
+    for label in order:
+        if label not in labels:
+            operand = unsqueeze(e, operand, -1)
+            labels.append(label)
+    return permute(e, operand, [labels.index(label) for label in order])
+
+
+def _contract(e: Eager, a: Tensor, b: Tensor, counts: list[int], first: int) -> Tensor:
+    both: list[int] = []
+    only: tuple[list[int], list[int]] = ([], [])
+    for dim in range(first, len(counts)):
+        if a.shape[dim] != 1 and b.shape[dim] != 1:
+            counts[dim] -= 1
+            if counts[dim] == 1:
+                both.append(dim)
+                counts[dim] = 0
+        elif counts[dim] == 1 and (a.shape[dim] != 1 or b.shape[dim] != 1):
+            only[a.shape[dim] == 1].append(dim)
+            counts[dim] = 0
+    a = sum_(e, a, tuple(only[0]), True) if only[0] else a
+    b = sum_(e, b, tuple(only[1]), True) if only[1] else b
+    return _sumproduct_pair(e, a, b, both) if both else mul(e, a, b)
+
+
+def _sumproduct_pair(e: Eager, left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
+    shared: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.ndim):
+        if dim not in summed:
+            in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
+            (shared if in_left and in_right else of_left if in_left else of_right).append(dim)
+    if of_left and of_right and of_right[-1] < of_left[0]:  # so that bmm writes the result's memory order
+        left, right, of_left, of_right = right, left, of_right, of_left
+    batch, rows, inner = (numel([left.shape[d] for d in dims]) for dims in (shared, of_left, summed))
+    columns = numel([right.shape[d] for d in of_right])
+    shape = (*(left.shape[d] for d in (*shared, *of_left)), *(1 for _ in summed), *(right.shape[d] for d in of_right))
+    order = [*shared, *of_left, *summed, *of_right]
+    left = reshape(e, permute(e, left, order), (batch, rows, inner))
+    right = reshape(e, permute(e, right, [*shared, *summed, *of_right, *of_left]), (batch, inner, columns))
+    result = reshape(e, bmm(e, left, right), shape)
+    return permute(e, result, [order.index(d) for d in range(len(order))])

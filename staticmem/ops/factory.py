@@ -1,0 +1,184 @@
+"""Factories, random numbers and dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ops.pointwise import add_, grad_of, inplace, mul, mul_, zeros
+from staticmem.ops.registry import rule
+
+
+@rule("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn")
+def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
+    """A new tensor without gradient."""
+    fill = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
+    if dtype is None:
+        truth = any(isinstance(a, bool) for a in args)
+        dtype = dtypes.bool_ if truth else dtypes.int64 if isinstance(fill, int) else dtypes.float32
+    return e.empty((size,) if isinstance(size, int) else tuple(size), dtype, kernel="aten.empty.memory_format")
+
+
+@rule("aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
+      "aten::randn_like")  # fmt: skip
+def empty_like(e: Eager, self: Tensor, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
+    """A new tensor of the same layout without gradient."""
+    return e.empty_like(self, dtype, "aten.empty_like.default")
+
+
+@rule("aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full")
+def new_empty(e: Eager, self: Tensor, size: Any, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
+    """A new tensor of the input's dtype without gradient."""
+    return e.empty(tuple(size), dtype or self.dtype, kernel="aten.new_empty.default")
+
+
+@rule("aten::scalar_tensor")
+def scalar_tensor(e: Eager, s: Any, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """A 0-dim tensor."""
+    return e.empty((), dtype or dtypes.float32, kernel="aten.scalar_tensor.default")
+
+
+@rule("aten::arange")
+def arange(
+    e: Eager, *args: Any, dtype: DType | None = None, start: Any = 0, end: Any = None, step: Any = 1, **_: Any
+) -> Tensor:
+    """A 1-D tensor: int64 for integer bounds."""
+    bounds = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    if len(bounds) == 1:
+        end = bounds[0]
+    elif bounds:
+        start, end, *rest = bounds
+        step = rest[0] if rest else step
+    if dtype is None:
+        dtype = dtypes.int64 if all(isinstance(x, int) for x in (start, end, step)) else dtypes.float32
+    return e.empty((max(0, math.ceil((end - start) / step)),), dtype, kernel="aten.arange.start_step")
+
+
+@rule("aten::linspace")
+def linspace(e: Eager, start: Any, end: Any, steps: int, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """A 1-D tensor."""
+    return e.empty((steps,), dtype or dtypes.float32, kernel="aten.linspace.default")
+
+
+@rule("aten::eye")
+def eye(e: Eager, n: int, m: int | None = None, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """An identity matrix."""
+    return e.empty((n, n if m is None else m), dtype or dtypes.float32, kernel="aten.eye.default")
+
+
+@rule("aten::randint")
+def randint(e: Eager, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
+    """Random int64 numbers."""
+    size = next(a for a in args if isinstance(a, tuple))
+    return e.empty(size, dtype or dtypes.int64, kernel="aten.randint.low")
+
+
+@rule("aten::randperm")
+def randperm(e: Eager, n: int, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """A random permutation."""
+    return e.empty((n,), dtype or dtypes.int64, kernel="aten.randperm.default")
+
+
+@rule("aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::fill_", "aten::zero_", "aten::exponential_",
+      "aten::random_")  # fmt: skip
+def fill_(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
+    """In place; no gradient reaches the old value."""
+    out = inplace(e, self, "aten.fill_.Scalar")
+    if out.requires_grad:
+        e.record("FillBackward0", out, [self], [Formula((0,), zeros)])
+    return out
+
+
+@rule("aten::bernoulli", "aten::fill", "aten::normal")
+def bernoulli(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
+    """A new tensor; its gradient is zeros."""
+    out = e.empty_like(self, kernel="aten.bernoulli.default")
+    e.record("BernoulliBackward0", out, [self], [Formula((0,), zeros)])
+    return out
+
+
+@rule("aten::multinomial")
+def multinomial(e: Eager, self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
+    """int64 samples without gradient."""
+    return e.empty((*self.shape[:-1], num_samples), dtypes.int64, kernel="aten.multinomial.default")
+
+
+@rule("aten::native_dropout")
+def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Saves a bool mask, one byte an element, which it also returns."""
+    out = e.empty_like(input, kernel="aten.native_dropout.default")
+    mask = e.empty_like(input, dtypes.bool_)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        strides = layout.channels_last_strides(grad.shape) if grad.prefers_channels_last else None
+        return e.empty(grad.shape, grad.dtype, strides, "aten.native_dropout_backward.default")
+
+    e.record("NativeDropoutBackward0", out, [input], [Formula((0,), gradient)], [mask])
+    return out, mask
+
+
+@rule("aten::dropout")
+def dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """Fused on CUDA: saves a bool mask, one byte an element; p = 0 or eval is the tensor itself."""
+    if not train or not e.training or p == 0:
+        return input
+    if p == 1:
+        return mul(e, input, e.empty((), input.dtype, kernel="aten.zeros.default"))
+    return native_dropout(e, input, p, train)[0]
+
+
+@rule("aten::dropout_")
+def dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """Not fused: saves a noise tensor of the input's dtype and size (Dropout.cpp, `_dropout_impl`)."""
+    if not train or not e.training or p == 0:
+        return input
+    return mul_(e, input, e.empty_like(input, kernel="aten.empty_like.default"))
+
+
+def _feature_noise(e: Eager, input: Tensor) -> Tensor:
+    shape = (*input.shape[:2], *(1,) * (input.ndim - 2))
+    return e.empty(shape, input.dtype, kernel="aten.empty.memory_format")
+
+
+@rule("aten::feature_dropout")
+def feature_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """Saves a noise tensor of shape (N, C, 1...): `_dropout_impl` with feature noise."""
+    if not train or not e.training or p == 0:
+        return input
+    return mul(e, input, _feature_noise(e, input))
+
+
+@rule("aten::feature_dropout_")
+def feature_dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """In place, else as `feature_dropout`."""
+    if not train or not e.training or p == 0:
+        return input
+    return mul_(e, input, _feature_noise(e, input))
+
+
+@rule("aten::alpha_dropout")
+def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """Saves a noise tensor of the input's size; its offset is a temporary of that size, added in place."""
+    if not train or not e.training or p == 0:
+        return input
+    noise = e.empty_like(input, kernel="aten.empty_like.default")
+    offset = e.empty_like(noise, kernel="aten.add.Scalar")
+    return add_(e, mul(e, input, noise), offset)
+
+
+@rule("aten::feature_alpha_dropout")
+def feature_alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
+    """As `alpha_dropout`, with noise and offset of shape (N, C, 1...)."""
+    if not train or not e.training or p == 0:
+        return input
+    noise = _feature_noise(e, input)
+    offset = e.empty_like(noise, kernel="aten.add.Scalar")
+    return add_(e, mul(e, input, noise), offset)

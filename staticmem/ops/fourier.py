@@ -1,0 +1,218 @@
+"""Fourier transforms: the three kernels of cuFFT, and what torch.fft calls around them.
+
+Sources: aten/src/ATen/native/SpectralOps.cpp (which kernel, padding, default dimensions), derivatives.yaml and
+FunctionsManual.cpp (`fft_r2c_backward`, `fft_c2r_backward`). A transform over dimensions that are not the last ones
+gives a result whose memory has them last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ops.casts import to_copy
+from staticmem.ops.joining import roll
+from staticmem.ops.padding import constant_pad_nd
+from staticmem.ops.pointwise import grad_of, mul
+from staticmem.ops.registry import rule
+from staticmem.ops.views import as_strided, clone, narrow, transpose
+
+Axes = tuple[int, ...]
+
+
+def _strides(shape: layout.Shape, axes: Axes) -> layout.Strides:
+    """Contiguous after the transformed dimensions were moved to the end."""
+    order = [*(d for d in range(len(shape)) if d not in axes), *axes]
+    strides = [0] * len(shape)
+    for d, stride in zip(order, layout.contiguous_strides(tuple(shape[d] for d in order)), strict=True):
+        strides[d] = stride
+    return tuple(strides)
+
+
+def _with(shape: layout.Shape, axis: int, size: int) -> layout.Shape:
+    return tuple(size if d == axis else s for d, s in enumerate(shape))
+
+
+def c2c(e: Eager, self: Tensor, axes: Axes) -> Tensor:
+    """Saves nothing; backward is one transform."""
+    out = e.empty(self.shape, self.dtype, _strides(self.shape, axes), "aten._fft_c2c.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, self.dtype, _strides(self.shape, axes), "aten._fft_c2c.default")
+
+    e.record("FftC2CBackward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+def _real_strides(shape: layout.Shape, axes: Axes) -> layout.Strides:
+    """cuFFT takes up to three dimensions at once, unless they begin with the first two of the tensor
+    (`use_optimized_cufft_path`): then the last one goes first, and the others end up last in memory."""
+    in_steps = len(axes) > 3 or axes[:2] == (0, 1)
+    return _strides(shape, axes[:-1] if in_steps and len(axes) > 1 else axes)
+
+
+def r2c(e: Eager, self: Tensor, axes: Axes, onesided: bool, conjugated: bool = False) -> Tensor:
+    """Saves its input (for its dtype). Backward of the onesided form fills zeros up to full size and transforms them;
+    the gradient is the real part, a view of that. A result that is `conjugated` has its gradient copied first."""
+    last = axes[-1]
+    shape = _with(self.shape, last, self.shape[last] // 2 + 1) if onesided else self.shape
+    dtype = dtypes.complex_of(self.dtype)
+    out = e.empty(shape, dtype, _real_strides(shape, axes), "aten._fft_r2c.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        copy = e.empty(shape, dtype, kernel="aten.clone.default") if conjugated else None
+        if onesided and self.shape[last] != grad_of(grads).shape[last]:
+            e.empty(self.shape, dtype, kernel="aten.new_zeros.default")
+            if copy is not None:
+                e.free(copy)
+        return e.empty(self.shape, dtype, _strides(self.shape, axes), "aten._fft_c2c.default")
+
+    e.record("FftR2CBackward0", out, [self], [Formula((0,), gradient)], [self])
+    return out
+
+
+def c2r(e: Eager, self: Tensor, axes: Axes, size: int) -> Tensor:
+    """Saves nothing; backward is one transform."""
+    shape = _with(self.shape, axes[-1], size)
+    out = e.empty(shape, dtypes.real_of(self.dtype), _strides(shape, axes), "aten._fft_c2r.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, self.dtype, _strides(self.shape, axes), "aten._fft_r2c.default")
+
+    e.record("FftC2RBackward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+def _resized(e: Eager, self: Tensor, axes: Axes, sizes: Sequence[int]) -> Tensor:
+    """`resize_fft_input`: a narrowed view where a size shrinks, one pad where any grows."""
+    pads = [0] * (2 * self.ndim)
+    for axis, size in zip(axes, sizes, strict=True):
+        if size < self.shape[axis]:
+            self = narrow(e, self, axis, 0, size)
+        elif size > self.shape[axis]:
+            pads[2 * (self.ndim - 1 - axis) + 1] = size - self.shape[axis]
+    return constant_pad_nd(e, self, tuple(pads)) if any(pads) else self
+
+
+def _axes(self: Tensor, s: Any, dim: Any, default: Axes | None) -> tuple[Axes, list[int]]:
+    """Transformed dimensions, and their sizes (-1 keeps one)."""
+    if dim is None:
+        dim = default if default is not None else tuple(range(self.ndim - len(s), self.ndim)) if s else None
+    axes = tuple(range(self.ndim)) if dim is None else tuple(self.dim(d) for d in dim)
+    sizes = [self.shape[a] if n in (None, -1) else n for a, n in zip(axes, s or (-1,) * len(axes), strict=True)]
+    return axes, sizes
+
+
+def _promoted(e: Eager, self: Tensor, complex: bool) -> Tensor:
+    dtype = self.dtype if self.dtype.is_differentiable else dtypes.float32
+    dtype = dtypes.complex_of(dtype) if complex else dtype
+    return self if self.dtype is dtype else to_copy(e, self, dtype)
+
+
+def _one(kind: str) -> Callable[..., Tensor]:
+    def run(e: Eager, self: Tensor, n: int | None = None, dim: int = -1, norm: Any = None) -> Tensor:
+        axis = self.dim(dim)
+        return _run(e, kind, self, (axis,), [self.shape[axis] if n is None else n], n is not None)
+
+    return run
+
+
+def _many(kind: str, default: Axes | None) -> Callable[..., Tensor]:
+    def run(e: Eager, self: Tensor, s: Any = None, dim: Any = default, norm: Any = None) -> Tensor:
+        axes, sizes = _axes(self, s, dim, default)
+        return _run(e, kind, self, axes, sizes, bool(s), many=True)
+
+    return run
+
+
+def _run(e: Eager, kind: str, self: Tensor, axes: Axes, sizes: list[int], given: bool, many: bool = False) -> Tensor:
+    if kind in ("rfft", "ihfft"):
+        return r2c(e, _resized(e, _promoted(e, self, False), axes, sizes), axes, True, kind == "ihfft")
+    if kind in ("irfft", "hfft"):
+        full = sizes[-1] if given else 2 * (self.shape[axes[-1]] - 1)
+        sizes[-1] = full // 2 + 1
+        source = _resized(e, _promoted(e, self, True), axes, sizes)
+        if kind == "hfft":
+            source = clone(e, source)  # of its conjugate
+        return c2r(e, source, axes, full)
+    if self.dtype.kind != "complex" and not many:
+        return r2c(e, _resized(e, _promoted(e, self, False), axes, sizes), axes, False, kind == "ifft")
+    return c2c(e, _resized(e, _promoted(e, self, True), axes, sizes), axes)
+
+
+_FACTS = {
+    "fft": "A complex transform, which saves nothing, or that of a real tensor, which saves it; one tensor back.",
+    "rfft": "Saves its input; backward fills zeros to full size and transforms them: two complex tensors.",
+    "irfft": "Saves nothing; backward is one transform of the input's size.",
+}
+
+
+def _define() -> None:
+    for kind, names in (("fft", ("fft", "ifft")), ("rfft", ("rfft", "ihfft")), ("irfft", ("irfft", "hfft"))):
+        for name in names:
+            function = _one(name)
+            function.__doc__ = _FACTS[kind]
+            rule(f"aten::fft_{name}")(function)
+            if "h" in name:
+                continue  # hfft2 and its kin compose several transforms
+            for suffix, default in (("2", (-2, -1)), ("n", None)):
+                function = _many(name, default)
+                function.__doc__ = _FACTS[kind]
+                rule(f"aten::fft_{name}{suffix}")(function)
+
+
+_define()
+
+
+@rule("aten::fft_fftshift", "aten::fft_ifftshift")
+def fft_shift(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
+    """As `roll` by half of each dimension."""
+    axes = tuple(range(self.ndim)) if dim is None else tuple(self.dim(d) for d in dim)
+    return roll(e, self, tuple(self.shape[a] // 2 for a in axes), axes)
+
+
+@rule("aten::fft_fftfreq")
+def fft_frequencies(e: Eager, n: int, d: float = 1.0, *, dtype: Any = None, **_: Any) -> Tensor:
+    """A 1-D tensor without gradient."""
+    return e.empty((n,), dtype or dtypes.float32, kernel="aten.arange.start")
+
+
+@rule("aten::fft_rfftfreq")
+def fft_real_frequencies(e: Eager, n: int, d: float = 1.0, *, dtype: Any = None, **_: Any) -> Tensor:
+    """A 1-D tensor of half the size without gradient."""
+    return e.empty((n // 2 + 1,), dtype or dtypes.float32, kernel="aten.arange.start")
+
+
+@rule("aten::hann_window", "aten::hamming_window", "aten::blackman_window", "aten::bartlett_window")
+def window(e: Eager, window_length: int, periodic: bool = True, *, dtype: Any = None, **_: Any) -> Tensor:
+    """A 1-D tensor without gradient; a periodic one is a view of one more element."""
+    size = window_length + 1 if periodic and window_length > 1 else window_length
+    out = e.empty((size,), dtype or dtypes.float32, kernel="aten.hann_window.default")
+    return e.alias(out, (window_length,), (1,))
+
+
+@rule("aten::stft")
+def stft(
+    e: Eager, self: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
+    window: Tensor | None = None, normalized: bool = False, onesided: bool | None = None,
+    return_complex: bool | None = None, align_to_window: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """Frames as an overlapping view, times the window (one tensor, saved), and a transform of each frame."""
+    from staticmem.ops.complexes import view_as_real
+
+    hop = hop_length or n_fft // 4
+    signal = self if self.ndim == 2 else as_strided(e, self, (1, *self.shape), (0, *self.strides))
+    frames = 1 + (signal.shape[-1] - n_fft) // hop
+    size = (signal.shape[0], frames, n_fft)
+    cut = as_strided(e, signal, size, (signal.strides[0], hop * signal.strides[1], signal.strides[1]))
+    if window is not None:
+        cut = mul(e, cut, window)
+    complex_input = self.dtype.kind == "complex"
+    out = c2c(e, cut, (2,)) if complex_input else r2c(e, cut, (2,), onesided is not False)
+    out = transpose(e, out, 1, 2)
+    return out if return_complex else view_as_real(e, out)

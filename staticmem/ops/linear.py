@@ -1,0 +1,247 @@
+"""Matrix products.
+
+Sources: aten/src/ATen/native/Linear.cpp (`linear`), LinearAlgebra.cpp (`matmul`, `should_fold`), derivatives.yaml and
+FunctionsManual.cpp (`mm_mat1_backward`, `mm_mat2_backward`). Generated code evaluates formulas in alphabetical order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager, scoped
+from staticmem.eager.tensor import Tensor
+from staticmem.ops.pointwise import add, add_, grad_of, mul, same, times
+from staticmem.ops.registry import rule
+from staticmem.ops.views import expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
+
+
+def _check(a: Tensor, b: Tensor) -> None:
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"cannot multiply {list(a.shape)} by {list(b.shape)}")
+
+
+def _mm_gradient(e: Eager, grad: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a factor: column-major where the factor is, as `t()` of a product."""
+    rows, columns = like.shape
+    if like.strides[0] == 1 and like.strides[1] == rows:
+        made = e.empty((columns, rows), grad.dtype, kernel="aten.mm.default")
+        return e.alias(made, (rows, columns), (1, rows))
+    return e.empty((rows, columns), grad.dtype, kernel="aten.mm.default")
+
+
+def _factor(like: Tensor) -> Any:
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return _mm_gradient(e, grad_of(grads), like)
+
+    return gradient
+
+
+@rule("aten::mm", autocast="half")
+def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient."""
+    _check(self, mat2)
+    out = e.empty((self.shape[0], mat2.shape[1]), self.dtype, kernel="aten.mm.default")
+    saves = [self if e.needs_grad(mat2) else None, mat2 if e.needs_grad(self) else None]
+    formulas = [Formula((1,), _factor(mat2)), Formula((0,), _factor(self))]
+    e.record("MmBackward0", out, [self, mat2], formulas, saves)
+    return out
+
+
+def _scaled(formula: Any, factor: Any) -> Any:
+    """`maybe_multiply`: one more tensor unless the factor is 1."""
+    if factor == 1:
+        return formula
+
+    def scaled(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.pointwise("aten.mul.Tensor", formula(e, grads, need))
+
+    return scaled
+
+
+@rule("aten::addmm", autocast="half")
+def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient; the bias gradient is summed after both products."""
+    _check(mat1, mat2)
+    out = e.empty((mat1.shape[0], mat2.shape[1]), mat1.dtype, kernel="aten.addmm.default")
+    saves = [mat1 if e.needs_grad(mat2) else None, mat2 if e.needs_grad(mat1) else None]
+    products = [Formula((1,), _scaled(_factor(mat1), alpha)), Formula((2,), _scaled(_factor(mat2), alpha))]
+    e.record("AddmmBackward0", out, [self, mat1, mat2], [*products, Formula((0,), _scaled(same, beta))], saves)
+    return out
+
+
+@rule("aten::mv", autocast="half")
+def mv(e: Eager, self: Tensor, vec: Tensor) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient; an outer product and a product in backward."""
+    if self.shape[1] != vec.shape[0]:
+        raise ValueError(f"cannot multiply {list(self.shape)} by {list(vec.shape)}")
+    out = e.empty((self.shape[0],), self.dtype, kernel="aten.mv.default")
+    saves = [self if e.needs_grad(vec) else None, vec if e.needs_grad(self) else None]
+    e.record("MvBackward0", out, [self, vec], [Formula((0,), _filled(self)), Formula((1,), _filled(vec))], saves)
+    return out
+
+
+def _filled(like: Tensor) -> Any:
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(
+            like.shape, grad_of(grads).dtype, kernel="aten.mul.Tensor" if like.ndim == 2 else "aten.mv.default"
+        )
+
+    return gradient
+
+
+@rule("aten::addmv", autocast="half")
+def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """As `mv`; `self` receives the incoming gradient."""
+    out = e.empty((mat.shape[0],), mat.dtype, kernel="aten.addmv.default")
+    saves = [mat if e.needs_grad(vec) else None, vec if e.needs_grad(mat) else None]
+    products = [Formula((1,), _scaled(_filled(mat), alpha)), Formula((2,), _scaled(_filled(vec), alpha))]
+    e.record("AddmvBackward0", out, [self, mat, vec], [*products, Formula((0,), _scaled(same, beta))], saves)
+    return out
+
+
+@rule("aten::outer", "aten::ger")
+def outer(e: Eager, self: Tensor, vec2: Tensor) -> Tensor:
+    """A product of a column and a row; saves as `mul`."""
+    return mul(e, reshape(e, self, (self.shape[0], 1)), vec2)
+
+
+def _batch(like: Tensor) -> Any:
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(like.shape, grad_of(grads).dtype, kernel="aten.bmm.default")
+
+    return gradient
+
+
+@rule("aten::bmm", autocast="half")
+def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient."""
+    _check(self, mat2)
+    out = e.empty((self.shape[0], self.shape[1], mat2.shape[2]), self.dtype, kernel="aten.bmm.default")
+    saves = [self if e.needs_grad(mat2) else None, mat2 if e.needs_grad(self) else None]
+    e.record("BmmBackward0", out, [self, mat2], [Formula((1,), _batch(mat2)), Formula((0,), _batch(self))], saves)
+    return out
+
+
+@rule("aten::baddbmm", autocast="half")
+def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient; `self` receives the incoming gradient."""
+    _check(batch1, batch2)
+    out = e.empty((batch1.shape[0], batch1.shape[1], batch2.shape[2]), batch1.dtype, kernel="aten.baddbmm.default")
+
+    saves = [batch1 if e.needs_grad(batch2) else None, batch2 if e.needs_grad(batch1) else None]
+    products = [Formula((1,), _scaled(_batch(batch1), alpha)), Formula((2,), _scaled(_batch(batch2), alpha))]
+    e.record("BaddbmmBackward0", out, [self, batch1, batch2], [*products, Formula((0,), _scaled(same, beta))], saves)
+    return out
+
+
+@rule("aten::linear", autocast="half")
+def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """With bias and a contiguous input: view, addmm, view; else matmul and an in-place bias add."""
+    if input.shape[-1] != weight.shape[-1]:
+        raise ValueError(f"linear expects {weight.shape[-1]} input features, got {input.shape[-1]}")
+    if bias is not None and input.ndim == 2:
+        return addmm(e, bias, input, t(e, weight))
+    if bias is not None and input.is_contiguous:
+        flat = reshape(e, input, (-1, input.shape[-1]))
+        out = addmm(e, bias, flat, t(e, weight))
+        return reshape(e, out, (*input.shape[:-1], out.shape[-1]))
+    out = matmul(e, input, t(e, weight))
+    return out if bias is None else add_(e, out, bias)
+
+
+@rule("aten::matmul", autocast="half")
+@scoped
+def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """mm where a factor is 1-D or 2-D and folding pays, else expand, reshape (a clone where needed) and bmm."""
+    a, b = self.ndim, other.ndim
+    if a == 1 and b == 1:
+        return _dot(e, self, other)
+    if a == 2 and b == 1:
+        return mv(e, self, other)
+    if a == 1 and b == 2:
+        return reshape(e, mm(e, unsqueeze(e, self, 0), other), (other.shape[1],))
+    if a == 2 and b == 2:
+        return mm(e, self, other)
+    if _should_fold(e, self, other):
+        return _fold(e, self, other)
+    if a == 3 and b == 3 and self.shape[0] != other.shape[0]:  # no expanded gradient: fold the factor that is repeated
+        if self.shape[0] == 1 and self.requires_grad:
+            return matmul(e, squeeze(e, self, 0), other)
+        if other.shape[0] == 1 and other.requires_grad:
+            return matmul(e, self, squeeze(e, other, 0))
+    return _batched(e, self, other)
+
+
+@rule("aten::dot", "aten::vdot")
+def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient."""
+    out = e.empty((), self.dtype, kernel="aten.dot.default")
+    saves = [self if e.needs_grad(other) else None, other if e.needs_grad(self) else None]
+    formulas = [Formula((0,), times(other)), Formula((1,), times(self))]
+    e.record("DotBackward0", out, [self, other], formulas, saves)
+    return out
+
+
+def _should_fold(e: Eager, self: Tensor, other: Tensor) -> bool:
+    first_larger = self.ndim >= other.ndim
+    large, small = (self, other) if first_larger else (other, self)
+    if not (large.ndim >= 3 and small.ndim <= 2):
+        return False
+    if small.requires_grad:  # avoids an expanded weight gradient in backward
+        return True
+    if self.ndim == 2:
+        return False
+    shape, strides = large.shape, large.strides
+    if not first_larger:  # the larger one is transposed first
+        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    return all(strides[i] == strides[i + 1] * shape[i + 1] for i in range(len(shape) - 2))
+
+
+def _fold(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    first_larger = self.ndim >= other.ndim
+    large = self if first_larger else transpose(e, other, -2, -1)
+    small = other if first_larger else (t(e, self) if self.ndim == 2 else self)
+    flat = reshape(e, large, (-1, large.shape[-1]))
+    if small.ndim == 1:
+        return reshape(e, mv(e, flat, small), large.shape[:-1])
+    out = unsafe_view(e, mm(e, flat, small), (*large.shape[:-1], small.shape[1]))
+    if first_larger:
+        return out
+    from staticmem.ops.views import contiguous
+
+    return contiguous(e, transpose(e, out, -2, -1))
+
+
+def _batched(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    left = unsqueeze(e, self, 0) if self.ndim == 1 else self
+    right = unsqueeze(e, other, 1) if other.ndim == 1 else other
+    n, m = left.shape[-2:]
+    p = right.shape[-1]
+    batch = layout.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    count = layout.numel(batch)
+    left = reshape(e, expand(e, left, (*batch, n, m)), (count, n, m))
+    right = reshape(e, expand(e, right, (*batch, right.shape[-2], p)), (count, right.shape[-2], p))
+    shape = batch + ((n,) if self.ndim > 1 else ()) + ((p,) if other.ndim > 1 else ())
+    return unsafe_view(e, bmm(e, left, right), shape)
+
+
+@rule("aten::bilinear", autocast="promote")
+def bilinear(e: Eager, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A trilinear product, each factor saved if another needs a gradient; then the bias is added.
+
+    What `_trilinear` makes inside is not seen.
+    """
+    out = e.empty((*input1.shape[:-1], weight.shape[0]), input1.dtype, kernel="aten._trilinear.default")
+    factors = [input1, weight, input2]
+
+    def by(like: Tensor) -> Any:
+        return lambda e, grads, need: e.empty(like.shape, like.dtype, kernel="aten._trilinear.default")
+
+    formulas = [Formula((k,), by(factor)) for k, factor in enumerate(factors)]
+    wants = [e.needs_grad(*factors[:k], *factors[k + 1 :]) for k in range(3)]
+    saves = [factor if want else None for factor, want in zip(factors, wants, strict=True)]
+    e.record("TrilinearBackward0", out, factors, formulas, saves)
+    return out if bias is None else add(e, out, bias)

@@ -1,0 +1,206 @@
+"""Losses that a model computes itself (`training/losses.py` has those that the tool adds).
+
+`reduction`: 0 none, 1 mean, 2 sum, as in `at::Reduction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager, scoped
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ops.dispatch import call
+from staticmem.ops.pointwise import add, div, grad_of, mul
+from staticmem.ops.reduction import softmax
+from staticmem.ops.registry import RULES, rule
+from staticmem.ops.views import contiguous, reshape
+
+
+def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str) -> Tensor:
+    """Element-wise, then reduced in the kernel's own temporary, which the dispatcher does not see."""
+    kernel = f"aten.{name}.default"
+    out = e.pointwise(kernel, self, target) if reduction == 0 else e.empty((), self.dtype, kernel=kernel)
+
+    def by(like: Tensor) -> Any:
+        def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+            return e.pointwise(f"aten.{name}_backward.default", self, target)
+
+        return gradient
+
+    formulas = [Formula((0,), by(self)), Formula((1,), by(target))]
+    e.record(f"{name.title().replace('_', '')}Backward0", out, [self, target], formulas, [self, target])
+    return out
+
+
+@rule("aten::mse_loss", autocast="float32")
+def mse_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """Saves both; backward makes one tensor for each that needs a gradient."""
+    return _pair_loss(e, self, target, reduction, "mse_loss")
+
+
+@rule("aten::smooth_l1_loss", autocast="float32")
+def smooth_l1_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    """Saves both; backward makes one tensor for each that needs a gradient."""
+    return _pair_loss(e, self, target, reduction, "smooth_l1_loss")
+
+
+@rule("aten::huber_loss", autocast="float32")
+def huber_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    """Saves both; backward makes one tensor for each that needs a gradient."""
+    return _pair_loss(e, self, target, reduction, "huber_loss")
+
+
+@rule("aten::binary_cross_entropy")
+def binary_cross_entropy(
+    e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """Saves input, target and weight; backward makes one tensor."""
+    out = e.empty(self.shape if reduction == 0 else (), self.dtype, kernel="aten.binary_cross_entropy.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(self, kernel="aten.binary_cross_entropy_backward.default")
+
+    saves = [self, target, weight]
+    e.record("BinaryCrossEntropyBackward0", out, [self], [Formula((0,), gradient)], saves)
+    return out
+
+
+@scoped
+def _nll(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    flat = log_probs.ndim <= 2
+    name = "aten.nll_loss_forward" if flat else "aten.nll_loss2d_forward"
+    out = e.empty(target.shape if reduction == 0 else (), log_probs.dtype, kernel=f"{name}.default")
+    total = e.empty((), log_probs.dtype)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(log_probs.shape, log_probs.dtype, kernel=name.replace("forward", "backward.default"))
+
+    saves = [log_probs, target, weight, total]
+    e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], saves)
+    return out
+
+
+@rule("aten::nll_loss_nd", "aten::nll_loss", "aten::nll_loss2d", autocast="float32")
+def nll_loss(
+    e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100
+) -> Tensor:
+    """Saves input, target, weight and the total weight; backward makes one tensor of the input's size."""
+    return _nll(e, self, target, weight, reduction)
+
+
+@scoped
+def _nll_nd(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    """nll_loss as the dispatcher calls it: autocast casts log-probabilities to float32, for as long as the call."""
+    if e.autocast is not None and log_probs.dtype in (dtypes.float16, dtypes.bfloat16):
+        from staticmem.ops.casts import to_copy
+
+        log_probs = to_copy(e, log_probs, dtypes.float32)
+    return _nll(e, log_probs, target, weight, reduction)
+
+
+@rule("aten::cross_entropy_loss")
+@scoped
+def cross_entropy_loss(
+    e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """log_softmax in the input's dtype, which saves its result, then nll_loss; products for targets that are
+    probabilities (a target of the input's shape), and nll_loss beside a sum over the classes with label smoothing.
+
+    Source: aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss_symint`.
+    """
+    classes = 1 if self.ndim > 1 else 0
+    log_probs = softmax(e, self, classes, kernel="aten._log_softmax")
+    if self.shape == target.shape:
+        return _of_probabilities(e, log_probs, target, weight, reduction, label_smoothing)
+    if label_smoothing > 0:
+        return _smoothed(e, log_probs, target, weight, reduction, label_smoothing)
+    return _nll_nd(e, log_probs, target, weight, reduction)
+
+
+def _class_weights(e: Eager, weight: Tensor, like: Tensor) -> Tensor:
+    """Weights of the classes as a view that broadcasts over the input."""
+    shape = tuple(weight.numel if d == 1 else 1 for d in range(like.ndim))
+    return reshape(e, weight, shape) if like.ndim > 1 else weight
+
+
+def _called(e: Eager, name: str, *args: Any) -> Tensor:
+    """A call through the dispatcher, so that autocast sees it."""
+    result: Tensor = call(e, RULES[f"aten::{name}"], args, {})
+    return result
+
+
+def _of_probabilities(
+    e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float
+) -> Tensor:
+    """`cross_entropy_loss_prob_target`: -(log_probs * target * weight), summed."""
+    if label_smoothing > 0:
+        scaled = mul(e, target, 1 - label_smoothing)
+        target = add(e, scaled, label_smoothing)
+        e.free(scaled)
+    weights = None if weight is None else _class_weights(e, weight, log_probs)
+    product = mul(e, log_probs, target)
+    if weights is not None:
+        product = mul(e, product, weights)
+    total = _called(e, "sum", product, (1,)) if reduction == 0 and log_probs.ndim > 1 else _called(e, "sum", product)
+    loss = _called(e, "neg", total)
+    return div(e, loss, log_probs.numel) if reduction == 1 else loss
+
+
+def _smoothed(
+    e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float
+) -> Tensor:
+    """`cross_entropy_loss_label_smoothing`: nll_loss and the mean over the classes, each with its share."""
+    loss = _nll_nd(e, log_probs, target, weight, reduction)
+    classes = 1 if log_probs.ndim > 1 else 0
+    product = log_probs if weight is None else mul(e, log_probs, _class_weights(e, weight, log_probs))
+    total = _called(e, "sum", product, (classes,))
+    smooth = _called(e, "neg", total)
+    e.free(total)
+    if product is not log_probs:
+        e.free(product)
+    ignored = _called(e, "eq", target, 0)
+    smooth = _called(e, "masked_fill_", smooth, ignored, 0.0)
+    if reduction == 1:
+        smooth = _mean_over_kept(e, smooth, ignored, target, weight)
+    elif reduction == 2:
+        smooth = _called(e, "sum", smooth)
+    share = mul(e, loss, 1 - label_smoothing)
+    return add(e, share, mul(e, smooth, label_smoothing))
+
+
+@scoped
+def _mean_over_kept(e: Eager, smooth: Tensor, ignored: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    """The sum by the number of targets that are not ignored, or by their weights (none is taken to be ignored)."""
+    kept = _called(e, "bitwise_not", ignored)
+    if weight is not None:
+        chosen = e.empty((target.numel,), target.dtype, kernel="aten.masked_select.default")
+        kept = _called(e, "gather", weight, 0, chosen)
+    count = _called(e, "sum", kept)
+    return div(e, _called(e, "sum", smooth), count)
+
+
+@rule("aten::embedding_bag", "aten::_embedding_bag")
+def embedding_bag(
+    e: Eager, weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Saves contiguous indices, offsets and int64 helpers (one an index, one a bag); a dense gradient of the table's
+    size."""
+    indices, offsets = contiguous(e, indices), contiguous(e, offsets)
+    bags = offsets.shape[0] - (1 if include_last_offset else 0)
+    out = e.empty((bags, weight.shape[1]), weight.dtype, kernel="aten._embedding_bag.default")
+    offset2bag = e.empty(indices.shape, indices.dtype)
+    bag_size = e.empty(offsets.shape, indices.dtype)
+    max_indices = e.empty((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(weight.shape, grad_of(grads).dtype, kernel="aten._embedding_bag_dense_backward.default")
+
+    saves = [indices, offsets, offset2bag, bag_size, max_indices, per_sample_weights]
+    e.record("EmbeddingBagBackward0", [out], [weight], [Formula((0,), gradient)], saves)
+    return out, offset2bag, bag_size, max_indices

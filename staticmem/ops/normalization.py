@@ -1,0 +1,201 @@
+"""Normalizations. Statistics are float32 whatever the input's dtype (acc type of the CUDA kernels)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ops.joining import repeat
+from staticmem.ops.pointwise import grad_of
+from staticmem.ops.registry import rule
+from staticmem.ops.views import contiguous, reshape
+
+
+def _stat_dtype(input: Tensor) -> dtypes.DType:
+    return dtypes.float64 if input.dtype is dtypes.float64 else dtypes.float32
+
+
+def suggest_like(e: Eager, tensor: Tensor, dtype: dtypes.DType, kernel: str = "") -> Tensor:
+    """`empty_like(suggest_memory_format())`: channels last where the tensor prefers it, else contiguous."""
+    strides = layout.channels_last_strides(tensor.shape) if tensor.prefers_channels_last else None
+    return e.empty(tensor.shape, dtype, strides, kernel)
+
+
+def contiguous_as(e: Eager, tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor.contiguous(like.suggest_memory_format())`: itself, or a clone in that layout."""
+    if like.prefers_channels_last:
+        if layout.is_channels_last_contiguous(tensor.shape, tensor.strides):
+            return tensor
+        strides = layout.channels_last_strides(tensor.shape)
+    else:
+        if tensor.is_contiguous:
+            return tensor
+        strides = layout.contiguous_strides(tensor.shape)
+    return e.empty(tensor.shape, tensor.dtype, strides, "aten.clone.default")
+
+
+def _batch_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running: Sequence[Tensor | None],
+    training: bool, cudnn: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    channels = (input.shape[1],)
+    kernel = "aten.cudnn_batch_norm.default" if cudnn else "aten.native_batch_norm.default"
+    out = suggest_like(e, input, input.dtype, kernel)
+    # In inference cuDNN's wrapper returns empty statistics, batch_norm_cuda ones of full size
+    stats = [e.empty(channels if training or not cudnn else (0,), _stat_dtype(input)) for _ in range(2)]
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = grad_of(grads)
+        if cudnn and training:
+            grad = contiguous_as(e, grad, input)
+        e.kernel(kernel.replace(".default", "_backward.default"))
+        by_input = suggest_like(e, input, grad.dtype)
+        every = cudnn and training  # native/cudnn/BatchNorm.cpp makes all three, whoever wants them
+        by_weight = e.empty(channels, weight.dtype) if weight is not None and (need[1] or every) else None
+        by_bias = e.empty(channels, bias.dtype) if bias is not None and (need[2] or every) else None
+        return by_input, by_weight, by_bias
+
+    name = "CudnnBatchNormBackward0" if cudnn else "NativeBatchNormBackward0"
+    saves = [input, weight, *running, *stats]
+    e.record(name, [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
+    return out, stats[0], stats[1]
+
+
+@rule("aten::batch_norm")
+def batch_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
+    """Saves input, weight, running statistics, and the batch's mean and inverse std (float32, C each)."""
+    if not e.training and running_mean is not None:
+        training = False  # model.eval(); without running statistics batch norm stays in training form
+    # `cudnn_enabled` in an export is that of the exporting machine (False without CUDA), not of the GPU.
+    # Normalization.cpp, _batch_norm_impl_index: cuDNN for 3-D and more with weight and bias, but not for bfloat16, and
+    # for float16 with float32 weights only; native otherwise
+    cudnn = input.ndim >= 3 and bias is not None and input.shape[0] <= (880801 if training else 65535)
+    if weight is None or dtypes.bfloat16 in (input.dtype, weight.dtype) or input.dtype is dtypes.float64:
+        cudnn = False
+    elif input.dtype is dtypes.float16:
+        cudnn = cudnn and weight.dtype is dtypes.float32
+    return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, cudnn)[0]
+
+
+@rule("aten::native_batch_norm")
+def native_batch_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `batch_norm` without cuDNN, which makes the same in train() and eval(); also returns the mean and the inverse
+    std."""
+    return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, False)
+
+
+@rule("aten::instance_norm")
+def instance_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, use_input_stats: bool, momentum: float = 0.1, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
+    """Batch norm over a (1, N*C, ...) view; parameters and running statistics are repeated N times first."""
+    n, c = input.shape[:2]
+    given = (weight, bias, running_mean, running_var)
+    weights, biases, means, variances = (None if t is None else repeat(e, t, (n,)) for t in given)
+    flat = reshape(e, contiguous(e, input), (1, n * c, *input.shape[2:]))
+    e.open_scope()
+    out = batch_norm(e, flat, weights, biases, means, variances, use_input_stats, momentum, eps, cudnn_enabled)
+    e.close_scope(keep=[out])
+    for statistic in (running_mean, running_var) if use_input_stats else ():
+        if statistic is not None:  # averaged over the samples, then copied into the buffer
+            e.free(e.empty((c,), statistic.dtype, kernel="aten.mean.dim"))
+    return reshape(e, out, input.shape)
+
+
+@rule("aten::layer_norm", autocast="float32")
+def layer_norm(
+    e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Tensor:  # fmt: skip
+    """Saves input, weight, bias, mean and reciprocal std (float32, one each a row)."""
+    return native_layer_norm(e, input, normalized_shape, weight, bias, eps)[0]
+
+
+@rule("aten::native_layer_norm", autocast="float32")
+def native_layer_norm(
+    e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `layer_norm`; also returns the mean and the reciprocal std."""
+    rows = input.ndim - (1 if isinstance(normalized_shape, int) else len(tuple(normalized_shape)))
+    out = e.empty(input.shape, input.dtype, kernel="aten.native_layer_norm.default")
+    e.copies(input)
+    stat_shape = input.shape[:rows] + (1,) * (input.ndim - rows)
+    stats = [e.empty(stat_shape, _stat_dtype(input)) for _ in range(2)]
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("aten.native_layer_norm_backward.default")
+        e.copies(input, grad_of(grads))
+        results: list[Tensor | None] = [e.empty(input.shape, input.dtype) if need[0] else None]
+        for parameter, wanted in ((weight, need[1]), (bias, need[2])):
+            results.append(e.empty(parameter.shape, parameter.dtype) if parameter is not None and wanted else None)
+        return results
+
+    saves = [input, weight, bias, *stats]
+    e.record("NativeLayerNormBackward0", [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
+    return out, stats[0], stats[1]
+
+
+@rule("aten::group_norm", autocast="float32")
+def group_norm(
+    e: Eager, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
+    """Saves input, weight, mean and reciprocal std (N x groups, in the parameters' dtype)."""
+    n, c, *rest = input.shape
+    source = contiguous_as(e, input, input)
+    return native_group_norm(e, source, weight, bias, n, c, layout.numel(rest), num_groups, eps)[0]
+
+
+@rule("aten::native_group_norm", autocast="float32")
+def native_group_norm(
+    e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int,  # noqa: N803
+    group: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `group_norm`; also returns the mean and the reciprocal std."""
+    out = suggest_like(e, input, input.dtype, "aten.native_group_norm.default")
+    dtype = weight.dtype if weight is not None else input.dtype  # float32 parameters with half inputs: mixed
+    stats = [e.empty((N, group), dtype) for _ in range(2)]
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = contiguous_as(e, grad_of(grads), input)
+        e.kernel("aten.native_group_norm_backward.default")
+        results: list[Tensor | None] = [e.empty_like(input, grad.dtype) if need[0] else None]
+        for parameter, wanted in ((weight, need[1]), (bias, need[2])):
+            results.append(e.empty(parameter.shape, parameter.dtype) if parameter is not None and wanted else None)
+        return results
+
+    saves = [input, weight, *stats]
+    e.record("NativeGroupNormBackward0", [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
+    return out, stats[0], stats[1]
+
+
+@rule("aten::rms_norm", autocast="float32")
+def rms_norm(
+    e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Fused on CUDA: saves input, weight and the reciprocal root mean square (float32, one a row)."""
+    rows = input.ndim - (1 if isinstance(normalized_shape, int) else len(tuple(normalized_shape)))
+    out = e.empty(input.shape, input.dtype, kernel="aten._fused_rms_norm.default")
+    stat = e.empty(input.shape[:rows] + (1,) * (input.ndim - rows), _stat_dtype(input))
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("aten._fused_rms_norm_backward.default")
+        by_input = e.empty(input.shape, input.dtype) if need[0] else None
+        by_weight = e.empty(weight.shape, weight.dtype) if weight is not None and need[1] else None
+        return by_input, by_weight
+
+    e.record("FusedRmsNormBackward0", out, [input, weight], [Formula((0, 1), gradients)], [input, weight, stat])
+    return out

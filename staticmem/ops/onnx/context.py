@@ -1,0 +1,156 @@
+"""What a translation of one ONNX node needs: arguments as ATen knows them, known integers, new names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Op, Ref, Value
+from staticmem.ir.onnx_graph import Attr, Net, Node
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+_REARRANGING = ("Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Identity", "Split")
+
+
+class Context:
+    """Translates nodes of one graph. `renamed` has results that are the same tensor as another value."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.renamed: dict[str, str] = {}
+        self.transposed: set[str] = set()  # 2-D weights that the file stores as [in, out]
+        self.copied_masks = 0  # attention masks whose contiguous() was put back
+        self.frames: tuple[Frame, ...] = ()
+        # last arguments of convolutions by the identity of attributes, which nodes share; they are kept, so that no
+        # other object gets it
+        self.geometry: dict[int, tuple[Mapping[str, Attr], str, tuple[Arg, ...]]] = {}
+        self._fresh = 0
+        self._producer: dict[str, Node] | None = None
+
+    def arg(self, name: str) -> Arg:
+        """A value as an argument: a number where it is a scalar constant, None where it is absent."""
+        if not name:
+            return None
+        if name not in self.net.weights:
+            array = self.net.const(name)
+            if array is not None and array.size == 1:
+                return _number(array)
+        return self.ref(name)
+
+    def ref(self, name: str) -> Ref:
+        """A tensor, under the name that it has now."""
+        return Ref(self.renamed.get(name, name))
+
+    def producer(self, name: str) -> Node | None:
+        """The node that makes a value."""
+        if self._producer is None:
+            self._producer = {out: node for node in self.net.nodes for out in node.outputs}
+        return self._producer.get(name)
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The weights that a tensor is made of, if slicing, joining and reshaping are all that happened to them."""
+        found: dict[str, None] = {}
+        pending, seen = [name], 0
+        while pending:
+            current = pending.pop()
+            seen += 1
+            if current in self.net.weights:
+                found[current] = None
+                continue
+            node = self.producer(current)
+            if node is None or node.op not in _REARRANGING or seen > 1000:
+                return ()
+            pending.extend(reversed(node.inputs if node.op == "Concat" else node.inputs[:1]))
+        return tuple(found)
+
+    def optional(self, node: Node, position: int) -> Arg:
+        """A tensor input that may be absent."""
+        if position >= len(node.inputs) or not node.inputs[position]:
+            return None
+        return self.ref(node.inputs[position])
+
+    def rank(self, name: str) -> int:
+        shape = self.net.shape(name)
+        return len(shape) if shape is not None else 0
+
+    def ints(self, node: Node, position: int, attr: str = "") -> tuple[int, ...] | None:
+        """Integers from an input, or from an attribute (older operator sets)."""
+        if position < len(node.inputs) and node.inputs[position]:
+            return self.net.ints(node.inputs[position])
+        value = node.attrs.get(attr)
+        return value if isinstance(value, tuple) else None
+
+    def number(self, node: Node, position: int) -> float | int | bool | None:
+        """A scalar input with known contents."""
+        if position >= len(node.inputs) or not node.inputs[position]:
+            return None
+        array = self.net.const(node.inputs[position])
+        return _number(array) if array is not None and array.size == 1 else None
+
+    def fresh(self, node: Node) -> str:
+        """A new value name."""
+        self._fresh += 1
+        return f"{node.outputs[0] if node.outputs else node.name}::{self._fresh}"
+
+    def op(
+        self,
+        node: Node,
+        target: str,
+        *args: Arg,
+        outputs: Iterable[str] | None = None,
+        kwargs: Mapping[str, Arg] | None = None,
+    ) -> Op:
+        """An op that stands for a node; its results are the node's first one unless named."""
+        names = node.outputs[:1] if outputs is None else tuple(outputs)
+        return Op(
+            node.name or (names[0] if names else node.op),
+            target,
+            args,
+            kwargs or NO_KWARGS,
+            names,
+            self.frames,
+            node.op,
+        )
+
+    def alias(self, output: str, name: str) -> None:
+        """Records that a result is the same tensor as another value."""
+        self.renamed[output] = self.renamed.get(name, name)
+
+    def define(self, name: str, like: str, shape: tuple[int, ...] | None) -> None:
+        """Notes the sizes of a new value with the dtype of another."""
+        value = self.net.values.get(like)
+        if value is not None:
+            self.net.values[name] = Value(name, value.dtype, shape)
+
+
+Rule = Callable[[Context, Node], "list[Op] | None"]
+
+
+def _number(array: np.ndarray) -> int | float | bool:
+    value = array.reshape(-1)[0]
+    if array.dtype.kind == "b":
+        return bool(value)
+    return int(value) if array.dtype.kind in "iu" else float(value)
+
+
+def integer(node: Node, name: str, default: int) -> int:
+    value = node.attrs.get(name, default)
+    return value if isinstance(value, int) else default
+
+
+def real(node: Node, name: str, default: float) -> float:
+    value = node.attrs.get(name, default)
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def text(node: Node, name: str, default: str) -> str:
+    value = node.attrs.get(name, default)
+    return value if isinstance(value, str) else default
+
+
+def integers(node: Node, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    value = node.attrs.get(name)
+    return tuple(int(v) for v in value) if isinstance(value, tuple) else default

@@ -1,0 +1,205 @@
+"""Writing into a tensor by indices or slices, out of place and in place.
+
+Each row says which inputs an op has, what it saves and its formulas (tools/autograd/derivatives.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ops.pointwise import grad_of, inplace, same
+from staticmem.ops.registry import rule
+
+
+class Row(NamedTuple):
+    """`self`: what the gradient of the old value is: "same" as the incoming one, or a "masked" copy of it."""
+
+    name: str
+    self: str
+    saves_source: bool = False  # where the source needs a gradient
+
+
+TABLE = (
+    Row("scatter", "masked"),
+    Row("scatter_add", "same"),
+    Row("index_add", "same", True),
+    Row("index_copy", "masked", True),
+    Row("index_fill", "masked"),
+)
+
+
+def _masked(self: Tensor, kernel: str) -> Any:
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(grad_of(grads), kernel=kernel)
+
+    return formula
+
+
+def _picked(source: Tensor, kernel: str) -> Any:
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(source.shape, grad_of(grads).dtype, kernel=kernel)
+
+    return formula
+
+
+def _define(row: Row) -> None:
+    def record(e: Eager, out: Tensor, self: Tensor, index: Tensor, source: Any) -> None:
+        by_self = same if row.self == "same" else _masked(self, f"aten.{row.name}.value")
+        formulas = [Formula((0,), by_self)]
+        inputs = [self]
+        read = row.self != "same" or (isinstance(source, Tensor) and e.needs_grad(source))
+        saves: list[Tensor | None] = [index if read else None]
+        if isinstance(source, Tensor):
+            pick = "aten.gather.default" if row.name.startswith("scatter") else "aten.index_select.default"
+            formulas.append(Formula((1,), _picked(source, pick)))
+            inputs.append(source)
+            saves.append(source if row.saves_source and e.needs_grad(source) else None)
+        name = row.name.title().replace("_", "")
+        e.record(f"{name}Backward0", out, inputs, formulas, saves)
+
+    def out_of_place(e: Eager, self: Tensor, dim: int, index: Tensor, source: Any = None, **_: Any) -> Tensor:
+        out = e.empty_like(self, kernel=f"aten.{row.name}.default")
+        record(e, out, self, index, source)
+        return out
+
+    def in_place(e: Eager, self: Tensor, dim: int, index: Tensor, source: Any = None, **_: Any) -> Tensor:
+        out = inplace(e, self, f"aten.{row.name}_.default")
+        record(e, out, self, index, source)
+        return out
+
+    old = "the incoming tensor" if row.self == "same" else "a copy of it with the written elements zeroed"
+    kept = ", and the source where it needs a gradient" if row.saves_source else ""
+    guard = " where the source needs a gradient" if row.self == "same" else ""
+    facts = f"Saves the index{guard}{kept}; the gradient of the old value is {old}, that of the source its elements."
+    out_of_place.__doc__, in_place.__doc__ = facts, f"In place. {facts}"
+    rule(f"aten::{row.name}")(out_of_place)
+    rule(f"aten::{row.name}_")(in_place)
+
+
+for _row in TABLE:
+    _define(_row)
+
+
+def _record_put(
+    e: Eager, out: Tensor, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, add: bool
+) -> None:
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        e.empty_like(values, kernel="aten.zeros_like.default")
+        return e.empty_like(grad_of(grads), kernel="aten.index_put.default")
+
+    def by_values(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        given = [t for t in indices if t is not None]
+        picked = layout.broadcast_shapes(*(t.shape for t in given))
+        rest = [s for i, s in enumerate(self.shape) if i >= len(indices) or indices[i] is None]
+        return e.empty((*picked, *rest), grad_of(grads).dtype, kernel="aten.index.Tensor")
+
+    formulas = [Formula((0,), same if add else by_self), Formula((1,), by_values)]
+    e.record("IndexPutBackward0", out, [self, values], formulas, indices)
+
+
+@rule("aten::index_put")
+def index_put(
+    e: Eager, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """Saves the indices; the old value's gradient is a copy with zeros put in, that of the values an index of it."""
+    out = e.empty_like(self, kernel="aten.index_put.default")
+    _record_put(e, out, self, indices, values, accumulate)
+    return out
+
+
+@rule("aten::index_put_")
+def index_put_(
+    e: Eager, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """In place, else as `index_put`."""
+    out = inplace(e, self, "aten.index_put_.default")
+    _record_put(e, out, self, indices, values, accumulate)
+    return out
+
+
+def _record_masked_scatter(e: Eager, out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> None:
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(out.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
+
+    def by_source(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(source.shape, grad_of(grads).dtype, kernel="aten.masked_scatter_backward.default")
+
+    e.record("MaskedScatterBackward0", out, [self, source], [Formula((0,), by_self), Formula((1,), by_source)], [mask])
+
+
+@rule("aten::masked_scatter")
+def masked_scatter(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Saves the mask; one masked copy for the old value; the selected gradient, padded to the source's size."""
+    out = e.empty(layout.broadcast_shapes(self.shape, mask.shape), self.dtype, kernel="aten.masked_scatter.default")
+    _record_masked_scatter(e, out, self, mask, source)
+    return out
+
+
+@rule("aten::masked_scatter_")
+def masked_scatter_(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """In place, else as `masked_scatter`."""
+    out = inplace(e, self, "aten.masked_scatter_.default")
+    _record_masked_scatter(e, out, self, mask, source)
+    return out
+
+
+def _record_window(e: Eager, out: Tensor, self: Tensor, src: Tensor, window: Any) -> None:
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        e.empty(src.shape, grad.dtype, kernel="aten.zeros.default")
+        return e.empty_like(grad, kernel="aten.slice_scatter.default")
+
+    def by_src(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        return e.alias(grad, src.shape, window(grad.strides))
+
+    e.record("SliceScatterBackward0", out, [self, src], [Formula((0,), by_self), Formula((1,), by_src)])
+
+
+@rule("aten::slice_scatter")
+def slice_scatter(
+    e: Eager, self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """A copy; backward makes zeros and a copy for the old value, a view of the gradient for the slice."""
+    axis = self.dim(dim)
+    out = e.empty_like(self, kernel="aten.slice_scatter.default")
+    _record_window(
+        e, out, self, src, lambda strides: tuple(s * step if i == axis else s for i, s in enumerate(strides))
+    )
+    return out
+
+
+@rule("aten::select_scatter")
+def select_scatter(e: Eager, self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """A copy; backward makes zeros and a copy for the old value, a view of the gradient for the slice."""
+    axis = self.dim(dim)
+    out = e.empty_like(self, kernel="aten.select_scatter.default")
+    _record_window(e, out, self, src, lambda strides: strides[:axis] + strides[axis + 1 :])
+    return out
+
+
+@rule("aten::scatter_reduce")
+def scatter_reduce(
+    e: Eager, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Saves input, index, source and result; of a sum the old value gets the whole gradient, the source its elements.
+
+    Other reductions are stated as a sum: their masks and counts are left out.
+    """
+    out = e.empty_like(self, kernel="aten.scatter_reduce.two")
+    formulas = [Formula((0, 1), _sum_gradients(src))]
+    e.record("ScatterReduceBackward0", out, [self, src], formulas, [self, index, src, out])
+    return out
+
+
+def _sum_gradients(src: Tensor) -> Any:
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = grad_of(grads)
+        return grad, e.empty(src.shape, grad.dtype, kernel="aten.gather.default")
+
+    return formula

@@ -1,0 +1,157 @@
+"""Powers and products of three tensors, with the composed formulas of FunctionsManual.cpp.
+
+C++ evaluates the arguments of a call from the last to the first, which shows in the order of temporaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ops.pointwise import Scalar, grad_of, same, scalar_dtype, scale_grad, times
+from staticmem.ops.registry import rule
+
+
+@rule("aten::addcmul", autocast="promote")
+def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
+    """Saves tensor1 and tensor2 where the other needs a gradient; `self` receives the incoming gradient."""
+    out = e.pointwise("aten.addcmul.default", self, tensor1, tensor2)
+    record_addcmul(e, out, self, tensor1, tensor2)
+    return out
+
+
+def record_addcmul(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
+    def by(other: Tensor) -> Any:
+        def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+            scaled = e.pointwise("aten.mul.Tensor", other)
+            return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
+
+        return formula
+
+    saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2 if e.needs_grad(tensor1) else None]
+    formulas = [Formula((0,), same), Formula((1,), by(tensor2)), Formula((2,), by(tensor1))]
+    e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
+
+
+@rule("aten::addcdiv", autocast="promote")
+def addcdiv(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
+    """Saves tensor2 always, and tensor1 if tensor2 needs a gradient; `self` receives the incoming gradient."""
+    out = e.pointwise("aten.addcdiv.default", self, tensor1, tensor2)
+    record_addcdiv(e, out, self, tensor1, tensor2)
+    return out
+
+
+def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
+    def by_numerator(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        inverse = e.pointwise("aten.reciprocal.default", tensor2)  # value / tensor2, scaled in place
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), inverse)
+
+    def by_denominator(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        square = e.pointwise("aten.mul.Tensor", tensor2, tensor2)
+        scaled = e.pointwise("aten.mul.Tensor", tensor1)
+        ratio = e.pointwise("aten.div.Tensor", scaled, square)
+        negative = e.pointwise("aten.neg.default", grad_of(grads))
+        return e.pointwise("aten.mul.Tensor", negative, ratio)
+
+    formulas = [Formula((0,), same), Formula((1,), by_numerator), Formula((2,), by_denominator)]
+    saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2]
+    e.record("AddcdivBackward0", out, [self, tensor1, tensor2], formulas, saves)
+
+
+@rule("aten::lerp")
+def lerp(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor:
+    """A number as weight: saves nothing. A tensor: it is saved, self and end too where it needs a gradient."""
+    if not isinstance(weight, Tensor):
+        out = e.pointwise("aten.lerp.Scalar", self, end)
+        e.record("LerpBackward0", out, [self, end], [Formula((1,), scale_grad), Formula((0,), scale_grad)])
+        return out
+    out = e.pointwise("aten.lerp.Tensor", self, end, weight)
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        rest = e.pointwise("aten.rsub.Scalar", weight)
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), rest)
+
+    def by_weight(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        difference = e.pointwise("aten.sub.Tensor", end, self)
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), difference)
+
+    wants = e.needs_grad(weight)
+    saves = [end if wants else None, self if wants else None, weight]
+    formulas = [Formula((1,), times(weight)), Formula((0,), by_self), Formula((2,), by_weight)]
+    e.record("LerpBackward1", out, [self, end, weight], formulas, saves)
+    return out
+
+
+@rule("aten::pow", autocast="float32")
+def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
+    """Saves the base (a tensor exponent and the result too); backward holds pow, scaled pow, product."""
+    if not isinstance(self, Tensor):
+        if not isinstance(exponent, Tensor):
+            raise TypeError("neither base nor exponent is a tensor")
+        return _pow_scalar(e, exponent)
+    operands = [self, exponent] if isinstance(exponent, Tensor) else [self]
+    dtype = None if isinstance(exponent, Tensor) else scalar_dtype(self, exponent)
+    out = e.pointwise("aten.pow.Tensor_Scalar", *operands, dtype=dtype)
+    record_pow(e, out, self, self, exponent)
+    return out
+
+
+def record_pow(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor | Scalar) -> None:
+    """`saved` is the base as it was before an in-place op."""
+    if isinstance(exponent, Tensor):
+        _record_pow_tensor(e, out, self, saved, exponent)
+        return
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        if exponent == 0:
+            return e.empty_like(saved, kernel="aten.zeros_like.default")
+        power = e.pointwise("aten.pow.Tensor_Scalar", saved)
+        scaled = e.pointwise("aten.mul.Scalar", power)
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
+
+    e.record("PowBackward0", out, [self], [Formula((0,), by_self)], [saved])
+
+
+def _pow_scalar(e: Eager, exponent: Tensor) -> Tensor:
+    out = e.pointwise("aten.pow.Scalar", exponent)
+
+    def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        scaled = e.pointwise("aten.mul.Tensor", out)
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
+
+    e.record("PowBackward2", out, [exponent], [Formula((0,), by_exponent)], [exponent, out])
+    return out
+
+
+def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor) -> None:
+    def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        # grad * where(self == 0 and exponent >= 0, 0, result * log(self))
+        grad = grad_of(grads)
+        positive = e.pointwise("aten.ge.Scalar", exponent, dtype=dtypes.bool_)
+        zero = e.pointwise("aten.eq.Scalar", saved, dtype=dtypes.bool_)
+        condition = e.pointwise("aten.logical_and.default", zero, positive, dtype=dtypes.bool_)
+        e.free(positive)
+        e.free(zero)
+        log = e.pointwise("aten.log.default", saved)
+        product = e.pointwise("aten.mul.Tensor", out, log)
+        e.empty((), grad.dtype, kernel="aten.zeros.default")
+        chosen = e.pointwise("aten.where.self", condition, product, dtype=product.dtype)
+        return e.pointwise("aten.mul.Tensor", grad, chosen)
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        # where(exponent == 0, 0, grad * (exponent * self.pow(exponent - 1)))
+        grad = grad_of(grads)
+        less = e.pointwise("aten.sub.Tensor", exponent)
+        power = e.pointwise("aten.pow.Tensor_Tensor", saved, less)
+        product = e.pointwise("aten.mul.Tensor", exponent, power)
+        scaled = e.pointwise("aten.mul.Tensor", grad, product)
+        e.empty((), grad.dtype, kernel="aten.zeros.default")
+        condition = e.pointwise("aten.eq.Scalar", exponent, dtype=dtypes.bool_)
+        return e.pointwise("aten.where.self", condition, scaled, dtype=scaled.dtype)
+
+    formulas = [Formula((1,), by_exponent), Formula((0,), by_self)]
+    e.record("PowBackward1", out, [self, exponent], formulas, [saved, exponent, out])

@@ -1,0 +1,345 @@
+"""Views and reshapes: no storage of their own unless the layout forces a copy.
+
+Backward of a view is a view of the gradient where strides allow it; slice and select fill zeros of the input's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ops.pointwise import grad_of, same
+from staticmem.ops.registry import rule
+
+
+def infer_size(size: Any, numel: int) -> layout.Shape:
+    """Replaces a -1 (`infer_size` of ATen).
+
+    Raises:
+        ValueError: the sizes do not hold `numel` elements.
+    """
+    sizes = list((size,) if isinstance(size, int) else size)
+    if -1 in sizes:
+        rest = layout.numel([s for s in sizes if s != -1])
+        if sizes.count(-1) > 1 or rest == 0 or numel % rest:
+            raise ValueError(f"cannot view {numel} elements as {sizes}")
+        sizes[sizes.index(-1)] = numel // rest
+    if layout.numel(sizes) != numel:
+        raise ValueError(f"cannot view {numel} elements as {sizes}")
+    return tuple(sizes)
+
+
+def make_view(e: Eager, self: Tensor, shape: layout.Shape, strides: layout.Strides, node: str, formula: Any) -> Tensor:
+    """A view that autograd knows."""
+    out = e.alias(self, shape, strides)
+    out.base = self.base if self.base is not None else self
+    if not e.training:  # under no_grad, too, a view of a parameter says that it requires a gradient: matmul asks
+        out.requires_grad = self.requires_grad
+    e.record(node, out, [self], [Formula((0,), formula)])
+    return out
+
+
+def reshape_raw(e: Eager, tensor: Tensor, shape: layout.Shape) -> Tensor:
+    """`reshape` without autograd: an alias, or a contiguous clone."""
+    strides = layout.view_strides(tensor.shape, tensor.strides, shape)
+    if strides is not None:
+        return e.alias(tensor, shape, strides)
+    copy = e.empty(tensor.shape, tensor.dtype, kernel="aten.clone.default")
+    return e.alias(copy, shape, layout.contiguous_strides(shape))
+
+
+def _reshape_back(self: Tensor) -> Any:
+    shape = self.shape
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        return grad if grad.shape == shape else reshape_raw(e, grad, shape)
+
+    return gradient
+
+
+@rule("aten::view", "aten::_unsafe_view", "aten::reshape")
+def reshape(e: Eager, self: Tensor, size: Any = None, *, shape: Any = None) -> Tensor:
+    """A view where the strides allow it, else a contiguous clone; backward reshapes the gradient."""
+    target = infer_size(size if size is not None else shape, self.numel)
+    strides = layout.view_strides(self.shape, self.strides, target)
+    if strides is not None:
+        return make_view(e, self, target, strides, "ViewBackward0", _reshape_back(self))
+    copy = clone(e, self, contiguous=True)
+    return unsafe_view(e, copy, target)
+
+
+def unsafe_view(e: Eager, self: Tensor, size: Any) -> Tensor:
+    """`_unsafe_view` of a temporary: shares its storage, but autograd does not take it for a view."""
+    target = infer_size(size, self.numel)
+    out = e.alias(self, target, layout.contiguous_strides(target))
+    e.record("UnsafeViewBackward0", out, [self], [Formula((0,), _reshape_back(self))])
+    return out
+
+
+@rule("aten::flatten")
+def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """As `reshape`; a dimension range of one is the tensor itself."""
+    if self.ndim == 0:
+        return reshape(e, self, (1,))
+    start, end = self.dim(start_dim), self.dim(end_dim)
+    if start == end:
+        return self
+    return reshape(e, self, (*self.shape[:start], layout.numel(self.shape[start : end + 1]), *self.shape[end + 1 :]))
+
+
+@rule("aten::unflatten")
+def unflatten(e: Eager, self: Tensor, dim: int, sizes: Any) -> Tensor:
+    """A view."""
+    axis = self.dim(dim)
+    return reshape(e, self, (*self.shape[:axis], *infer_size(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
+
+
+@rule("aten::view_as", "aten::reshape_as")
+def view_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """As `reshape`."""
+    return reshape(e, self, other.shape)
+
+
+def clone(e: Eager, self: Tensor, contiguous: bool = False, strides: layout.Strides | None = None) -> Tensor:
+    if strides is None:
+        strides = layout.contiguous_strides(self.shape) if contiguous else layout.dense_like(self.shape, self.strides)
+    out = e.empty(self.shape, self.dtype, strides, "aten.clone.default")
+    e.record("CloneBackward0", out, [self], [Formula((0,), same)])
+    return out
+
+
+_CHANNELS_LAST = ("channels_last", "channels_last_3d")
+
+
+@rule("aten::clone", "aten::lift_fresh_copy", "aten::alias_copy")
+def aten_clone(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
+    """A copy; the gradient passes through."""
+    if memory_format == "contiguous_format":
+        return clone(e, self, contiguous=True)
+    if memory_format in _CHANNELS_LAST:
+        return clone(e, self, strides=layout.channels_last_strides(self.shape))
+    return clone(e, self)
+
+
+@rule("aten::contiguous")
+def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
+    """The tensor itself where it is contiguous already, else a copy."""
+    if memory_format in _CHANNELS_LAST:
+        if layout.is_channels_last_contiguous(self.shape, self.strides):
+            return self
+        return clone(e, self, strides=layout.channels_last_strides(self.shape))
+    return self if self.is_contiguous else clone(e, self, contiguous=True)
+
+
+@rule("aten::permute")
+def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
+    """A view; the gradient is permuted back."""
+    order = [self.dim(d) for d in dims]
+    inverse = [order.index(i) for i in range(len(order))]
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        return e.alias(grad, tuple(grad.shape[i] for i in inverse), tuple(grad.strides[i] for i in inverse))
+
+    shape, strides = tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
+    return make_view(e, self, shape, strides, "PermuteBackward0", gradient)
+
+
+@rule("aten::transpose", "aten::transpose_", "aten::swapaxes", "aten::swapdims")
+def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
+    """A view; the gradient is transposed back."""
+    if self.ndim == 0:
+        return self
+    order = list(range(self.ndim))
+    a, b = self.dim(dim0), self.dim(dim1)
+    order[a], order[b] = order[b], order[a]
+    return permute(e, self, order)
+
+
+@rule("aten::t", "aten::t_", "aten::mT")
+def t(e: Eager, self: Tensor) -> Tensor:
+    """A view; the gradient is transposed back."""
+    return self if self.ndim < 2 else transpose(e, self, -2, -1)
+
+
+@rule("aten::numpy_T")
+def numpy_t(e: Eager, self: Tensor) -> Tensor:
+    """A view with all dimensions reversed; the gradient is permuted back."""
+    return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
+
+
+@rule("aten::movedim")
+def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
+    """A view; the gradient is permuted back."""
+    sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]
+    targets = [self.dim(d) for d in ((destination,) if isinstance(destination, int) else destination)]
+    order = [i for i in range(self.ndim) if i not in sources]
+    for target, origin in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, origin)
+    return permute(e, self, order)
+
+
+@rule("aten::unsqueeze", "aten::unsqueeze_")
+def unsqueeze(e: Eager, self: Tensor, dim: int) -> Tensor:
+    """A view; the gradient is squeezed."""
+    axis = dim + self.ndim + 1 if dim < 0 else dim
+    stride = self.shape[axis] * self.strides[axis] if axis < self.ndim else 1
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        return e.alias(grad, _without(grad.shape, axis), _without(grad.strides, axis))
+
+    shape, strides = (*self.shape[:axis], 1, *self.shape[axis:]), (*self.strides[:axis], stride, *self.strides[axis:])
+    return make_view(e, self, shape, strides, "UnsqueezeBackward0", gradient)
+
+
+def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return values[:axis] + values[axis + 1 :]
+
+
+@rule("aten::squeeze", "aten::squeeze_")
+def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
+    """A view; the gradient is unsqueezed."""
+    given = range(self.ndim) if dim is None else [self.dim(d) for d in ((dim,) if isinstance(dim, int) else dim)]
+    dropped = {d for d in given if self.shape[d] == 1}
+    shape = tuple(s for i, s in enumerate(self.shape) if i not in dropped)
+    strides = tuple(s for i, s in enumerate(self.strides) if i not in dropped)
+    return make_view(e, self, shape, strides, "SqueezeBackward1", _reshape_back(self))
+
+
+@rule("aten::expand", "aten::broadcast_to")
+def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
+    """A view with stride 0; the gradient is summed to the input's shape."""
+    offset = len(size) - self.ndim
+    target = tuple(self.shape[i - offset] if s == -1 else s for i, s in enumerate(size))
+    for i, s in enumerate(self.shape):
+        if s != 1 and target[offset + i] != s:
+            raise ValueError(f"cannot expand {list(self.shape)} to {list(target)}")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        return grad if grad.shape == self.shape else e.sum_to(grad, self.shape)
+
+    strides = layout.expand_strides(self.shape, self.strides, target)
+    return make_view(e, self, target, strides, "ExpandBackward0", gradient)
+
+
+@rule("aten::expand_as")
+def expand_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """A view with stride 0; the gradient is summed to the input's shape."""
+    return expand(e, self, other.shape)
+
+
+def full_size_zeros(self: Tensor, kernel: str) -> Any:
+    """Backward of slice and select: zeros of the input's size, into which the gradient is copied."""
+    shape, dtype = self.shape, self.dtype
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(shape, grad_of(grads).dtype if dtype.is_differentiable else dtype, kernel=kernel)
+
+    return gradient
+
+
+@rule("aten::slice")
+def slice_(
+    e: Eager, self: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """A view; backward makes zeros of the input's size. A slice over everything is dropped by exporters' clean-up."""
+    axis = self.dim(dim)
+    size = self.shape[axis]
+    begin = 0 if start is None else min(max(start + size if start < 0 else start, 0), size)
+    stop = size if end is None else min(max(end + size if end < 0 else end, begin), size)
+    length = max(0, -(-(stop - begin) // step))
+    shape = tuple(length if i == axis else s for i, s in enumerate(self.shape))
+    strides = tuple(s * step if i == axis else s for i, s in enumerate(self.strides))
+    return make_view(e, self, shape, strides, "SliceBackward0", full_size_zeros(self, "aten.slice_backward.default"))
+
+
+@rule("aten::narrow")
+def narrow(e: Eager, self: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """As `slice`."""
+    return slice_(e, self, dim, start, start + length)
+
+
+@rule("aten::select")
+def select(e: Eager, self: Tensor, dim: int, index: int) -> Tensor:
+    """A view; backward makes zeros of the input's size."""
+    axis = self.dim(dim)
+    shape, strides = _without(self.shape, axis), _without(self.strides, axis)
+    return make_view(e, self, shape, strides, "SelectBackward0", full_size_zeros(self, "aten.select_backward.default"))
+
+
+def _overlaps(shape: layout.Shape, strides: layout.Strides) -> bool:
+    """`_maybe_overlapping_memory` of FunctionsManual.cpp."""
+    reach = 1
+    for stride, size in sorted((st, n) for st, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach = stride * (size - 1) + reach
+    return False
+
+
+@rule("aten::_reshape_alias")
+def reshape_alias(e: Eager, self: Tensor, size: Any, stride: Any) -> Tensor:
+    """A view; backward reshapes the gradient."""
+    return make_view(e, self, tuple(size), tuple(stride), "ReshapeAliasBackward0", _reshape_back(self))
+
+
+@rule("aten::as_strided")
+def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """A view; backward makes a buffer of the storage's size, and int64 indices where the view overlaps itself."""
+    shape, strides = tuple(size), tuple(stride)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        extents = [(self.shape, self.strides, 0), (shape, strides, storage_offset or 0)]
+        count = max(1 + o + sum((n - 1) * st for n, st in zip(s, t, strict=True)) for s, t, o in extents)
+        storage = e.empty((count,), grad.dtype, kernel="aten.zeros.default")
+        if _overlaps(shape, strides):
+            e.empty((count,), dtypes.int64, kernel="aten.arange.default")
+            e.empty((layout.numel(shape),), dtypes.int64, kernel="aten.clone.default")
+            reshape_raw(e, grad, (grad.numel,))
+        return e.alias(storage, self.shape, self.strides)
+
+    return make_view(e, self, shape, strides, "AsStridedBackward0", gradient)
+
+
+@rule("aten::diagonal")
+def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """A view; backward makes zeros of the input's size."""
+    a, b = self.dim(dim1), self.dim(dim2)
+    length = max(0, min(self.shape[a], self.shape[b]) - abs(offset))
+    keep = [i for i in range(self.ndim) if i not in (a, b)]
+    shape = (*(self.shape[i] for i in keep), length)
+    strides = (*(self.strides[i] for i in keep), self.strides[a] + self.strides[b])
+    return make_view(
+        e, self, shape, strides, "DiagonalBackward0", full_size_zeros(self, "aten.diagonal_backward.default")
+    )
+
+
+@rule("aten::unfold")
+def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """A view with overlapping windows; backward makes a tensor of the input's size."""
+    axis = self.dim(dimension)
+    count = (self.shape[axis] - size) // step + 1
+    shape = (*(count if i == axis else s for i, s in enumerate(self.shape)), size)
+    strides = (*(s * step if i == axis else s for i, s in enumerate(self.strides)), self.strides[axis])
+    return make_view(e, self, shape, strides, "UnfoldBackward0", full_size_zeros(self, "aten.unfold_backward.default"))
+
+
+@rule("aten::alias")
+def alias(e: Eager, self: Tensor) -> Tensor:
+    """A view; the gradient passes through."""
+    return make_view(e, self, self.shape, self.strides, "AliasBackward0", same)
+
+
+@rule("aten::detach", "aten::detach_", "aten::lift_fresh")
+def detach(e: Eager, self: Tensor) -> Tensor:
+    """A view without gradient."""
+    return e.alias(self, self.shape, self.strides)

@@ -1,0 +1,529 @@
+"""ATen calls of a dynamo export: every ONNX node carries the text of the FX node that it was made from.
+
+All nodes that one ATen call was decomposed into share its text, so an op is a group of nodes with one text. Symbolic
+integers (`sym_size`, arithmetic on it) are evaluated here, because every size is known once dimensions are bound.
+Groups whose text is missing or refers to something that an optimiser removed are translated node by node instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
+from staticmem.ir.onnx_graph import Net, Node, Recovered, frames
+from staticmem.ir.source import source_lines
+from staticmem.passes import calls, decomposed, factories, functional, fx_text, lost_scopes, symints, unfold, upcasts
+from staticmem.passes.nodewise import Translator
+from staticmem.passes.patterns import find
+
+# calls whose result is a tuple of tensors, taken apart by operator.getitem
+_LISTS = (
+    "aten::split", "aten::unsafe_split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes",
+)  # fmt: skip
+
+_UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
+_RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
+_FACTORIES = (
+    "aten::scalar_tensor",
+    "aten::full",
+    "aten::zeros",
+    "aten::ones",
+    "aten::arange.start_step",
+    "aten::tensor",
+)
+
+
+_ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
+
+
+# names of calls that make no tensor of weight, or that are put back: views, numbers, factories, placeholders
+_FREE = re.compile(
+    r"(?:getitem|scalar_tensor|clone|copy|contiguous|alias|detach|lift|fill|new_|full|zeros|ones|empty|arange|sym_|select"
+    r"|slice|view|_unsafe_view|reshape|expand|permute|transpose|t$|t_\d|unsqueeze|squeeze|split|unsafe_split|chunk|unbind|_to_copy"
+    r"|[pbc]_)"
+)
+MAX_WITHIN = 64  # nodes within one call
+
+
+class _UnresolvedError(Exception):
+    """The text names something that the graph no longer has."""
+
+
+def has_metadata(net: Net) -> bool:
+    """Whether most nodes say which FX node they come from."""
+    return sum(1 for node in net.nodes if node.fx) * 2 > len(net.nodes)
+
+
+def recover(net: Net) -> Recovered:
+    """The ATen ops of a graph with FX texts."""
+    groups = _groups(net.nodes)
+    builder = _Builder(net)
+    for nodes in groups:
+        builder.add(nodes)
+    if builder.failed:  # once more, with the failed groups' nodes regrouped by patterns
+        net.filled()
+        failed = builder.failed
+        builder = _Builder(net)
+        builder.matches = find(builder.translator.ctx, net.nodes, frames, failed)[0]
+        for nodes in groups:
+            builder.add(nodes)
+    ops, renamed = functional.to_eager(factories.restore(builder.ops, net), net)
+    ops, regrouped = decomposed.restore(ops, net.outputs, net.consts)
+    ops, notes = upcasts.restore(calls.numbered(ops))
+    notes += regrouped
+    ops, lost = lost_scopes.restore(ops, net.values)
+    notes += lost
+    if builder.unfolded:
+        text = "BatchNorms that the export folded into convolutions were put back from its metadata"
+        notes.append(Note("assumption", "SM260", text, builder.unfolded))
+    if builder.fallbacks:
+        notes.append(
+            Note(
+                "regrouped",
+                "SM251",
+                "nodes that the exporter changed after tracing were translated from their ONNX operators",
+                builder.fallbacks,
+            )
+        )
+    gone = sum(not _FREE.match(name) for name in builder.lost)
+    if gone:
+        text = (
+            "calls that the exporter's optimiser merged with equal ones or left out, and PyTorch runs: "
+            "the peak may be too low, or too high where parts of a loss could not be put together for it"
+        )
+        notes.append(Note("warning", "SM271", text, gone))
+    outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
+    transposed = builder.translator.ctx.transposed
+    return Recovered(ops, notes, outputs, any(op.modules for op in ops), transposed, builder.restored, builder.added)
+
+
+def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
+    """Nodes by text, in the order of the last node of each: all that it needs exists then."""
+    groups: dict[str, list[Node]] = {}
+    last: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        key = node.fx or f"#{index}"
+        groups.setdefault(key, []).append(node)
+        last[key] = index
+    return [groups[key] for key in sorted(groups, key=last.__getitem__)]
+
+
+class _Builder:
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.translator = Translator(net)
+        self.ops: list[Op] = []
+        self.env: dict[str, Arg] = {}  # FX names: a Ref, an integer, or a tuple for list results
+        self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
+            name for node in net.nodes for name in node.outputs
+        }
+        self.modules = {name for name in net.aliases.values() if name in self.known}
+        self.tensors = self.known - set(net.inputs)
+        self.restored: dict[str, str] = {}
+        self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
+        self.fallbacks = 0
+        self.unfolded = 0
+        self.failed: set[int] = set()
+        self.matches: dict[int, list[Op]] = {}
+        self.index = {id(node): i for i, node in enumerate(net.nodes)}
+        self.added: dict[str, Value] = {}  # parameters that an optimiser merged with equal ones
+        self.lost: set[str] = set()  # names in texts that nothing makes
+        self.copied: dict[str, str] = {}  # clones that an optimiser left out, and of what
+        self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
+        self.numbers = factories.numbers(net.consts)
+        self.inner = {name: node for node in net.nodes for name in node.outputs if name}
+        self.users: dict[str, set[str]] = {}
+        for node in net.nodes:
+            for name in node.inputs:
+                self.users.setdefault(name, set()).add(node.fx)
+        for name in net.outputs:
+            self.users.setdefault(name, set()).add("\n")
+
+    def lives_as(self, name: str) -> str:
+        found = self.env.get(name)
+        return found.name if isinstance(found, Ref) else name
+
+    def add(self, nodes: list[Node]) -> None:
+        text = nodes[-1].fx
+        if not text:
+            self._fall_back(nodes)
+            return
+        try:
+            self._add(fx_text.parse(text), nodes)
+        except (fx_text.FxTextError, _UnresolvedError):
+            self._fall_back(nodes)
+
+    def _add(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        if fx.target == "operator::getitem":
+            self._getitem(fx, nodes)
+            return
+        if unfold.is_folded(fx, nodes[-1]):
+            self._unfold(fx, nodes[-1])
+            return
+        self._of_norm(fx, nodes)
+        self._restore(fx, nodes)
+        self._merged(fx, nodes)
+        args = tuple(self._resolve(a) for a in fx.args)
+        kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
+        if symints.is_symbolic(fx.target):
+            number = symints.evaluate(fx.target, args, self.net)
+            if number is None:
+                raise _UnresolvedError
+            self.env[fx.name] = number
+            for name in nodes[-1].outputs:
+                self.env[name] = number
+            return
+        if all(n.op == "Constant" for n in nodes) and fx.target not in _FACTORIES:
+            return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
+        base = fx.target.split(".", 1)[0]
+        if base in _UPDATING:
+            nodes = self._without_updates(nodes)
+        outputs = self._of_recurrent(args, nodes) if base in _RECURRENT else ()
+        outputs = outputs or self._results(nodes, base)
+        last = nodes[-1]
+        stack = source_lines(last.stack)
+        op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
+        if self.numbers:
+            op = factories.with_numbers(op, self.numbers)
+        if self.net.rebound:
+            op = _resized(op, self.net)
+        if op.base in _LISTS:
+            self.lists[fx.name] = len(self.ops)
+            op = replace(op, outputs=self._list_names(op, nodes))
+            self.env[fx.name] = tuple(Ref(n) for n in op.outputs)
+        elif len(outputs) == 1:
+            self.env[fx.name] = Ref(outputs[0])
+        self.known.update(op.outputs)
+        self.ops.append(op)
+
+    def _without_updates(self, nodes: list[Node]) -> list[Node]:
+        """The nodes of a batch norm without those that stand for its new statistics, which the next call of the module
+        reads: eager writes them where the old ones are."""
+        copies = [
+            n for n in nodes if n.op == "Identity" and n.outputs and n.inputs[:1] and n.inputs[0] in self.net.weights
+        ]
+        kept = [node for node in nodes if not any(node is copy for copy in copies)]
+        for node in copies if kept else ():
+            self.env[node.outputs[0]] = Ref(node.inputs[0])
+        return kept or nodes
+
+    def _positions(self, base: str, nodes: list[Node]) -> tuple[str, ...]:
+        """Results of a call that gives several tensors, with names in the place of those that nobody reads."""
+        last, text = nodes[-1], nodes[-1].fx
+        if base not in _RECURRENT:
+            used = [any(u != text for u in self.users.get(n, ())) for n in last.outputs]
+            count = max((i + 1 for i, u in enumerate(used) if u), default=0)
+            return tuple(n or f"{last.name}::{i}" for i, n in enumerate(last.outputs[:count]))
+        names = sorted(self._group_results(nodes), key=_number)
+        names = [n for n in names if n.startswith("getitem")]
+        single = f"{last.name or last.outputs[0]}::output"
+        if len(names) < _RECURRENT[base] and names:  # of the output and the states, some are not read
+            output, state = len(self.net.shape(names[0]) or ()), self.net.shape(names[0])
+            hidden = last.attrs.get("hidden_size")
+            layers = state is not None and output == 3 and last.op in ("LSTM", "GRU", "RNN") and last.outputs[0] == ""
+            if layers and hidden:
+                return (single, *names)
+        return tuple(names)
+
+    def _of_recurrent(self, args: tuple[Arg, ...], nodes: list[Node]) -> tuple[str, ...]:
+        """Output and states of a recurrent layer by their shapes; () where those do not tell them apart.
+
+        Of the tuple only what is read has a name in the file: often the states alone.
+        """
+        if len(args) < 9 or not isinstance(args[0], Ref) or type(args[4]) is not int:
+            return ()
+        given, count = self.net.shape(args[0].name) or (), args[4] * (2 if args[7] else 1)
+        names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=_number)
+        if len(given) != 3 or not names:
+            return ()
+        batch = given[0 if args[8] else 1]
+        states = [n for n in names if (self.net.shape(n) or ())[:2] == (count, batch)]
+        outputs = [n for n in names if (self.net.shape(n) or ())[:2] == tuple(given[:2])]
+        if len(outputs) > 1 or set(outputs) & set(states) or len(outputs) + len(states) != len(names):
+            return ()
+        return (*(outputs or [f"{nodes[-1].name or names[0]}::output"]), *states)
+
+    def _results(self, nodes: list[Node], base: str) -> tuple[str, ...]:
+        """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
+        last = next((n for n in reversed(nodes) if n.op != "Constant"), nodes[-1])  # constants are shared by groups
+        if base in _RECURRENT or len([n for n in last.outputs if n]) > 1:
+            found = self._positions(base, nodes)
+            if found:
+                return found
+        used = tuple(n for n in last.outputs if n and any(u != last.fx for u in self.users.get(n, ())))
+        return used or tuple(n for n in last.outputs if n)
+
+    def _list_names(self, op: Op, nodes: list[Node]) -> tuple[str, ...]:
+        """Names of the tensors of a list: those that the nodes of the group give it, else new ones."""
+        count = functional.list_length(op, self.net)
+        names = [f"{op.name}.{i}" for i in range(count)]
+        if len(nodes[-1].outputs) == count and count > 1:
+            return tuple(given or name for given, name in zip(nodes[-1].outputs, names, strict=True))
+        given = [n for n in self._group_results(nodes) if n.startswith("getitem")]
+        return (*given, *names[len(given) :]) if len(given) <= count else tuple(names)
+
+    def _group_results(self, nodes: list[Node]) -> list[str]:
+        """Results of all nodes of a group that other groups read, in order."""
+        text = nodes[-1].fx
+        return [n for node in nodes for n in node.outputs if n and any(u != text for u in self.users.get(n, ()))]
+
+    def _getitem(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        source, index = fx.args[0], fx.args[1]
+        if not isinstance(source, Ref) or not isinstance(index, int):
+            raise _UnresolvedError
+        items = self.env.get(source.name)
+        if not isinstance(items, tuple) or not -len(items) <= index < len(items):
+            raise _UnresolvedError
+        item = items[index]
+        outputs = nodes[-1].outputs
+        position = self.lists.get(source.name)
+        if position is not None and outputs and isinstance(item, Ref):
+            op = self.ops[position]
+            names = tuple(outputs[0] if n == item.name else n for n in op.outputs)
+            self.ops[position] = replace(op, outputs=names)
+            item = Ref(outputs[0])
+            self.env[source.name] = tuple(Ref(n) for n in names)
+            self.known.add(outputs[0])
+        self.env[fx.name] = item
+
+    def _resolve(self, arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(self._resolve(a) for a in arg)
+        if not isinstance(arg, Ref):
+            return arg
+        if not self._names(arg.name):
+            raise _UnresolvedError
+        return self._found(arg.name)
+
+    def _names(self, name: str) -> bool:
+        """Whether a name of a text still means something."""
+        return self.env.get(name) is not None or self.net.aliases.get(name) in self.known or name in self.known
+
+    def _found(self, name: str) -> Arg:
+        found = self.env.get(name)
+        if found is not None:
+            return found
+        alias = self.net.aliases.get(name)
+        return Ref(alias if alias is not None and alias in self.known else name)
+
+    def _unfold(self, fx: fx_text.FxNode, node: Node) -> None:
+        found = unfold.unfold(self.net, self.translator.ctx, fx, node)
+        if found is None:
+            raise _UnresolvedError
+        ops, added = found
+        for name, value in added.items():
+            if name not in self.known:
+                self.added[name] = value
+        self.ops.extend(ops)
+        self.unfolded += 1
+        self.env[fx.name] = Ref(node.outputs[0])
+        self.known.update(node.outputs)
+
+    def _attention(self, op: Op, text: str) -> Op:
+        """Attention that was found by its pattern, with the mask, dropout and causality that its text says."""
+        if op.target != _ATTENTION or not text:
+            return op
+        try:
+            fx = fx_text.parse(text)
+        except fx_text.FxTextError:
+            return op
+        if fx.target != _ATTENTION:
+            return op
+        given = fx.args[3:6]
+        defaults: tuple[Arg, ...] = (None, 0.0, False)
+        mask = op.args[3] if given and isinstance(given[0], Ref) else None
+        return replace(op, args=(*op.args[:3], mask, *given[1:], *defaults[max(len(given), 1) :]), kwargs=fx.kwargs)
+
+    def _of_norm(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """Arguments of a batch norm that an optimiser took for equal ones: a module's tensors that are merged with
+        others exist in eager, and new statistics are the old ones (`_without_updates`)."""
+        node = next((node for node in nodes if node.op == "BatchNormalization"), None)
+        if node is None or len(node.inputs) < 5:
+            return
+        for arg, tensor in zip(fx.args[1:5], node.inputs[1:5], strict=False):
+            if not isinstance(arg, Ref) or self._names(arg.name) or tensor not in self.known:
+                continue
+            name, value = self.net.aliases.get(arg.name), self.net.values.get(tensor)
+            if name is None:
+                self.env[arg.name] = Ref(tensor)
+            elif value is not None and tensor in self.modules:
+                self.added[name] = Value(name, value.dtype, value.shape)
+                self.env[arg.name] = Ref(name)
+
+    def _restore(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """Parameters that an optimiser replaced by a transposed or reshaped copy under a new name.
+
+        Their place tells: the group reads as many other tensors of the file as its text has names that are gone.
+        """
+        lost: list[str] = []
+        for arg in (*fx.args, *fx.kwargs.values()):
+            name = self.net.aliases.get(arg.name) if isinstance(arg, Ref) and arg.name not in self.env else None
+            if isinstance(arg, Ref) and name is not None and name not in self.known:
+                lost.append(arg.name)
+        if not lost:
+            return
+        named = {self.net.aliases.get(a.name) for a in fx.args if isinstance(a, Ref)}
+        tensors = [n for node in nodes for n in node.inputs if n in self.tensors and n not in named]
+        tensors = [n for n in dict.fromkeys(tensors) if self._may_be_weight(n)]
+        if len(tensors) < len(lost) and not self._bias(fx, nodes, lost[len(tensors) :]):
+            raise _UnresolvedError
+        for placeholder, tensor in zip(lost, tensors, strict=False):
+            name = self.net.aliases[placeholder]
+            if tensor in self.modules or self.restored.get(tensor, name) != name:
+                value = self.net.values[tensor]  # merged with an equal one: eager has both
+                self.added[name] = Value(name, value.dtype, value.shape)
+                self.env[placeholder] = Ref(name)
+                continue
+            self.env[placeholder] = Ref(tensor)
+            self.restored[tensor] = name
+            reader = next(node for node in nodes if tensor in node.inputs)
+            plain = reader.op == "MatMul" or (reader.op == "Gemm" and not reader.attrs.get("transB", 0))
+            if fx.target == "aten::linear" and plain and len(self.net.shape(tensor) or ()) == 2:
+                self.translator.ctx.transposed.add(tensor)
+
+    def _merged(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """An argument whose maker an optimiser merged with an equal one, or left out: the group reads one tensor
+        besides those that its text names."""
+        refs: list[str] = []
+        collect_refs((*fx.args, *fx.kwargs.values()), refs)
+        lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
+        self.lost.update(lost)
+        if len(lost) != 1 or symints.is_symbolic(fx.target) or not nodes[-1].outputs:
+            return
+        clone = lost[0].startswith("clone")
+        if clone and lost[0] not in self.assigned:
+            return  # what a clone is depends on who asks for it: `contiguous`, `reshape`, a dropout of nothing
+        named = {found.name for name in refs if isinstance(found := self._found(name), Ref)}
+        named |= {self.copied[name] for name in named if name in self.copied}
+        made = {name for node in nodes for name in node.outputs}
+        read = [name for node in nodes for name in node.inputs if name and name not in made and name not in named]
+        tensors = [n for n in dict.fromkeys(read) if n in self.known and self._may_be_operand(n)]
+        dtype = self._dtype(nodes[-1].outputs[0])
+        if len(tensors) > 1:  # indices among them
+            tensors = [n for n in tensors if self._dtype(n) == dtype]
+        if len(tensors) != 1:
+            return
+        self.env[lost[0]] = Ref(tensors[0])
+        if clone:  # `x = y.clone()`, so that parts of it may be assigned
+            last, name = nodes[-1], f"{lost[0]}::copy"
+            keeps = {"memory_format": "torch.preserve_format"}
+            op = Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", source_lines(last.stack))
+            self._put_clone(op, tensors[0])
+            self.known.add(name)
+            self.copied[name] = tensors[0]
+            self.env[lost[0]] = Ref(name)
+
+    def _put_clone(self, clone: Op, source: str) -> None:
+        """`h = f(x).clone()`: where the line that made a value copies it, that line's name is the copy's, and the value
+        is gone when the line is done. Else the copy has the line of its reader, before which it is made."""
+        index = next((i for i in range(len(self.ops) - 1, -1, -1) if source in self.ops[i].outputs), -1)
+        made = self.ops[index]
+        around = enumerate(zip(made.modules, clone.modules, strict=False))
+        depth = next((i for i, (x, y) in around if x != y), min(len(made.modules), len(clone.modules)))
+        stack = made.stack[: max(len(made.stack) - len(made.modules) + depth, 0)]
+        if index < 0 or not stack or ".clone(" not in stack[-1].text:
+            self.ops.append(clone)
+            return
+        self.ops.insert(index + 1, replace(clone, modules=made.modules[:depth], stack=stack))
+        self.lists = {name: at + (at > index) for name, at in self.lists.items()}
+
+    def _dtype(self, name: str) -> DType | None:
+        value = self.net.values.get(name)
+        return value.dtype if value is not None else None
+
+    def _may_be_operand(self, name: str) -> bool:
+        """Whether a value may be an argument of an ATen call: sizes, axes and indices are integers of the file."""
+        value = self.net.values.get(name)
+        return value is not None and (value.dtype.is_floating_point or name not in self.net.consts)
+
+    def _bias(self, fx: fx_text.FxNode, nodes: list[Node], lost: list[str]) -> bool:
+        """A bias of zeros was dropped. Its size is that of the channels, or of a linear layer's features."""
+        if len(lost) != 1 or not self.net.aliases[lost[0]].endswith("bias"):
+            return False
+        shape = self.net.shape(nodes[-1].outputs[0])
+        value = self.net.values.get(nodes[-1].outputs[0])
+        if shape is None or value is None or len(shape) < 2:
+            return False
+        name = self.net.aliases[lost[0]]
+        size = shape[1] if fx.target.startswith("aten::conv") else shape[-1]
+        self.added[name] = Value(name, value.dtype, (size,))
+        self.env[lost[0]] = Ref(name)
+        return True
+
+    def _may_be_weight(self, name: str) -> bool:
+        value = self.net.values.get(name)
+        return value is not None and value.dtype.is_floating_point and value.numel > 1
+
+    def _within(self, name: str) -> None:
+        """Makes a value that only exists within another call, but which a node reads: an optimiser merged a call with a
+        part of that one, and eager runs both."""
+        pending = [name]
+        while pending:
+            node = self.inner.get(pending[-1])
+            missing = [n for n in node.inputs if n and n not in self.known and n in self.inner] if node else []
+            if missing and len(pending) < MAX_WITHIN:
+                pending += missing
+                continue
+            made = pending.pop()
+            if node is not None and made not in self.known:
+                ops = self.translator.node(node, frames(node))
+                self.ops += ops
+                self.known.update(n for op in ops for n in op.outputs)
+                self.known.add(made)
+
+    def _fall_back(self, nodes: list[Node]) -> None:
+        self.net.filled()
+        own = {name for node in nodes for name in node.outputs}
+        for node in nodes:
+            index = self.index[id(node)]
+            for name in node.inputs:
+                if name and name not in self.known and name not in own and name not in self.net.consts:
+                    self._within(name)
+            self.failed.add(index)
+            matched = self.matches.get(index)
+            ops = matched if matched is not None else self.translator.node(node, frames(node))
+            stack = source_lines(node.stack)
+            ops = [replace(op, stack=stack) if stack and not op.stack else op for op in ops]
+            ops = [self._attention(op, node.fx) for op in ops]
+            self.fallbacks += bool(ops)
+            self.ops.extend(ops)
+            for op in ops:
+                self.known.update(op.outputs)
+            for name in node.outputs:
+                self.known.add(name)
+                number = self.net.ints(name)
+                if number is not None and len(number) == 1 and not self.net.consts[name].shape:
+                    self.env[name] = number[0]
+
+
+_ATTENTION = "aten::scaled_dot_product_attention"
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+# calls with sizes as an argument, and its position
+_SIZES = {
+    "aten::view": 1, "aten::_unsafe_view": 1, "aten::reshape": 1, "aten::expand": 1, "aten::new_zeros": 1,
+    "aten::new_ones": 1, "aten::new_full": 1, "aten::new_empty": 1, "aten::zeros": 0, "aten::ones": 0, "aten::full": 0,
+    "aten::empty": 0, "aten::rand": 0, "aten::randn": 0,
+}  # fmt: skip
+
+
+def _resized(op: Op, net: Net) -> Op:
+    """An op whose text has the sizes of the export, at the sizes that inference found now."""
+    shape = net.shape(op.outputs[0]) if op.outputs else None
+    position = _SIZES.get(op.base)
+    if shape is None:
+        return op
+    args = list(op.args)
+    if position is not None and position < len(args) and isinstance(args[position], tuple):
+        args[position] = shape
+    elif op.base.startswith("aten::upsample") and len(args) > 1 and isinstance(args[1], tuple):
+        args[1] = shape[2:]
+    return replace(op, args=tuple(args))

@@ -1,0 +1,97 @@
+"""Editing of an op list: who makes a value, who reads it, and results that live on under another name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from staticmem.ir.graph import Arg, Op, Ref
+
+
+class Ops:
+    """Ops in order, with producers and readers. Changes are collected and applied by `done`."""
+
+    def __init__(self, ops: Sequence[Op], outputs: Sequence[str] = ()) -> None:
+        self.given = ops
+        self.ops: list[Op | None] = list(ops)
+        self.outputs = frozenset(outputs)
+        self.renamed: dict[str, str] = {}
+        self.inserted: dict[int, list[Op]] = {}
+
+    @cached_property
+    def producer(self) -> dict[str, int]:
+        """Index of the op that makes a value."""
+        return {name: index for index, op in enumerate(self.given) for name in op.outputs}
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """Indices of the ops that read a value, once for each use."""
+        found: dict[str, list[int]] = {}
+        for index, op in enumerate(self.given):
+            for name in op.refs():
+                known = found.get(name)
+                if known is None:
+                    found[name] = [index]
+                else:
+                    known.append(index)
+        return found
+
+    def made_by(self, arg: Arg) -> Op | None:
+        """The op that made a value, unless it is gone."""
+        if not isinstance(arg, Ref):
+            return None
+        index = self.producer.get(arg.name)
+        return self.ops[index] if index is not None else None
+
+    def only_reader(self, name: str) -> Op | None:
+        """The op that reads a value, if there is exactly one use of it and the caller does not get it."""
+        readers = self.readers.get(name, ())
+        return self.ops[readers[0]] if len(readers) == 1 and name not in self.outputs else None
+
+    def drop(self, op: Op) -> None:
+        self.ops[self.producer[op.outputs[0]]] = None
+
+    def put(self, old: Op, new: Op) -> None:
+        """Replaces an op by one with the same outputs."""
+        self.ops[self.producer[old.outputs[0]]] = new
+
+    def insert(self, index: int, op: Op) -> None:
+        """Adds an op before the one that has this index now; it appears with `done`."""
+        self.inserted.setdefault(index, []).append(op)
+
+    def alias(self, op: Op, name: str) -> None:
+        """Drops an op: its result is the same tensor as `name`."""
+        self.drop(op)
+        self.renamed[op.outputs[0]] = name
+
+    def final(self, name: str) -> str:
+        """The name that a value has after renaming."""
+        for _ in range(len(self.renamed) + 1):
+            if name not in self.renamed:
+                break
+            name = self.renamed[name]
+        return name
+
+    def done(self) -> list[Op]:
+        """The ops that are left, with arguments renamed."""
+        kept: list[Op] = []
+        for index, op in enumerate(self.ops):
+            kept.extend(self.inserted.get(index, ()))
+            if op is not None:
+                kept.append(op)
+        kept.extend(self.inserted.get(len(self.ops), ()))
+        if not self.renamed:
+            return kept
+        return [self._renamed(op) for op in kept]
+
+    def _renamed(self, op: Op) -> Op:
+        if not any(name in self.renamed for name in op.refs()):
+            return op
+        args = tuple(self._arg(a) for a in op.args)
+        return replace(op, args=args, kwargs={k: self._arg(v) for k, v in op.kwargs.items()})
+
+    def _arg(self, arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(self.final(arg.name)) if arg.name in self.renamed else arg
+        return tuple(self._arg(a) for a in arg) if isinstance(arg, tuple) else arg

@@ -1,0 +1,69 @@
+"""Signs that an export is not the model as it is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from staticmem.ir.graph import Note, Op, Ref
+from staticmem.ir.onnx_graph import Net
+
+_NORMS = ("aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::rms_norm")
+_MODULES = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
+# values that a pass of the exporter made, or of the optimiser of ONNX
+_MADE = re.compile(r"(onnx::\w+|_v_\d+|\d+)$")
+MIN_CONVOLUTIONS = 3
+
+
+def folded_norms(net: Net, ops: Sequence[Op]) -> list[Note]:
+    """A warning where BatchNorms were folded into convolutions.
+
+    The TorchScript exporter does it in evaluation mode, and gives the weight and the bias that result new names
+    (torch/csrc/jit/passes/onnx/eval_peephole.cpp, `fuseConvBatchNorm`); what was not folded has those of its module.
+    """
+    if not net.producer.startswith("pytorch") or net.aliases:
+        return []  # a dynamo export names its parameters: a norm would be among them
+    convs = [op for op in ops if op.base in ("aten::conv2d", "aten::conv1d", "aten::conv3d")]
+    biases = [op.args[2].name for op in convs if len(op.args) > 2 and isinstance(op.args[2], Ref)]
+    if any(_MODULES.match(name) for name in net.weights):
+        folded = sum(name in net.weights and _MADE.match(name) is not None for name in biases)
+        text = "convolutions have a bias that belongs to no module: the export folded BatchNorm into them"
+    else:
+        folded = _may_be_folded(convs, biases, ops)
+        text = (
+            "every convolution has a bias and nothing is normalised: if this model had BatchNorm, the export folded it"
+        )
+    text += (
+        ", and training memory is underestimated (export with training=TrainingMode.TRAINING and "
+        "do_constant_folding=False, or with optimize=False)"
+    )
+    return [Note("warning", "SM261", text, folded)] if folded else []
+
+
+def _may_be_folded(convs: Sequence[Op], biases: Sequence[str], ops: Sequence[Op]) -> int:
+    """In files without names of modules: 1 where every convolution has a bias and nothing is normalised.
+
+    Networks that never had a norm (AlexNet, VGG, SqueezeNet) look the same unless the names of nodes show it: a
+    convolution whose next module in the same container is the activation has no BatchNorm between them.
+    """
+    normed = any(op.base in _NORMS for op in ops)
+    return int(len(convs) >= MIN_CONVOLUTIONS and len(biases) == len(convs) and not normed and not _neighbours(ops))
+
+
+def _neighbours(ops: Sequence[Op]) -> bool:
+    """Whether activations directly follow convolutions in numbered containers: `features.0`, then `features.1`."""
+    hits = total = 0
+    for conv, after in pairwise(ops):
+        if not conv.base.startswith("aten::conv") or after.base not in ("aten::relu", "aten::hardtanh", "aten::silu"):
+            continue
+        if not conv.modules or not after.modules:
+            continue
+        a, b = conv.modules[-1].path, after.modules[-1].path
+        head, _, number = a.rpartition(".")
+        total += 1
+        if number.isdigit():
+            hits += b == (f"{head}." if head else "") + str(int(number) + 1)
+        else:  # named modules, as in SqueezeNet: squeeze, squeeze_activation
+            hits += b.startswith(a)
+    return total > 0 and hits * 2 > total

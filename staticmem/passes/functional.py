@@ -1,0 +1,325 @@
+"""Undoes what torch.export's decomposition to core ATen did to the calls that eager PyTorch makes.
+
+Exporting for ONNX runs `run_decompositions`: composite ops become their parts, in-place ops become functional, and
+`contiguous` becomes `clone`. Memory depends on the original calls, so they are put back
+(torch/_decomp/decompositions.py and torch/export/exported_program.py say what was taken apart).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from staticmem.ir.graph import Arg, Op, Ref, bases_of
+from staticmem.ir.onnx_graph import Net
+from staticmem.passes import pools, scatter, stochastic, views_again
+from staticmem.passes.edit import Ops
+
+_PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
+
+
+def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
+    """The ops as eager PyTorch runs them, and the names of dropped results with what they are now called."""
+    renamed: dict[str, str] = {}
+    for rewrite, bases in _REWRITES:
+        if bases and bases.isdisjoint(bases_of(ops)):
+            continue
+        edited = Ops(ops, [renamed.get(n, n) for n in net.outputs])
+        rewrite(edited, net)
+        ops = edited.done()
+        for name in edited.renamed:
+            renamed[name] = edited.final(name)
+        renamed = {name: edited.final(target) for name, target in renamed.items()}
+    return ops, renamed
+
+
+def list_length(op: Op, net: Net) -> int:
+    """How many tensors a split or unbind gives."""
+    args = dict(enumerate(op.args))
+    shape = net.shape(args[0].name) if isinstance(args[0], Ref) else None
+    axis = args.get(1, 0) if op.base == "aten::unbind" else op.kwargs.get("dim", args.get(2, 0))
+    sizes = args.get(1)
+    if isinstance(sizes, tuple):
+        return len(sizes) + (op.base == "aten::tensor_split")
+    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return 0
+    if op.base == "aten::unbind":
+        return min(shape[axis], 1 << 16)
+    if not isinstance(sizes, int) or sizes < 1:
+        return 0
+    count = -(-shape[axis] // sizes)
+    return min(count if op.base in ("aten::split", "aten::unsafe_split") else sizes, 1 << 16)
+
+
+_INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
+
+
+def _promotions(ops: Ops, net: Net) -> None:
+    """Sums of integers and bools promote inside one kernel; the decomposition casts before them."""
+    for op in list(ops.ops):
+        if op is None or op.base != "prims::convert_element_type" or not isinstance(op.args[0], Ref):
+            continue
+        reader = ops.only_reader(op.outputs[0])
+        if reader is not None and reader.base in _INTEGER_SUMS:
+            ops.alias(op, op.args[0].name)
+
+
+def _each(ops: Ops, net: Net) -> None:
+    for op in list(ops.ops):
+        if op is not None and op.outputs:
+            changed = _single(op)
+            if changed is not op:
+                ops.put(op, changed)
+
+
+def _single(op: Op) -> Op:
+    """One op as the call that eager makes, where it does not depend on its neighbours."""
+    rule = _RULES.get(op.base)
+    if op.kwargs and any(key in op.kwargs for key in _PLACEMENT):
+        op = replace(op, kwargs={k: v for k, v in op.kwargs.items() if k not in _PLACEMENT})
+    return rule(op) if rule is not None else op
+
+
+def _call(op: Op, target: str, *args: Arg, outputs: int = 1, **kwargs: Arg) -> Op:
+    return replace(op, target=target, args=args, kwargs=kwargs, outputs=op.outputs[:outputs])
+
+
+def _pad(args: tuple[Arg, ...], *defaults: Arg) -> list[Arg]:
+    return [*args, *defaults[len(args) :]]
+
+
+def _batch_norm(op: Op) -> Op:
+    x, weight, bias, mean, var, training, momentum, eps = _pad(op.args, *[None] * 5, True, 0.1, 1e-5)[:8]
+    return _call(op, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, eps, True)
+
+
+def _sub(op: Op) -> Op:
+    """A number minus a tensor is `rsub`: `1 - x`."""
+    number = len(op.args) == 2 and isinstance(op.args[0], (int, float)) and isinstance(op.args[1], Ref)
+    return _call(op, "aten::rsub.Scalar", op.args[1], op.args[0]) if number else op
+
+
+def _batch_norm_eval(op: Op) -> Op:
+    x, weight, bias, mean, var, momentum, eps = _pad(op.args, *[None] * 5, 0.1, 1e-5)[:7]
+    return _call(op, "aten::batch_norm", x, weight, bias, mean, var, False, momentum, eps, True)
+
+
+def _batch_norm_legit(op: Op) -> Op:
+    if not op.target.endswith(".no_stats"):
+        return _batch_norm(op)
+    x, weight, bias, training, momentum, eps = _pad(op.args, None, None, None, True, 0.1, 1e-5)[:6]
+    return _call(op, "aten::batch_norm", x, weight, bias, None, None, training, momentum, eps, True)
+
+
+def _layer_norm(op: Op) -> Op:
+    x, shape, weight, bias, eps = _pad(op.args, None, (), None, None, 1e-5)[:5]
+    return _call(op, "aten::layer_norm", x, shape, weight, bias, eps)
+
+
+def _group_norm(op: Op) -> Op:
+    x, weight, bias, _n, _c, _hw, groups, eps = _pad(op.args, *[None] * 3, 0, 0, 0, 1, 1e-5)[:8]
+    return _call(op, "aten::group_norm", x, groups, weight, bias, eps)
+
+
+def _dropout(op: Op) -> Op:
+    x, p, train = _pad(op.args, None, 0.5, True)[:3]
+    return _call(op, "aten::dropout", x, p, train is not False)
+
+
+def _to(op: Op) -> Op:
+    dtype = op.args[1] if len(op.args) > 1 else op.kwargs.get("dtype")
+    if dtype is None:
+        return _call(op, "aten::clone", op.args[0])
+    return _call(op, "aten::to.dtype", op.args[0], dtype)
+
+
+def _convolution(op: Op) -> Op:
+    defaults: tuple[Arg, ...] = (None, None, None, (1,), (0,), (1,), False, (0,), 1)
+    x, weight, bias, stride, padding, dilation, transposed, out_padding, groups = _pad(op.args, *defaults)[:9]
+    dims = len(stride) if isinstance(stride, tuple) else 2
+    if transposed:
+        target = f"aten::conv_transpose{dims}d" + (".input" if dims > 1 else "")
+        return _call(op, target, x, weight, bias, stride, padding, out_padding, groups, dilation)
+    return _call(op, f"aten::conv{dims}d", x, weight, bias, stride, padding, dilation, groups)
+
+
+def _max_pool(op: Op) -> Op:
+    if len(op.outputs) > 1:
+        return op
+    return replace(op, target=op.target.replace("_with_indices", ""))
+
+
+def _rename(target: str) -> Callable[[Op], Op]:
+    return lambda op: replace(op, target=target)
+
+
+_RULES: dict[str, Callable[[Op], Op]] = {
+    "aten::_native_batch_norm_legit_functional": _batch_norm,
+    "aten::_native_batch_norm_legit": _batch_norm_legit,
+    "aten::_native_batch_norm_legit_no_training": _batch_norm_eval,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::_batch_norm_with_update_functional": lambda op: _batch_norm(
+        replace(op, args=(*op.args[:5], True, *op.args[5:]))
+    ),
+    "aten::_batch_norm_no_update": _batch_norm_eval,
+    "aten::native_layer_norm": _layer_norm,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_dropout": _dropout,
+    "aten::_to_copy": _to,
+    "prims::convert_element_type": _to,
+    "aten::convolution": _convolution,
+    "aten::sub": _sub,
+    "aten::max_pool2d_with_indices": _max_pool,
+    "aten::max_pool3d_with_indices": _max_pool,
+    "aten::_softmax": lambda op: _call(op, "aten::softmax.int", *op.args[:2]),
+    "aten::_log_softmax": lambda op: _call(op, "aten::log_softmax.int", *op.args[:2]),
+    "aten::_unsafe_view": _rename("aten::_unsafe_view"),
+    "aten::bitwise_and": lambda op: replace(op, target=op.target.replace("bitwise_and", "__and__")),
+    "aten::minimum": _rename("aten::min.other"),
+    "aten::maximum": _rename("aten::max.other"),
+}
+
+
+def _inline_scalars(ops: Ops, net: Net) -> None:
+    """`scalar_tensor` as an argument of arithmetic is a Python number in eager code."""
+    for op in list(ops.ops):
+        if op is None or op.base == "aten::scalar_tensor":
+            continue
+        for position, arg in enumerate(op.args):
+            made = ops.made_by(arg)
+            if made is None or made.target != "aten::scalar_tensor":
+                continue
+            value = made.args[0] if made.args else None
+            swapped = position == 0 and op.target == "aten::sub.Tensor" and len(op.args) == 2
+            if isinstance(value, (int, float)) and (swapped or _takes_scalar(op, position)):
+                args = (*op.args[:position], value, *op.args[position + 1 :])
+                target = op.target.removesuffix(".Tensor") + ".Scalar" if op.base in _COMPARE else op.target
+                if swapped:  # `1 - x`
+                    args, target = args[::-1], "aten::rsub.Scalar"
+                new = replace(op, args=args, target=target)
+                ops.put(op, new)
+                op = new
+                ops.readers[made.outputs[0]].remove(ops.producer[op.outputs[0]])
+                if not ops.readers[made.outputs[0]]:
+                    ops.drop(made)
+
+
+_ARITHMETIC = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::rsub")
+_COMPARE = ("aten::ne", "aten::eq", "aten::lt", "aten::le", "aten::gt", "aten::ge")
+
+
+def _takes_scalar(op: Op, position: int) -> bool:
+    return position == 1 and (op.base in _ARITHMETIC or op.base in _COMPARE)
+
+
+_SAME = ("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_assert_tensor_metadata")
+_NOTHING = ("aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range", "aten::_assert_tensor_metadata")
+
+
+def _drop_aliases(ops: Ops, net: Net) -> None:
+    """Ops that exist in exports only."""
+    for op in list(ops.ops):
+        if op is None or not op.outputs:
+            continue
+        if op.base in _SAME and op.args and isinstance(op.args[0], Ref):
+            ops.alias(op, op.args[0].name)
+        elif op.base in _NOTHING and not any(ops.readers.get(n) for n in op.outputs):
+            ops.drop(op)
+
+
+def _reshapes(ops: Ops, net: Net) -> None:
+    """`clone(contiguous)` + `_unsafe_view` is `reshape` of a tensor whose strides allow no view; a clone to a
+    contiguous format alone is `contiguous()`."""
+    for op in list(ops.ops):
+        if op is None or op.base != "aten::clone" or not op.args:
+            continue
+        layout = str(op.kwargs.get("memory_format", ""))
+        if "contiguous" not in layout:
+            if not layout and isinstance(op.args[0], Ref) and ops.made_by(op.args[0]) is not None and not _copies(op):
+                # `dropout(p=0)` is decomposed to a clone, but eager returns its input (ATen/native/Dropout.cpp)
+                ops.put(op, replace(op, target="aten::dropout", args=(op.args[0], 0.0, True)))
+            continue
+        reader = ops.only_reader(op.outputs[0])
+        if reader is not None and reader.base == "aten::_unsafe_view":
+            ops.drop(op)
+            ops.put(reader, replace(reader, target="aten::reshape", args=(op.args[0], reader.args[1])))
+        else:
+            ops.put(op, replace(op, target="aten::contiguous", args=op.args[:1], kwargs={}))
+    for op in list(ops.ops):
+        if op is not None and op.base == "aten::_unsafe_view":
+            ops.put(op, replace(op, target="aten::view"))
+        elif op is not None and op.target == "aten::view" and _flattens(op, net):
+            ops.put(op, replace(op, target="aten::flatten.using_ints", args=(op.args[0], 1)))
+
+
+def _copies(op: Op) -> bool:
+    """Whether the line of a clone asks for one."""
+    return bool(op.stack) and re.search(r"\bclone\(", op.stack[-1].text) is not None
+
+
+def _packed_projection(ops: Ops, net: Net) -> None:
+    """`nn.MultiheadAttention` makes its packed projection contiguous; optimised exports drop that as an identity
+    (torch/nn/functional.py, `_in_projection_packed`)."""
+    for index, op in enumerate(list(ops.ops)):
+        if op is None or op.target != "aten::squeeze.dim" or not op.modules:
+            continue
+        turned = ops.made_by(op.args[0])
+        added = ops.made_by(turned.args[0]) if turned is not None and turned.base == "aten::transpose" else None
+        readers = [ops.ops[i] for i in ops.readers.get(op.outputs[0], ())]
+        if added is None or added.base != "aten::unsqueeze" or not op.modules[-1].cls.endswith(".MultiheadAttention"):
+            continue
+        if len(readers) == 3 and all(r is not None and r.base == "aten::select" for r in readers):
+            strided = f"{op.outputs[0]}::strided"
+            ops.ops[index] = replace(op, outputs=(strided,))
+            ops.insert(index + 1, replace(op, target="aten::contiguous", args=(Ref(strided),)))
+
+
+def _flattens(op: Op, net: Net) -> bool:
+    """Whether a view joins all axes but the first of an image: `torch.flatten(x, 1)`."""
+    size = op.args[1]
+    if not isinstance(size, tuple) or len(size) != 2 or not isinstance(op.args[0], Ref):
+        return False
+    shape = net.shape(op.args[0].name)
+    return shape is not None and len(shape) == 4 and size == (shape[0], math.prod(shape[1:]))
+
+
+def _differences(ops: Ops, net: Net) -> None:
+    """`diff(x, 1, dim, prepend)` is decomposed to `cat`, two slices and `sub`."""
+    for op in list(ops.ops):
+        if op is None or op.target != "aten::sub.Tensor" or len(op.args) != 2:
+            continue
+        late, early = ops.made_by(op.args[0]), ops.made_by(op.args[1])
+        if late is None or early is None or late.base != "aten::slice" or early.base != "aten::slice":
+            continue
+        joined = ops.made_by(late.args[0])
+        if joined is None or joined.base != "aten::cat" or early.args[0] != late.args[0]:
+            continue
+        parts = joined.args[0]
+        dim = joined.args[1] if len(joined.args) > 1 else 0
+        if late.args[1:3] != (dim, 1) or early.args[1:3] != (dim, 0) or not isinstance(parts, tuple):
+            continue
+        if len(parts) != 2 or len(ops.readers[joined.outputs[0]]) != 2:
+            continue
+        if any(ops.only_reader(part.outputs[0]) is not op for part in (late, early)):
+            continue
+        for part in (late, early, joined):
+            ops.drop(part)
+        ops.put(op, replace(op, target="aten::diff", args=(parts[1], 1, dim, parts[0])))
+
+
+# what each looks for: where none of it is, it has nothing to do
+_REWRITES: tuple[tuple[Callable[[Ops, Net], None], frozenset[str]], ...] = (
+    (_promotions, frozenset(("prims::convert_element_type",))),
+    (_each, frozenset()),
+    (_inline_scalars, frozenset(("aten::scalar_tensor",))),
+    (_drop_aliases, frozenset((*_SAME, *_NOTHING))),
+    (stochastic.rewrite, frozenset(("aten::bernoulli",))),
+    (pools.rewrite, frozenset(("aten::mean", "aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"))),
+    (scatter.rewrite, frozenset(("aten::slice_scatter", "aten::select_scatter"))),
+    (views_again.rewrite, frozenset()),
+    (_reshapes, frozenset(("aten::clone", "aten::_unsafe_view", "aten::view"))),
+    (_packed_projection, frozenset(("aten::squeeze",))),
+    (_differences, frozenset(("aten::sub",))),
+)

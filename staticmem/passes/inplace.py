@@ -1,0 +1,296 @@
+"""Which ops ran in place: exporting to ONNX makes every op out of place, and memory depends on the difference.
+
+Where the export names module classes, libraries say it themselves: `inplace.json`, and sources named below. Elsewhere
+it is a guess from structure, made for networks with convolutions only, because `nn.ReLU(inplace=True)` is the habit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+
+from staticmem.ir.classes import alternatives
+from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
+from staticmem.passes.inplace_source import BY_LINE_ONLY, written
+
+_ACTIVATIONS = (
+    "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu",
+    "aten::hardsigmoid", "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
+)  # fmt: skip
+CANDIDATES = (*_ACTIVATIONS, "aten::add")
+_MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
+
+# Residual blocks that write `out += identity`, from the sources of torchvision 0.15 to 0.28
+_ADD_IN_PLACE = {
+    "torchvision.models.resnet": ("BasicBlock", "Bottleneck"),
+    "torchvision.models.video.resnet": ("BasicBlock", "Bottleneck"),
+    "torchvision.models.convnext": ("CNBlock",),
+    "torchvision.models.efficientnet": ("MBConv", "FusedMBConv"),
+    "torchvision.models.mobilenetv3": ("InvertedResidual",),
+    "timm.models.resnet": ("BasicBlock", "Bottleneck"),
+    "timm.models.resnetv2": (),
+}
+# Modules of torchvision whose activations are made without inplace=True
+_OUT_OF_PLACE = {
+    "torchvision.models.segmentation.deeplabv3": "",
+    "torchvision.models.segmentation.fcn": "FCNHead",
+    "torchvision.models.detection": "",
+    "torchvision.models.vision_transformer": "",
+    "torchvision.models.swin_transformer": "",
+    "torchvision.models.maxvit": "",
+}
+
+
+_LIBRARIES = ("torchvision.", "timm.", "transformers.")
+
+
+class _Facts:
+    def __init__(self, graph: Graph) -> None:
+        self.ops, self.parameters = graph.ops, graph.parameters
+        self.again = graph.read_again
+        self.producer = {name: op for op in graph.ops for name in op.outputs}
+        bases = count_bases(graph.ops)
+        self.convolutional = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"] > 1
+        self.normalised = bases["aten::batch_norm"] > 0
+        # results that are no intermediate tensors of the graph's own
+        kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
+        kept.update((v.name for v in graph.inputs), graph.outputs)
+        self.kept = kept & self.producer.keys()
+        self._classless: dict[int, bool] = {}  # by the identity of stacks, which the graph keeps
+
+    def classless(self, op: Op) -> bool:
+        """Whether the file has no class for any module around an op."""
+        found = self._classless.get(id(op.modules))
+        if found is None:
+            found = self._classless[id(op.modules)] = not any(frame.cls for frame in op.modules)
+        return found
+
+    @cached_property
+    def layer_scaled(self) -> bool:
+        """Whether a parameter is a scale of a layer."""
+        return any("layer_scale" in p.value.name for p in self.parameters)
+
+    @cached_property
+    def last_reader(self) -> Mapping[str, Op]:
+        """The op that reads a value last."""
+        return {name: op for op in self.ops for name in op.refs()}
+
+    @cached_property
+    def first_reader(self) -> Mapping[str, Op]:
+        """Of those that take a value as an argument of its own, not in a list."""
+        first: dict[str, Op] = {}
+        for op in self.ops:
+            for arg in op.args:
+                if isinstance(arg, Ref):
+                    first.setdefault(arg.name, op)
+        return first
+
+
+def apply(graph: Graph, policy: str = "auto") -> Graph:
+    """The graph with in-place targets (`aten::relu_`) where the policy says so. Unchanged where the file knows.
+
+    "none" leaves everything out of place, "all" takes every activation whose input has no other reader. "least" and
+    "most" are "auto" where a source line or a known class tells, and none and all of the others: the ends of what is
+    left open.
+    """
+    if graph.inplace_known or policy == "none":
+        return graph
+    candidates = {op.target for op in graph.ops}
+    candidates = {target for target in candidates if target.split(".", 1)[0] in (*CANDIDATES, *BY_LINE_ONLY)}
+    if not candidates:
+        return graph
+    facts = _Facts(graph)
+    ops, count = [], 0
+    for op in graph.ops:
+        if op.target in candidates and _may(op, graph, facts, policy):
+            op = _in_place(op)
+            count += 1
+        ops.append(op)
+    if not count:
+        return graph
+    text = (
+        "activations and residual adds are taken to run in place, the export does not say: else the peak may be higher"
+    )
+    guess = Note("assumption", "SM254", text, count)
+    return graph.with_targets(tuple(ops), (*graph.notes, guess))
+
+
+@cache
+def known_places() -> Mapping[str, Mapping[str, bool]]:
+    """What published classes run in place: class -> where in it -> whether.
+
+    `inplace.json` is made by `scripts/class_tables.py`, which runs models and looks. Where a class does both, the
+    entries are those of the classes around it, `Outer>Owner`; what differs still is not in it.
+    """
+    places: Mapping[str, Mapping[str, bool]] = json.loads(
+        Path(__file__).with_name("inplace.json").read_text(encoding="utf-8")
+    )["classes"]
+    return places
+
+
+def owner_and_place(op: Op) -> tuple[str, str] | None:
+    """The innermost class of a published library that an op runs in, and where in it: a path (numbers as `*`) and the
+    op."""
+    for level in range(len(op.modules) - 1, -1, -1):
+        frame = op.modules[level]
+        if frame.cls.startswith(_LIBRARIES):
+            inner = op.modules[-1].path.removeprefix(frame.path).strip(".")
+            parts = ["*" if part.isdigit() else part for part in inner.split(".")]
+            return frame.cls, f"{'.'.join(parts)}:{op.base.rstrip('_')}"
+    return None
+
+
+def owners(op: Op) -> list[str]:
+    """The innermost published class, then `Outer>Owner` with more and more of the published classes around it."""
+    keys: list[str] = []
+    for frame in reversed(op.modules):
+        if frame.cls.startswith(_LIBRARIES):
+            keys.append(f"{frame.cls}>{keys[-1]}" if keys else frame.cls)
+    return keys
+
+
+def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+    """Whether an op is taken to run in place: where its line says so, the code that ran allowed it."""
+    if not op.grad:
+        return False  # of a region whose generated code says it (`lost_scopes`)
+    if op.stack and op.args and isinstance(op.args[0], Ref) and written(op):
+        name = op.args[0].name
+        made = facts.producer.get(name)
+        return made is not None and name not in facts.kept and facts.last_reader[name] is op and made.base not in _VIEWS
+    made = _overwritten(op, facts)
+    return made is not None and _should(op, made, graph, facts, policy)
+
+
+def _overwritten(op: Op, facts: _Facts) -> Op | None:
+    """What made the first operand, where autograd allows that it is written over: an intermediate tensor that nobody
+    else reads."""
+    first = op.args[0] if op.args else None
+    if not isinstance(first, Ref):
+        return None
+    name = first.name
+    made = facts.producer.get(name)
+    if made is None or name in facts.again or name in facts.kept:
+        return None
+    if op.base == "aten::add":
+        allowed = len(op.args) > 1 and isinstance(op.args[1], Ref) and made.base in _FRESH
+    else:
+        allowed = made.base not in _VIEWS
+    return made if allowed else None
+
+
+_VIEWS = frozenset(("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand"))
+# results that are not saved for the backward of what made them: they may be overwritten
+_FRESH = frozenset((
+    "aten::batch_norm", "aten::conv2d", "aten::conv1d", "aten::conv3d", "aten::mul", "aten::linear",
+    "aten::group_norm", "aten::layer_norm",
+))  # fmt: skip
+
+
+def _should(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+    said = written(op) if op.stack else None
+    if said is not None:
+        return said
+    if op.base in BY_LINE_ONLY:
+        return False
+    if policy == "all":
+        return True
+    if facts.classless(op):
+        return _open(op, made, graph, facts, policy)
+    known = _known(op)
+    if known is not None:
+        return known
+    leaf = op.modules[-1].cls
+    module, _, cls = leaf.rpartition(".")
+    if op.base == "aten::add" and module.startswith(("torchvision.", "timm.", "transformers.")):
+        return cls in _ADD_IN_PLACE.get(module, ())
+    classes = [frame.cls for frame in op.modules]
+    if not any(c.startswith(("torchvision.", "timm.")) for c in classes):
+        return not any(c.startswith("transformers.") for c in classes) and _open(op, made, graph, facts, policy)
+    if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
+        return False
+    return not _excluded(op, classes)
+
+
+def _known(op: Op) -> bool | None:
+    """What the table says: of the class within those around it, where that makes a difference."""
+    found = owner_and_place(op)
+    if found is None:
+        return None
+    table, place = known_places(), found[1]
+    for key in reversed(owners(op)):
+        around, _, owner = key.rpartition(">")
+        prefix = f"{around}>" if around else ""
+        said = {table.get(prefix + cls, {}).get(place) for cls in alternatives(owner)} - {None}
+        if len(said) == 1:
+            return True in said
+    return None
+
+
+def _excluded(op: Op, classes: list[str]) -> bool:
+    """Activations that torchvision makes without `inplace=True`."""
+    owner = next((c for c in reversed(classes) if c.startswith(("torchvision.", "timm."))), "")
+    if owner == "torchvision.ops.misc.SqueezeExcitation":  # its default is a plain ReLU; EfficientNet gives SiLU
+        return op.base != "aten::silu"
+    return any(owner.startswith(prefix) and (not name or name in owner) for prefix, name in _OUT_OF_PLACE.items())
+
+
+# what an activation in place follows
+_ACTIVATED = frozenset(("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"))
+
+
+def _open(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+    """Nothing tells: a guess, or one end of what it can be."""
+    return _guess(op, made, graph, facts) if policy == "auto" else policy == "most"
+
+
+def _guess(op: Op, made: Op, graph: Graph, facts: _Facts) -> bool:
+    """Without classes: in a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
+    if not facts.convolutional:
+        return False
+    leaf = op.modules[-1].path if op.modules else ""
+    if op.base == "aten::add":
+        return _guess_add(op, made, leaf, graph, facts)
+    if made.base not in _ACTIVATED:
+        return False
+    if made.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(made, facts):
+        return False
+    if "classifier" not in leaf:
+        return True
+    return {"classifier", "aux_classifier"}.isdisjoint(leaf.split(".")) or not _has_backbone(graph)
+
+
+def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:
+    if made.base == "aten::batch_norm" and "-" not in leaf:
+        after = facts.first_reader.get(op.outputs[0])
+        return after is not None and after.base == "aten::relu"  # torchvision's ResNet; MobileNetV2 has no ReLU there
+    scaled = [a for a in made.args if isinstance(a, Ref)]
+    if made.base != "aten::mul" or len(scaled) != 2:
+        return False
+    chain = [facts.producer.get(a.name) for a in scaled]
+    noise = any(c is not None and c.base in ("aten::div_", "aten::bernoulli_") for c in chain)
+    if noise:
+        return facts.normalised or facts.layer_scaled
+    return any("layer_scale" in a.name for a in scaled)
+
+
+def _squeezed(conv: Op, facts: _Facts) -> bool:
+    """Whether a convolution reads a globally pooled tensor: squeeze and excitation."""
+    made = facts.producer.get(conv.args[0].name) if isinstance(conv.args[0], Ref) else None
+    return made is not None and made.base.startswith(("aten::adaptive_avg_pool", "aten::mean"))
+
+
+def _has_backbone(graph: Graph) -> bool:
+    return any(".backbone." in f".{p.fqn}" for p in graph.parameters)
+
+
+def _in_place(op: Op) -> Op:
+    return op.changed(target=_written(op.target))
+
+
+@lru_cache(256)
+def _written(target: str) -> str:
+    """The target that writes into its operand: one text for all ops."""
+    base, dot, overload = target.partition(".")
+    return f"{base}_{dot}{overload}"

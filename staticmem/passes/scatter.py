@@ -1,0 +1,177 @@
+"""Writes into a part of a tensor: `x[a:b] = value` and `x[a:b] += y` run in place on a view.
+
+Functionalisation turns them into the view, the op on it, and one `slice_scatter` or `select_scatter` for each view on
+the way back to the base (torch/_functorch and aten/src/ATen/FunctionalInverses.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Net
+from staticmem.passes.edit import Ops
+
+_VIEW_OF = {"aten::slice_scatter": "aten::slice", "aten::select_scatter": "aten::select"}
+_FULL = 2**63 - 1
+
+
+def rewrite(ops: Ops, net: Net) -> None:
+    """Puts in-place writes into views back."""
+    for index, op in enumerate(list(ops.ops)):
+        if op is None or op.base not in _VIEW_OF or len(op.args) < 2 or ops.ops[index] is not op:
+            continue
+        if not _write(ops, net, op):
+            _assign(ops, op)
+
+
+def _write(ops: Ops, net: Net, scatter: Op) -> bool:
+    """Undoes the chain of scatters that ends the innermost write; `scatter` is its first one."""
+    source = ops.made_by(scatter.args[1])
+    if source is None or source.base in _VIEW_OF or ops.only_reader(source.outputs[0]) is not scatter:
+        return False
+    view = ops.made_by(source.args[0]) if source.args else None
+    if view is None or not _matches(view, scatter):
+        return False
+    chain: list[Op] = []
+    current: Op | None = scatter
+    inner: Op | None = view
+    base: Arg = None
+    while len(chain) < _STEPS and current is not None and inner is not None and _matches(inner, current):
+        chain.append(current)
+        base = inner.args[0]
+        if current.args[0] == base and ops.made_by(base) is None:
+            break
+        outer = ops.only_reader(current.outputs[0])
+        if outer is None or outer.base not in _VIEW_OF or outer.args[1] != Ref(current.outputs[0]):
+            break
+        current, inner = outer, ops.made_by(base)
+    last = chain[-1]
+    if not isinstance(base, Ref) or last.args[0] != base:
+        return False
+    for op in chain[:-1]:  # the views that scatters were written into are taken again for that only
+        again = ops.made_by(op.args[0])
+        if again is not None and ops.only_reader(again.outputs[0]) is op:
+            ops.drop(again)
+        ops.drop(op)
+    ops.alias(last, base.name)
+    ops.put(source, _in_place(ops, net, source))
+    return True
+
+
+def _assign(ops: Ops, scatter: Op) -> None:
+    """`x[a:b] = value` whose view and copy an optimiser left out, as nothing reads the view: both are put back.
+
+    A call of `slice_scatter` in the model's code makes a new tensor: its line says so.
+    """
+    if (
+        not scatter.outputs
+        or not scatter.stack
+        or "scatter" in scatter.stack[-1].text
+        or not isinstance(scatter.args[1], Ref)
+    ):
+        return
+    chain = [scatter]
+    outer = ops.only_reader(scatter.outputs[0])
+    while outer is not None and outer.base in _VIEW_OF and outer.args[1:2] == (Ref(chain[-1].outputs[0]),):
+        if not outer.outputs or len(chain) == _STEPS:
+            return
+        view = ops.made_by(chain[-1].args[0])
+        if view is None or not _matches(view, outer) or view.args[0] != outer.args[0]:
+            break
+        chain.append(outer)
+        outer = ops.only_reader(outer.outputs[0])
+    last, base = chain[-1], chain[-1].args[0]
+    if not isinstance(base, Ref) or base.name not in ops.producer or base.name in ops.outputs:
+        return
+    end = ops.producer[last.outputs[0]]
+    if any(index > end for index in ops.readers.get(base.name, ())):
+        return  # somebody reads what was there before
+    part = f"{scatter.outputs[0]}::part"
+    index = ops.producer[scatter.outputs[0]]
+    view_of = _VIEW_OF[scatter.base] + (".int" if scatter.base == "aten::select_scatter" else ".Tensor")
+    ops.insert(index, replace(scatter, target=view_of, args=(scatter.args[0], *scatter.args[2:]), outputs=(part,)))
+    written = replace(scatter, target="aten::copy_", args=(Ref(part), scatter.args[1]), outputs=(f"{part}::written",))
+    ops.insert(index, written)
+    for op in chain[:-1]:
+        ops.drop(op)
+    ops.alias(last, base.name)
+
+
+_AUGMENTED = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::remainder")
+_STEPS = 64  # of views in views, at most: names may form a circle in a damaged file
+_SAME_NUMBERS = ("aten::expand", "aten::reshape", "aten::view")
+
+
+def augmented(given: list[Op], outputs: Sequence[str]) -> list[Op]:
+    """`x[a:b] += y` as the TorchScript exporter writes it: the sum is made anew and written to the part twice.
+
+    The trace has `__iadd__` of the view and `__setitem__` of its result; the exporter makes an assignment of each
+    (torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp). `x[a:b] = x[a:b] + y` is written once.
+    """
+    writes = [op for op in given if op.target == "aten::copy_" and len(op.args) > 1]
+    if len(writes) < 2:
+        return given
+    ops = Ops(given, outputs)
+    for first, second in pairwise(writes):
+        value, way = _origin(ops, first.args[1], _SAME_NUMBERS)
+        made = ops.made_by(value)
+        if made is None or made.base not in _AUGMENTED or _origin(ops, second.args[1], _SAME_NUMBERS)[0] != value:
+            continue
+        base, part = _origin(ops, first.args[0], tuple(_VIEW_OF.values()))
+        again, same = _origin(ops, second.args[0], tuple(_VIEW_OF.values()))
+        view, _ = _origin(ops, made.args[0], tuple(_VIEW_OF.values()))
+        if not base == again == view or [op.args[1:] for op in part] != [op.args[1:] for op in same]:
+            continue
+        if len(ops.readers[made.outputs[0]]) != 2 or made.outputs[0] in ops.outputs:
+            continue
+        ops.drop(first)
+        for op in (*way, *part):
+            if all(ops.ops[i] in (None, *way, *part) for i in ops.readers.get(op.outputs[0], ())):
+                ops.drop(op)
+        namespace, _, overload = made.target.partition(".")
+        ops.put(made, replace(made, target=f"{namespace}_.{overload}"))
+    return ops.done()
+
+
+def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:
+    """What ops of these kinds were made of, and the ops, the last first; a damaged file may have them in a circle."""
+    way: list[Op] = []
+    while len(way) < _STEPS and (maker := ops.made_by(arg)) is not None and maker.base in bases and maker.args:
+        way.append(maker)
+        arg = maker.args[0]
+    return arg, way
+
+
+def _matches(view: Op, scatter: Op) -> bool:
+    """Whether a scatter writes what the view reads."""
+    return view.base == _VIEW_OF[scatter.base] and _range(view, 1) == _range(scatter, 2)
+
+
+def _range(op: Op, position: int) -> tuple[Arg, ...]:
+    args = op.args[position:]
+    if op.base in ("aten::select", "aten::select_scatter"):
+        return args
+    full: tuple[Arg, ...] = (*args, *(0, 0, _FULL, 1)[len(args) :])
+    dim, start, end, step = full[:4]
+    return (dim, start or 0, _FULL if end is None else end, step)
+
+
+def _in_place(ops: Ops, net: Net, op: Op) -> Op:
+    if op.base == "aten::copy":
+        return replace(op, target="aten::copy_")
+    if op.base == "aten::fill":
+        value = op.args[1]
+        made = ops.made_by(value)
+        if made is not None and made.base in ("aten::clone", "aten::dropout") and made.args:
+            if ops.only_reader(made.outputs[0]) is op:
+                ops.drop(made)
+            value = made.args[0]
+        if isinstance(value, Ref):
+            array = net.consts.get(value.name)
+            value = float(array.reshape(-1)[0]) if array is not None and array.size == 1 else 0.0
+        return replace(op, target="aten::fill_.Scalar", args=(op.args[0], value))
+    namespace, _, overload = op.target.partition(".")
+    return replace(op, target=f"{namespace}_" + (f".{overload}" if overload else ""))

@@ -1,0 +1,280 @@
+"""Local variables as the export's stack traces show them.
+
+torch.export (and the ONNX exporter built on it) keep the Python frames of every op, with the source line of each. A
+line `x = self.conv(x)` says which name holds the result: until the name is assigned again in that frame, or the frame
+returns. Where a file has no traces (they can be stripped), `training.locals` states a policy instead.
+
+A frame is told from the next call of the same function by its caller's frame and line, and by its module call. A
+statement ends when its frame moves to another line, or calls another module on a line that has one call (a loop).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from staticmem.ir.graph import Graph, Op, Ref, SourceLine
+
+_NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
+_ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
+_APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
+_JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
+_ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
+_CALL = re.compile(r"[\w\])]\(")
+_JOINS = ("aten::cat", "aten::concat", "aten::stack")
+_SUMS = ("aten::add", "aten::add_")
+_SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
+_FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
+
+
+@dataclass
+class _Frame:
+    """A running Python function: where it is, what its names hold."""
+
+    line: SourceLine
+    modules: int  # how many module calls enclose it (itself included)
+    names: dict[str, list[str]] = field(default_factory=dict)  # a list `xs` is kept under `xs[]`
+    reads: set[str] = field(default_factory=set)  # by the ops of the running statement
+    began: int = 0  # index of the first op
+    since: int = 0  # of the first op of the running statement
+    opened: set[str] = field(default_factory=set)  # lists that a line of this frame assigned
+    aliases: set[str] = field(default_factory=set)  # names that were given without an op
+    called: bool = False  # the running statement has called a function whose ops the traces show
+    listed: tuple[int, str] = (0, "")  # the line and list of the statement before, where that made one
+
+
+def held_until(graph: Graph) -> Mapping[str, int]:
+    """For every op result that a Python name holds: the index of the last op during which it holds it.
+
+    Empty where the graph has no stack traces.
+    """
+    if not any(op.stack for op in graph.ops[:64]):
+        return {}
+    return _Walk(graph).run()
+
+
+def names_taken(graph: Graph) -> list[tuple[int, str, str]]:
+    """Every assignment that the stack traces show: level of the module whose `forward` assigns, name, value."""
+    walk = _Walk(graph)
+    walk.run()
+    return walk.taken
+
+
+class _Walk:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.frames: list[_Frame] = []
+        self.modules: tuple[object, ...] = ()
+        self.holders: dict[str, int] = {}
+        self.released: dict[str, int] = {}
+        self.latest: tuple[str, ...] = ()
+        self.last_read = {name: index for index, op in enumerate(graph.ops) for name in op.refs()}
+        self.made: dict[str, int] = {}  # the op that made a value
+        self.attributes: dict[tuple[object, ...], list[str]] = {}  # `self.x = ...`: the module holds it on
+        self.taken: list[tuple[int, str, str]] = []  # level of a frame, a name in it and the value that it takes
+
+    def run(self) -> dict[str, int]:
+        for index, op in enumerate(self.graph.ops):
+            if op.stack:
+                self._advance(op, index - 1)
+                if op.outputs:
+                    self.latest = op.outputs
+                    self.made.update(dict.fromkeys(op.outputs, index))
+                for frame in self.frames:
+                    frame.reads.update(op.refs())
+        last = len(self.graph.ops) - 1
+        while self.frames:
+            self._finish(self.frames[-1], last)
+            self._return(last)
+        return self.released
+
+    def _advance(self, op: Op, now: int) -> None:
+        """Moves from the frames of the op before to those of `op`; what ends, ends after op `now`."""
+        depth = self._common(op)
+        while len(self.frames) > depth:
+            self._finish(self.frames[-1], now)
+            self._return(now)
+        modules = 0
+        for level, line in enumerate(op.stack):
+            modules += line.function == "forward"
+            if level < len(self.frames):
+                frame = self.frames[level]
+                if frame.line.line != line.line or (level == depth - 1 and self._again(frame, op, level)):
+                    self._finish(frame, now)
+                    frame.since, frame.called = now + 1, False
+                frame.line = line
+            else:
+                self.frames.append(_Frame(line, modules, began=now + 1, since=now + 1))
+            self.frames[level].called |= level + 1 < len(op.stack)
+        self.modules = op.modules
+
+    def _common(self, op: Op) -> int:
+        """How many of the running frames still run: same functions, and same lines in all callers."""
+        calls = 0
+        for x, y in zip(self.modules, op.modules, strict=False):
+            if x != y:
+                break
+            calls += 1
+        depth = 0
+        for frame, line in zip(self.frames, op.stack, strict=False):
+            if frame.line.file != line.file or frame.line.function != line.function or frame.modules > calls:
+                break
+            depth += 1
+            if frame.line.line != line.line:
+                break
+        return depth
+
+    def _again(self, frame: _Frame, op: Op, level: int) -> bool:
+        """The same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
+        goes on with what the line did for its arguments (`k = f(y + dt * k1)`)."""
+        return frame.called and level + 1 < len(op.stack) and len(_CALL.findall(frame.line.text)) <= 1
+
+    def _finish(self, frame: _Frame, now: int) -> None:
+        """The frame's statement is done: its names take the last op's results."""
+        text = frame.line.text
+        reads, frame.reads = frame.reads, set()
+        if ".pop(" in text:  # what the statement read of a list is gone from it
+            for name, kept in frame.names.items():
+                if name.endswith("[]"):
+                    popped = [v for v in kept if v in reads]
+                    frame.names[name] = [v for v in kept if v not in reads]
+                    self._drop(popped, now)
+        joined = _JOINED.search(text)
+        if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
+            reads = self._joined_parts(frame, now) or reads
+            owner, name = self._list_owner(frame, joined[1], reads)
+            kept = owner.names.setdefault(name + "[]", [])
+            parts = tuple(v for v in reads if v not in kept and len(reads) > 1 and v in self.made)
+            kept.extend(parts)
+            self._hold(parts)
+            self._note(owner, name + "[]", parts)
+            if owner is not frame:
+                self._note(frame, f"^{name}[]", parts)
+        self._aliases(frame, text, now)
+        listed, frame.listed = frame.listed, (0, "")
+        append = _APPEND.match(text)
+        if append is not None:
+            frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])
+            self._hold(self.latest[-1:])
+            self._note(frame, append[1] + "[]", self.latest[-1:])
+            return
+        assign = _ASSIGN.match(text)
+        if assign is None:
+            return
+        names = [n.strip(" *") for n in assign[1].split(",")]
+        values = self.latest
+        each = self._results(frame.since, now) if len(names) > 1 and len(values) == 1 else ()
+        for position, name in enumerate(names):
+            if name.startswith("self.") and name.count(".") == 1 and len(names) == 1:
+                key = (*self.modules[: frame.modules], name)
+                self._hold(values[:1])
+                self._drop(self.attributes.pop(key, []), now)
+                self.attributes[key] = list(values[:1])
+                self._note(frame, name, values[:1])
+                continue
+            if name == "_" or "." in name:
+                continue
+            if len(names) == 1:
+                taken = values[:1]
+                if text[assign.end() :].lstrip().startswith("["):
+                    frame.opened.add(name)
+                    self._list(frame, name, listed, now)
+                    continue
+            elif len(values) != len(names) and len(each) == len(names):
+                taken = each[position : position + 1]
+            elif len(values) == len(names):
+                taken = values[position : position + 1]
+            else:
+                taken = values if position == 0 else ()
+            self._hold(taken)
+            self._drop(frame.names.pop(name, []), now)
+            self._drop(frame.names.pop(name + "[]", []), now)
+            frame.names[name] = list(taken)
+            self._note(frame, name, taken)
+
+    def _list(self, frame: _Frame, name: str, before: tuple[int, str], now: int) -> None:
+        """`xs = [f(x) for f in fs]`: all that the line makes and later ones read. A comprehension with one call on its
+        line ends a statement with each turn, and the list goes on."""
+        taken = self._results(frame.since, now) or self.latest[:1]
+        self._hold(taken)
+        if before != (frame.line.line, name):
+            self._drop(frame.names.pop(name, []), now)
+            self._drop(frame.names.pop(name + "[]", []), now)
+        frame.listed = frame.line.line, name
+        frame.names.setdefault(name + "[]", []).extend(taken)
+        self._note(frame, name + "[]", taken)
+
+    def _aliases(self, frame: _Frame, text: str, now: int) -> None:
+        """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand
+        (`residual = x`). It means the operand from its making on, until the same name means another one."""
+        op = self.graph.ops[now]
+        operands = [a.name for a in op.args[:2] if isinstance(a, Ref)]
+        if op.base not in _SUMS or len(operands) != 2 or op.stack[len(self.frames) :] or op.stack[-1:] != (frame.line,):
+            return
+        for pattern, value in ((_SECOND, operands[1]), (_FIRST, operands[0])):
+            match = pattern.search(text)
+            name = match[1] if match is not None else ""
+            made = self.made.get(value, -1)
+            if not name or made < frame.began or (name in frame.names and name not in frame.aliases):
+                continue
+            if value in frame.names.get(name, ()):
+                continue
+            self._hold((value,))
+            for old in frame.names.pop(name, []):
+                self._drop([old], max(made, self.last_read.get(old, made)))
+            frame.names[name] = [value]
+            frame.aliases.add(name)
+
+    def _note(self, frame: _Frame, name: str, values: tuple[str, ...]) -> None:
+        self.taken += [(frame.modules - 1, name, value) for value in values]
+
+    def _results(self, since: int, now: int) -> tuple[str, ...]:
+        """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
+        made = (name for op in self.graph.ops[since : now + 1] for name in op.outputs)
+        return tuple(name for name in made if self.last_read.get(name, -1) > now)
+
+    def _joined_parts(self, frame: _Frame, now: int) -> set[str]:
+        """What the joins of the frame's statement read: `xs.append(f(torch.cat(xs)))` reads more, within `f`."""
+        depth = self.frames.index(frame) + 1
+        joins = (op for op in self.graph.ops[frame.since : now + 1] if op.base in _JOINS and len(op.stack) == depth)
+        return {name for op in joins for name in op.refs()}
+
+    def _list_owner(self, frame: _Frame, name: str, reads: set[str]) -> tuple[_Frame, str]:
+        """The frame that a joined list lives in, and its name there.
+
+        It is the caller's where the caller passes a name besides the first argument that no op was assigned to, and the
+        list came with contents: something in it is older than the frame (`self.conv_mid(x, output)`).
+        """
+        depth = self.frames.index(frame)
+        if depth == 0 or name in frame.opened or not any(self.made.get(v, -1) < frame.began for v in reads):
+            return frame, name
+        caller = self.frames[depth - 1]
+        passed = _ARGUMENTS.search(caller.line.text)
+        names = [a.strip() for a in passed[1].split(",")][1:] if passed is not None else []
+        lists = [a for a in names if a.isidentifier() and a not in caller.names and a not in ("None", "True", "False")]
+        if not lists:
+            return frame, name
+        moved = caller.names.setdefault(lists[-1] + "[]", [])
+        appended = frame.names.pop(name + "[]", [])  # by this frame
+        self._note(frame, f"^{name}[]", tuple(appended))
+        moved.extend(appended)
+        return caller, lists[-1]
+
+    def _hold(self, values: tuple[str, ...]) -> None:
+        for value in values:
+            self.holders[value] = self.holders.get(value, 0) + 1
+
+    def _drop(self, values: list[str], now: int) -> None:
+        for value in values:
+            self.holders[value] -= 1
+            if self.holders[value] == 0:
+                self.released[value] = now
+
+    def _return(self, now: int) -> None:
+        frame = self.frames.pop()
+        for values in frame.names.values():
+            self._drop(values, now)
+
+
+__all__ = ["held_until", "names_taken"]

@@ -1,0 +1,133 @@
+"""Casts to float32 that a float32 export has lost, because they returned their input.
+
+They matter once the model is cast (`--dtype bfloat16`): norms and rotary embeddings of transformers compute in float32
+whatever the model's dtype is (transformers, `modeling_llama.py`: LlamaRMSNorm.forward, LlamaRotaryEmbedding.forward;
+`modeling_t5.py`: T5LayerNorm.forward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Arg, Note, Op, Ref
+
+
+def restore(ops: list[Op]) -> tuple[list[Op], list[Note]]:
+    """The ops with the casts put back, and a note if there were any."""
+    editor = _Editor()
+    for group in _modules(ops):
+        rule = _rule(group[0])
+        if rule is None or any(op.target == "aten::to.dtype" and _reads_float(op, group) for op in group):
+            editor.ops.extend(group)
+        else:
+            rule(editor, group, ops)
+    if not editor.count:
+        return ops, []
+    text = "casts to float32 of norms and rotary embeddings were put back: a float32 export leaves them out"
+    return editor.ops, [Note("assumption", "SM255", text, editor.count)]
+
+
+def _reads_float(op: Op, group: list[Op]) -> bool:
+    """Whether a cast is one of those that would be added: of a value that the group did not get as an integer."""
+    made = next((o for o in group if isinstance(op.args[0], Ref) and op.args[0].name in o.outputs), None)
+    return made is not None and made.base in ("aten::mul", "aten::pow")
+
+
+def _modules(ops: list[Op]) -> list[list[Op]]:
+    """Consecutive ops of one module call."""
+    groups: list[list[Op]] = []
+    for op in ops:
+        if groups and op.modules and groups[-1][-1].modules == op.modules:
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+    return groups
+
+
+Rule = Callable[["_Editor", list[Op], list[Op]], None]
+
+
+def _rule(op: Op) -> Rule | None:
+    cls = op.modules[-1].cls if op.modules else ""
+    if not cls.startswith("transformers."):
+        return None
+    leaf = cls.rpartition(".")[2]
+    if leaf.endswith("RMSNorm"):
+        return _rms_norm
+    if leaf == "T5LayerNorm":
+        return _t5_norm
+    return _rotary if leaf.endswith("RotaryEmbedding") else None
+
+
+class _Editor:
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.count = 0
+
+    def cast(self, like: Op, name: str) -> str:
+        """Adds a cast of a value in the module of an op; gives the result's name."""
+        self.count += 1
+        result = f"{name}::float32.{self.count}"
+        self.ops.append(Op(result, "aten::to.dtype", (Ref(name), dtypes.float32), {}, (result,), like.modules))
+        return result
+
+
+def _with(op: Op, old: str, new: str) -> Op:
+    def swap(arg: Arg) -> Arg:
+        if arg == Ref(old):
+            return Ref(new)
+        return tuple(swap(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    return replace(op, args=tuple(swap(a) for a in op.args))
+
+
+def _rms_norm(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
+    """hidden = x.to(float32); ...; return weight * (hidden * rsqrt(...)).to(dtype of x)."""
+    source = cast = product = back = ""
+    for op in group:
+        if op.base == "aten::pow" and not source and isinstance(op.args[0], Ref):
+            source = op.args[0].name
+            cast = editor.cast(op, source)
+        if source:
+            op = _with(op, source, cast)
+        if product and Ref(product) in op.args and not back:
+            back = editor.cast(op, product)
+        if back:
+            op = _with(op, product, back)
+        editor.ops.append(op)
+        if source and op.base == "aten::mul" and Ref(cast) in op.args:
+            product = op.outputs[0]
+
+
+def _t5_norm(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
+    """Only the variance is computed in float32."""
+    for op in group:
+        if op.base == "aten::pow" and isinstance(op.args[0], Ref):
+            cast = editor.cast(op, op.args[0].name)
+            op = _with(op, op.args[0].name, cast)
+        editor.ops.append(op)
+
+
+def _rotary(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
+    """Frequencies in float32, cos and sin back in the dtype of the hidden states."""
+    made = {name for op in group for name in op.outputs}
+    inside = {id(op) for op in group}
+    leaving = {name for op in ops if id(op) not in inside for name in op.refs()} & made
+    products = [op for op in group if op.base in ("aten::mul", "aten::cos", "aten::sin")]
+    results: dict[str, str] = {}
+    for op in group:
+        if op is products[0] if products else False:
+            for name in [n for n in op.refs() if n not in made and "inv_freq" in n]:
+                op = _with(op, name, editor.cast(op, name))
+        out = op.outputs[0] if op.outputs else ""
+        if out in leaving:  # the result keeps its name, so the cast makes it
+            plain = f"{out}::float32"
+            results[out] = plain
+            op = replace(op, outputs=(plain, *op.outputs[1:]))
+        editor.ops.append(op)
+    for out, plain in results.items():
+        editor.count += 1
+        last = group[-1]
+        editor.ops.append(Op(out, "aten::to.dtype", (Ref(plain), dtypes.float32), {}, (out,), last.modules))

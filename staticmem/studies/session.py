@@ -1,0 +1,257 @@
+"""From an ONNX file and options of a session to the report of that session: the ONNX Runtime's half of `analyze`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from staticmem.errors import DimensionError, UsageError
+from staticmem.ir.graph import Note
+from staticmem.ir.model_file import Binding, ModelFile, resolve
+from staticmem.report.model import GpuFit, NoteInfo, TensorInfo
+from staticmem.report.session import (
+    ARENA_CATEGORIES,
+    SCHEMA,
+    SessionBand,
+    SessionModel,
+    SessionNode,
+    SessionPeak,
+    SessionReport,
+    SessionScenario,
+)
+from staticmem.scenario.request import Request
+from staticmem.studies.study import assumed_batch, fingerprint
+
+if TYPE_CHECKING:
+    from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction
+    from staticmem.devices.band import Band
+    from staticmem.devices.gpus import Gpu
+
+VERSION = "1.31"  # the onnxruntime whose rules are followed and were compared (docs/onnxruntime.md)
+MAX_THREADS = 16  # MLAS_MAXIMUM_THREAD_COUNT: more threads take no more workspaces of convolutions
+_CUDA_ONLY = ("arena_extend_strategy", "gpu_mem_limit", "cudnn_conv_algo_search")
+# words of a request that mean something for a session
+APPLIES = frozenset({"batch", "resolution", "dims", "mode", "gpu", "gpus_file", "profile", "top"})
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file at bound sizes. `proto` has no weights; `shapes` has every input that a run is given."""
+
+    model: ModelFile
+    proto: Any
+    binding: Binding
+    shapes: Mapping[str, tuple[int, ...]]
+    notes: tuple[Note, ...] = ()
+
+
+def open_session(
+    path: str,
+    batch: int | None = None,
+    resolution: tuple[int, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    assume: bool = False,
+) -> Opened:
+    """Reads an ONNX file and binds its sizes. `assume`: an open batch that nobody gave is 1, with a note.
+
+    Raises:
+        UsageError: it is no ONNX file (SM507).
+        DimensionError: a size is missing, or the file fixes another one (SM509).
+        ModelFileError: the file cannot be read.
+    """
+    from staticmem.allocators.onnxruntime.build import inlined
+    from staticmem.frontends import open_model
+    from staticmem.frontends.onnx import reader
+
+    model = open_model(path)
+    if model.format != "onnx":
+        raise UsageError(
+            f"{path} is no ONNX file",
+            "The ONNX Runtime runs ONNX files.",
+            "Use --runtime torch for .pt2, or export the model to ONNX.",
+            code="SM507",
+        )
+    given = dict(dims or {})
+    notes: list[Note] = []
+    if assume and batch is None:
+        assumed, notes = assumed_batch(model, given)
+        given |= assumed
+    binding = resolve(model, batch, resolution, given)
+    if binding.rebound:
+        raise DimensionError(
+            f"the file fixes {', '.join(binding.rebound)}",
+            "The ONNX Runtime refuses inputs of other sizes than the file gives.",
+            "Leave the size away, or export the model with this dimension dynamic.",
+            code="SM509",
+        )
+    proto = inlined(reader.read(path))
+    shapes = dict(binding.shapes)
+    owned = {t.name for t in proto.graph.initializer}
+    for value in proto.graph.input:  # weights that the file lists as inputs, without contents
+        if value.name in owned or value.name in shapes or value.type.WhichOneof("value") != "tensor_type":
+            continue
+        shapes[value.name] = tuple(int(d.dim_value) for d in value.type.tensor_type.shape.dim)
+    return Opened(model, proto, binding, shapes, tuple(notes))
+
+
+def predicted(opened: Opened, options: SessionOptions, saved: str | None) -> SessionPrediction:
+    """The prediction for the graph that is executed: the one that the runtime saved (`optimized_model_filepath`), where
+    it changed it."""
+    from staticmem.allocators.onnxruntime.build import touched
+    from staticmem.allocators.onnxruntime.session import predict_session
+    from staticmem.frontends.onnx import reader
+    from staticmem.frontends.onnx.guard import guarded
+
+    shapes, symbols = opened.shapes, opened.binding.symbols
+    if saved is not None and options.graph_optimization_level != "disable":
+        optimized = reader.read(saved)
+        with guarded(saved):
+            if touched(opened.proto, optimized):
+                return predict_session(optimized, shapes, symbols, options, in_file_order=True)
+    with guarded(opened.model.path):
+        return predict_session(opened.proto, shapes, symbols, options, executed=saved is not None)
+
+
+def session_report(
+    path: str, request: Request, options: SessionOptions, optimized: str | None = None, threads_given: bool = True
+) -> SessionReport:
+    """What a session of the ONNX Runtime holds when it runs a file.
+
+    Args:
+        path: an ONNX file; weights are not read.
+        request: sizes of the inputs, and the card; other words do not apply to a session (`APPLIES`).
+        options: of the session.
+        optimized: the graph that the runtime saved at this optimization level, where there is one.
+        threads_given: whether somebody asked for that number of threads; else it is noted where it matters.
+
+    Raises:
+        UsageError: options that the provider does not have (SM514), a limit that is too small (SM508), a .pt2 file.
+        DimensionError: a size is missing, or the file fixes another one.
+        ModelFileError: a file cannot be read.
+    """
+    check_options(options)
+    card = _card(request) if options.provider == "cuda" else None
+    opened = open_session(path, request.batch, request.image_size, request.dims, assume=True)
+    found = predicted(opened, options, optimized)
+    notes = [*opened.notes, *found.notes]
+    if not threads_given and found.workspace:
+        text = (
+            f"{options.intra_op_num_threads} threads are assumed: convolutions take 64 KiB for each, of at most "
+            f"{MAX_THREADS}"
+        )
+        notes.append(Note("assumption", "SM528", text))
+    overhead: tuple[Band, Band] | None = None
+    if card is not None:
+        overhead = _overhead(card, request)
+        text = (
+            f"device memory is for this card: {card.name}{'' if request.gpu else ', as --gpu names no other card'}; "
+            "context and libraries are those of a PyTorch process there, as no reading of the ONNX Runtime is known"
+        )
+        notes.append(Note("assumption", "SM527", text))
+    size, digest = fingerprint(opened.model.path)
+    model = SessionModel(
+        opened.model.path, opened.model.format, opened.model.producer, size, digest,
+        tuple(TensorInfo(s.name, s.dtype.name, opened.binding.shapes[s.name], s.shape) for s in opened.model.inputs),
+        tuple(v.name for v in opened.proto.graph.output), sum(row.run == 1 for row in found.rows),
+    )  # fmt: skip
+    rows = sorted((row for row in found.rows if row.run == 1), key=lambda row: -row.requested)
+    return SessionReport(
+        SCHEMA, model, _scenario(opened, options, optimized), _peak(found, overhead), found.exact,
+        tuple(SessionNode(row.name, row.op, row.requested, row.workspace) for row in rows[: request.top]),
+        card.name if card is not None else None,
+        _fit(card, found, overhead) if card is not None and overhead is not None and request.gpu is not None else None,
+        tuple(NoteInfo(n.code, n.text, n.count) for n in notes if n.kind != "warning"),
+        tuple(NoteInfo(n.code, n.text, n.count) for n in notes if n.kind == "warning"),
+    )  # fmt: skip
+
+
+def check_options(options: SessionOptions) -> None:
+    """Raises:
+    UsageError: an option of CUDA with the CPU provider, or one of the CPU with CUDA (SM514).
+    """
+    defaults = type(options)()
+    changed = {f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)}
+    if options.provider == "cpu":
+        wrong = [name for name in _CUDA_ONLY if name in changed]
+    else:
+        wrong = ["enable_cpu_mem_arena"] if "enable_cpu_mem_arena" in changed else []
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)} does not apply to the {options.provider.upper()} provider",
+            "The runtime has it for the other provider.",
+            f"Add --provider {'cuda' if options.provider == 'cpu' else 'cpu'}, or leave it out.",
+            code="SM514",
+        )
+
+
+def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) -> SessionScenario:
+    shapes = [(spec, opened.binding.shapes[spec.name]) for spec in opened.model.inputs]
+    graph = "as the runtime saved it" if optimized is not None else "as in the file"
+    words = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("provider", "runs")}
+    if options.provider == "cpu":
+        words.update(dict.fromkeys(_CUDA_ONLY))
+    else:
+        words.update(enable_cpu_mem_arena=None, intra_op_num_threads=None)
+    return SessionScenario(
+        "onnxruntime", VERSION, options.provider, "infer",
+        next((shape[0] for _, shape in shapes if shape), None),
+        next((shape[2:] for spec, shape in shapes if len(shape) == 4 and spec.dtype.is_floating_point), None),
+        dict(sorted(opened.binding.symbols.items())), options.runs, graph, words,
+    )  # fmt: skip
+
+
+def _peak(found: SessionPrediction, overhead: tuple[Band, Band] | None) -> SessionPeak:
+    rows = [row for row in found.rows if row.run == 1]
+    top = max(rows, key=lambda row: row.requested, default=None)
+    last = found.requested - found.weights.reserved
+    block = min(found.block, last)
+    parts = {
+        "weights": found.weights.arena, "packed_weights": found.weights.packed, "pattern_block": block,
+        "tensors": last - block, "cached": found.held - found.requested,
+    }  # fmt: skip
+    assert tuple(parts) == ARENA_CATEGORIES
+    limit, bands = found.options.gpu_mem_limit, {}
+    device = host = None
+    if overhead is not None:
+        context, libraries = overhead
+        parts |= {"context": context.expected, "libraries": libraries.expected}
+        both = context.plus(libraries)
+        device = found.held + both.expected
+        # kernels of CUDA take workspaces from the arena that nothing but its limit bounds
+        bands["held"] = SessionBand(found.held, limit)
+        bands["device"] = SessionBand(found.held + both.low, None if limit is None else limit + both.high)
+    else:
+        parts |= {"weights_outside": found.weights.outside, "inputs": found.inputs}
+        host = found.held + found.weights.outside + found.inputs
+    return SessionPeak(
+        found.tensors, top.name if top is not None else None, top.op if top is not None else None, found.requested,
+        found.workspace if found.workspace_known else None, found.held, device, host, bands, parts,
+    )  # fmt: skip
+
+
+def _card(request: Request) -> Gpu:
+    from staticmem.devices import gpus
+    from staticmem.studies.device import DEFAULT_GPU
+
+    return gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
+
+
+def _overhead(card: Gpu, request: Request) -> tuple[Band, Band]:
+    """Context and libraries of a process on a card."""
+    from staticmem.devices import profile
+
+    known = profile.load(Path(request.profile) if request.profile is not None else None)
+    return known.context(card), known.libraries
+
+
+def _fit(card: Gpu, found: SessionPrediction, overhead: tuple[Band, Band]) -> GpuFit:
+    from staticmem.devices.band import exactly
+    from staticmem.devices.sizing import verdict
+
+    outcome = verdict(exactly(found.held).plus(overhead[0]).plus(overhead[1]), card.usable)
+    return GpuFit(
+        card.slug, card.name, card.architecture, card.usable, outcome.fit.value, max(outcome.headroom, 0),
+        outcome.missing, card.assumed,
+    )  # fmt: skip

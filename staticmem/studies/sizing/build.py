@@ -1,0 +1,222 @@
+"""The sizing report of a study: rows of cards, counts by strategy, curves, levers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from staticmem.devices import gpus
+from staticmem.devices.gpus import Gpu
+from staticmem.devices.sizing import Fit
+from staticmem.errors import StaticmemError, UsageError
+from staticmem.report.model import NoteInfo
+from staticmem.report.words import step_name
+from staticmem.studies import Request, Study, without_cycle_search
+from staticmem.studies.sizing.bench import LIMIT, Ask, Bench
+from staticmem.studies.sizing.levers import block_class, levers
+from staticmem.studies.sizing.model import SCHEMA, CardRow, Count, Point, Price, Sizing
+from staticmem.studies.sizing.search import Batches, batch_range, fewest
+from staticmem.studies.sizing.words import recommend
+from staticmem.version import __version__
+
+REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded
+POINTS = 9  # of a curve
+FEW = 8  # cards: so many are replayed each for itself; of more, those of an architecture share a replay
+DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
+
+NOT_INCLUDED = (
+    "other processes on the card, a desktop, and what a data loader or metrics keep there",
+    "the moments of start-up (loading a checkpoint, moving a model to the card)",
+    "torch.compile and CUDA graphs",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a sizing report is asked for besides the step. `cards` are those that may be bought; `command` is shown."""
+
+    cards: Sequence[Gpu]
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    date: str | None = None
+    command: str = ""
+    batches: bool = True  # search the largest batches
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+def size(study: Study, options: Options) -> Sizing:
+    """The report.
+
+    Raises:
+        StaticmemError: the file or the step cannot be analysed.
+        UsageError: no card is left to choose from.
+    """
+    if not options.cards:
+        raise UsageError(
+            "no card is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
+        )
+    with without_cycle_search():
+        return _size(study, options)
+
+
+def _size(study: Study, options: Options) -> Sizing:
+    request = study.request
+    if request.parallel is not None and request.devices is None:  # the fewest devices of this strategy
+        return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,)).run()
+    return _Sizing(study, options, _strategies(study)).run()
+
+
+class _Sizing:
+    def __init__(self, study: Study, options: Options, strategies: tuple[str, ...]) -> None:
+        self.study, self.options, self.strategies = study, options, strategies
+        self.bench = Bench(study)
+        self.request = replace(study.request, gpu=None)
+        self.blocks = block_class(study)
+        self.checkpointed = _checkpointed(self.request, self.blocks)
+
+    def run(self) -> Sizing:
+        options, report = self.options, self.study.report
+        cards = sorted(options.cards, key=lambda card: (card.usable, card.slug))
+        total = len(cards) + 2
+        rows = self._rows(cards, total)
+        options.progress(len(cards), total)
+        reference = next((card for card in cards if card.slug == REFERENCE), cards[-1])
+        batches, resolutions = self._curves(cards, reference)
+        options.progress(len(cards) + 1, total)
+        pulled = () if self.request.parallel is not None else levers(self.bench, self.request)
+        sentence, card = recommend(rows, self.request, report.scenario)
+        notes = list(report.assumptions)
+        if self._hopeless(cards):
+            notes.append(_note("no curves: the step needs more than twice the memory of the largest card"))
+        if self.study.result.trace.ticks > LIMIT:
+            notes.append(
+                _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all cards")
+            )
+        others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
+        if others:
+            text = f"cards of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
+            notes.append(_note(f"{text} and PyTorch's allocator on them were not looked into"))
+        ops = report.coverage
+        return Sizing(
+            SCHEMA, __version__, options.date, gpus.checked(), report.model, report.scenario, step_name(report),
+            report.parameters.count, report.peak.live_bytes, sentence, card, tuple(rows), self.strategies, batches,
+            resolutions, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
+            tuple(n for n in notes if n.code not in ("SM404", "SM405")), report.warnings, NOT_INCLUDED,
+            options.command,
+        )  # fmt: skip
+
+    # -- cards ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, cards: Sequence[Gpu], total: int) -> list[CardRow]:
+        plain = Batches(self.bench, self.request) if self.options.batches else None
+        pair = self.checkpointed if self.options.batches else None
+        with_blocks = Batches(self.bench, pair) if pair is not None else None
+        made = []
+        for done, card in enumerate(cards):
+            self.options.progress(done, total)
+            made.append(self._row(card, plain, with_blocks))
+        return made
+
+    def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:
+        outcome = self.bench.verdict(Ask(self.request), card, own=len(self.options.cards) <= FEW)
+        low, expected, high = outcome.needed
+        return CardRow(
+            slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
+            architecture=card.chip or card.architecture, nominal_bytes=card.nominal, nvml_bytes=card.nvml,
+            usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
+            fit=outcome.fit.value, headroom_bytes=max(outcome.headroom, 0), missing_bytes=outcome.missing,
+            fit_with_checkpointing=self._with_checkpointing(card, outcome.fit),
+            max_batch=plain.largest(card) if plain else None,
+            max_batch_with_checkpointing=with_blocks.largest(card) if with_blocks else None,
+            counts=tuple(self._count(name, card, outcome.fit) for name in self.strategies),
+            bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
+            price_class=card.price_class, price=self.options.prices.get(card.slug),
+            assumed=(*card.assumed, *card.unread),
+        )  # fmt: skip
+
+    def _with_checkpointing(self, card: Gpu, fit: Fit) -> str | None:
+        if self.checkpointed is None:
+            return None
+        ask = Ask(self.checkpointed)
+        if fit is not Fit.FITS and self.bench.live(ask) > card.usable:
+            return Fit.DOES_NOT_FIT.value  # no replay is needed to see it
+        return self.bench.verdict(ask, card).fit.value
+
+    def _count(self, strategy: str, card: Gpu, fit: Fit) -> Count:
+        if fit is Fit.FITS:
+            return Count(strategy, 1, None, False, "")
+        return fewest(self.bench, strategy, card, self.request, self.checkpointed)
+
+    # -- curves --------------------------------------------------------------------------------------------------
+
+    def _curves(self, cards: Sequence[Gpu], card: Gpu) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+        scenario = self.study.report.scenario
+        batches: list[Point] = []
+        if self._hopeless(cards):
+            return (), ()
+        found = batch_range(self.study.model)
+        if found is not None and scenario.batch is not None:
+            for batch in _around(scenario.batch, *found):
+                self._point(batches, card, batch=batch)
+        resolutions: list[Point] = []
+        for size in _sizes(self.study, scenario.resolution):
+            self._point(resolutions, card, resolution=size)
+        return tuple(batches), tuple(resolutions)
+
+    def _hopeless(self, cards: Sequence[Gpu]) -> bool:
+        """A large graph whose step no card comes near to: its curves would cost more than they say."""
+        largest = max(card.usable for card in cards)
+        return self.study.result.trace.ticks > LIMIT and self.study.lifetimes.peak_bytes > 2 * largest
+
+    def _point(
+        self, points: list[Point], card: Gpu, *, batch: int | None = None, resolution: tuple[int, int] | None = None
+    ) -> None:
+        """Adds a point, unless the model does not take it."""
+
+        def at(request: Request) -> Ask:
+            changed = replace(request, batch=batch) if batch is not None else replace(request, resolution=resolution)
+            return Ask(changed)
+
+        try:
+            ask = at(self.request)
+            need = self.bench.expected(ask, card)
+            less = self.bench.expected(at(self.checkpointed), card) if self.checkpointed is not None else None
+        except StaticmemError:
+            return
+        points.append(Point(batch, resolution, self.bench.live(ask), need, less))
+
+
+def _checkpointed(request: Request, blocks: str | None) -> Request | None:
+    """The request with the blocks checkpointed; None where it trains nothing, or does so already."""
+    asked = request.checkpoint or request.checkpoint_segments
+    if blocks is None or asked or request.scenario()[0].mode != "train":
+        return None
+    return replace(request, checkpoint=(blocks,))
+
+
+def _strategies(study: Study) -> tuple[str, ...]:
+    """Those that can make the need of a device smaller; none where the step is that of a rank already."""
+    if study.request.parallel is not None:
+        return ()
+    return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", "tp", "pp")
+
+
+def _around(batch: int, low: int, most: int) -> list[int]:
+    """Batches from small to well beyond the asked one, for a curve."""
+    factors = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4)
+    return sorted({min(max(round(batch * factor), low), most) for factor in factors} | {batch})[:POINTS]
+
+
+def _sizes(study: Study, resolution: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Resolutions around the asked one, in multiples of 32, where the file leaves height and width open."""
+    if resolution is None or len(resolution) != 2:
+        return []
+    shapes = [spec.shape for spec in study.model.inputs if spec.shape is not None and len(spec.shape) == 4]
+    if not any(isinstance(axis, str) for shape in shapes for axis in shape[2:]):
+        return []
+    height, width = resolution
+    scaled = [(height * f, width * f) for f in (0.5, 0.75, 1, 1.5, 2)]
+    return sorted({(max(32, round(h / 32) * 32), max(32, round(w / 32) * 32)) for h, w in scaled} | {(height, width)})
+
+
+def _note(text: str) -> NoteInfo:
+    return NoteInfo("SM407", text, 1)

@@ -1,0 +1,182 @@
+"""The sizing report as one HTML page: no network, light and dark, prints, the JSON inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from staticmem.report.html.base import data, esc, json_text, name, page, section, stacked_bar, table
+from staticmem.report.json import plain_text
+from staticmem.scenario.parallel import TITLES
+from staticmem.studies.sizing.model import CardRow, Sizing
+from staticmem.studies.sizing.plots import curve
+from staticmem.studies.sizing.words import (
+    ACCURACY,
+    FITS,
+    TIGHT,
+    batch_text,
+    count_text,
+    outcome,
+    price_text,
+    tflops_text,
+)
+from staticmem.units import format_bytes
+
+
+def render(found: Sizing, units: str = "binary") -> str:
+    """The page as text; the same report gives the same text."""
+    parts = [
+        _head(found, units),
+        _inputs(found),
+        _cards(found, units),
+        _curves(found, units),
+        _levers(found, units),
+        _confidence(found),
+        _reproduce(found),
+    ]
+    body = '<main id="main">' + "\n".join(part for part in parts if part) + "</main>"
+    footer = f"<footer>staticmem {esc(found.version)} · {esc(found.schema)} · one file, no network</footer>"
+    blocks = data("sm-sizing", "application/json", json_text(json.loads(plain_text(found))))
+    title = f"{os.path.basename(found.model.path)}: sizing · staticmem"
+    return page(title, body + footer, styles=("report.css", "sizing.css"), blocks=blocks)
+
+
+def _head(found: Sizing, units: str) -> str:
+    live = format_bytes(found.live_bytes, units)
+    return (
+        f'<div class="hero"><p class="eyebrow">Sizing of {name(os.path.basename(found.model.path))}</p>'
+        f'<h1 class="sentence">{esc(found.recommendation)}</h1>'
+        f'<p class="lead">{esc(found.step)}; {live} of live tensors at the peak.</p></div>'
+    )
+
+
+def _inputs(found: Sizing) -> str:
+    rows = [
+        ("model", name(found.model.path)),
+        ("from", esc(f"{found.model.format}, {found.model.producer}")),
+        (
+            "inputs",
+            "<br>".join(name(f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]") for i in found.model.inputs),
+        ),
+        ("parameters", f"{found.parameters:,}"),
+        ("SHA-256", f'<code class="digest">{esc(found.model.sha256)}</code>' if found.model.sha256 else "large file"),
+        ("date", esc(found.date) if found.date else "not given"),
+        ("cards of", esc(found.data_checked)),
+    ]
+    body = "".join(f"<dt>{esc(term)}</dt><dd>{text}</dd>" for term, text in rows)
+    return section("inputs", "What was sized", f'<dl class="facts">{body}</dl>')
+
+
+def _cards(found: Sizing, units: str) -> str:
+    heads = ["card", "nominal", "usable", "needs", "low to high", "", "headroom", "max batch", "checkpointed"]
+    heads += [TITLES[text] for text in found.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
+    right = [i for i, head in enumerate(heads) if head not in ("card", "", "link", "price")]
+    rows = [_row(row, found, units) for row in found.cards]
+    classes = ["asked" if row.slug == found.recommended else "" for row in found.cards]
+    lead = "Usable is what the driver gives to a process; a card fits where the whole band is within 95 % of it."
+    if found.strategies:
+        lead += " Under each strategy stands the fewest cards, of 1, 2, 4, 8 and so on."
+    if any(count.checkpointing for row in found.cards for count in row.counts):
+        lead += f" † with every {name(found.blocks or '')} checkpointed."
+    body = table(heads, rows, id="cards", right=right, classes=classes, caption="Cards")
+    return section("fit", "Cards", f'<div class="cards">{body}</div>', lead)
+
+
+def _row(row: CardRow, found: Sizing, units: str) -> list[str]:
+    word = outcome(row)
+    kind = "fits" if row.fit == FITS else "tight" if row.fit == TIGHT or word == "with checkpointing" else "short"
+    share = min(row.device_bytes / row.usable_bytes, 1.0)
+    band = (row.device_low_bytes / row.usable_bytes, row.device_high_bytes / row.usable_bytes)
+    bar = stacked_bar([(f"b-{kind}", share, word)], f"{row.name}: {word}", band)
+    form = f" <small>{esc(row.form)}</small>" if row.form else ""
+    mark = f' <abbr title="assumed: {esc(", ".join(row.assumed))}">*</abbr>' if row.assumed else ""
+    range_ = f"{format_bytes(row.device_low_bytes, units, 1)} - {format_bytes(row.device_high_bytes, units, 1)}"
+    cells = [
+        f"{esc(row.name)}{mark}{form}", format_bytes(row.nominal_bytes, units, 0),
+        format_bytes(row.usable_bytes, units, 1), format_bytes(row.device_bytes, units, 1),
+        f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>',
+        format_bytes(row.headroom_bytes, units, 1) if row.headroom_bytes else "", batch_text(row.max_batch),
+        batch_text(row.max_batch_with_checkpointing),
+    ]  # fmt: skip
+    cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
+    return [
+        *cells, str(row.bandwidth_gb_s or ""), esc(tflops_text(row)), str(row.tdp_w or ""), esc(row.link or ""),
+        str(row.year or ""), esc(price_text(row)),
+    ]  # fmt: skip
+
+
+def _curves(found: Sizing, units: str) -> str:
+    charts = []
+    if len(found.batches) > 1:
+        xs = [float(point.batch or 0) for point in found.batches]
+        labels = [str(point.batch) for point in found.batches]
+        charts.append(("Peak against batch", xs, labels, found.batches))
+    if len(found.resolutions) > 1:
+        sides = [point.resolution or (0, 0) for point in found.resolutions]
+        xs = [float(height * width) ** 0.5 for height, width in sides]
+        labels = [f"{h}" if h == w else f"{h}x{w}" for h, w in sides]
+        charts.append(("Peak against resolution", xs, labels, found.resolutions))
+    if not charts:
+        return ""
+    limits = _limits(found.cards)
+    figures = []
+    for title, xs, labels, points in charts:
+        lines = [("device", [point.device_bytes for point in points])]
+        less = [point.device_with_checkpointing_bytes for point in points]
+        if all(n is not None for n in less):
+            lines.append(("checkpointed", [n or 0 for n in less]))
+        lines.append(("live", [point.live_bytes for point in points]))
+        figures.append(
+            f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, units)}</figure>"
+        )
+    lead = "What a device needs, on the architecture of an H100; dashed lines are the usable memory of cards."
+    return section(
+        "sensitivity", "If batch or resolution change", f'<div class="figures">{"".join(figures)}</div>', lead
+    )
+
+
+def _limits(cards: Sequence[CardRow]) -> list[tuple[str, int]]:
+    """Usable memory of some cards, apart enough to be read."""
+    made: list[tuple[str, int]] = []
+    for row in cards:
+        if not made or row.usable_bytes > 1.3 * made[-1][1]:
+            made.append((row.name, row.usable_bytes))
+    return made
+
+
+def _levers(found: Sizing, units: str) -> str:
+    if not found.levers:
+        return ""
+    rows = [
+        [
+            esc(lever.what), f"<code>{esc(lever.flags)}</code>", format_bytes(lever.live_bytes, units),
+            f"-{format_bytes(lever.saved_bytes, units)}",
+            stacked_bar([("c-plain", lever.saved_bytes / found.live_bytes, lever.what)], lever.what),
+        ]
+        for lever in found.levers
+    ]  # fmt: skip
+    heads = ("lever", "flags", "live peak", "saved", "")
+    lead = "Each pulled alone, by the peak of live tensors."
+    return section("levers", "What would make it smaller", table(heads, rows, right=(2, 3), caption="Levers"), lead)
+
+
+def _confidence(found: Sizing) -> str:
+    ops = found.coverage
+    known = ops.ruled + ops.transparent
+    said = [f"{known:,} of {known + ops.unknown:,} ops are known.", *ACCURACY]
+    if found.unknown_ops:
+        said.append(f"Unknown: {', '.join(found.unknown_ops[:8])}.")
+    notes = "".join(f"<li>{esc(n.text)} <code>{esc(n.code)}</code></li>" for n in (*found.warnings, *found.assumptions))
+    left = "".join(f"<li>{esc(text)}</li>" for text in found.not_included)
+    sentences = " ".join(esc(text) for text in said)
+    body = f"<p>{sentences}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
+    body += f"<h3>Not included</h3><ul class='notes'>{left}</ul>"
+    body += "<p><small>* a figure of the card has no source of its own, or was not compared with one.</small></p>"
+    return section("confidence", "How sure this is", body)
+
+
+def _reproduce(found: Sizing) -> str:
+    if not found.command:
+        return ""
+    return section("reproduce", "How to reproduce it", f'<p class="command"><code>{esc(found.command)}</code></p>')

@@ -1,0 +1,75 @@
+"""Budgets: what the configurations of a config need, against the limits that it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from staticmem.config.config import Budget
+from staticmem.studies.sweeps.model import CardFit, ErrorInfo, Sweep, SweepRow
+
+SCHEMA = "staticmem.check/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One configuration against one budget. `gpu` is the card that a meter beyond `live` is for.
+
+    `margin_bytes` is what the limit leaves; below zero the budget failed. None where the configuration could not be
+    analysed, as `error` says.
+    """
+
+    configuration: str
+    model: str
+    gpu: str | None
+    metric: str
+    level: str
+    limit_bytes: int
+    bytes: int | None
+    margin_bytes: int | None
+    passed: bool
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """All outcomes. `failed`: one of level "error" is exceeded; `broken`: a configuration could not be analysed."""
+
+    schema: str
+    failed: bool
+    broken: bool
+    outcomes: tuple[Outcome, ...]
+
+
+def check(found: Sweep, budgets: Sequence[Budget]) -> Check:
+    """Every configuration against every budget."""
+    outcomes = tuple(outcome for row in found.rows for outcome in _of_row(row, budgets))
+    failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
+    return Check(SCHEMA, failed, any(o.error is not None for o in outcomes), outcomes)
+
+
+def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
+    name = row.name or ", ".join(f"{k}={v}" for k, v in row.settings.items()) or "as it is"
+    for budget in budgets:
+        limit = budget.limit_bytes
+        if row.error is not None:
+            yield Outcome(name, row.model, None, budget.metric, budget.level, limit, None, None, False, row.error)
+        elif budget.metric == "live":
+            assert row.live_bytes is not None
+            yield _outcome(name, row, None, budget, row.live_bytes)
+        else:
+            for card in row.cards:
+                yield _outcome(name, row, card.gpu, budget, _meter(card, budget.metric))
+
+
+def _outcome(name: str, row: SweepRow, gpu: str | None, budget: Budget, nbytes: int) -> Outcome:
+    margin = budget.limit_bytes - nbytes
+    return Outcome(
+        name, row.model, gpu, budget.metric, budget.level, budget.limit_bytes, nbytes, margin, margin >= 0
+    )  # fmt: skip
+
+
+def _meter(card: CardFit, metric: str) -> int:
+    found = getattr(card, f"{metric}_bytes")
+    assert isinstance(found, int), f"{metric} was not evaluated"
+    return found

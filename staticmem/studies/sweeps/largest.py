@@ -1,0 +1,248 @@
+"""The largest batch of a configuration on a card: solved from the structure of its step, confirmed by running it.
+
+Live memory of one structure is known for every batch (`structure.Affine`), so the batch at which live tensors and the
+context alone fill the card bounds the search. Below it, the device meter is evaluated in full at few batches: at the
+result N, at N + 1, and where a line through what is known crosses the usable memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from staticmem.devices.sizing import TIGHT
+from staticmem.errors import DimensionError, StaticmemError, UsageError
+from staticmem.report.model import LargestBatch
+from staticmem.studies import Request, Study, without_cycle_search
+from staticmem.studies.sweeps.evaluate import key_of
+from staticmem.studies.sweeps.measure import on_card
+from staticmem.studies.sweeps.model import CardFit, Sweep
+from staticmem.studies.sweeps.points import Point
+from staticmem.studies.sweeps.structure import Affine, Core, curves, take_apart
+
+MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
+ROUNDS = 8  # of solving and running again at what was found: two are enough where there is one structure
+
+
+def largest_batch(study: Study, gpu: str) -> LargestBatch:
+    """The largest batch of a study's request on a card; the batch of the request plays no part.
+
+    Raises:
+        UsageError: the batch of the model is fixed.
+        StaticmemError: the configuration cannot be analysed at any batch.
+    """
+    return _Search(study, gpu).run()
+
+
+@dataclass
+class _Search:
+    study: Study
+    gpu: str
+    cards: dict[int, CardFit | None] = field(default_factory=dict)  # without what the file leaves open
+    more: dict[int, int] = field(default_factory=dict)  # by what that raises the need, where the band is within 95 %
+    cores: dict[int, Core] = field(default_factory=dict)
+
+    def run(self) -> LargestBatch:
+        low, most = self._range()
+        first = self._at(low)
+        if first is None:
+            raise self._error(low)
+        self.usable = _usable(first)
+        if low == most or self._at(low + 1) is None:
+            raise self._fixed(low)
+        live = self._live_bound(low, most)
+        batch = self._last(low, min(live + 1, most), self._over)
+        safe = self._last(low, batch, self._unsure) if batch else 0
+        here = self._at(batch) if batch else None
+        behind = self._at(batch + 1 if batch else low) if batch < most else None
+        return LargestBatch(
+            first.gpu, batch, None if here is None else here.device_bytes,
+            None if behind is None else behind.device_bytes, safe, live,
+        )  # fmt: skip
+
+    # -- one batch -----------------------------------------------------------------------------------------------
+
+    def _request(self, batch: int) -> Request:
+        return replace(self.study.request, batch=batch, gpu=None)
+
+    def _at(self, batch: int) -> CardFit | None:
+        """The full evaluation at a batch; None where the model does not take it."""
+        if batch not in self.cards:
+            try:
+                with without_cycle_search():
+                    one = self.study.ask(self._request(batch))
+                    self.cores[batch], _ = take_apart(one.lifetimes, apart=False)
+                    card = self.cards[batch] = on_card(one, self.gpu, (0, 0))
+                    if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # it takes two further steps to find
+                        self.more[batch] = one.spread[1]
+            except DimensionError:
+                self.cards[batch] = None
+        return self.cards[batch]
+
+    def _core(self, batch: int) -> Core | None:
+        if batch not in self.cores:
+            try:
+                with without_cycle_search():
+                    self.cores[batch], _ = take_apart(self.study.ask(self._request(batch)).lifetimes, apart=False)
+            except DimensionError:
+                return None
+        return self.cores[batch]
+
+    def _range(self) -> tuple[int, int]:
+        """The batches that the file allows."""
+        model, low, most = self.study.model, 1, MOST
+        for spec in model.inputs:
+            axis = spec.shape[0] if spec.shape else None
+            bounds = model.symbols.get(axis) if isinstance(axis, str) else None
+            if bounds is not None:
+                low, most = max(low, bounds.low or 1), min(most, bounds.high or MOST)
+        return low, max(low, most)
+
+    def _error(self, batch: int) -> StaticmemError:
+        try:
+            self.study.ask(self._request(batch)).result  # noqa: B018 - for its error
+        except DimensionError as error:
+            return self._fixed(batch, error)
+        return UsageError("no batch can be analysed", "", "Try 'staticmem analyze' with --batch 1.", code="SM199")
+
+    def _fixed(self, batch: int, error: DimensionError | None = None) -> UsageError:
+        if error is None:
+            try:
+                self.study.ask(self._request(batch + 1)).result  # noqa: B018 - for its error
+            except DimensionError as found:
+                error = found
+        why = f"{error.what[0].upper()}{error.what[1:]}." if error is not None else f"The file allows {batch} alone."
+        return UsageError(
+            "the batch of this model is fixed", why,
+            "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}.", code="SM199",
+        )  # fmt: skip
+
+    # -- live memory ---------------------------------------------------------------------------------------------
+
+    def _live_bound(self, low: int, most: int) -> int:
+        """The largest batch that live tensors and the context allow: nothing above it can fit."""
+        first = self._at(low)
+        assert first is not None
+        context = (first.device_bytes or 0) - (first.reserved_bytes or 0)
+        room = self.usable - context
+        core = self.cores[low]
+        if int(curves(core, core.sizes()).peak[0]) > room:
+            return 0
+        start = max(low, 2) if most > low + 1 else low
+        ranged = self._structure(start, min(start + 2, most))
+        for _ in range(ROUNDS):
+            found = self._solve(ranged, start, most, room)
+            if found <= start or found <= ranged.high:
+                return found
+            wider = self._structure(start, found)
+            if wider.high == ranged.high:
+                return found
+            ranged = wider
+        return self._solve(ranged, start, most, room)
+
+    def _structure(self, low: int, high: int) -> Affine:
+        """A structure through runs at both ends and between; where there is none, a line through the ends of the
+        widest range that has one: the search below confirms what comes of it."""
+        while high > low + 1:
+            middle = (low + high) // 2
+            cores = [(batch, self._core(batch)) for batch in (low, middle, high)]
+            known = [(batch, core) for batch, core in cores if core is not None]
+            found = Affine.through(known) if len(known) == 3 else None
+            if found is not None:
+                return found
+            high = middle
+        both = [(batch, core) for batch in (low, high) for core in (self._core(batch),) if core is not None]
+        found = Affine.through(both) if len(both) == 2 else None
+        return found or Affine.constant_of(low, both[0][1])
+
+    def _solve(self, ranged: Affine, low: int, most: int, room: int) -> int:
+        """The largest batch whose live peak is within `room`, by bisection over a structure."""
+        high = most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if int(curves(ranged.core, ranged.sizes([middle])).peak[0]) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        fits = int(curves(ranged.core, ranged.sizes([low])).peak[0]) <= room
+        return low if fits else low - 1
+
+    # -- the device ----------------------------------------------------------------------------------------------
+
+    def _over(self, batch: int) -> int:
+        """Bytes by which the expected need is more than what is usable; where the model takes no such batch, more than
+        none."""
+        card = self._at(batch)
+        return (card.device_bytes or 0) - self.usable if card is not None else self.usable
+
+    def _unsure(self, batch: int) -> int:
+        """Bytes by which the band is more than 95 % of what is usable."""
+        card = self._at(batch)
+        if card is None:
+            return self.usable
+        return (card.device_high_bytes or 0) + self.more.get(batch, 0) - int(self.usable * TIGHT)
+
+    def _last(self, low: int, high: int, over: Callable[[int], int]) -> int:
+        """The last batch in [low, high] at which `over` is not positive, by full evaluations; 0 where none is. The next
+        one has been evaluated too, unless the model does not take it."""
+
+        if over(low) > 0:
+            return 0
+        if high <= low or over(high) <= 0:
+            return self._upward(max(low, high), over)
+        fits, fails, turn = low, high, 0
+        while fails - fits > 1:
+            under, above = over(fits), over(fails)
+            crossing = fits + (fails - fits) * -under // max(above - under, 1)
+            # reserved memory is nearly a line: its crossing, then the batch behind it; bisection where that is far off
+            guess = (fits + fails) // 2 if turn % 4 == 3 else crossing + turn % 2
+            guess = min(max(guess, fits + 1), fails - 1)
+            if over(guess) <= 0:
+                fits = guess
+            else:
+                fails = guess
+            turn += 1
+        return fits
+
+    def _upward(self, batch: int, over: Callable[[int], int]) -> int:
+        """From a batch that fits, one by one while the next does: the bound was of another structure."""
+        for _ in range(64):
+            if batch >= MOST or over(batch + 1) > 0:
+                return batch
+            batch += 1
+        return batch
+
+
+def _usable(card: CardFit) -> int:
+    """Bytes that the process may take: less than the card has where its allocator is limited to a fraction."""
+    return (card.device_bytes or 0) + card.headroom_bytes - card.missing_bytes
+
+
+def with_largest(
+    made: Sequence[Point],
+    gpus: Sequence[str],
+    jobs: int = 1,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sweep:
+    """A sweep over all but the batch, with the largest batch of each configuration on each card.
+
+    Raises:
+        UsageError: no card is given.
+    """
+    from staticmem.studies.sweeps.sweep import run
+
+    if not gpus:
+        raise no_card()
+    seen: dict[object, Point] = {}
+    for point in made:
+        seen.setdefault((point.model, point.name, key_of(replace(point.request, batch=None))), point)
+    kept = [replace(point, index=index) for index, point in enumerate(seen.values())]
+    return run(kept, gpus, "device", executor, jobs, progress, largest=True)
+
+
+def no_card() -> UsageError:
+    return UsageError(
+        "--max-batch needs a card", "The largest batch is that of a card's memory.", "Example: --gpu rtx-4090", "SM199"
+    )

@@ -1,0 +1,234 @@
+"""What would make a step smaller: each lever is a scenario of its own that is analysed in full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from staticmem.errors import StaticmemError
+from staticmem.scenario.flags import as_flags
+from staticmem.scenario.step import FUSED, OPTIMIZERS
+from staticmem.studies import Request, Study, without_cycle_search
+from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks
+from staticmem.studies.sweeps.compute import Counter
+from staticmem.studies.sweeps.evaluate import Progress, row_of
+from staticmem.studies.sweeps.measure import on_card
+from staticmem.studies.sweeps.model import LEVERS_SCHEMA, CardFit, LeverRow, Levers
+
+SAME, NUMERICS, TRAINING = "none", "numerics", "training"  # what a lever changes besides memory
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change of the request: `words` are fields of `Request`, `does` says it, `changes` what else it changes."""
+
+    does: str
+    words: Mapping[str, Any]
+    changes: str
+    note: str = ""
+
+
+@dataclass
+class Bench:
+    """Analyses of one model around one request, each once. `gpu` None: live memory is what counts."""
+
+    study: Study
+    gpu: str | None
+    counters: dict[bool, Counter] = field(default_factory=dict)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.base = self.try_out(Lever("as asked", {}, SAME))
+
+    def request(self, words: Mapping[str, Any]) -> Request:
+        return replace(self.study.request, gpu=None, **words)
+
+    def try_out(self, lever: Lever) -> LeverRow:
+        """The row of a lever.
+
+        Raises:
+            StaticmemError: the lever does not go with the request or the model.
+        """
+        request = self.request(lever.words)
+        with without_cycle_search():
+            one = self.study.ask(request)
+            row = row_of(one)
+            card = on_card(one, self.gpu) if self.gpu is not None else None
+            total = self._operations(one)
+        self.runs += 1
+        base = self.base if lever.words else None
+        here = _bytes(row.live, card)
+        return LeverRow(
+            lever.does, as_flags(lever.words), row.live, None if card is None else card.device_bytes,
+            None if card is None else card.fit, 0 if base is None else self.bytes_of(base) - here, total,
+            0.0 if base is None or not base.operations else round(total / base.operations - 1, 4),
+            lever.changes, lever.note,
+        )  # fmt: skip
+
+    def bytes_of(self, row: LeverRow) -> int:
+        """What counts: device memory where there is a card, else live memory."""
+        return row.live_bytes if row.device_bytes is None else row.device_bytes
+
+    def _operations(self, one: Study) -> int:
+        """Operations of the step that the base takes, whatever its division into micro-batches."""
+        scenario = one.scenario
+        if scenario.training not in self.counters:
+            whole = self.study.ask(self.request({}))
+            self.counters[scenario.training] = Counter(whole.result.graph, scenario.training)
+        return self.counters[scenario.training].of(scenario).total * self.study.request.accumulate
+
+
+def _bytes(live: int, card: CardFit | None) -> int:
+    return live if card is None or card.device_bytes is None else card.device_bytes
+
+
+def levers(study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None) -> Levers:
+    """The levers of a study's request, those that save most first.
+
+    Args:
+        gpu: a card: device memory is what is saved, and each lever says whether it fits.
+        budget: bytes that the step may need; with it the best set of checkpoints is looked for. With a card and no
+            budget it is what the card gives, where the request does not fit.
+
+    Raises:
+        StaticmemError: the request cannot be analysed as it is.
+    """
+    bench = Bench(study, gpu)
+    card = on_card(study.ask(bench.request({})), gpu) if gpu is not None else None
+    if budget is None and card is not None and card.fit == "does not fit":
+        budget = card.usable_bytes
+    rows: list[LeverRow] = []
+    listed = list(candidates(study))
+    for index, lever in enumerate(listed):
+        try:
+            rows.append(bench.try_out(lever))
+        except StaticmemError:  # it does not go with this request: rmsprop has no fused kernels, a batch is fixed
+            continue
+        finally:
+            if progress is not None:
+                progress(index + 1, len(listed))
+    if budget is not None and study.scenario.training:
+        from staticmem.studies.sweeps.best_set import best_set
+
+        best = best_set(bench, budget)
+        if best is not None:
+            rows.append(best)
+    rows = [row for row in rows if row.saved_bytes]
+    rows.sort(key=lambda row: (-row.saved_bytes, row.compute, row.does))
+    return Levers(
+        LEVERS_SCHEMA, study.model.path, card.gpu if card is not None else None,
+        card.usable_bytes if card is not None else None, budget, bench.base, tuple(rows),
+    )  # fmt: skip
+
+
+def candidates(study: Study) -> Iterator[Lever]:
+    request, scenario = study.request, study.scenario
+    yield from _precision(request)
+    if scenario.training:
+        yield from _checkpoints(study)
+        yield from _accumulation(study)
+        yield from _optimizers(study)
+        yield from _freezing(study)
+    if not study.graph.inplace_known and request.inplace_activations != "all":
+        yield Lever("run activations in place", {"inplace_activations": "all"}, SAME, "ReLU(inplace=True) and the like")
+    if request.alloc_conf is None:
+        yield Lever("let segments of the allocator grow", {"alloc_conf": "expandable_segments:True"}, SAME)
+    if not request.channels_last:
+        yield Lever("channels_last", {"channels_last": True}, SAME, "workspaces of convolutions")
+    if scenario.training:
+        words = {"mode": "infer", "optimizer": None, **_without_training()}
+        yield Lever("infer (no_grad)", words, TRAINING, "nothing is trained")
+
+
+def _without_training() -> dict[str, Any]:
+    blank = Request()
+    names = ("momentum", "optimizer_impl", "checkpoint", "checkpoint_segments", "accumulate", "freeze", "nesterov")
+    return {name: getattr(blank, name) for name in names}
+
+
+def _precision(request: Request) -> Iterator[Lever]:
+    if request.dtype is None and request.amp in (None, "none"):
+        yield Lever("mixed precision (autocast to bf16)", {"amp": "bf16"}, NUMERICS)
+        yield Lever("the whole model in bf16", {"dtype": "bf16"}, NUMERICS, "weights and optimizer state too")
+
+
+def _checkpoints(study: Study) -> Iterator[Lever]:
+    request = study.request
+    if request.checkpoint or request.checkpoint_segments:
+        return
+    blocks = repeated_blocks(study.result.graph)
+    for found in blocks[:3]:
+        words: dict[str, Any] = {"checkpoint": (found.selector,)}
+        yield Lever(f"checkpoint every {_called(found.selector)}", words, SAME, f"{len(found.paths)} blocks")
+        groups = round(len(found.paths) ** 0.5)
+        if 2 <= groups <= found.row:
+            words = {"checkpoint": (found.selector,), "checkpoint_every": groups}
+            yield Lever(f"checkpoint {groups} of {_called(found.selector)} together", words, SAME)
+        if request.amp in (None, "none") and request.dtype is None:
+            words = {"amp": "bf16", "checkpoint": (found.selector,)}
+            yield Lever(f"autocast to bf16, and checkpoint every {_called(found.selector)}", words, NUMERICS)
+    yield Lever("checkpoint_sequential in sqrt(n) segments", {"checkpoint_segments": "sqrt"}, SAME)
+
+
+def _called(selector: str) -> str:
+    return selector if "*" not in selector else f"module of {selector}"
+
+
+def _accumulation(study: Study) -> Iterator[Lever]:
+    request = study.request
+    batch = next((shape[0] for shape in study.binding.shapes.values() if shape), None)
+    for parts in (2, 4, 8):
+        if batch is not None and batch % parts == 0 and batch > parts:
+            words = {"batch": batch // parts, "accumulate": request.accumulate * parts}
+            note = "the same samples a step; statistics of batch norms are those of a micro-batch"
+            yield Lever(f"accumulate gradients over {parts} micro-batches of {batch // parts}", words, SAME, note)
+
+
+# optimizers with less state than another; those of one family first
+_LIGHTER = ("adafactor", "adam-8bit", "adamw-8bit", "lion", "lion-8bit", "sgd")
+
+
+def _optimizers(study: Study) -> Iterator[Lever]:
+    request, optimizer = study.request, study.scenario.optimizer
+    if optimizer is None:
+        return
+    if study.scenario.optimizer_impl != "fused" and optimizer in FUSED:
+        yield Lever("the fused optimizer", {"optimizer_impl": "fused"}, SAME)
+    if study.scenario.optimizer_impl == "foreach":
+        yield Lever("the optimizer parameter by parameter", {"optimizer_impl": "for-loop"}, SAME, "a slower step")
+    if not request.offload_optimizer:
+        yield Lever("optimizer state on the CPU", {"offload_optimizer": True}, SAME, "gradients and parameters move")
+    plain = {"momentum": 0.0, "nesterov": False, "dampening": 0.0, "amsgrad": False, "centered": False}
+    for other in _LIGHTER:
+        fits = not other.endswith("-8bit") or other == f"{optimizer}-8bit" or not other.startswith("adam")
+        if other in OPTIMIZERS and other != optimizer and fits:
+            words = {**plain, "optimizer": other, "optimizer_impl": "foreach"}
+            yield Lever(f"{other} in place of {optimizer}", words, TRAINING)
+    if optimizer == "sgd" and request.momentum:
+        yield Lever("sgd without momentum", {**plain}, TRAINING)
+
+
+def _freezing(study: Study) -> Iterator[Lever]:
+    head = last_layer(study.result.graph)
+    if head and study.request.freeze is None:
+        words = {"freeze": f"^(?!{re.escape(head)}\\.)"}
+        yield Lever(f"train {head} alone", words, TRAINING, "the other parameters are frozen")
+
+
+def cheapest(found: Levers) -> LeverRow | None:
+    """Of the levers that bring a step within the budget, the one that costs least: first what changes nothing else,
+    then the least compute, then what is not tight, then what saves no more than it has to."""
+    if found.budget_bytes is None:
+        return None
+    within = [row for row in found.rows if _need(row) <= found.budget_bytes]
+    return min(within, key=_cost, default=None)
+
+
+def _cost(row: LeverRow) -> tuple[int, float, bool, int]:
+    return (SAME, NUMERICS, TRAINING).index(row.changes), round(row.compute, 2), row.fit == "tight", -_need(row)
+
+
+def _need(row: LeverRow) -> int:
+    return row.live_bytes if row.device_bytes is None else row.device_bytes

@@ -1,0 +1,179 @@
+"""The textbook estimate: what one gets from a table of layers, a formula for each, and a sum. No liveness.
+
+Lectures and blog posts size a network so: parameters by formula, one result for every layer, all results added up, and
+twice that when a gradient is kept for each. It needs no knowledge of the framework, and it is the number that a reader
+can check by hand; `docs/textbook.md` says where it differs from what a GPU holds and why. The engine does not use it.
+
+All sizes are bytes and integers; 1 MB is 10**6 bytes and 1 MiB is 2**20 (`staticmem.units`).
+
+Sources: the notes of Stanford's CS231n ("Convolutional Networks", the VGGNet table) for the method; the documentation
+of `torch.nn` for the shapes of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from staticmem.ir.dtypes import DType, float32
+from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
+
+# Position of the bias in the ATen schema: the lecture table counts weights without it.
+_BIAS_ARGUMENT = {
+    "aten::conv1d": 2, "aten::conv2d": 2, "aten::conv3d": 2, "aten::convolution": 2, "aten::conv_transpose1d": 2,
+    "aten::conv_transpose2d": 2, "aten::conv_transpose3d": 2, "aten::linear": 2, "aten::batch_norm": 2,
+    "aten::layer_norm": 3, "aten::group_norm": 3, "aten::addmm": 0,
+}  # fmt: skip
+
+# Another shape of the same memory (ATen's view functions, and `reshape` and `flatten`, which rarely copy).
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "alias", "as_strided", "broadcast_to", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as",
+        "flatten", "lift_fresh", "movedim", "narrow", "permute", "reshape", "reshape_as", "select", "slice", "split",
+        "split_with_sizes", "squeeze", "swapaxes", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold",
+        "unsafe_chunk", "unsafe_split", "unsqueeze", "view", "view_as", "_unsafe_view",
+    )
+)  # fmt: skip
+
+# Where a file has lost which ops ran in place, these count as in place: networks write them so.
+_ACTIVATIONS = frozenset(
+    f"aten::{name}" for name in ("celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "relu", "relu6")
+)
+
+
+def tensor_bytes(shape: Iterable[int], dtype: DType = float32) -> int:
+    """Bytes of a dense tensor: the product of its sizes times the bytes of an element.
+
+    8-bit elements take 1 byte, 16-bit 2, 32-bit 4, 64-bit 8. A float32 image of 500x500x3 takes 3,000,000.
+    """
+    return dtype.nbytes(prod(shape))
+
+
+def conv2d_parameters(inputs: int, outputs: int, kernel: int, *, bias: bool = True, groups: int = 1) -> int:
+    """Parameters of a convolution of `inputs` to `outputs` channels with a square kernel: `Cin/groups * Cout * K * K`,
+    and one bias for each output channel.
+    """
+    return inputs // groups * outputs * kernel * kernel + (outputs if bias else 0)
+
+
+def linear_parameters(inputs: int, outputs: int, *, bias: bool = True) -> int:
+    """Parameters of a linear layer of M inputs and N outputs: `M * N`, and N biases."""
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def batch_norm_parameters(channels: int) -> int:
+    """Parameters of a batch normalisation over N channels: a scale and a shift for each, `2 * N`.
+
+    The running mean and variance are buffers and have no gradient.
+    """
+    return 2 * channels
+
+
+def embedding_parameters(words: int, width: int) -> int:
+    """Parameters of an embedding of N words as vectors of W elements: `N * W`."""
+    return words * width
+
+
+@dataclass(frozen=True, slots=True)
+class TextbookRow:
+    """One line of the table: an op, what it makes and the parameters that it is the first to use.
+
+    `shape` and `elements` are those of its result. `bytes` is 0 where the result has no memory of its own: in place, or
+    a view. `weights` and `biases` are numbers of parameters.
+    """
+
+    op: str
+    target: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: DType
+    elements: int
+    bytes: int
+    weights: int
+    biases: int
+
+    @property
+    def parameters(self) -> int:
+        return self.weights + self.biases
+
+
+@dataclass(frozen=True, slots=True)
+class TextbookEstimate:
+    """What the textbook says of a graph, in bytes; `parameters` is a count.
+
+    `intermediate_bytes_forward` is every result added up; the network's inputs are not in it.
+    `intermediate_bytes_with_backward` has a gradient of the same size for each floating-point result besides.
+    `unsized` names results whose shape the file does not give: they are in no sum.
+    """
+
+    parameters: int
+    parameter_bytes: int
+    intermediate_bytes_forward: int
+    intermediate_bytes_with_backward: int
+    rows: tuple[TextbookRow, ...]
+    unsized: tuple[str, ...] = ()
+
+
+def textbook_estimate(graph: Graph) -> TextbookEstimate:
+    """The textbook estimate of `graph`, whose op results have their shapes in `Graph.values`.
+
+    The rule: each op adds the bytes of its first result, unless it works in place (ATen names end in `_`) or gives a
+    view. Further results (the indices of a max-pool, the statistics of a normalisation) are not in textbooks. Shared
+    parameters count once, at the op that reads them first.
+    """
+    counts: dict[str, int] = {}
+    parameter_bytes = 0
+    for parameter in graph.parameters:
+        if parameter.alias_of is None:
+            counts[parameter.value.name] = parameter.value.numel
+            parameter_bytes += parameter.value.dtype.nbytes(parameter.value.numel)
+    parameters = sum(counts.values())
+    known = {value.name: value for value in (*graph.inputs, *(p.value for p in (*graph.parameters, *graph.buffers)))}
+    known |= graph.values
+    rows, unsized, gradients = [], [], 0
+    for op in graph.ops:
+        if not op.outputs or op.base.startswith("aten::sym_"):
+            continue  # nothing made, or an integer
+        value = known.get(op.outputs[0])
+        if value is None or value.shape is None:
+            unsized.append(op.outputs[0])
+            continue
+        size = 0 if _makes_nothing(op, value, known, graph.inplace_known) else tensor_bytes(value.shape, value.dtype)
+        if value.dtype.is_differentiable:
+            gradients += size
+        weights, biases = _first_uses(op, counts)
+        module = op.modules[-1].path if op.modules else ""
+        numel = value.numel
+        rows.append(TextbookRow(op.name, op.target, module, value.shape, value.dtype, numel, size, weights, biases))
+    forward = sum(row.bytes for row in rows)
+    return TextbookEstimate(parameters, parameter_bytes, forward, forward + gradients, tuple(rows), tuple(unsized))
+
+
+def _makes_nothing(op: Op, result: Value, known: dict[str, Value], inplace_known: bool) -> bool:
+    base = op.base
+    if base in _VIEWS or (base.endswith("_") and not base.endswith("__")):
+        return True
+    if base in _ACTIVATIONS and not inplace_known:
+        return True
+    if base.startswith("aten::dropout"):
+        return _argument(op, 2, "train") is False
+    if base in ("aten::to", "aten::_to_copy"):
+        source = _argument(op, 0, "self")
+        before = known.get(source.name) if isinstance(source, Ref) else None
+        return base == "aten::to" and before is not None and before.dtype == result.dtype
+    return False
+
+
+def _argument(op: Op, position: int, name: str) -> Arg:
+    return op.args[position] if position < len(op.args) else op.kwargs.get(name)
+
+
+def _first_uses(op: Op, counts: dict[str, int]) -> tuple[int, int]:
+    """Weights and biases that `op` reads and no op before it did; they are taken out of `counts`."""
+    position = _BIAS_ARGUMENT.get(op.base)
+    bias = None if position is None else _argument(op, position, "bias")
+    biases = counts.pop(bias.name, 0) if isinstance(bias, Ref) else 0
+    weights = sum(counts.pop(name, 0) for name in op.refs())
+    return weights, biases

@@ -1,0 +1,222 @@
+"""The list of cards: invariants of every entry, lookup by name and by size, errors of a bad file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from staticmem.devices import documents, gpus
+from staticmem.devices.cudnn_devices import ARCHITECTURES
+from staticmem.errors import UsageError
+from staticmem.units import GIB, MIB
+
+CARDS = gpus.cards()
+
+
+@pytest.mark.parametrize("slug", CARDS)
+def test_memory_is_ordered_and_sourced(slug: str) -> None:
+    gpu = CARDS[slug]
+    assert 0 < gpu.usable <= gpu.nvml <= gpu.nominal
+    assert gpu.usable >= 0.9 * gpu.nominal  # a typing mistake would be far off
+    sourced = {figure for figure, url in gpu.sources if url.startswith("https://")}
+    known = {name for name in ("bandwidth", "tdp", "link") if getattr(gpu, name) is not None} | set(dict(gpu.tflops))
+    assert sourced | set(gpu.assumed) - {"architecture"} == {"nominal", "nvml", "usable"} | (known - set(gpu.unread))
+    assert set(gpu.unread) <= known
+    assert gpu.architecture in ARCHITECTURES
+    assert ("architecture" in gpu.assumed) == (gpu.chip != gpu.architecture)
+
+
+@pytest.mark.parametrize("slug", CARDS)
+def test_specifications_are_plausible(slug: str) -> None:
+    """Bounds that hold for every card since 2016; a wrong unit or a figure with sparsity breaks them."""
+    gpu = CARDS[slug]
+    tflops = dict(gpu.tflops)
+    assert gpu.year is not None
+    assert 2016 <= gpu.year <= 2026
+    assert gpu.price_class in gpus.CLASSES
+    assert gpu.form
+    assert gpu.bandwidth is not None
+    assert 150 <= gpu.bandwidth <= 10_000
+    assert gpu.tdp is None or 50 <= gpu.tdp <= 1500
+    assert list(tflops) == [name for name in gpus.TYPES if name in tflops]
+    assert all(1 <= number <= 10_000 for number in tflops.values())
+    half = tflops.get("bf16", tflops.get("fp16"))
+    if half is not None and "fp32" in tflops:
+        assert 1.9 <= half / tflops["fp32"] <= 29  # B200: 28; with sparsity it would be twice as much
+    if "tf32" in tflops and half is not None:
+        assert half == pytest.approx(2 * tflops["tf32"], rel=0.06)
+    if "fp8" in tflops and half is not None:
+        assert half <= tflops["fp8"] <= 2.05 * half
+    # a card reads its own memory in 4 to 120 ms
+    assert 4 <= gpu.nominal / (gpu.bandwidth * 1e6) <= 120
+
+
+@pytest.mark.parametrize(("small", "large"), [
+    ("h100-sxm-80gb", "h200"), ("a100-sxm-40gb", "a100-sxm-80gb"), ("l40", "l40s"), ("rtx-4090", "rtx-5090"),
+    ("mi300x", "mi325x"), ("rtx-3090", "rtx-3090-ti"), ("a100-pcie-80gb", "a100-sxm-80gb"),
+])  # fmt: skip
+def test_a_successor_is_no_slower(small: str, large: str) -> None:
+    one, other = CARDS[small], CARDS[large]
+    assert (one.bandwidth or 0) <= (other.bandwidth or 0)
+    assert all(dict(other.tflops).get(name, number) >= number for name, number in one.tflops)
+
+
+def test_other_vendors_say_what_stands_in_for_them() -> None:
+    card = CARDS["mi300x"]
+    assert (card.vendor, card.chip, card.architecture) == ("AMD", "gfx942", "sm_90")
+    assert card.resident_threads == CARDS["h100-sxm-80gb"].resident_threads
+
+
+def test_a_file_of_your_own_comes_over_the_package(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "version: 1\nchecked: 2026-01-01\ncards:\n"
+        "  my-card: {name: Mine, arch: sm_90, processors: 100, nominal: 1000, source: s, class: workstation,"
+        " specs: {bandwidth: 500, tflops: {bf16: 10}, source: s, read: [bf16]}}\n"
+        "  l4: {name: L4 of ours, arch: sm_89, processors: 58, nominal: 20000, source: s}\n",
+        encoding="utf-8",
+    )
+    found = gpus.catalog(str(path))
+    assert len(found) == len(CARDS) + 1
+    assert found["my-card"].unread == ("bandwidth",)
+    assert gpus.find("l4", file=str(path)).nominal == 20000 * MIB
+    assert gpus.find("l4").nominal == 24576 * MIB
+
+
+def test_the_cards_that_people_ask_for_are_there() -> None:
+    asked = "rtx-3060 rtx-3090 rtx-4090 rtx-5090 t4 l4 a10 a10g l40s a40 a6000 rtx-6000-ada v100-16gb v100-32gb"
+    asked += " a100-pcie-40gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb h100-pcie-80gb h100-sxm-80gb h200 b200"
+    assert set(asked.split()) <= set(CARDS)
+    assert 25 <= len(CARDS) <= 60
+
+
+def test_a_card_without_a_figure_gives_less_than_nvidia_smi_shows() -> None:
+    assert gpus.held_back(12288) == 245
+    assert gpus.held_back(81559) == 768
+    a40 = CARDS["a40"]
+    assert "usable" in a40.assumed
+    assert a40.nvml - a40.usable == 768 * MIB
+
+
+def test_the_rule_is_seldom_more_generous_than_cards_are() -> None:
+    """Cards with both figures read: what the rule would have given, against what they give."""
+    known = [gpu for gpu in CARDS.values() if not {"nvml", "usable"} & set(gpu.assumed)]
+    too_much = [g.slug for g in known if g.nvml - gpus.held_back(g.nvml // MIB) * MIB > g.usable + 2 * MIB]
+    assert len(known) >= 8
+    assert too_much == ["t4", "a10"]  # with ECC on GDDR6, which takes more
+
+
+@pytest.mark.parametrize("query", ["rtx-4090", "RTX 4090", "rtx_4090", " rtx-4090 "])
+def test_names(query: str) -> None:
+    assert gpus.find(query) is CARDS["rtx-4090"]
+
+
+@pytest.mark.parametrize(
+    ("query", "usable"),
+    [("24GB", 24 * GIB - 491 * MIB), ("24 gb", 24 * GIB - 491 * MIB), ("16GiB", 16 * GIB), ("512MiB", 512 * MIB)],
+)
+def test_sizes(query: str, usable: int) -> None:
+    found = gpus.find(query)
+    assert found.usable == usable
+    assert found.architecture == gpus.DEFAULT_ARCHITECTURE
+    assert "usable" in found.assumed
+
+
+def test_a_size_has_the_architecture_that_is_asked_for() -> None:
+    assert gpus.find("24GB", "sm_86").architecture == "sm_86"
+    assert gpus.find("24GB", "sm_86").resident_threads == 84 * 1536  # A40, A6000: the largest of sm_86
+
+
+@pytest.mark.parametrize("query", ["rtx-490", "0GB", "24", "24TB", "", "-1GB"])
+def test_what_is_no_card_and_no_size(query: str) -> None:
+    with pytest.raises(UsageError) as error:
+        gpus.find(query)
+    assert error.value.code == "SM402"
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("rtx4090", ["rtx-4090"]),
+        ("4090", ["rtx-4090"]),
+        ("a100", ["a100-pcie-40gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-sxm-80gb"]),
+        ("A100 80GB", ["a100-pcie-80gb", "a100-sxm-80gb"]),
+        ("l4s", ["l4", "l40s"]),
+    ],
+)
+def test_near_misses_are_named(query: str, named: list[str]) -> None:
+    with pytest.raises(UsageError, match="unknown GPU") as error:
+        gpus.find(query)
+    assert error.value.hint.startswith("Did you mean '")
+    assert all(f"'{name}'" in error.value.hint for name in named)
+    assert error.value.hint.count("'") <= 2 * gpus.NEAR + 2
+    assert error.value.hint.endswith("'staticmem gpus' lists all names.")
+
+
+def test_the_catalog_is_not_listed_in_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        gpus.find("foo")
+    assert error.value.hint == "'staticmem gpus' lists the names."
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"version: 1\nchecked: 2026-01-01\ncards: {{ours: {GOOD}}}\n", encoding="utf-8")
+    with pytest.raises(UsageError) as error:
+        gpus.find("foo", file=str(mine))
+    assert error.value.hint == f"'staticmem gpus --gpus-file {mine}' lists the names."
+
+
+GOOD = "{name: X, arch: sm_80, processors: 10, nominal: 1000, source: 'https://x'}"
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("{name: X, arch: sm_81, processors: 1, nominal: 1, source: s}", "sm_81"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1}", "lacks 'source'"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1.5, source: s}", "nominal is 1.5"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1000, nvml: 1001, source: s}", "nvml 1001"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1000, usabel: 1, source: s}", "unknown key 'usabel'"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1000, usable: {mib: 1}, source: s}", "lacks 'source'"),
+        ("7", "not a mapping"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, class: cheap}", "cheap"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {source: s, tdp: 0}}", "tdp is 0"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {source: s, read: [tdp]}}", "tdp"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {tdp: 5}}", "lacks 'source'"),
+        ("{name: X, arch: sm_80, processors: 1, nominal: 1, source: s, specs: {source: s, tflops: {fp9: 1}}}", "fp9"),
+    ],
+)
+def test_a_bad_card_is_an_error_that_says_where(tmp_path: Path, card: str, said: str) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(f"version: 1\nchecked: 2026-01-01\ncards:\n  good: {GOOD}\n  bad: {card}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"cards\.bad") as error:
+        gpus.load(path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["cards: [", "- 1", "", "version: 1\n"])
+def test_a_file_that_is_no_list_of_cards(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"gpus\.yaml"):
+        gpus.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        gpus.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("name", ["gpus.yaml", "profiles/pytorch.yaml"])
+def test_the_json_beside_a_yaml_file_is_of_that_file(name: str) -> None:
+    """Written by: python -m staticmem.devices.documents"""
+    path = Path(documents.__file__).parent / name
+    data = path.read_bytes()
+    twin = documents._twin(path, data)
+    assert twin is not None, "stale: python -m staticmem.devices.documents"
+    assert twin == json.loads(json.dumps(documents._parse(data), default=str))
+
+
+def test_json_of_another_text_does_not_count() -> None:
+    path = Path(documents.__file__).parent / "gpus.yaml"
+    assert documents._twin(path, path.read_bytes() + b"\n") is None

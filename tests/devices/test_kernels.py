@@ -1,0 +1,225 @@
+"""The workspaces of the kernels of a real step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from staticmem.allocators import process, simulate
+from staticmem.devices import kernels as module
+from staticmem.devices.conv import Convolution
+from staticmem.devices.kernels import KernelWorkspaces, Need, Setup
+from staticmem.eager.trace import Buffer, Trace
+from staticmem.engine.step import StepResult, run_step
+from staticmem.frontends import open_model
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Graph, Op, Ref, Value
+from staticmem.ir.model_file import resolve
+from staticmem.scenario.step import Scenario
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@lru_cache(maxsize=4)
+def step(name: str, batch: int = 16, mode: str = "train") -> StepResult:
+    model = open_model(str(MODELS / name))
+    optimizer = "sgd" if mode == "train" else None
+    return run_step(model.bind(resolve(model, batch=batch)), Scenario(mode, optimizer))
+
+
+def needs(result: StepResult, setup: Setup | None = None) -> list[tuple[str, Need]]:
+    model = KernelWorkspaces(result.trace, result.graph, setup)
+    kernels = result.trace.kernels
+    return [(kernels[k].name, need) for k in range(len(kernels)) for need in model.needs(k)]
+
+
+def test_passes_of_resnet18(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 convolutions: all have a forward and a weight gradient, all but the first a data gradient."""
+    count: Counter[str] = Counter()
+
+    def counted(conv: Convolution, after: int, what: str, *words: object) -> tuple[Need, ...]:
+        assert what == {"forward": "forward", "backward_data": "backward data"}.get(conv.direction, "backward filter")
+        count[what] += 1
+        return ()
+
+    monkeypatch.setattr(module, "_conv_needs", counted)
+    monkeypatch.setattr(module, "_backward_needs", module._backward_needs.__wrapped__)
+    needs(step("resnet18.pt2"))
+    assert count == {"forward": 20, "backward data": 19, "backward filter": 20}
+
+
+def test_backward_takes_a_workspace_behind_each_gradient() -> None:
+    result = step("resnet18.pt2")
+    for name, need in needs(result, Setup("sm_80")):
+        if name == "aten.convolution_backward.default":
+            assert need.after in (0, 1)
+            assert (
+                need.what == ("cuDNN backward data" if need.after == 0 else "cuDNN backward filter") or need.after == 0
+            )
+        elif name == "aten.convolution.default":
+            assert need.after == 0
+
+
+def test_the_onnx_file_has_the_same_convolutions_as_the_export() -> None:
+    found = []
+    for name in ("resnet18.pt2", "resnet18.onnx"):
+        result = step(name)
+        model = KernelWorkspaces(result.trace, result.graph)
+        needs = [need for kernel in range(len(result.trace.kernels)) for need in model.needs(kernel)]
+        found.append([need for need in needs if need.what.startswith("cuDNN")])
+    assert found[0] == found[1]
+
+
+def test_largest_workspace_of_vgg16() -> None:
+    """On sm_80 both gradients of the second layer copy its input and its result: 2 x 16 x 64 x 224 x 224 x 4 bytes."""
+    sizes = dict.fromkeys(("forward", "backward data", "backward filter"), 0)
+    for _, need in needs(step("vgg16.pt2"), Setup("sm_80", torch="2.15")):
+        if need.what.startswith("cuDNN "):
+            what = need.what.removeprefix("cuDNN ")
+            sizes[what] = max(sizes[what], need.band.expected)
+    both = 2 * 16 * 64 * 224 * 224 * 4
+    assert sizes["backward data"] == pytest.approx(both, rel=0.01)
+    assert sizes["backward filter"] == pytest.approx(both, rel=0.05)  # and partial sums
+
+
+def test_a_smaller_plan_is_there_for_when_memory_is_short() -> None:
+    for _, need in needs(step("vgg16.pt2"), Setup("sm_80")):
+        if need.what.startswith("cuDNN") and need.band.expected:
+            assert need.fallbacks[-1] == 0
+            assert all(size < need.band.expected for size in need.fallbacks)
+
+
+def test_cublas_has_a_workspace_for_each_thread_and_keeps_it() -> None:
+    gemms = [
+        need for name, need in needs(step("resnet18.pt2"), Setup("sm_80")) if name.startswith(("aten.addmm", "aten.mm"))
+    ]
+    assert {need.keep for need in gemms if need.what == "cuBLAS workspace"} == {
+        "cuBLAS, main thread", "cuBLAS, backward thread",
+    }  # fmt: skip
+    assert {need.band.expected for need in gemms} == {8519680}
+
+
+def test_torch_2_15_keeps_none() -> None:
+    gemms = [need for _, need in needs(step("resnet18.pt2"), Setup("sm_80", torch="2.15")) if "cuBLAS" in need.what]
+    assert gemms
+    assert all(need.keep is None for need in gemms)
+
+
+def test_inference_has_forward_workspaces_only() -> None:
+    whats = {need.what for _, need in needs(step("resnet18.pt2", mode="infer"), Setup("sm_80"))}
+    assert "cuDNN forward" in whats
+    assert not any("backward" in what for what in whats)
+
+
+def test_without_tf32_and_on_older_cards_there_is_less() -> None:
+    def total(setup: Setup) -> int:
+        return sum(need.band.expected for _, need in needs(step("vgg16.pt2"), setup) if "cuDNN" in need.what)
+
+    assert total(Setup("sm_80", allow_tf32=False)) < total(Setup("sm_80")) / 5
+    assert total(Setup("sm_75")) < total(Setup("sm_80")) / 5
+
+
+def test_bounds_enclose_the_expected() -> None:
+    result = step("resnet18.pt2")
+    for _, need in needs(result, Setup("sm_90")):
+        assert need.band.low <= need.band.expected <= need.band.high
+    totals = []
+    for bound in ("low", "expected", "high"):
+        model = KernelWorkspaces(result.trace, result.graph, Setup("sm_90"), bound)
+        totals.append(sum(w.nbytes for k in range(len(result.trace.kernels)) for w in model.workspaces(k)))
+    assert totals == sorted(totals)
+    with pytest.raises(ValueError, match="bound"):
+        KernelWorkspaces(result.trace, result.graph, bound="middle")
+
+
+def test_the_allocator_takes_the_model() -> None:
+    result = step("vgg16.pt2")
+    bare = simulate(process(result.trace).events)
+    model = KernelWorkspaces(result.trace, result.graph, Setup("sm_80"))
+    events = process(result.trace, model)
+    full = simulate(events.events, fallbacks=events.fallbacks)
+    assert full.peak_allocated > bare.peak_allocated
+
+
+def lone(name: str, phase: str, op: Op, inputs: tuple[Value, ...], *shapes: tuple[int, ...]) -> KernelWorkspaces:
+    """One kernel that belongs to one op and makes buffers of these shapes."""
+    trace = Trace()
+    trace.begin(phase)
+    trace.op = 0
+    kernel = trace.kernel(name)
+    for number, shape in enumerate(shapes):
+        trace.buffers.append(Buffer(number, 4, shape, dtypes.float32, "temporary", "", kernel, number))
+    return KernelWorkspaces(trace, Graph("g", "fx", "", inputs, (), (), (op,), ()))
+
+
+def test_embedding_backward_sorts_before_it_makes_the_gradient() -> None:
+    op = Op("e", "aten::embedding", (Ref("table"), Ref("ids")), {}, ("y",))
+    inputs = (Value("table", dtypes.float32, (1000, 64)), Value("ids", dtypes.int64, (16, 512)))
+    model = lone("aten.embedding_dense_backward.default", "backward", op, inputs, (1000, 64))
+    first, second = model.workspaces(0)
+    assert (first.nbytes, first.after, first.held) == (4 * 8 * 8192, -2, True)
+    assert (second.nbytes, second.after) == ((819 + 1000) * 64 * 4, -1)
+
+
+def test_index_put_accumulates_in_backward_only() -> None:
+    op = Op("i", "aten::index", (Ref("x"), (None, Ref("ids"))), {}, ("y",))
+    inputs = (Value("x", dtypes.float32, (100, 100)), Value("ids", dtypes.int64, (70,)))
+    name = "aten.index_put.default"
+    assert [w.nbytes for w in lone(name, "backward", op, inputs, (100, 100)).workspaces(0)] == [4 * 8 * 70]
+    assert lone(name, "forward", op, inputs, (100, 100)).workspaces(0) == ()
+
+
+ROWS = 2 * 4 * 128 * 4  # bytes of a float32 for each query
+
+
+@pytest.mark.parametrize(
+    ("kernel", "taken"),
+    [
+        ("flash", [(ROWS, True), (ROWS * 64, True)]),
+        # two blocks of 64 queries a head, each with a header of 16 bytes; the product is gone when its sum is there
+        ("efficient", [(ROWS * 64, False), (ROWS, True), (ROWS, True), (ROWS * 64 + 2 * 4 * 2 * 16, True)]),
+    ],
+)
+def test_attention_backward(kernel: str, taken: list[tuple[int, bool]]) -> None:
+    op = Op("a", "aten::scaled_dot_product_attention", (Ref("q"),), {}, ("y",))
+    shape = (2, 4, 128, 64)
+    name = f"aten._scaled_dot_product_{kernel}_attention_backward.default"
+    found = lone(name, "backward", op, (), shape, shape, shape).workspaces(0)
+    assert [(w.nbytes, w.held) for w in found] == taken
+
+
+def test_sums_and_copies_of_a_real_step() -> None:
+    """ConvNeXt: biases of its linear layers are summed over 16 x 56 x 56 rows; its downsampling norms read permuted."""
+    model = open_model(str(MODELS.parent / "tests" / "data" / "graphs" / "convnext_tiny.pt2"))
+    result = run_step(model.bind(resolve(model, batch=16)), Scenario("train", "sgd"))
+    found = needs(result)
+    sums = [need.band.expected for name, need in found if need.what == "partial sums" and "sum" in name]
+    assert max(sums) == 138_412_032
+    norms = {name for name, need in found if need.what == "contiguous copy"}
+    assert norms <= {"aten.native_layer_norm.default", "aten.native_layer_norm_backward.default"}
+
+
+def test_kernels_that_take_nothing() -> None:
+    op = Op("r", "aten::relu", (Ref("x"),), {}, ("y",))
+    assert lone("aten.relu.default", "forward", op, (), (4, 4)).workspaces(0) == ()
+
+
+def test_the_search_of_benchmark_mode_runs_once_and_empties_the_cache() -> None:
+    """A search for each different pass of ResNet-18 in the first step, in a buffer of at least the plan's size."""
+    result = step("resnet18.pt2")
+    setup = Setup("sm_80", benchmark=True)
+    found = needs(result, setup)
+    searches = {need.once for _, need in found if need.once is not None}
+    assert searches
+    model = KernelWorkspaces(result.trace, result.graph, setup)
+    made = process(result.trace, model)
+    ran = [origin.step for origin in made.origins if origin.what.endswith(": search")]
+    assert len(ran) == len(searches) == len(made.empties)
+    assert set(ran) == {1}
+    replay = simulate(made.events, fallbacks=made.fallbacks)
+    given_back = [event for event in replay.segment_events if event.action == "segment_free"]
+    assert given_back
+    assert replay.retries == 0

@@ -1,0 +1,167 @@
+"""The stated policy for local variables, one graph for each of its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from small_graphs import Builder
+
+from staticmem.ir.graph import Frame, Graph, Ref
+from staticmem.passes.locals import POLICIES, common_depth, held_locals
+
+X = Ref("x")
+CHILD, OTHER = "a:Block", "b:Block"
+
+
+def operands() -> Graph:
+    b = Builder(x=(4, 4)).within(CHILD)
+    q, k = b.call("relu", X, name="q"), b.call("exp", X, name="k")
+    return b.graph(b.call("neg", b.call("matmul", q, k, name="r")))
+
+
+def product_for_a_child() -> Graph:
+    b = Builder(x=(4, 4)).within(CHILD)
+    r = b.call("matmul", X, X, name="r")
+    return b.graph(b.within(CHILD, "a.c:Linear").call("relu", r))
+
+
+def three_parts() -> Graph:
+    b = Builder(x=(4, 4)).within(CHILD)
+    parts = tuple(b.call("relu", X, name=n) for n in "pqr")
+    return b.graph(b.call("cat", parts))
+
+
+def two_parts() -> Graph:
+    b = Builder(x=(4, 4)).within(CHILD)
+    return b.graph(b.call("cat", (b.call("relu", X, name="p"), b.call("relu", X, name="q"))))
+
+
+def two_children_added() -> Graph:
+    b = Builder(x=(4, 4))
+    p = b.within(CHILD).call("relu", X, name="p")
+    q = b.within(OTHER).call("relu", X, name="q")
+    return b.graph(b.within().call("add.Tensor", p, q))
+
+
+def branch_plus_nothing() -> Graph:
+    b = Builder(x=(4, 4))
+    p = b.within(CHILD).call("relu", X, name="p")
+    return b.graph(b.within().call("add.Tensor", p, 0))
+
+
+def later_argument() -> Graph:
+    b = Builder(x=(4, 4)).within()
+    p, q = b.call("relu", X, name="p"), b.call("exp", X, name="q")
+    b.within(CHILD).call("neg", p)
+    return b.graph(b.call("neg", q))
+
+
+def canvas(target: str = "zeros", *args: object) -> Graph:
+    """`c = torch.zeros(4, 4); c[1:2] = x[1:2]`, which a child reads last."""
+    b = Builder(x=(4, 4)).within()
+    c = b.call(target, *(args or ((4, 4),)), name="c")
+    part = b.call("slice.Tensor", X, 0, 1, 2)
+    b.call("copy_", b.call("slice.Tensor", c, 0, 1, 2), part)
+    return b.graph(b.within(CHILD).call("relu", c))
+
+
+def canvas_of_a_result() -> Graph:
+    """`x = f(x); x[1:2] = ...` takes a name that code often assigns again."""
+    return canvas("exp", X)
+
+
+def model_output() -> Graph:
+    b = Builder(x=(4, 4))
+    p = b.within("bert:transformers.models.bert.modeling_bert.BertModel").call("relu", X, name="p")
+    return b.graph(b.within("head:Linear").call("relu", p))
+
+
+def lookup_that_two_models_share() -> Graph:
+    b = Builder(x=(4, 4), ids=(4,))
+    b.within("m.encoder:transformers.models.t5.modeling_t5.T5Stack", "m.encoder.embed_tokens:Embedding")
+    p = b.call("embedding", X, Ref("ids"), name="p")
+    return b.graph(b.within("m.decoder:transformers.models.t5.modeling_t5.T5Stack").call("relu", p))
+
+
+def unpacked() -> Graph:
+    b = Builder(x=(4, 4)).within(CHILD)
+    b.call("chunk", X, 2, outputs=("p", "q"))
+    return b.graph(b.call("neg", b.call("cat", (Ref("p"), Ref("q")))))
+
+
+def chain() -> Graph:
+    b = Builder(x=(4, 4)).within()
+    return b.graph(b.call("neg", b.call("exp", b.call("relu", X, name="p"), name="q")))
+
+
+RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
+    (operands, {"q": 1, "k": 1}), (product_for_a_child, {"r": 1}), (three_parts, {"p": 1, "q": 1, "r": 1}),
+    (two_parts, {}), (two_children_added, {"p": 0, "q": 0}), (branch_plus_nothing, {"p": 0}),
+    (later_argument, {"q": 0}), (model_output, {"p": 0}),
+    (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
+    (canvas, {"c": 0}), (canvas_of_a_result, {}), (chain, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "held"), RULES, ids=lambda v: getattr(v, "__name__", ""))
+def test_expected(make: Callable[[], Graph], held: dict[str, int]) -> None:
+    assert held_locals(make()).frames == held
+
+
+@pytest.mark.parametrize("make", [make for make, _ in RULES], ids=lambda v: v.__name__)
+def test_the_policies_enclose_each_other(make: Callable[[], Graph]) -> None:
+    last, expected, named = (held_locals(make(), p).frames for p in ("last-use", "expected", "named"))
+    assert set(last) <= set(expected) <= set(named)
+    assert last == {}
+    assert POLICIES == ("expected", "last-use", "named")
+
+
+@pytest.mark.parametrize(
+    ("first", "readers", "held"),
+    [
+        (("relu", X), [("exp",), ("neg",)], True),  # read twice, each time alone
+        (("relu", X), [("sub.Tensor", X)], False),
+        (("relu", X), [("sub.Tensor", Ref("q"))], True),  # read once, beside another one
+        (("add.Tensor", X, X), [("exp",), ("neg",)], True),  # the same of an op that a rule is about
+        (("add.Tensor", X, X), [("exp",)], False),
+        (("add.Tensor", X, X), [("sub.Tensor", Ref("q"))], True),
+    ],
+)
+def test_what_must_have_a_name(first: tuple[object, ...], readers: list[tuple[object, ...]], held: bool) -> None:
+    """`named`: `y = f(x); return g(y) + h(y)`, and `y` in `y - q`."""
+    b = Builder(x=(4, 4)).within()
+    b.call("cos", X, name="q")
+    p = b.call(*first, name="p")  # type: ignore[arg-type]
+    for target, *others in readers:
+        b.call(str(target), p, *others)
+    graph = b.graph(b.call("sin", X))
+    assert ("p" in held_locals(graph, "named").frames) is held
+    assert "p" not in held_locals(graph).frames
+
+
+def test_a_joined_list_with_something_from_outside_may_be_the_callers() -> None:
+    b = Builder(x=(4, 4)).within()
+    p = b.call("relu", X, name="p")
+    b.within(CHILD)
+    graph = b.graph(b.call("cat", (p, b.call("exp", X, name="q"), b.call("neg", X, name="r"))))
+    assert held_locals(graph, "named").frames == {"p": 0, "q": 0, "r": 0}
+    assert held_locals(graph).frames == {"p": 1, "q": 1, "r": 1}
+
+
+def test_the_argument_of_a_call_lives_until_the_product_of_its_result() -> None:
+    """`x = self.gamma * self.mlp(x)`: the line assigns when it is done."""
+    b = Builder(x=(4, 4), gamma=(4,)).within()
+    p = b.call("relu", X, name="p")
+    inner = b.within(CHILD).call("exp", p)
+    inner = b.call("neg", inner)
+    graph = b.graph(b.within().call("mul.Tensor", Ref("gamma"), inner))
+    assert held_locals(graph).until == {"p": 3}
+    assert held_locals(graph, "last-use").until == {}
+
+
+def test_depth() -> None:
+    a, b, c = Frame("", "N"), Frame("x", "B"), Frame("x", "B", 1)
+    assert common_depth((a, b), (a, b)) == 2
+    assert common_depth((a, b), (a, c)) == 1
+    assert common_depth((), (a,)) == 0

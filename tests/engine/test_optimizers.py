@@ -1,0 +1,261 @@
+"""Optimizer state and the temporaries of a step against torch.optim on the CPU; others by what their source says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.engine import optimizers
+from staticmem.engine.optimizer_steps import FACTS
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.scenario.step import OPTIMIZERS, Scenario
+
+SHAPES = ((6, 10), (10,), (7, 10), (3, 5, 4))
+SCALAR = 8  # bytes: step counters and what a CPU makes of Python numbers
+STEPS = 8  # RAdam rectifies from its sixth step on
+CLASSES = {
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
+    "nadam": "NAdam", "adamax": "Adamax", "adadelta": "Adadelta", "adafactor": "Adafactor",
+}  # fmt: skip
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in CLASSES),
+    *((name, {"weight_decay": 0.1}) for name in CLASSES),
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("sgd", {"momentum": 0.9, "dampening": 0.5}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("adam", {"amsgrad": True}),
+    ("adam", {"amsgrad": True, "weight_decay": 0.1}),
+    ("adamw", {"amsgrad": True}),
+    ("rmsprop", {"momentum": 0.9}),
+    ("rmsprop", {"centered": True}),
+    ("rmsprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+]
+IDS = [" ".join([name, *options]) for name, options in OPTIONS]
+each = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=IDS)
+
+
+# -- ours --------------------------------------------------------------------------------------------------------
+
+
+def place(e: Eager, shapes: tuple[tuple[int, ...], ...] = SHAPES, dtype: DType = dtypes.float32) -> list[Tensor]:
+    parameters = []
+    for k, shape in enumerate(shapes):
+        tensor = e.empty(shape, dtype)
+        tensor.name = f"p{k}"
+        e.hold(tensor, Owner("model", ""))
+        parameters.append(tensor)
+    return parameters
+
+
+def ours(scenario: Scenario, **kwargs: Any) -> list[tuple[int, int]]:
+    """(bytes, alive) of each temporary of more than a scalar."""
+    e = Eager()
+    e.trace.begin("optimizer")
+    optimizer = optimizers.make(e, scenario, place(e, **kwargs))
+    first = len(e.trace.buffers)
+    optimizer.step()
+    made = [b for b in e.trace.buffers[first:] if b.nbytes > SCALAR]
+    assert all(b.died is not None for b in made)
+    return [
+        (b.nbytes, sum(o.nbytes for o in made if o.born <= b.born and (o.died is None or o.died > b.born)))
+        for b in made
+    ]
+
+
+def states(scenario: Scenario, **kwargs: Any) -> list[dict[str, tuple[tuple[int, ...], int]]]:
+    e = Eager()
+    e.trace.begin("setup")
+    parameters = place(e, **kwargs)
+    optimizers.make(e, scenario, parameters).make_state()
+    found: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {p.name: {} for p in parameters}
+    for hold in e.trace.holds:
+        if hold.kind == "optimizer" and hold.who in found:  # not what all parameters share
+            buffer = e.trace.buffers[hold.buffer]
+            assert (buffer.category, hold.end) == ("optimizer_state", None)
+            found[hold.who][buffer.name.split(".")[-1]] = (buffer.shape, buffer.nbytes)
+    return list(found.values())
+
+
+# -- torch's -----------------------------------------------------------------------------------------------------
+
+
+def build(name: str, impl: str, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    torch: Any = pytest.importorskip("torch")
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    kwargs: dict[str, Any] = {"fused": True} if impl == "fused" else {"foreach": impl == "foreach"}
+    optimizer = getattr(torch.optim, CLASSES[name])(parameters, lr=0.1, **kwargs, **options)
+    for _ in range(STEPS):
+        optimizer.step()
+    return optimizer, parameters
+
+
+def memory(run: Callable[[], object]) -> list[tuple[int, int]]:
+    """(bytes, alive) of each allocation of more than a scalar."""
+    torch: Any = pytest.importorskip("torch")
+    profiler = torch.profiler
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    steps, live = [], 0
+    for event in profile.profiler.kineto_results.events():
+        nbytes = event.nbytes() if event.name() == "[memory]" else 0
+        if abs(nbytes) > SCALAR:
+            live += nbytes
+            if nbytes > 0:
+                steps.append((nbytes, live))
+    return steps
+
+
+def has_fused(name: str) -> bool:
+    return FACTS[name](Scenario(optimizer=name)).fused
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("impl", ["foreach", "for-loop"])
+@each
+def test_temporaries_of_a_step(name: str, options: dict[str, Any], impl: str) -> None:
+    scenario = Scenario("train", name, impl, **options)
+    if impl == "foreach" and optimizers.facts_of(scenario).foreach is None:
+        pytest.skip("its default is the for-loop")
+    optimizer, _ = build(name, impl, options)
+    assert ours(scenario) == memory(optimizer.step)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", [n for n in CLASSES if has_fused(n)])
+def test_a_fused_step_makes_nothing(name: str) -> None:
+    optimizer, _ = build(name, "fused", {})
+    assert ours(Scenario("train", name, "fused")) == memory(optimizer.step) == []
+
+
+@pytest.mark.torch
+def test_fused_is_offered_exactly_where_torch_has_it() -> None:
+    torch: Any = pytest.importorskip("torch")
+    for name, cls in CLASSES.items():
+        supports = "fused" in getattr(torch.optim, cls).__init__.__code__.co_varnames
+        assert has_fused(name) == supports, name
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("impl", ["foreach", "fused"])
+@each
+def test_state_is_that_of_the_state_dict(name: str, options: dict[str, Any], impl: str) -> None:
+    if impl == "fused" and not has_fused(name):
+        pytest.skip("torch has no fused implementation")
+    optimizer, parameters = build(name, impl, options)
+    on_cpu = ("step", "mu_product") if impl != "fused" or name == "sgd" else ()  # also where the parameters are on CUDA
+    expected = [
+        {key: (tuple(t.shape), t.numel() * t.element_size()) for key, t in optimizer.state.get(p, {}).items()
+         if hasattr(t, "element_size") and key not in on_cpu}
+        for p in parameters
+    ]  # fmt: skip
+    assert states(Scenario("train", name, impl, **options)) == expected
+
+
+# -- not in torch ------------------------------------------------------------------------------------------------
+
+
+def test_every_optimizer_of_a_scenario_has_facts() -> None:
+    assert set(FACTS) == set(OPTIMIZERS)
+
+
+def test_adafactor_of_transformers_keeps_rows_and_columns() -> None:
+    found = states(Scenario("train", "adafactor-hf"), shapes=((6, 10), (10,), (3, 5, 4)), dtype=dtypes.bfloat16)
+    assert found == [
+        {"exp_avg_sq_row": ((6,), 24), "exp_avg_sq_col": ((10,), 40), "RMS": ((), 4)},
+        {"exp_avg_sq": ((10,), 40), "RMS": ((), 4)},
+        {"exp_avg_sq_row": ((3, 5), 60), "exp_avg_sq_col": ((3, 4), 48), "RMS": ((), 4)},
+    ]
+
+
+def test_adafactor_of_transformers_has_three_full_tensors_at_most_in_float32() -> None:
+    """The squared gradients and their sum with epsilon, while the update of the parameter before is alive."""
+    shape = (64, 32)
+    assert max(alive for _, alive in ours(Scenario("train", "adafactor-hf"), shapes=(shape, shape))) == 3 * 4 * 64 * 32
+
+
+# (bytes, alive) of each temporary over SHAPES: recorded with PyTorch 2.13's profiler on the CPU from transformers 5.23
+# (Adafactor with its defaults) and timm 1.0.31 (Lion)
+RECORDED = {
+    ("adafactor-hf", "foreach", dtypes.float32): [
+        (240, 240), (240, 480), (24, 264), (40, 280), (24, 264), (40, 304), (240, 544), (240, 480), (40, 280),
+        (40, 320), (40, 80), (40, 80), (280, 320), (280, 600), (28, 308), (40, 320), (28, 308), (40, 348), (280, 628),
+        (280, 560), (240, 520), (240, 760), (60, 300), (48, 288), (12, 252), (60, 312), (48, 348), (240, 588),
+        (240, 480),
+    ],
+    ("adafactor-hf", "foreach", dtypes.bfloat16): [
+        (240, 240), (240, 480), (240, 720), (240, 960), (24, 744), (40, 760), (24, 744), (40, 784), (240, 1024),
+        (240, 960), (40, 520), (40, 320), (40, 360), (40, 400), (40, 160), (40, 160), (280, 360), (280, 600),
+        (280, 880), (280, 1160), (28, 868), (40, 880), (28, 868), (40, 908), (280, 1188), (280, 1120), (240, 800),
+        (240, 760), (240, 1000), (240, 1240), (60, 780), (48, 768), (12, 732), (60, 792), (48, 828), (240, 1068),
+        (240, 960),
+    ],
+    ("lion", "foreach", dtypes.float32): [
+        (240, 240), (40, 280), (280, 560), (240, 800),
+    ],
+    ("lion", "for-loop", dtypes.float32): [
+        (240, 240), (40, 280), (280, 320), (240, 520),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "impl", "dtype"), RECORDED, ids=lambda value: str(value))
+def test_temporaries_of_other_libraries(name: str, impl: str, dtype: DType) -> None:
+    assert ours(Scenario("train", name, impl), dtype=dtype) == RECORDED[name, impl, dtype]
+
+
+@pytest.mark.parametrize(("name", "count"), [("adam-8bit", 2), ("adamw-8bit", 2), ("lion-8bit", 1)])
+def test_eight_bit_states_are_a_byte_an_element_and_a_maximum_a_block(name: str, count: int) -> None:
+    shapes = ((64, 64), (4095,), (64, 65))  # 4,096 elements, one less, and a block that is not full
+    large, small, partial = states(Scenario("train", name), shapes=shapes)
+    assert set(small.values()) == {((4095,), 4 * 4095)}
+    assert len(small) == count
+    assert sorted(large.values()) == sorted([((64, 64), 4096), ((16,), 64)] * count)
+    assert sorted(partial.values()) == sorted([((64, 65), 4160), ((math.ceil(4160 / 256),), 68)] * count)
+    assert ours(Scenario("train", name), shapes=shapes) == []
+
+
+@pytest.mark.parametrize(("shapes", "maps"), [(((64, 64), (64, 64)), 2), (((10,),), 0)])
+def test_eight_bit_code_books_are_shared_and_made_only_where_needed(
+    shapes: tuple[tuple[int, ...], ...], maps: int
+) -> None:
+    e = Eager()
+    e.trace.begin("setup")
+    optimizers.make(e, Scenario("train", "adam-8bit"), place(e, shapes)).make_state()
+    books = [b for b in e.trace.buffers if b.name.startswith("qmap")]
+    assert [b.nbytes for b in books] == [256 * 4] * maps
+
+
+def test_lion_keeps_one_moment_and_makes_one_list() -> None:
+    assert all(set(s) == {"exp_avg"} for s in states(Scenario("train", "lion")))
+    total = 4 * sum(math.prod(s) for s in SHAPES)
+    assert ours(Scenario("train", "lion"))[-1][1] == total
+
+
+@pytest.mark.parametrize("name", ["adam", "adam-8bit", "adafactor"])
+def test_an_offloaded_optimizer_leaves_nothing_on_the_device(name: str) -> None:
+    scenario = Scenario("train", name, offload_optimizer=True)
+    assert not any(states(scenario))
+    assert ours(scenario) == []
+
+
+def test_foreach_works_through_one_dtype_after_the_other() -> None:
+    """The variable of the first group keeps its list until the second group has made its own."""
+    e = Eager()
+    e.trace.begin("optimizer")
+    parameters = [*place(e, ((8, 8),)), *place(e, ((8, 8),), dtypes.bfloat16)]
+    first = len(e.trace.buffers)
+    optimizers.make(e, Scenario("train", "adam"), parameters).step()
+    a, b = e.trace.buffers[first:]
+    assert (a.dtype, b.dtype) == (dtypes.float32, dtypes.bfloat16)
+    assert a.died is not None
+    assert b.born < a.died

@@ -1,0 +1,177 @@
+"""How long Python names hold values: read from an export's stack traces, against a run of the same code."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import local_models  # noqa: E402
+from small_graphs import Builder  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from staticmem.engine.step import run_step  # noqa: E402
+from staticmem.frontends.export_program import read_archive  # noqa: E402
+from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
+from staticmem.ir.model_file import resolve  # noqa: E402
+from staticmem.passes.source_locals import held_until  # noqa: E402
+from staticmem.scenario.step import Scenario  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Counts calls, and notes for each result after how many calls its tensor is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.gone: dict[tuple[int, int], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for position, tensor in enumerate(result if isinstance(result, (tuple, list)) else [result]):
+            weakref.finalize(tensor, self._note, self.calls, position)
+        self.calls += 1
+        return result
+
+    def _note(self, call: int, position: int) -> None:
+        self.gone[call, position] = self.calls
+
+
+def run_of(model: Any, x: Any) -> tuple[int, dict[tuple[int, int], int]]:
+    recorder = Recorder()
+    with torch.no_grad(), recorder:
+        out = model(x)
+        gone = dict(recorder.gone)
+    del out
+    return recorder.calls, gone
+
+
+def exported(model: Any, x: Any, path: Path) -> Graph:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model.eval(), (x,), strict=False)
+        torch.export.save(program, path)
+    archive = read_archive(str(path))
+    return archive.bind(resolve(archive))
+
+
+def ours(graph: Graph) -> dict[tuple[int, int], int]:
+    """For each op's results: after how many ops their buffer is gone, of those that go before the end."""
+    trace = run_step(graph, Scenario()).trace
+    end = trace.marks["forward_end"]
+    places = {name: (k, p) for k, op in enumerate(graph.ops) for p, name in enumerate(op.outputs)}
+    first: dict[int, int] = {}  # op -> tick of its first allocation
+    for buffer in trace.buffers:
+        first.setdefault(trace.kernels[buffer.kernel].op, buffer.born)
+    starts = [first[k] for k in range(len(graph.ops))]
+    return {
+        places[b.name]: sum(start < b.died for start in starts)
+        for b in trace.buffers
+        if b.name in places and b.died is not None and b.died < end
+    }
+
+
+@pytest.mark.parametrize("cls", local_models.MODELS, ids=lambda cls: cls.__name__)
+def test_intervals_are_those_of_a_run(cls: Any, tmp_path: Path) -> None:
+    model, x = cls(), torch.ones(6, 6)
+    calls, expected = run_of(model, x)
+    graph = exported(model, x, tmp_path / "m.pt2")
+    assert len(graph.ops) == calls
+    assert any(op.stack for op in graph.ops)
+    assert ours(graph) == expected
+
+
+def test_the_names_of_a_plain_function_are_not_in_the_file(tmp_path: Path) -> None:
+    """torch.export keeps the frames of modules only: `wide` of `helper` is taken to go with its last use."""
+    model, x = local_models.Helper(), torch.ones(6, 6)
+    _, expected = run_of(model, x)
+    assert ours(exported(model, x, tmp_path / "m.pt2")) == {**expected, (1, 0): expected[1, 0] - 1}
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def written(*lines: tuple[str, int]) -> Graph:
+    """A chain of ops in one function, one after another: (source line, line number)."""
+    b = Builder(x=(4,)).within()
+    value = Ref("x")
+    for text, number in lines:
+        b.stack = (SourceLine("m.py", number, "forward", text),)
+        value = b.call("sin", value)
+    return b.graph(value)
+
+
+@pytest.mark.parametrize(("lines", "held"), [
+    ([("x = f(x)", 1), ("x = f(x)", 2), ("return f(x)", 3)], {"v0": 1, "v1": 2}),
+    ([("a = f(x)", 1), ("b = f(a)", 2), ("return f(b)", 3)], {"v0": 2, "v1": 2}),
+    ([("a: Tensor = f(x)", 1), ("return f(a)", 2)], {"v0": 1}),
+    ([("a += f(x)", 1), ("a += f(x)", 2), ("return f(a)", 3)], {"v0": 1, "v1": 2}),
+    ([("assert f(x) == 1", 1), ("return f(x)", 2)], {}),
+    ([("self.x = f(x)", 1), ("_ = f(x)", 2), ("return f(x)", 3)], {}),
+    ([("xs = [f(g(x))]", 1), ("xs = [f(g(x))]", 1), ("return f(x)", 2)], {"v1": 2}),
+    ([("xs.append(f(x))", 1), ("x = f(x)", 2), ("xs = [f(x)]", 3), ("return f(x)", 4)], {"v0": 2, "v1": 3, "v2": 3}),
+])  # fmt: skip
+def test_statements(lines: list[tuple[str, int]], held: dict[str, int]) -> None:
+    assert held_until(written(*lines)) == held
+
+
+def test_a_list_lives_as_long_as_the_name_that_is_joined() -> None:
+    """`parts.append(x)` runs no op and is in no trace; the line that joins the list names it."""
+    b = Builder(x=(4,)).within()
+    values = []
+    for number in (1, 2):
+        b.stack = (SourceLine("m.py", number, "forward", "x = f(x)"),)
+        values.append(b.call("sin", Ref("x")))
+    b.stack = (SourceLine("m.py", 3, "forward", "x = torch.cat(parts, 1)"),)
+    out = b.call("cat", tuple(values), 1)
+    b.stack = (SourceLine("m.py", 4, "forward", "return f(x)"),)
+    assert held_until(b.graph(b.call("sin", out))) == {"v0": 3, "v1": 3, "v2": 3}
+
+
+def test_a_list_ends_where_its_name_is_assigned_again() -> None:
+    """`dim` is no list of a caller: this frame has none."""
+    b = Builder(x=(4,)).within()
+    for number, text in enumerate(("x = f(x)", "x = g(x)", "x = torch.cat(parts, dim)", "parts = f(x)", "return f(x)")):
+        b.stack = (SourceLine("m.py", number, "forward", text),)
+        b.call("cat", (Ref("v0"), Ref("v1"))) if number == 2 else b.call("sin", Ref("x"))
+    held = held_until(b.graph(Ref("v4")))
+    assert (held["v0"], held["v1"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "older", "until"),
+    [
+        ("y = g(x)", True, 4),  # `xs` came with contents: the caller made it
+        ("y = g(x)", False, 3),  # all that is in it is the frame's own
+        ("xs = [g(x)]", True, 3),  # the frame made it
+    ],
+)
+def test_whose_list_is_joined(first: str, older: bool, until: int) -> None:
+    """`h = f(x)`, then `self.conv(h, out)`, whose forward joins `xs` of its own or the caller's `out`."""
+    b = Builder(x=(4,)).within()
+    b.stack = (SourceLine("m.py", 1, "forward", "h = f(x)"),)
+    h = b.call("sin", Ref("x"))
+    call = SourceLine("m.py", 2, "forward", "x = self.conv(h, out)")
+    b.within("conv:Conv")
+    made = []
+    for number, text in ((11, first), (12, "z = g(x)")):
+        b.stack = (call, SourceLine("m.py", number, "forward", text))
+        made.append(b.call("cos", h))
+    b.stack = (call, SourceLine("m.py", 13, "forward", "return torch.cat(xs, 1)"))
+    b.call("cat", (h, made[0]) if older else tuple(made), 1)
+    b.within().stack = (SourceLine("m.py", 3, "forward", "return f(x)"),)
+    b.call("sin", Ref("v3"))
+    assert held_until(b.graph(Ref("v4")))["v1"] == until
+
+
+def test_no_traces_no_claims() -> None:
+    b = Builder(x=(4,))
+    assert held_until(b.graph(b.call("sin", Ref("x")))) == {}
+    assert held_until(Builder().graph()) == {}

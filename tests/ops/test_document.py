@@ -1,0 +1,32 @@
+"""docs/ops.md is what the registry says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from staticmem.ops import RULES, lookup
+from staticmem.ops.document import render
+from staticmem.ops.registry import rule
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "ops.md"
+
+
+def test_the_document_is_fresh() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == render(), "run: python -m staticmem.ops.document > docs/ops.md"
+
+
+def test_every_rule_states_its_facts() -> None:
+    assert [target for target, found in RULES.items() if not found.facts] == []
+
+
+def test_an_overload_falls_back_to_its_op() -> None:
+    assert lookup("aten::add.Tensor") is RULES["aten::add"]
+    assert lookup("aten::max.dim") is RULES["aten::max.dim"]
+    assert lookup("aten::no_such_op.default") is None
+
+
+def test_a_target_has_one_rule() -> None:
+    with pytest.raises(ValueError, match="two rules for aten::add"):
+        rule("aten::add")(lambda e: None)

@@ -1,0 +1,60 @@
+"""Each rule against PyTorch: results, layouts, aliases, allocations with what is alive, what is saved, gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+from observe import PARTS, Case, View
+from suite import CASES, UNCOVERED
+
+from staticmem.ops import RULES
+
+marks: list[pytest.MarkDecorator] = [pytest.mark.torch]
+if importlib.util.find_spec("torch") is not None:
+    import our_side
+    import real_side
+    import torch_side
+
+    marks += [
+        pytest.mark.skipif(not torch_side.enable_cuda(), reason="this PyTorch has no device guards to lend"),
+        pytest.mark.filterwarnings("ignore::UserWarning"),
+    ]
+pytestmark = marks
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_rule_does_what_pytorch_does(case: Case) -> None:
+    for pattern in case.patterns():
+        theirs, ours = torch_side.run(case, pattern), our_side.run(case, pattern)
+        for part in PARTS:
+            if part in case.skip:
+                continue
+            expected, found = getattr(theirs, part), getattr(ours, part)
+            if part in case.real:
+                expected = real_side.real(case, pattern)[part]
+                found = getattr(our_side.run(case, pattern, real_side.SCALAR), part)
+            elif case.real and part == "grads":
+                expected, found = _unnumbered(expected), _unnumbered(found)
+            assert found == expected, f"{part} with gradients for {pattern}"
+
+
+def _unnumbered(grads: dict[str, View | None]) -> dict[str, Any]:
+    """Without the number of the allocation: the dispatch mode makes one more."""
+    return {k: v and (re.sub(r"back\d+", "back", v.label), v.shape, v.strides, v.dtype) for k, v in grads.items()}
+
+
+def test_every_rule_is_covered_or_excused() -> None:
+    called = {target for case in CASES for target in case.targets}
+    covered = {t if t in RULES else t.split(".", 1)[0] for t in called}
+    missing = set(RULES) - covered - set(UNCOVERED)
+    assert not missing, "rules without a case: add one, or a reason to UNCOVERED"
+    assert not set(UNCOVERED) & covered, "covered now: take it off the list"
+    assert set(UNCOVERED) <= set(RULES)
+
+
+def test_every_skipped_part_has_a_reason() -> None:
+    assert [case.name for case in CASES if (case.skip or case.real) and not case.why] == []
+    assert all(set(case.skip) < set(PARTS) for case in CASES)

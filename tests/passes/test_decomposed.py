@@ -1,0 +1,110 @@
+"""Calls that the dynamo exporter takes apart or takes out of their region, put back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from small_graphs import Builder
+
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Op, Ref, SourceLine, Value
+from staticmem.passes import decomposed, lost_scopes
+
+X = Ref("x")
+
+
+def chain(keepdim: bool, root: bool) -> Builder:
+    b = Builder(x=(4, 8))
+    value = b.call("var", X, (1,), 1.0)
+    ops = [replace(b.ops[-1], target="prims::var")]
+    if keepdim:
+        value = b.call("broadcast_in_dim", value, (4, 1), (0,))
+        ops.append(replace(b.ops[-1], target="prims::broadcast_in_dim"))
+    if root:
+        b.call("sqrt", value)
+        ops.append(b.ops[-1])
+    b.ops = ops
+    return b
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("root", [True, False])
+def test_a_variance_is_one_call(keepdim: bool, root: bool) -> None:
+    parts = chain(keepdim, root).ops
+    (op,) = decomposed.restore(parts, parts[-1].outputs)[0]
+    assert op.target == ("aten::std.correction" if root else "aten::var.correction")
+    assert (op.args, op.kwargs) == ((X, (1,)), {"correction": 1.0, "keepdim": keepdim})
+    assert op.outputs == parts[-1].outputs
+
+
+def test_a_variance_that_is_read_besides_stays_one() -> None:
+    parts = chain(False, True).ops
+    found = decomposed.restore(parts, (*parts[0].outputs, *parts[-1].outputs))[0]
+    assert [op.target for op in found] == ["aten::var.correction", "aten::sqrt"]
+
+
+ONE = (Ref("i"),)
+
+
+def put(text: str, indices: Any = ONE, accumulate: Any = True) -> Op:
+    line = SourceLine("m.py", 1, "forward", text)
+    return Op("p", "aten::index_put", (X, indices, Ref("s"), accumulate), {}, ("y",), stack=(line,))
+
+
+@pytest.mark.parametrize(("op", "args"), [
+    (put("out = out.index_add(0, dst, msg)"), (X, 0, Ref("i"), Ref("s"))),
+    (put("d = zeros.index_add_(1, i, s)", (None, Ref("i"))), (X, 1, Ref("i"), Ref("s"))),
+    (put("out[i] += s"), None),
+    (put("out = out.index_add(0, i, s)", accumulate=False), None),
+    (put("out.index_add(0, i, s)", (Ref("i"), Ref("j"))), None),
+])  # fmt: skip
+def test_index_add_is_told_by_its_line(op: Op, args: tuple[Any, ...] | None) -> None:
+    (found,) = decomposed.restore([op], ("y",))[0]
+    assert (found.target, found.args) == (("aten::index_add", args) if args else (op.target, op.args))
+
+
+@pytest.mark.parametrize(("maker", "restored"), [("empty_like", True), ("exp", False)])
+def test_an_exponential_in_place(maker: str, restored: bool) -> None:
+    """Noise of `gumbel_softmax`: of uniform numbers in a tensor of their own."""
+    b = Builder(x=(4, 8))
+    given = b.call(maker, X)
+    uniform = b.call("rand_like", given)
+    large = b.call("ge.Scalar", uniform, 0.9999999403953552)
+    chosen = b.call("where.ScalarSelf", large, -5.96e-08, b.call("log", uniform))
+    result = b.call("mul.Tensor", chosen, -1.0)
+    ops = decomposed.restore(b.ops, (result.name,))[0]
+    if restored:
+        assert [(op.target, op.args) for op in ops[1:]] == [("aten::exponential_", (given,))]
+    else:
+        assert ops == b.ops
+
+
+def generated(text: str, target: str = "aten::relu") -> Op:
+    return Op("g", target, (X,), {}, ("y",), stack=(SourceLine("<eval_with_key>.7", 9, "forward", text),))
+
+
+OWN = Op("o", "aten::relu", (X,), {}, ("z",), stack=(SourceLine("m.py", 1, "forward", "z = F.relu(x)"),))
+FLOAT = {"y": Value("y", dtypes.float32, (2,))}
+
+
+def test_generated_code_ran_without_gradients_and_says_what_was_in_place() -> None:
+    ops = [generated("relu_ = torch.ops.aten.relu_.default(x);  x = None"), OWN]
+    (first, second), notes = lost_scopes.restore(ops, FLOAT)
+    assert (first.target, first.grad, first.stack) == ("aten::relu_", False, ())
+    assert second is OWN
+    assert [(note.code, note.count) for note in notes] == [("SM262", 1)]
+    (first, _), _ = lost_scopes.restore([generated("relu = torch.ops.aten.relu.default(x)"), OWN], FLOAT)
+    assert first.target == "aten::relu"
+
+
+def test_half_precision_is_a_region_of_autocast() -> None:
+    half = {"y": Value("y", dtypes.float16, (2,))}
+    (first, _), _ = lost_scopes.restore([generated("relu = torch.ops.aten.relu.default(x)"), OWN], half)
+    assert first.grad
+
+
+def test_a_traced_graph_has_generated_code_only() -> None:
+    ops = [generated("relu = torch.ops.aten.relu.default(x)")]
+    assert lost_scopes.restore(ops, FLOAT) == (ops, [])

@@ -1,0 +1,415 @@
+"""The sizing report: what adds up, what decides, every format, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from staticmem.cli.main import main
+from staticmem.devices import gpus
+from staticmem.devices.sizing import TIGHT
+from staticmem.report.json import plain_text
+from staticmem.report.style import Style
+from staticmem.studies import Study, request_of
+from staticmem.studies.sizing import csv_text, markdown, page, schema, text
+from staticmem.studies.sizing.bench import Ask, Bench
+from staticmem.studies.sizing.build import Options, size
+from staticmem.studies.sizing.model import Sizing
+from staticmem.studies.sizing.search import last, rungs
+from staticmem.studies.sizing.words import count_text, outcome
+
+ROOT = Path(__file__).parents[3]
+BLOCKS = ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"
+RESNET = ROOT / "models" / "resnet50.pt2"
+SOME = ("rtx-3070", "t4", "l40s", "h100-sxm-80gb", "mi300x")
+
+
+def sized(path: Path = RESNET, cards: tuple[str, ...] = SOME, **words: Any) -> Sizing:
+    asked = request_of({"batch": 128, "optimizer": "adamw", **words})
+    chosen = [gpus.find(name) for name in cards]
+    return size(Study.open(path, asked), Options(chosen, command="staticmem size resnet50.pt2 --batch 128"))
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Sizing:
+    return sized()
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["size", str(BLOCKS), "--batch", "32", "--optimizer", "adam", "--gpu", "t4", "--gpu", "l4", *words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+# -- what adds up ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_report_of_that_card(resnet: Sizing) -> None:
+    """The same need as `analyze --gpu` says."""
+    for row in resnet.cards[:4]:
+        report = Study.open(RESNET, request_of({"batch": 128, "optimizer": "adamw", "gpu": row.slug})).report
+        assert report.gpu is not None
+        assert (row.device_bytes, row.fit) == (report.peak.device_bytes, report.gpu.fit)
+        band = report.peak.bands["device"]
+        assert (row.device_low_bytes, row.device_high_bytes) == (band.low, band.high)
+
+
+def test_rows_are_in_the_order_of_memory_and_add_up(resnet: Sizing) -> None:
+    usable = [row.usable_bytes for row in resnet.cards]
+    assert usable == sorted(usable)
+    for row in resnet.cards:
+        assert row.device_low_bytes <= row.device_bytes <= row.device_high_bytes
+        assert row.headroom_bytes == max(row.usable_bytes - row.device_bytes, 0)
+        assert row.missing_bytes == max(row.device_bytes - row.usable_bytes, 0)
+        assert (row.fit == "fits") == (row.device_high_bytes <= row.usable_bytes * TIGHT)
+
+
+def test_more_memory_takes_no_smaller_batch(resnet: Sizing) -> None:
+    same = [row for row in resnet.cards if row.slug in ("h100-sxm-80gb", "mi300x")]  # one architecture is replayed
+    batches = [row.max_batch or 0 for row in same]
+    assert batches == sorted(batches)
+    assert all((row.max_batch_with_checkpointing or 0) >= (row.max_batch or 0) for row in resnet.cards)
+
+
+def test_the_largest_batch_fits_the_card_and_the_next_does_not(resnet: Sizing) -> None:
+    """By what `analyze --gpu` says of them."""
+    row = next(row for row in resnet.cards if row.slug == "t4")
+    assert row.max_batch
+    values = rungs(1, 4096)
+    said = []
+    for batch in (row.max_batch, values[values.index(row.max_batch) + 1]):
+        report = Study.open(RESNET, request_of({"batch": batch, "optimizer": "adamw", "gpu": "t4"})).report
+        assert report.gpu is not None
+        said.append(report.gpu.fit)
+    assert said[0] == "fits"
+    assert said[1] != "fits"
+
+
+def test_the_fewest_devices_fit_and_half_of_them_do_not(resnet: Sizing) -> None:
+    row = next(row for row in resnet.cards if row.fit == "does not fit")
+    card = gpus.find(row.slug)
+    bench = Bench(Study.open(RESNET, request_of({"batch": 128, "optimizer": "adamw"})))
+    checked = 0
+    for count in row.counts:
+        if count.devices is None:
+            assert count.why
+            continue
+        words = {"checkpoint": (resnet.blocks,)} if count.checkpointing else {}
+        request = replace(bench.study.request, **words)  # type: ignore[arg-type]
+        assert bench.allows(Ask(request, count.strategy, count.devices), card)
+        if count.devices > 2:
+            assert not bench.allows(Ask(request, count.strategy, count.devices // 2), card)
+        checked += 1
+    assert checked
+
+
+def test_what_fits_one_needs_one(resnet: Sizing) -> None:
+    for row in resnet.cards:
+        if row.fit == "fits":
+            assert {count_text(count) for count in row.counts} == {"1"}
+
+
+def test_levers_are_what_analyze_says(resnet: Sizing) -> None:
+    assert resnet.levers
+    saved = [lever.saved_bytes for lever in resnet.levers]
+    assert saved == sorted(saved, reverse=True)
+    by_flags = {lever.flags: lever for lever in resnet.levers}
+    best = by_flags[f"--checkpoint {resnet.blocks}"]
+    study = Study.open(RESNET, request_of({"batch": 128, "optimizer": "adamw", "checkpoint": ("Bottleneck",)}))
+    assert study.lifetimes.peak_bytes == best.live_bytes == resnet.live_bytes - best.saved_bytes
+
+
+def test_curves_rise_and_have_the_asked_batch(resnet: Sizing) -> None:
+    batches = [point.batch for point in resnet.batches]
+    needs = [point.device_bytes for point in resnet.batches]
+    assert 128 in batches
+    assert batches == sorted(batches, key=lambda batch: batch or 0)
+    assert needs == sorted(needs)
+    assert next(p.live_bytes for p in resnet.batches if p.batch == 128) == resnet.live_bytes
+
+
+# -- the sentence ------------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_card_that_fits_is_named_first(resnet: Sizing) -> None:
+    fitting = [row for row in resnet.cards if row.fit == "fits"]
+    assert resnet.recommended == fitting[0].slug
+    assert resnet.recommendation.startswith(f"One {fitting[0].name} trains it at batch 128 with ")
+
+
+def test_prices_decide_where_there_are_some() -> None:
+    from staticmem.studies.sizing.model import Price
+
+    prices = {"h100-sxm-80gb": Price("EUR", 10.0, None), "l40s": Price("EUR", 20.0, None)}
+    chosen = [gpus.find(name) for name in SOME]
+    study = Study.open(RESNET, request_of({"batch": 128, "optimizer": "adamw"}))
+    found = size(study, Options(chosen, prices, batches=False))
+    assert found.recommended == "h100-sxm-80gb"
+    assert next(row.price for row in found.cards if row.slug == "l40s") == Price("EUR", 20.0, None)
+
+
+def test_several_cards_where_one_is_too_small() -> None:
+    found = sized(cards=("rtx-3070", "t4"), batch=160)
+    assert re.match(r"\d+ x .* train it at batch 160 (each )?with (ZeRO|FSDP|pipeline)", found.recommendation)
+    assert "no single card can" in found.recommendation
+
+
+def test_nothing_fits() -> None:
+    found = sized(cards=("rtx-3070",), batch=20000)
+    assert found.recommended is None
+    assert "short by" in found.recommendation
+
+
+def test_ranks_are_sized_as_asked() -> None:
+    found = sized(BLOCKS, ("t4",), parallel="fsdp", devices=4, batch=8)
+    assert found.strategies == ()
+    assert found.scenario.devices == 4
+    assert found.recommendation.startswith("4 x Tesla T4 train it at batch 8 each with FSDP2")
+    one = sized(BLOCKS, ("t4",), parallel="zero3", batch=8)
+    assert one.strategies == ("zero3",)
+
+
+def test_inference() -> None:
+    found = sized(cards=("t4",), optimizer=None)
+    assert found.recommendation.startswith("One Tesla T4 runs it at batch 128")
+    assert found.cards[0].fit_with_checkpointing is None
+
+
+# -- searches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", range(-1, 20))
+@pytest.mark.parametrize("guess", [0, 3, 7, 19])
+def test_last(limit: int, guess: int) -> None:
+    assert last(range(20), lambda value: value <= limit, guess) == limit
+
+
+def test_rungs_are_eight_to_an_octave() -> None:
+    found = rungs(1, 1 << 16)
+    assert found[:18] == [*range(1, 17), 18, 20]
+    assert all(b - a <= max(1, a / 8) for a, b in pairwise(found))
+    assert found[-1] <= 1 << 16
+
+
+# -- formats -----------------------------------------------------------------------------------------------------
+
+
+def test_json_follows_the_schema_that_is_shipped(resnet: Sizing) -> None:
+    kept = (ROOT / "schemas" / "sizing-1.schema.json").read_text(encoding="utf-8")
+    assert kept == schema.dumps(), "staticmem schema sizing > schemas/sizing-1.schema.json"
+    jsonschema.validate(json.loads(plain_text(resnet)), json.loads(kept))
+
+
+def test_csv_has_a_row_a_card(resnet: Sizing) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text.render(resnet))))
+    assert [row["slug"] for row in rows] == [row.slug for row in resnet.cards]
+    assert [int(row["device_bytes"]) for row in rows] == [row.device_bytes for row in resnet.cards]
+    assert rows[0]["devices_zero3"] in ("", "1", "2", "4", "8")
+
+
+def test_markdown_says_the_sentence_first(resnet: Sizing) -> None:
+    made = markdown.render(resnet)
+    assert made.startswith("## One ")
+    assert made.count("\n|") > len(resnet.cards)
+    assert "    staticmem size resnet50.pt2 --batch 128" in made
+
+
+def test_the_terminal_says_the_sentence_last(resnet: Sizing) -> None:
+    made = text.render(resnet, Style())
+    assert made.rstrip().splitlines()[-1] == resnet.recommendation
+    for row in resnet.cards:
+        assert row.name in made
+        assert outcome(row) in made
+    assert text.render(resnet, Style(unicode=False)).isascii()
+
+
+class Reader(HTMLParser):
+    """Tags and attributes of a page, and whether it is well-formed as far as its elements go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        self.tags.add(tag)
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_one_file_without_network(resnet: Sizing) -> None:
+    made = page.render(resnet)
+    reader = Reader()
+    reader.feed(made)
+    assert reader.open == []
+    assert not {"iframe", "object", "embed", "form"} & reader.tags
+    assert not [value for name, value in reader.attributes if name in ("src", "style") or name.startswith("on")]
+    links = [value for name, value in reader.attributes if name == "href"]
+    assert links == ["data:,"]
+    assert len(made) < 2 << 20
+    inside = re.search(r'<script type="application/json" id="sm-sizing">(.*?)</script>', made, re.DOTALL)
+    assert inside is not None
+    assert json.loads(inside[1]) == json.loads(plain_text(resnet))
+    assert made.count("<svg") > len(resnet.cards)
+
+
+def test_names_of_a_model_stay_text(resnet: Sizing) -> None:
+    evil = '</script><img src=x onerror="alert(1)">'
+    model = replace(resnet.model, path=evil, producer=evil)
+    bad = replace(resnet, model=model, step=evil, blocks=evil, recommendation=evil, command=evil, unknown_ops=(evil,))
+    made = page.render(bad)
+    assert "<img" not in made
+    reader = Reader()
+    reader.feed(made)
+    assert "img" not in reader.tags
+    prose = re.sub(r"`[^`]*`", "", markdown.render(replace(bad, command="")))  # a code span is text
+    assert "<img" not in prose
+    assert "\x1b" not in text.render(replace(bad, recommendation="\x1b[2J"), Style())
+
+
+def test_the_same_input_gives_the_same_report(resnet: Sizing) -> None:
+    again = sized()
+    assert page.render(again) == page.render(resnet)
+    assert plain_text(again) == plain_text(resnet)
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert out.splitlines()[-1].startswith("One Tesla T4 trains it at batch 32 with ")
+    code, out, _ = run(capsys, "-q")
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("suffix", ["md", "html", "json", "csv", "txt"])
+def test_the_suffix_gives_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    target = tmp_path / f"sizing.{suffix}"
+    code, out, err = run(capsys, "-o", str(target), "--no-batches", "--date", "2026-11-21")
+    assert (code, out) == (0, "")
+    assert f"Wrote {target}" in err
+    made = target.read_text(encoding="utf-8")
+    assert "Tesla T4" in made
+    assert ("2026-11-21" in made) == (suffix in ("md", "html", "json", "txt"))
+    code, _, err = run(capsys, "-o", str(target))
+    assert code == 2
+    assert "--force" in err
+
+
+def test_dates(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(run(capsys, "-f", "json", "--no-batches")[1])["date"] is None
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert json.loads(run(capsys, "-f", "json", "--no-batches")[1])["date"] == "1970-01-01"
+
+
+def test_a_config_names_model_and_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        f"version: 1\nmodel: {{path: {BLOCKS}}}\ntrain: {{optimizer: adam, batch: 32}}\ngpus: [l4]\n", encoding="utf-8"
+    )
+    assert main(["size", str(config), "-f", "json", "--no-batches"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["slug"] for row in found["cards"]] == ["l4"]
+    assert found["scenario"]["batch"] == 32
+
+
+PRICES = "version: 1\ncurrency: EUR\nprices:\n  l4: {buy: 2500, hour: 0.7}\n"
+
+
+def test_prices_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(PRICES, encoding="utf-8")
+    _, out, _ = run(capsys, "--prices", str(path), "-f", "csv", "--no-batches")
+    rows = {row["slug"]: row for row in csv.DictReader(io.StringIO(out))}
+    assert (rows["l4"]["price_buy"], rows["l4"]["currency"], rows["t4"]["price_buy"]) == ("2500.0", "EUR", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (PRICES.replace("l4", "l5"), "prices.l5"), (PRICES.replace("2500", "-1"), "prices.l4.buy"),
+        (PRICES.replace("buy", "bye"), "unknown key"), ("version: 1\n", "lacks 'currency'"), ("[", "not YAML"),
+    ],
+)  # fmt: skip
+def test_bad_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, said: str) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(content, encoding="utf-8")
+    code, out, err = run(capsys, "--prices", str(path))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--date", "21.11.2026"), "SM110"), (("--date", "2026-13-01"), "SM110"), (("--min-memory", "big"), "SM110"),
+        (("--vendor", "intel"), "SM183"), (("--class", "cheap"), "SM134"), (("--gpu", "l5"), "SM402"),
+        (("--parallel", "zero4"), "SM134"), (("--gpus-file", "none.yaml"), "SM401"),
+    ],
+)  # fmt: skip
+def test_bad_flags(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: str) -> None:
+    exit_code, out, err = run(capsys, *words)
+    assert (exit_code, out) == (2, "")
+    assert f"[{code}]" in err
+    assert len(err.splitlines()) == 3
+
+
+# -- staticmem gpus ----------------------------------------------------------------------------------------------
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert main(["gpus", "-q", *words]) == 0
+    return capsys.readouterr().out.split()
+
+
+def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
+    everything = listed(capsys)
+    assert len(everything) == len(gpus.cards())
+    large = listed(capsys, "--min-memory", "80GB", "--vendor", "nvidia", "--year", "2022")
+    assert "h100-sxm-80gb" in large
+    assert not {"l40s", "mi300x", "a100-sxm-80gb"} & set(large)
+    assert set(listed(capsys, "--max-memory", "10GB")) == {"rtx-3070", "rtx-4060", "rtx-3080"}
+    assert set(listed(capsys, "--vendor", "amd", "--vendor", "intel")) == {
+        c.slug for c in gpus.cards().values() if c.vendor != "NVIDIA"
+    }
+    assert "rtx-4090" in listed(capsys, "--class", "consumer")
+
+
+def test_the_catalog_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "-f", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    card = next(c for c in found["cards"] if c["slug"] == "l40s")
+    assert card["tflops"]["bf16"] == 362.05
+    assert {s["figure"] for s in card["sources"]} >= {"nominal", "usable", "bandwidth"}
+    assert main(["gpus", "-f", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == len(found["cards"])
+    assert main(["gpus"]) == 0
+    assert "L40S" in capsys.readouterr().out
+
+
+def test_a_card_of_which_less_is_known_is_named_last() -> None:
+    found = sized(cards=("mi210", "h200"), batch=256)
+    assert found.recommended == "h200"
+    assert sized(cards=("mi210",), batch=256).recommended == "mi210"

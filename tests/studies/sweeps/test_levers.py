@@ -1,0 +1,212 @@
+"""Levers: every row is an analysis of its own flags; compute is counted by hand."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import staticmem
+from staticmem.cli.main import main
+from staticmem.report.json import to_json
+from staticmem.scenario.flags import as_flags
+from staticmem.scenario.step import Scenario
+from staticmem.studies import Request, Study
+from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks
+from staticmem.studies.sweeps.compute import Counter
+from staticmem.studies.sweeps.levers import cheapest, levers
+from staticmem.studies.sweeps.levers_text import verdict
+from staticmem.studies.sweeps.model import Levers
+from staticmem.studies.sweeps.schema import levers_schema
+
+MODELS = Path(__file__).parents[3] / "models"
+RESNET = MODELS / "resnet18.pt2"
+
+
+@pytest.fixture(scope="module")
+def found() -> Levers:
+    return levers(Study.open(RESNET, Request(batch=16, optimizer="adam")))
+
+
+def live(capsys: pytest.CaptureFixture[str], flags: str) -> int:
+    """What `staticmem analyze` says under the flags of a row."""
+    import json
+
+    words = ["analyze", str(RESNET), "--no-config", "--batch", "16", "--optimizer", "adam", *shlex.split(flags)]
+    assert main([*words, "-f", "json"]) == 0
+    peak: int = json.loads(capsys.readouterr().out)["peak"]["live_bytes"]
+    return peak
+
+
+def test_flags_of_a_row_give_its_number(found: Levers, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(found.rows) > 10
+    for row in found.rows:
+        assert live(capsys, row.flags) == row.live_bytes, row.does
+        assert row.saved_bytes == found.base.live_bytes - row.live_bytes
+
+
+def test_rows_are_ranked_and_have_a_schema(found: Levers) -> None:
+    saved = [row.saved_bytes for row in found.rows]
+    assert saved == sorted(saved, reverse=True)
+    jsonschema.validate(to_json(found), levers_schema())  # type: ignore[arg-type]
+    names = {row.flags.split()[0] for row in found.rows}
+    assert {"--amp", "--checkpoint", "--optimizer", "--freeze", "--accumulate", "--mode"} & names >= {"--amp", "--mode"}
+
+
+def test_optimizers_change_no_compute_and_checkpoints_add_some(found: Levers) -> None:
+    rows = {row.flags: row for row in found.rows}
+    assert rows["--optimizer sgd"].compute == 0
+    assert rows["--amp bf16"].changes == "numerics"
+    blocks = rows["--checkpoint BasicBlock"]
+    assert 0.2 < blocks.compute < 1 / 3, "less than the forward, which is a third of the step"
+    assert blocks.changes == "none"
+    assert rows["--mode infer"].compute < -0.6
+
+
+def test_operations_by_hand() -> None:
+    """The stem of ResNet-18: 7 x 7 x 3 products for each of 64 x 112 x 112 results; its input needs no gradient."""
+    study = Study.open(RESNET, Request(batch=1, optimizer="sgd"))
+    graph = study.result.graph
+    counter = Counter(graph, training=True)
+    stem = 2 * 64 * 112 * 112 * 7 * 7 * 3
+    head = 2 * 512 * 1000
+    assert counter.of_op[next(i for i, op in enumerate(graph.ops) if op.base == "aten::conv2d")] == stem
+    made = counter.of(Scenario(mode="train"))
+    assert made.forward == sum(counter.of_op)
+    assert made.backward == 2 * made.forward - stem
+    assert made.again == 0
+    frozen = counter.of(Scenario(mode="train", freeze=r"^(?!fc\.)"))
+    assert frozen.backward == head, "the gradient of the weight alone"
+    inference = counter.of(Scenario(mode="infer"))
+    assert (inference.backward, inference.again) == (0, 0)
+    every = counter.of(Scenario(mode="train", checkpoint=("BasicBlock",)))
+    assert every.again == made.forward - stem - head
+    nested = counter.of(Scenario(mode="train", checkpoint=("BasicBlock", "layer1.*")))
+    assert nested.again > every.again or nested.again == every.again
+
+
+@pytest.mark.parametrize(
+    ("name", "selector", "count", "head"),
+    [("resnet18.pt2", "BasicBlock", 8, "fc"), ("mobilenet_v2.onnx", "InvertedResidual", 17, "classifier.1")],
+)
+def test_blocks_of_a_model(name: str, selector: str, count: int, head: str) -> None:
+    graph = Study.open(MODELS / name, Request(batch=1)).graph
+    blocks = repeated_blocks(graph)
+    assert (blocks[0].selector, len(blocks[0].paths)) == (selector, count)
+    assert last_layer(graph) == head
+
+
+def test_a_model_without_blocks_has_levers_all_the_same() -> None:
+    found = levers(Study.open(MODELS / "seed.pt2", Request(batch=4, optimizer="adam")))
+    assert any(row.flags == "--amp bf16" for row in found.rows)
+
+
+def test_inference_has_no_levers_of_training() -> None:
+    found = levers(Study.open(RESNET, Request(batch=4)))
+    assert {row.flags for row in found.rows} <= {"--amp bf16", "--dtype bf16", "--inplace-activations all"}
+    assert found.rows
+
+
+# -- a budget ----------------------------------------------------------------------------------------------------
+
+
+def test_the_best_set_reaches_its_budget_and_no_block_can_go() -> None:
+    study = Study.open(RESNET, Request(batch=32, optimizer="sgd"))
+    base = study.lifetimes.peak_bytes
+    every = study.ask(Request(batch=32, optimizer="sgd", checkpoint=("BasicBlock",))).lifetimes.peak_bytes
+    budget = (base + every) // 2
+    found = levers(study, budget=budget)
+    row = next(row for row in found.rows if "for the budget" in row.does)
+    chosen = tuple(word for word in shlex.split(row.flags) if word != "--checkpoint")
+    assert 1 <= len(chosen) < 8
+    assert row.live_bytes <= budget
+    assert staticmem.analyze(RESNET, batch=32, optimizer="sgd", checkpoint=chosen).peak.live_bytes == row.live_bytes
+    full = next(row for row in found.rows if row.flags == "--checkpoint BasicBlock")
+    assert 0 < row.compute < full.compute
+    for path in chosen:
+        fewer = tuple(other for other in chosen if other != path)
+        if fewer:
+            less = staticmem.analyze(RESNET, batch=32, optimizer="sgd", checkpoint=fewer)
+            assert less.peak.live_bytes > budget, f"{path} need not be checkpointed"
+
+
+def test_a_budget_that_is_kept_or_out_of_reach() -> None:
+    study = Study.open(RESNET, Request(batch=8, optimizer="sgd"))
+    kept = levers(study, budget=1 << 40)
+    assert not any("for the budget" in row.does for row in kept.rows)
+    assert "without a change" in verdict(kept)
+    beyond = levers(study, budget=1 << 20)
+    assert cheapest(beyond) is None
+    assert "no lever alone" in verdict(beyond)
+
+
+def test_the_cheapest_changes_least() -> None:
+    study = Study.open(RESNET, Request(batch=32, optimizer="adam"))
+    found = levers(study, budget=study.lifetimes.peak_bytes - (50 << 20))
+    best = cheapest(found)
+    assert best is not None
+    assert best.changes == "none"
+    assert best.compute == 0
+    assert best.live_bytes <= (found.budget_bytes or 0)
+
+
+def test_on_a_card_device_memory_is_what_counts() -> None:
+    study = Study.open(RESNET, Request(batch=64, optimizer="adam"))
+    found = levers(study, "2GiB")
+    assert found.base.fit == "does not fit"
+    assert found.budget_bytes == found.usable_bytes == 2 << 30
+    for row in found.rows:
+        assert row.device_bytes is not None
+        assert found.base.device_bytes is not None
+        assert row.saved_bytes == found.base.device_bytes - row.device_bytes
+    best = cheapest(found)
+    assert best is not None
+    report = staticmem.analyze(RESNET, gpu="2GiB", **_words(best.flags))  # type: ignore[arg-type]
+    assert report.peak.device_bytes == best.device_bytes
+    assert report.gpu is not None
+    assert report.gpu.fit == best.fit != "does not fit"
+
+
+def _words(flags: str) -> dict[str, object]:
+    words: dict[str, object] = {"batch": 64, "optimizer": "adam"}
+    parts = shlex.split(flags)
+    for flag, value in zip(parts[::2], parts[1::2], strict=True):
+        words[flag[2:].replace("-", "_")] = int(value) if value.isdigit() else value
+    return words
+
+
+# -- as a user types it ------------------------------------------------------------------------------------------
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["levers", str(RESNET), "--no-config", "--batch", "16", "--optimizer", "adam"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0].split() == ["saves", "compute", "peak", "changes", "do"]
+    assert "checkpoint every BasicBlock" in captured.out
+    assert lines[-1].endswith(".")
+    assert main([*words, "--budget", "300 MiB", "-q"]) == 0
+    assert "within 300.00 MiB at least cost" in capsys.readouterr().out
+    target = tmp_path / "levers.json"
+    assert main([*words, "-o", str(target)]) == 0
+    assert capsys.readouterr().err == f"Wrote {target}\n"
+    assert main([*words, "--budget", "much"]) == 2
+    assert "--budget 'much' is not a size" in capsys.readouterr().err
+
+
+def test_flags_are_quoted() -> None:
+    words = {"freeze": "^(?!a b)", "dims": {"x[0]": 2}, "resolution": (2, 3), "set_to_none": False, "nesterov": True}
+    assert as_flags(words) == "--freeze '^(?!a b)' --dim 'x[0]=2' --resolution 2x3 --no-set-to-none --nesterov"
+    assert as_flags({"amp": None, "optimizer_impl": "foreach"}) == ""
+
+
+def test_from_python() -> None:
+    found = staticmem.levers(MODELS / "seed.pt2", batch=4, optimizer="adam", budget="1GiB")
+    assert found.budget_bytes == 1 << 30
+    assert found.rows
+    with pytest.raises(staticmem.StaticmemError, match="is not a size"):
+        staticmem.levers(MODELS / "seed.pt2", budget="much")

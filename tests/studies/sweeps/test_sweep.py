@@ -1,0 +1,199 @@
+"""Sweeps: the configurations that lists mean, and where they are worked out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import staticmem
+from staticmem.config.config import Config, of_node
+from staticmem.config.document import parse_yaml
+from staticmem.errors import StaticmemError, UsageError
+from staticmem.report.json import plain_text
+from staticmem.studies.sweeps.model import Sweep
+from staticmem.studies.sweeps.points import parse_axes, points, settings_of
+from staticmem.studies.sweeps.render import render_csv
+from staticmem.studies.sweeps.schema import sweep_schema
+
+MODELS = Path(__file__).parents[3] / "models"
+SEED, RESNET = str(MODELS / "seed.pt2"), str(MODELS / "resnet18.pt2")
+
+
+def test_the_cross_product_in_its_order() -> None:
+    config = Config(model="m.pt2", words={"mode": "train", "optimizer": "sgd", "momentum": 0.9})
+    made = points(config, None, {}, {"batch": (1, 2), "optimizer": ("sgd", "adam"), "dims.seq": (8,)})
+    assert [(p.request.batch, p.request.optimizer, p.request.momentum) for p in made] == [
+        (1, "sgd", 0.9), (1, "adam", 0.0), (2, "sgd", 0.9), (2, "adam", 0.0),
+    ]  # fmt: skip
+    assert made[0].request.dims == {"seq": 8}
+    assert settings_of(made[0].request) == {
+        "batch": 1, "dims.seq": 8, "mode": "train", "optimizer": "sgd", "momentum": 0.9,
+    }  # fmt: skip
+
+
+def test_flags_replace_lists_of_the_config() -> None:
+    config = Config(model="m.pt2", axes={"batch": (1, 2), "optimizer": ("sgd", "adam")})
+    made = points(config, None, {"batch": 7}, {"optimizer": ("adagrad",)})
+    assert [(p.request.batch, p.request.optimizer) for p in made] == [(7, "adagrad")]
+
+
+def test_scenarios_one_by_one() -> None:
+    text = "version: 1\nmodel: m.pt2\ntrain: {optimizer: adam}\n"
+    text += "scenarios:\n- {name: a, batch: 2}\n- {batch: 3, amp: bf16}\n"
+    made = points(of_node(parse_yaml(text, "c.yaml"), ""), None, {}, {})
+    assert [(p.name, p.request.batch, p.request.amp, p.request.optimizer) for p in made] == [
+        ("a", 2, None, "adam"), (None, 3, "bf16", "adam"),
+    ]  # fmt: skip
+
+
+def test_scenarios_times_lists() -> None:
+    config = Config(model="m.pt2", scenarios=({"name": "a", "amp": "bf16"}, {"name": "b"}))
+    made = points(config, None, {}, {"batch": (1, 2)})
+    assert [(p.name, p.request.batch, p.request.amp) for p in made] == [
+        ("a", 1, "bf16"), ("a", 2, "bf16"), ("b", 1, None), ("b", 2, None),
+    ]  # fmt: skip
+
+
+def test_words_that_exclude_each_other_are_an_error_of_their_row() -> None:
+    found = staticmem.sweep(SEED, {"optimizer": ["adam", "rmsprop"]}, optimizer_impl="fused", batch=2)
+    assert [row.error.code if row.error else None for row in found.rows] == [None, "SM133"]
+    assert found.rows[1].settings["optimizer"] == "rmsprop"
+    assert found.rows[0].live_bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["batch"], "is not NAME=A,B"),
+        (["batch="], "is not NAME=A,B"),
+        (["batch=1,,2"], "is not NAME=A,B"),
+        (["optimiser=adam"], "is not known"),
+        (["batch=1", "batch=2"], "given twice"),
+        (["batch=1,x"], "batch\\[1\\] is 'x'"),
+        (["optimizer=adamm"], "'adamm'"),
+    ],
+)
+def test_what_if_on_the_command_line(words: list[str], what: str) -> None:
+    with pytest.raises(StaticmemError, match=what):
+        parse_axes(words)
+
+
+def test_what_if_values() -> None:
+    assert parse_axes(["batch=1,2", "amp=none,bf16", "resolution=224,96x128", "seq=5", "dims.n=6,7"]) == {
+        "batch": (1, 2), "amp": ("none", "bf16"), "resolution": ((224, 224), (96, 128)), "dims.seq": (5,),
+        "dims.n": (6, 7),
+    }  # fmt: skip
+    assert parse_axes(["checkpoint=none,BasicBlock", "nesterov=true,false"]) == {
+        "checkpoint": ((), ("BasicBlock",)), "nesterov": (True, False),
+    }  # fmt: skip
+
+
+def test_too_many() -> None:
+    many = tuple(range(1, 1001))
+    with pytest.raises(UsageError, match="1,000,000 configurations"):
+        points(Config(model="m.pt2"), None, {}, {"batch": many, "accumulate": many})
+
+
+def test_no_model() -> None:
+    with pytest.raises(UsageError, match="no model"):
+        points(Config(), None, {}, {})
+
+
+def test_rows_on_cards_are_those_of_analyze() -> None:
+    found = staticmem.sweep(SEED, {"batch": [2, 5]}, gpus=["l4", "24GB"], optimizer="adam")
+    assert (found.meters, found.gpus) == (("live", "allocated", "reserved", "device"), ("l4", "24gb"))
+    for row in found.rows:
+        for card, gpu in zip(row.cards, ("l4", "24GB"), strict=True):
+            report = staticmem.analyze(SEED, batch=int(row.settings["batch"] or 0), optimizer="adam", gpu=gpu)
+            assert (row.live_bytes, card.device_bytes, card.reserved_bytes, card.allocated_bytes) == (
+                report.peak.live_bytes, report.peak.device_bytes, report.peak.reserved_bytes,
+                report.peak.allocated_bytes,
+            )  # fmt: skip
+            assert report.gpu is not None
+            assert (card.fit, card.headroom_bytes) == (report.gpu.fit, report.gpu.headroom_bytes)
+
+
+def test_live_memory_alone_rules_out_and_never_in() -> None:
+    found = staticmem.sweep(SEED, {"batch": [1, 64]}, gpus=["2GiB"], meter="live")
+    assert [row.cards[0].fit for row in found.rows] == ["may fit", "does not fit"]
+    assert found.rows[1].cards[0].missing_bytes > 0
+
+
+def plain(found: Sweep) -> Any:
+    return json.loads(plain_text(found))
+
+
+WHAT_IF: dict[str, list[Any]] = {
+    "batch": [1, 2, 3, 4, 5],
+    "resolution": [64, 96],
+    "optimizer": ["sgd", "adam"],
+    "model": [SEED, RESNET],
+}
+
+
+def test_threads_and_processes_find_the_same() -> None:
+    here = staticmem.sweep(SEED, WHAT_IF)
+    seen: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(2) as threads:
+        there = staticmem.sweep(SEED, WHAT_IF, executor=threads, progress=lambda done, of: seen.append((done, of)))
+    assert plain(there) == plain(here)
+    assert seen[-1] == (40, 40)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        assert plain(staticmem.sweep(SEED, WHAT_IF, executor=processes)) == plain(here)
+    assert plain(staticmem.sweep(SEED, WHAT_IF, jobs=2)) == plain(here)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="pip install 'staticmem[dask]'")
+@pytest.mark.filterwarnings("default")  # of distributed and its event loop
+def test_a_real_local_cluster(tmp_path: Path) -> None:
+    from distributed import Client, LocalCluster
+
+    here = staticmem.sweep(SEED, WHAT_IF)
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, local_directory=str(tmp_path)
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        executor = client.get_executor(pure=False)
+        first: Future[Any] = executor.submit(sum, [1, 2])
+        assert first.result() == 3
+        assert plain(staticmem.sweep(SEED, WHAT_IF, executor=executor)) == plain(here)
+
+
+def test_errors_of_a_file_are_in_all_its_rows(tmp_path: Path) -> None:
+    found = staticmem.sweep(SEED, {"model": [SEED, str(tmp_path / "missing.pt2")], "batch": [1, 2]})
+    assert [row.error is None for row in found.rows] == [True, True, False, False]
+
+
+def test_unknown_cards_and_meters_are_told_before_any_work() -> None:
+    with pytest.raises(UsageError, match="unknown GPU"):
+        staticmem.sweep("missing.pt2", {"batch": [1]}, gpus=["h100-sxm-80"])
+    with pytest.raises(UsageError, match="unknown meter"):
+        staticmem.sweep(SEED, {"batch": [1]}, meter="lively")
+    with pytest.raises(UsageError, match="is not known"):
+        staticmem.sweep(SEED, {"batches": [1]})
+
+
+def test_json_has_its_schema_and_csv_a_row_each() -> None:
+    found = staticmem.sweep(
+        SEED, {"batch": [1, 2], "optimizer": ["adam", "rmsprop"]}, optimizer_impl="fused", gpus="l4"
+    )
+    jsonschema.validate(plain(found), sweep_schema())
+    lines = render_csv(found).splitlines()
+    assert len(lines) == 1 + len(found.rows)
+    assert len(lines[0].split(",")) == len(set(lines[0].split(",")))
+    assert "device_bytes[l4]" in lines[0]
+    assert "rmsprop has no fused implementation" in lines[2]
+
+
+def test_csv_is_safe_in_a_spreadsheet() -> None:
+    config = Config(model=SEED, scenarios=({"name": "=cmd|' /C calc'!A0", "batch": 1},))
+    assert ",'=cmd" in render_csv(staticmem.sweep(config))
