@@ -413,23 +413,23 @@ class Target:
 
 _PT2 = (
     "frontends/export_program", "frontends/export_binder", "frontends/export_bounds", "frontends/export_rebind",
-    "frontends/fields", "graph/expressions",
+    "frontends/fields", "ir/expressions",
 )  # fmt: skip
-_YAML = ("hardware/documents",)
-_CONFIG = ("scenarios/document", "scenarios/config", "scenarios/kinds", "scenarios/points", "scenarios/discover")
+_YAML = ("devices/documents",)
+_CONFIG = ("config/document", "config/config", "config/kinds", "studies/sweeps/points", "config/discover")
 
 TARGETS: dict[str, Target] = {
     "pt2": Target("pt2", "json", small_exports, analyse, _PT2, archive),
     "pt2-zip": Target("pt2", "bytes", lambda: [archive(member(files("seed.pt2")()[0]))], analyse, _PT2),
     "onnx": Target("onnx", "proto", small_graphs, analyse, ("frontends/onnx/",)),
     "onnx-wire": Target("onnx", "bytes", lambda: [uncommon(), external()], analyse, ("frontends/onnx/",)),
-    "session": Target("onnx", "proto", small_graphs, session, ("allocators/onnxruntime/", "analysis/session")),
+    "session": Target("onnx", "proto", small_graphs, session, ("allocators/onnxruntime/", "studies/session")),
     "snapshot": Target("pickle", "pickle", snapshots, snapshot, ("validate/plain_pickle", "validate/snapshots")),
     "config": Target("yaml", "yaml", configs, config, _CONFIG),
     "toml": Target("toml", "bytes", tables, config, _CONFIG),
-    "profile": Target("yaml", "yaml", profiles, profile, ("hardware/profile", *_YAML)),
-    "gpus": Target("yaml", "yaml", catalogs, gpus, ("hardware/gpus", *_YAML)),
-    "prices": Target("yaml", "yaml", price_lists, prices, ("sizing/prices", *_YAML)),
+    "profile": Target("yaml", "yaml", profiles, profile, ("devices/profile", *_YAML)),
+    "gpus": Target("yaml", "yaml", catalogs, gpus, ("devices/gpus", *_YAML)),
+    "prices": Target("yaml", "yaml", price_lists, prices, ("studies/sizing/prices", *_YAML)),
     "report": Target("json", "json", small_reports, report, ("report/load",)),
     "diff": Target("json", "json", small_reports, diff, ("report/load", "report/changes", "report/diff", "cli/diff")),
     "record": Target("json", "json", records, record, ("validate/load", "validate/aggregate", "validate/calibrate")),

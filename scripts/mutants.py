@@ -49,7 +49,7 @@ _POINTWISE = (
 
 def _cases(module: str) -> list[str]:
     """The tests of a module of rules: those of its operators, by their names."""
-    text = (ROOT / "staticmem" / "rules" / f"{module}.py").read_text(encoding="utf-8")
+    text = (ROOT / "staticmem" / "ops" / f"{module}.py").read_text(encoding="utf-8")
     return [*_RULES, " or ".join(["by_hand", "cuda_only", *sorted(set(re.findall(r'"aten::([a-z_0-9]+)', text)))])]
 
 
