@@ -1,8 +1,9 @@
-"""The one place where bytes become text. GiB = 2**30 bytes; GB = 10**9 bytes."""
+"""Bytes: as text and back, and as a band where they are known only within bounds. GiB = 2**30 bytes; GB = 10**9."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -41,3 +42,25 @@ def parse_bytes(text: str) -> int | None:
         return None
     whole, _, fraction = match[1].partition(".")
     return int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)
+
+
+class Band(NamedTuple):
+    """Bytes: at least, expected, at most."""
+
+    low: int
+    expected: int
+    high: int
+
+    def plus(self, other: Band) -> Band:
+        return Band(self.low + other.low, self.expected + other.expected, self.high + other.high)
+
+    def minus(self, other: Band) -> Band:
+        """What is left of a sum when one of its parts is taken away."""
+        return Band(self.low - other.low, self.expected - other.expected, self.high - other.high)
+
+
+def exactly(nbytes: int) -> Band:
+    return Band(nbytes, nbytes, nbytes)
+
+
+NOTHING = exactly(0)

@@ -6,8 +6,7 @@ communicator is counted, as data parallelism needs it.
 
 from __future__ import annotations
 
-from staticmem.devices.band import Band
-from staticmem.units import MIB
+from staticmem.units import MIB, Band
 
 # low: 484 MiB of a process with a communicator on an RTX 3090 over PCIe (github.com/NVIDIA/nccl/pull/2366), less the
 #   256 MiB of its context (profiles/pytorch.yaml).

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from staticmem.allocators.workspace import FIRST, LAST, Workspace
 from staticmem.devices import conv_ops, temporaries
-from staticmem.devices.band import NOTHING, Band, exactly
 from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
 from staticmem.devices.conv_ops import Shape
 from staticmem.devices.conv_workspace import fastest_plan, largest_plan, plans, stray_bounds, workspace
@@ -21,6 +20,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph
 from staticmem.ir.record import record
+from staticmem.units import NOTHING, Band, exactly
 
 if TYPE_CHECKING:
     from staticmem.devices.cudnn import Cudnn

@@ -16,12 +16,12 @@ from staticmem.allocators.cuda_caching import DEFAULTS
 from staticmem.allocators.jitter import REPLAYS, WIDTH, is_quick, quick_band
 from staticmem.allocators.large_pool import LargePool
 from staticmem.allocators.peaks import Outline, outline
-from staticmem.devices.band import Band
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.ir.record import record
+from staticmem.units import Band
 
 # The replays of a band are independent of one another and cost the same; a long process gets fewer of them.
 LONG, REPLAYS_OF_LONG = 200_000, 3  # calls of the process

@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from staticmem.devices.band import NOTHING, Band
 from staticmem.devices.documents import CODE, integer, keys_of, table, text
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
-from staticmem.units import MIB
+from staticmem.units import MIB, NOTHING, Band
 
 LAZY, EAGER = "lazy", "eager"  # CUDA_MODULE_LOADING
 

@@ -9,13 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from staticmem.devices.band import NOTHING, Band
 from staticmem.devices.documents import CODE, integer, keys_of, read_yaml, table, text
 from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.devices.modules import UNKNOWN, EagerModules, Modules, eager_modules, sources_of
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
-from staticmem.units import KIB, MIB
+from staticmem.units import KIB, MIB, NOTHING, Band
 
 DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
 DEFAULT_TORCH = "2.13"  # the version that the rules of this package follow

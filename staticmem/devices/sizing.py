@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
-from staticmem.devices.band import Band
 from staticmem.ir.record import record
+from staticmem.units import Band
 
 # Above this share of the usable memory the allocator begins to give back cached segments and convolutions take smaller
 # plans, and other processes (a desktop, monitoring) may have the rest: the prediction is less certain there.

@@ -5,7 +5,7 @@ Only what can matter: kernels that keep a few partial sums of a block each are l
 
 from __future__ import annotations
 
-from staticmem.devices.band import Band, exactly
+from staticmem.units import Band, exactly
 
 INDEX = 8  # bytes of an int64 index
 FLOAT = 4  # accumulators are float32

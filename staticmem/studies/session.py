@@ -26,8 +26,8 @@ from staticmem.studies.study import assumed_batch, fingerprint
 
 if TYPE_CHECKING:
     from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction
-    from staticmem.devices.band import Band
     from staticmem.devices.gpus import Gpu
+    from staticmem.units import Band
 
 VERSION = "1.31"  # the onnxruntime whose rules are followed and were compared (docs/onnxruntime.md)
 MAX_THREADS = 16  # MLAS_MAXIMUM_THREAD_COUNT: more threads take no more workspaces of convolutions
@@ -247,8 +247,8 @@ def _overhead(card: Gpu, request: Request) -> tuple[Band, Band]:
 
 
 def _fit(card: Gpu, found: SessionPrediction, overhead: tuple[Band, Band]) -> GpuFit:
-    from staticmem.devices.band import exactly
     from staticmem.devices.sizing import verdict
+    from staticmem.units import exactly
 
     outcome = verdict(exactly(found.held).plus(overhead[0]).plus(overhead[1]), card.usable)
     return GpuFit(

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from staticmem.devices import gpus
-from staticmem.devices.band import Band
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.devices.meters import Device, on_device, usable_on
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
+from staticmem.units import Band
 
 ROOMY = 1 << 60  # bytes: a card on which nothing has to be given back
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staticmem.devices import conv_ops
-from staticmem.devices.band import NOTHING
 from staticmem.devices.conv import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
@@ -25,6 +24,7 @@ from staticmem.devices.conv_workspace import runs_on_cudnn, workspace
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
+from staticmem.units import NOTHING
 
 CONV = Convolution(FORWARD, "tf32", False, (32, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1), (1, 1))
 DEPTHWISE = replace(CONV, w=(64, 1, 3, 3), groups=64)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staticmem.devices import conv_tables
-from staticmem.devices.band import NOTHING
 from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
 from staticmem.devices.conv_features import Form, form_bytes
 from staticmem.devices.conv_workspace import stray_bounds, workspace
 from staticmem.devices.cudnn_devices import ARCHITECTURES
+from staticmem.units import NOTHING
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = sorted((ROOT / "tests" / "data" / "hardware").glob("conv_answers_*.json"))

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from staticmem.devices import gpus, profile
-from staticmem.devices.band import Band
 from staticmem.errors import UsageError
-from staticmem.units import MIB
+from staticmem.units import MIB, Band
 
 DEFAULT = Path(profile.__file__).parent / "profiles" / "pytorch.yaml"
 PROFILE = profile.load()

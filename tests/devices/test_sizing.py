@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staticmem.devices.band import Band, exactly
 from staticmem.devices.sizing import TIGHT, Fit, verdict
+from staticmem.units import Band, exactly
 
 sizes = st.integers(0, 10**12)
 

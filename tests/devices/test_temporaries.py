@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staticmem.devices import temporaries as t
-from staticmem.devices.band import Band, exactly
+from staticmem.units import Band, exactly
 
 
 def test_flash_backward_rounds_queries_and_head() -> None:

@@ -10,7 +10,6 @@ from staticmem.allocators import Process, process, simulate
 from staticmem.allocators.jitter import is_quick
 from staticmem.allocators.peaks import joined, peaks
 from staticmem.devices import communicators, gpus
-from staticmem.devices.band import Band
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.devices.meters import Device, usable_on
@@ -23,6 +22,7 @@ from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.device import device_of
 from staticmem.studies.ranks import on_one_device, strategy_of
 from staticmem.studies.verdicts import Verdicts, largest_of, on
+from staticmem.units import Band
 
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
 
