@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from staticmem.version import REFERENCE_TORCH
+
 # In CI the same examples every time: a failure there is of the change. At a desk hypothesis looks for new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
@@ -21,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "torch: needs PyTorch (torch==2.13.0, the version that the figures are of)")
+    config.addinivalue_line("markers", f"torch: needs PyTorch (torch=={REFERENCE_TORCH})")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if item.get_closest_marker("torch"):
-            item.add_marker(pytest.mark.skip(reason="PyTorch is not installed: pip install torch==2.13.0"))
+            item.add_marker(pytest.mark.skip(reason=f"PyTorch is not installed: pip install torch=={REFERENCE_TORCH}"))
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
         data = files.read(path, MAX_BYTES)
-        twin = _twin(path, data)
-        document = _parse(data) if twin is None else twin
+        document = _built_json(path, data)
+        if document is None:
+            document = _parse(data)
     except OSError as error:
         raise UsageError(f"cannot read {path}", str(error.strerror or error), code=CODE) from error
     except ValueError as error:
@@ -59,27 +60,27 @@ def _check(events: Iterable[Any]) -> None:
             raise ValueError(f"it has an alias (*{event.anchor}), which these files do not need")
 
 
-# A YAML file of the package may have the same in JSON beside it: reading that takes a tenth of the time, and a start
-# without PyYAML. It counts only while it is of the very same YAML. python -m staticmem.devices.documents writes them.
+# Reading JSON takes a twentieth of the time, and a start without PyYAML. A build writes the package's YAML files as
+# JSON beside them (setup.py; in a checkout: python -m staticmem.devices.documents). It counts only while it is of the
+# very same YAML; without it the YAML is read.
 
 
-def _twin(path: Path, data: bytes) -> Any:
-    """What the JSON beside the file says it holds; None if there is none, or one of another text."""
+def _built_json(path: Path, data: bytes) -> Any:
+    """What the JSON beside a file of the package says it holds; None if there is none, or one of another text."""
     if path.parent not in (_HERE, _HERE / "profiles"):
         return None
     try:
-        found = json.loads(path.with_suffix(".json").read_bytes())
+        built = json.loads(path.with_suffix(".json").read_bytes())
     except FileNotFoundError:
         return None
-    return found["document"] if found["crc32"] == crc32(data) else None
+    return built["document"] if built["crc32"] == crc32(data) else None
 
 
-def write_twins() -> None:
-    """The JSON of every YAML file of the package."""
-    for path in sorted(_HERE.rglob("*.yaml")):
+def write_json(folder: Path = _HERE) -> None:
+    """Writes the YAML files of a copy of this folder as JSON too."""
+    for path in sorted(folder.rglob("*.yaml")):
         data = path.read_bytes()
-        found = {"crc32": crc32(data), "document": _parse(data)}
-        text = json.dumps(found, separators=(",", ":"), default=str)
+        text = json.dumps({"crc32": crc32(data), "document": _parse(data)}, separators=(",", ":"), default=str)
         path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -117,4 +118,4 @@ def text(value: Any, path: Path, where: str) -> str:
 
 
 if __name__ == "__main__":
-    write_twins()
+    write_json()

@@ -15,9 +15,10 @@ from staticmem.devices.modules import UNKNOWN, EagerModules, Modules, eager_modu
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
 from staticmem.units import KIB, MIB, NOTHING, Band
+from staticmem.version import REFERENCE_TORCH
 
 DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
-DEFAULT_TORCH = "2.13"  # the version that the rules of this package follow
+DEFAULT_TORCH = REFERENCE_TORCH.rpartition(".")[0]
 
 
 @record(frozen=True)
@@ -87,7 +88,9 @@ def version(name: str) -> tuple[int, int]:
     """`2.13.0+cpu` as (2, 13)."""
     match = re.match(r"(\d{1,6})\.(\d{1,6})", name.strip())
     if match is None:
-        raise UsageError(f"'{name}' is not a torch version", "A version is two numbers, e.g. 2.13.", code="SM403")
+        raise UsageError(
+            f"'{name}' is not a torch version", f"A version is two numbers, e.g. {DEFAULT_TORCH}.", code="SM403"
+        )
     return int(match.group(1)), int(match.group(2))
 
 

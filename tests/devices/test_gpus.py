@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_specifications_are_plausible(slug: str) -> None:
     gpu = CARDS[slug]
     tflops = dict(gpu.tflops)
     assert gpu.year is not None
-    assert 2016 <= gpu.year <= 2026
+    assert 2016 <= gpu.year <= int(gpus.checked()[:4])
     assert gpu.price_class in gpus.CLASSES
     assert gpu.form
     assert gpu.bandwidth is not None
@@ -89,7 +90,6 @@ def test_the_cards_that_people_ask_for_are_there() -> None:
     asked = "rtx-3060 rtx-3090 rtx-4090 rtx-5090 t4 l4 a10 a10g l40s a40 a6000 rtx-6000-ada v100-16gb v100-32gb"
     asked += " a100-pcie-40gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb h100-pcie-80gb h100-sxm-80gb h200 b200"
     assert set(asked.split()) <= set(CARDS)
-    assert 25 <= len(CARDS) <= 60
 
 
 def test_a_card_without_a_figure_gives_less_than_nvidia_smi_shows() -> None:
@@ -105,7 +105,8 @@ def test_the_rule_is_seldom_more_generous_than_cards_are() -> None:
     known = [gpu for gpu in CARDS.values() if not {"nvml", "usable"} & set(gpu.assumed)]
     too_much = [g.slug for g in known if g.nvml - gpus.held_back(g.nvml // MIB) * MIB > g.usable + 2 * MIB]
     assert len(known) >= 8
-    assert too_much == ["t4", "a10"]  # with ECC on GDDR6, which takes more
+    assert {"t4", "a10"} <= set(too_much)  # with ECC on GDDR6, which takes more
+    assert len(too_much) <= len(known) / 4
 
 
 @pytest.mark.parametrize("query", ["rtx-4090", "RTX 4090", "rtx_4090", " rtx-4090 "])
@@ -207,16 +208,30 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         gpus.load(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("name", ["gpus.yaml", "profiles/pytorch.yaml"])
-def test_the_json_beside_a_yaml_file_is_of_that_file(name: str) -> None:
-    """Written by: python -m staticmem.devices.documents"""
-    path = Path(documents.__file__).parent / name
-    data = path.read_bytes()
-    twin = documents._twin(path, data)
-    assert twin is not None, "stale: python -m staticmem.devices.documents"
-    assert twin == json.loads(json.dumps(documents._parse(data), default=str))
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder's YAML files, as a build makes it."""
+    for name in YAML:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(Path(documents.__file__).parent / name, tmp_path / name)
+    documents.write_json(tmp_path)
+    monkeypatch.setattr(documents, "_HERE", tmp_path)
+    return tmp_path
 
 
-def test_json_of_another_text_does_not_count() -> None:
-    path = Path(documents.__file__).parent / "gpus.yaml"
-    assert documents._twin(path, path.read_bytes() + b"\n") is None
+YAML = ("gpus.yaml", "profiles/pytorch.yaml")
+
+
+@pytest.mark.parametrize("name", YAML)
+def test_the_json_that_a_build_makes_says_what_the_yaml_says(
+    built: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = documents.read_yaml(Path(documents.__file__).parent / name)
+    monkeypatch.setattr(documents, "_parse", None)  # the JSON is enough
+    assert documents.read_yaml(built / name) == json.loads(json.dumps(plain, default=str))
+
+
+def test_json_of_another_text_does_not_count(built: Path) -> None:
+    path = built / "gpus.yaml"
+    assert documents._built_json(path, path.read_bytes()) is not None
+    assert documents._built_json(path, path.read_bytes() + b"\n") is None
