@@ -74,11 +74,11 @@ def config(path: str, _: random.Random) -> None:
 
 
 def report(path: str, _: random.Random) -> None:
+    from staticmem.report.formats.report import render
+    from staticmem.report.formats.report_markdown import render as markdown
     from staticmem.report.html import render as page
     from staticmem.report.json import dumps
     from staticmem.report.load import load_report
-    from staticmem.report.report_markdown import render as markdown
-    from staticmem.report.table import render
 
     loaded = load_report(path)
     render(loaded, explain=True)

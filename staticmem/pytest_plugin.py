@@ -66,7 +66,7 @@ def _budget(mark: pytest.Mark) -> tuple[int, str, dict[str, Any]]:
 
 
 def _assert_within(report: Report, limit: int, metric: str) -> None:
-    from staticmem.report.words import verdict
+    from staticmem.report.verdict import verdict
     from staticmem.units import format_bytes
 
     needed = getattr(report.peak, f"{metric}_bytes")

@@ -56,7 +56,7 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.progress import Progress
-    from staticmem.studies.sweeps import check_text
+    from staticmem.report.formats import check as check_text
     from staticmem.studies.sweeps.check import check
     from staticmem.studies.sweeps.points import points
     from staticmem.studies.sweeps.sweep import run as evaluate

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where the peak grows by more than --max-increase."""
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.report.diff import diff
-    from staticmem.report.diff_text import headline, render, render_markdown
+    from staticmem.report.formats.diff import headline, render, render_markdown
     from staticmem.units import format_bytes
 
     if args.output not in (None, "-"):

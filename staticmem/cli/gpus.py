@@ -112,7 +112,7 @@ def _csv(cards: Sequence[Gpu]) -> str:
     import io
 
     from staticmem.devices.gpus import TYPES
-    from staticmem.report.changes_text import cell
+    from staticmem.report.formats.trace import cell
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

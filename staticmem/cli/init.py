@@ -36,8 +36,9 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, write_atomically
+    from staticmem.config.fields import schema as config_schema
     from staticmem.config.template import template
-    from staticmem.studies.sweeps.schema import config_schema, dumps
+    from staticmem.report.schema import dumps
 
     if args.output == "-":
         sys.stdout.write(template(args.model or "model.pt2", f"./{SCHEMA_NAME}"))

@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.source import model_path
     from staticmem.engine.shapes import known_values
+    from staticmem.report.formats.layers import render, render_csv
     from staticmem.report.layers import layer_table, shown
-    from staticmem.report.layers_text import render, render_csv
     from staticmem.studies import Study, without_cycle_search
 
     if args.output not in (None, "-"):

@@ -65,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.progress import Progress
     from staticmem.cli.source import model_path
+    from staticmem.report.formats.levers import render, verdict
     from staticmem.report.json import plain_text
     from staticmem.studies import Study
     from staticmem.studies.sweeps.levers import levers
-    from staticmem.studies.sweeps.levers_text import render, verdict
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

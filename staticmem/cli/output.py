@@ -43,7 +43,7 @@ def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
 
         text = render_page(report, units=args.units)
     elif kind == "md":
-        from staticmem.report.report_markdown import render
+        from staticmem.report.formats.report_markdown import render
 
         text = render(report, args.units)
     else:
@@ -82,9 +82,9 @@ def style_of(args: argparse.Namespace) -> Style:
 
 
 def _table(report: Report, args: argparse.Namespace) -> str:
+    from staticmem.report.formats.report import render
     from staticmem.report.style import style_for
-    from staticmem.report.table import render
-    from staticmem.report.words import verdict
+    from staticmem.report.verdict import verdict
 
     style = style_of(args)
     if args.quiet:

@@ -24,24 +24,9 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.kind == "report":
-        from staticmem.report.schema import dumps
+    from staticmem.config import fields
+    from staticmem.report import schema
 
-        sys.stdout.write(dumps())
-        return 0
-    if args.kind == "session":
-        from staticmem.report.schema import plain_schema
-        from staticmem.report.session import SCHEMA, SessionReport
-
-        sys.stdout.write(plain_schema(SessionReport, SCHEMA))
-        return 0
-    if args.kind == "sizing":
-        from staticmem.studies.sizing.schema import dumps
-
-        sys.stdout.write(dumps())
-        return 0
-    from staticmem.studies.sweeps import schema
-
-    made = getattr(schema, f"{args.kind}_schema")()
+    made = fields.schema() if args.kind == "config" else schema.schema(args.kind)
     sys.stdout.write(schema.dumps(made))
     return 0

@@ -117,8 +117,8 @@ def run(args: argparse.Namespace, kind: str) -> int:
     """`analyze --runtime onnxruntime`. The exit code: 0, or 1 where --strict found values that are not counted."""
     from staticmem.cli.output import put, style_of
     from staticmem.cli.source import model_path
+    from staticmem.report.formats.session import render, verdict
     from staticmem.report.json import plain_text
-    from staticmem.report.session_text import render, verdict
     from staticmem.studies.session import APPLIES, MAX_THREADS, session_report
 
     words = scenario.flags(args)

@@ -98,21 +98,21 @@ def _text(found: Any, kind: str, args: argparse.Namespace) -> str:
 
         return plain_text(found)
     if kind == "csv":
-        from staticmem.studies.sizing.csv_text import render as render_csv
+        from staticmem.report.formats.sizing import render_csv
 
         return render_csv(found)
     if kind == "md":
-        from staticmem.studies.sizing.markdown import render as render_markdown
+        from staticmem.report.formats.sizing_markdown import render as render_markdown
 
         return render_markdown(found, args.units)
     if kind == "html":
-        from staticmem.studies.sizing.page import render as render_page
+        from staticmem.report.formats.sizing_page import render as render_page
 
         return render_page(found, args.units)
     style = style_of(args)
     if args.quiet:
         return style.plain(found.recommendation) + "\n"
-    from staticmem.studies.sizing.text import render
+    from staticmem.report.formats.sizing import render
 
     return render(found, style, args.units, args.verbose)
 

@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 where something could be analysed."""
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.progress import Progress
+    from staticmem.report.formats import sweep as render
     from staticmem.report.json import plain_text
-    from staticmem.studies.sweeps import render
     from staticmem.studies.sweeps.points import parse_axes, points
     from staticmem.studies.sweeps.sweep import run as evaluate
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.source import model_path
     from staticmem.report import changes
-    from staticmem.report.changes_text import render, render_csv
+    from staticmem.report.formats.trace import render, render_csv
     from staticmem.studies import Study, without_cycle_search
 
     if args.output not in (None, "-"):

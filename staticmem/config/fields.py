@@ -248,3 +248,10 @@ class _Version:
 
 
 ROOT = Table(_root)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft-07) of a config. A table of pyproject.toml is the same without `version`."""
+    title = f"staticmem config {VERSION}"
+    draft = "http://json-schema.org/draft-07/schema#"
+    return {"$schema": draft, "title": title, **ROOT.schema(), "required": ["version"]}

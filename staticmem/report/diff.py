@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from staticmem.report.model import Report, TensorEntry
-from staticmem.report.words import place, step_name
+from staticmem.report.verdict import place, step_name
 
 SCHEMA = "staticmem.diff/1"
 _Key = tuple[str, str, str, str]  # name or op, module, category, dtype

@@ -309,7 +309,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from staticmem.report.notebook import render
+        from staticmem.report.formats.report_notebook import render
 
         return render(self)
 

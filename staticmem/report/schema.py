@@ -1,7 +1,7 @@
-"""The JSON Schema (draft-07) of the report, made from its dataclasses.
+"""JSON Schemas (draft-07: the YAML language server knows no later one) of results, made from their dataclasses.
 
-`schemas/report-1.schema.json` is this in a file. Write it again with `staticmem schema > schemas/report-1.schema.json`;
-a test checks that it is fresh.
+`schemas/` has them as files. `staticmem schema KIND > schemas/KIND-1.schema.json` writes one again; tests check that
+they are fresh.
 """
 
 from __future__ import annotations
@@ -11,24 +11,30 @@ import json
 import types
 import typing
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from staticmem.report.model import SCHEMA, Report
+DRAFT = "http://json-schema.org/draft-07/schema#"
+# kind: module and class of the result, and the name of its title there
+RESULTS = {
+    "report": ("model", "Report", "SCHEMA"),
+    "sweep": ("sweep", "Sweep", "SCHEMA"),
+    "levers": ("sweep", "Levers", "LEVERS_SCHEMA"),
+    "sizing": ("sizing", "Sizing", "SCHEMA"),
+    "session": ("session", "SessionReport", "SCHEMA"),
+}
 
 
-def dumps() -> str:
-    """The schema as JSON text with a final newline."""
-    return plain_schema(Report, SCHEMA)
+def schema(kind: str = "report") -> dict[str, Any]:
+    """The schema of a kind of result as plain data. Unknown fields are allowed: within major 1, fields are added."""
+    module, cls, title = RESULTS[kind]
+    values = import_module(f"staticmem.report.{module}")
+    return schema_of(getattr(values, cls), getattr(values, title))
 
 
-def plain_schema(cls: type, title: str) -> str:
-    """The schema of another frozen dataclass as JSON text."""
-    return json.dumps(schema_of(cls, title), indent=2) + "\n"
-
-
-def schema() -> dict[str, Any]:
-    """The schema as plain data. Unknown fields are allowed: within major 1, fields are added."""
-    return schema_of(Report, SCHEMA)
+def dumps(schema: Mapping[str, Any]) -> str:
+    """A schema as JSON text with a final newline."""
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def schema_of(cls: type, title: str) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def schema_of(cls: type, title: str) -> dict[str, Any]:
     root = _object(cls, definitions)
     root["properties"]["schema"] = {"const": title}
     return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$schema": DRAFT,
         "title": title,
         **root,
         "definitions": dict(sorted(definitions.items())),

@@ -11,7 +11,7 @@ from staticmem.studies.study import Study
 
 def snapshot(study: Study) -> bytes:
     """A memory snapshot as `torch.cuda.memory._dump_snapshot` writes it; see `report.snapshot`."""
-    from staticmem.report.snapshot import dumps
+    from staticmem.report.formats.report_snapshot import dumps
 
     device, result = device_of(study.request), study.result
     process, replay = replayed(result, device)
@@ -20,7 +20,7 @@ def snapshot(study: Study) -> bytes:
 
 def perfetto(study: Study) -> str:
     """Counter tracks of allocated and reserved memory in the trace event format; see `report.perfetto`."""
-    from staticmem.report.perfetto import dumps
+    from staticmem.report.formats.report_perfetto import dumps
 
     process, replay = replayed(study.result, device_of(study.request))
     return dumps(process, replay, study.result.trace)

@@ -17,7 +17,7 @@ from staticmem import errors
 from staticmem.cli.main import main
 from staticmem.report import json as report_json
 from staticmem.report import model as report_model
-from staticmem.studies.sweeps import model as scenario_model
+from staticmem.report import sweep as scenario_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "api.md"

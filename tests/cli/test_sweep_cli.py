@@ -13,7 +13,8 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.cli.progress import Progress
-from staticmem.studies.sweeps.schema import config_schema, sweep_schema
+from staticmem.config.fields import schema as config_schema
+from staticmem.report.schema import schema
 
 SEED = str(files.SEED)
 
@@ -116,7 +117,7 @@ def test_sweep_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert [row["batch"] for row in table] == ["1", "1", "2", "2", "3", "3"]
     out, _ = said(capsys, *words, "-f", "json")
     document = json.loads(out)
-    jsonschema.validate(document, sweep_schema())
+    jsonschema.validate(document, schema("sweep"))
     assert [row["live_bytes"] for row in document["rows"]] == [int(row["live_bytes"]) for row in table]
     alone, _ = said(capsys, "analyze", SEED, "--no-config", "--batch", "3", "--optimizer", "adam", "-f", "json")
     assert document["rows"][-1]["live_bytes"] == json.loads(alone)["peak"]["live_bytes"]

@@ -16,8 +16,8 @@ import staticmem
 from staticmem.eager.trace import Buffer, Kernel, Kernels, Trace, round_up
 from staticmem.ir import dtypes
 from staticmem.liveness import Lifetimes
-from staticmem.report.html.base import esc
 from staticmem.report.html.closed_form import NotAffineError, closed_form
+from staticmem.report.html.page import esc
 from staticmem.studies.page import page
 from staticmem.studies.what_if import what_if
 

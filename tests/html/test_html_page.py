@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from staticmem.cli.main import main
 from staticmem.cli.words import SLIDERS, without
 from staticmem.report.html import Extras, LeverRow, render
-from staticmem.report.html.base import cut, esc, json_text, stacked_bar, table, visible
 from staticmem.report.html.pack import block, packed_text, unpacked_text
+from staticmem.report.html.page import cut, esc, json_text, stacked_bar, table, visible
 from staticmem.report.html.timeline import timeline
 from staticmem.report.json import dumps
 from staticmem.studies import Study

@@ -11,7 +11,7 @@ import pytest
 from staticmem import analyze
 from staticmem.cli.main import main
 from staticmem.report.diff import diff
-from staticmem.report.diff_text import headline, render, render_markdown
+from staticmem.report.formats.diff import headline, render, render_markdown
 from staticmem.report.markdown import code, escape
 from staticmem.report.model import Report
 

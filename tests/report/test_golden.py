@@ -9,9 +9,9 @@ import pytest
 
 import staticmem
 from staticmem.report import json as report_json
+from staticmem.report.formats.report import render
 from staticmem.report.model import Report
 from staticmem.report.style import Style
-from staticmem.report.table import render
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

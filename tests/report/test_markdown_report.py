@@ -10,10 +10,10 @@ import pytest
 
 from staticmem import analyze
 from staticmem.cli.main import main
+from staticmem.report.formats.report_markdown import render
 from staticmem.report.markdown import escape
 from staticmem.report.model import NoteInfo, Report
-from staticmem.report.report_markdown import render
-from staticmem.report.words import verdict
+from staticmem.report.verdict import verdict
 from staticmem.units import format_bytes
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "resnet18.pt2"

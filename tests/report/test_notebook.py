@@ -10,7 +10,7 @@ import pytest
 
 from staticmem import analyze
 from staticmem.report.model import NoteInfo, Report
-from staticmem.report.words import verdict
+from staticmem.report.verdict import verdict
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "resnet18.pt2"
 

@@ -15,7 +15,8 @@ from staticmem.allocators import Process, Replay, process, simulate
 from staticmem.engine.step import StepResult, run_step
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
-from staticmem.report import perfetto, snapshot
+from staticmem.report.formats import report_perfetto as perfetto
+from staticmem.report.formats import report_snapshot as snapshot
 from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"

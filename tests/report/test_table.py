@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import staticmem
+from staticmem.report.formats.report import render
 from staticmem.report.model import Coverage, NoteInfo, OpCount, Report, UnknownOp
 from staticmem.report.style import Style, style_for
-from staticmem.report.table import render
-from staticmem.report.words import optimizer_name, verdict
+from staticmem.report.verdict import optimizer_name, verdict
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from staticmem.report.html.base import esc, name, section, stacked_bar, table
 from staticmem.report.html.cards import CardRow
+from staticmem.report.html.page import esc, name, section, stacked_bar, table
 from staticmem.report.model import LargestBatch, Report
-from staticmem.report.words import category_name, place, step_name
+from staticmem.report.verdict import category_name, place, step_name
 from staticmem.units import format_bytes
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground

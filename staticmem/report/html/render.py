@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from staticmem.report.html import head, sections
-from staticmem.report.html.base import cut, data, json_text, page, visible
 from staticmem.report.html.extras import Extras
 from staticmem.report.html.pack import block, packed_text
+from staticmem.report.html.page import cut, data, json_text, page, visible
 from staticmem.report.html.timeline import Span
 from staticmem.report.json import dumps
 from staticmem.report.model import Report

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.report.html.base import esc, name, section, stacked_bar, table
 from staticmem.report.html.extras import Extras, LeverRow
 from staticmem.report.html.head import ORDER, part_name
+from staticmem.report.html.page import esc, name, section, stacked_bar, table
 from staticmem.report.html.what_if import WhatIf
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
-from staticmem.report.words import place
+from staticmem.report.verdict import place
 from staticmem.units import format_bytes, format_count
 
 MINUS = "\u2212"

@@ -8,8 +8,8 @@ from itertools import pairwise
 from staticmem.ir.graph import Graph
 from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import module_of, short
-from staticmem.report.html.base import cut, visible
 from staticmem.report.html.pack import Words, block
+from staticmem.report.html.page import cut, visible
 from staticmem.report.model import CATEGORIES
 
 UNIT = 512  # bytes: sizes are multiples of it

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from staticmem.report.html.closed_form import ClosedForm
-from staticmem.report.words import OPTIMIZER_NAMES
+from staticmem.report.verdict import OPTIMIZER_NAMES
 
 
 @dataclass(frozen=True, slots=True)

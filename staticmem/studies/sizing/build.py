@@ -10,13 +10,13 @@ from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import NoteInfo
-from staticmem.report.words import step_name
+from staticmem.report.sizing import SCHEMA, CardRow, Count, Point, Price, Sizing
+from staticmem.report.verdict import step_name
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.sizing.bench import LIMIT, Ask, Bench
 from staticmem.studies.sizing.levers import block_class, levers
-from staticmem.studies.sizing.model import SCHEMA, CardRow, Count, Point, Price, Sizing
+from staticmem.studies.sizing.recommend import recommend
 from staticmem.studies.sizing.search import Batches, batch_range, fewest
-from staticmem.studies.sizing.words import recommend
 from staticmem.version import __version__
 
 REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded

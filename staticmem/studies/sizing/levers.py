@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staticmem.errors import StaticmemError
+from staticmem.report.sizing import Lever
+from staticmem.report.sweep import TRAINING
 from staticmem.scenario.flags import as_flags
 from staticmem.studies import Request, Study
 from staticmem.studies.sizing.bench import Ask, Bench
-from staticmem.studies.sizing.model import Lever
 from staticmem.studies.sweeps.blocks import repeated_blocks
-from staticmem.studies.sweeps.levers import TRAINING, candidates
+from staticmem.studies.sweeps.levers import candidates
 
 DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
 

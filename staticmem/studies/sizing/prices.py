@@ -16,7 +16,7 @@ from typing import Any
 from staticmem.devices.documents import CODE, keys_of, read_yaml, table, text
 from staticmem.devices.gpus import Gpu, near
 from staticmem.errors import UsageError
-from staticmem.studies.sizing.model import Price
+from staticmem.report.sizing import Price
 
 
 def load(file: str, known: Mapping[str, Gpu]) -> dict[str, Price]:

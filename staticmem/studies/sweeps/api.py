@@ -7,8 +7,8 @@ from typing import Any
 
 from staticmem.errors import UsageError
 from staticmem.report.model import LargestBatch
+from staticmem.report.sweep import Levers
 from staticmem.studies import Study, request_of
-from staticmem.studies.sweeps.model import Levers
 from staticmem.units import parse_bytes
 
 

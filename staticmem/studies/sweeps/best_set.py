@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from staticmem.passes.regions import regions_of
+from staticmem.report.sweep import LeverRow
 from staticmem.studies.sweeps.blocks import blocks_to_choose
 from staticmem.studies.sweeps.compute import Counter
-from staticmem.studies.sweeps.model import LeverRow
 
 if TYPE_CHECKING:
     from staticmem.studies.sweeps.levers import Bench
@@ -108,7 +108,8 @@ def _groups(bench: Bench, budget: int) -> LeverRow | None:
 
 
 def _row(bench: Bench, selectors: tuple[str, ...], every: int, count: int) -> LeverRow:
-    from staticmem.studies.sweeps.levers import SAME, Lever
+    from staticmem.report.sweep import SAME
+    from staticmem.studies.sweeps.levers import Lever
 
     words = {"checkpoint": selectors, "checkpoint_every": every}
     what = f"{len(selectors)} of {count} blocks" if every == 1 else f"all blocks, {every} together"

@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from staticmem.config.config import Budget
-from staticmem.studies.sweeps.model import CardFit, ErrorInfo, Sweep, SweepRow
-
-SCHEMA = "staticmem.check/1"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One configuration against one budget. `gpu` is the card that a meter beyond `live` is for.
-
-    `margin_bytes` is what the limit leaves; below zero the budget failed. None where the configuration could not be
-    analysed, as `error` says.
-    """
-
-    configuration: str
-    model: str
-    gpu: str | None
-    metric: str
-    level: str
-    limit_bytes: int
-    bytes: int | None
-    margin_bytes: int | None
-    passed: bool
-    error: ErrorInfo | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """All outcomes. `failed`: one of level "error" is exceeded; `broken`: a configuration could not be analysed."""
-
-    schema: str
-    failed: bool
-    broken: bool
-    outcomes: tuple[Outcome, ...]
+from staticmem.report.sweep import CHECK_SCHEMA, CardFit, Check, Outcome, Sweep, SweepRow
 
 
 def check(found: Sweep, budgets: Sequence[Budget]) -> Check:
     """Every configuration against every budget."""
     outcomes = tuple(outcome for row in found.rows for outcome in _of_row(row, budgets))
     failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
-    return Check(SCHEMA, failed, any(o.error is not None for o in outcomes), outcomes)
+    return Check(CHECK_SCHEMA, failed, any(o.error is not None for o in outcomes), outcomes)
 
 
 def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from staticmem.devices.sizing import TIGHT
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import LargestBatch
+from staticmem.report.sweep import CardFit, Sweep
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.sweeps.evaluate import key_of
 from staticmem.studies.sweeps.measure import on_card
-from staticmem.studies.sweeps.model import CardFit, Sweep
 from staticmem.studies.sweeps.points import Point
 from staticmem.studies.sweeps.structure import Affine, Core, curves, take_apart
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from staticmem.errors import StaticmemError
+from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, CardFit, LeverRow, Levers
 from staticmem.scenario.flags import as_flags
 from staticmem.scenario.step import FUSED, OPTIMIZERS
 from staticmem.studies import Request, Study, without_cycle_search
@@ -15,9 +16,6 @@ from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks
 from staticmem.studies.sweeps.compute import Counter
 from staticmem.studies.sweeps.evaluate import Progress, row_of
 from staticmem.studies.sweeps.measure import on_card
-from staticmem.studies.sweeps.model import LEVERS_SCHEMA, CardFit, LeverRow, Levers
-
-SAME, NUMERICS, TRAINING = "none", "numerics", "training"  # what a lever changes besides memory
 
 
 @dataclass(frozen=True)
@@ -215,20 +213,3 @@ def _freezing(study: Study) -> Iterator[Lever]:
     if head and study.request.freeze is None:
         words = {"freeze": f"^(?!{re.escape(head)}\\.)"}
         yield Lever(f"train {head} alone", words, TRAINING, "the other parameters are frozen")
-
-
-def cheapest(found: Levers) -> LeverRow | None:
-    """Of the levers that bring a step within the budget, the one that costs least: first what changes nothing else,
-    then the least compute, then what is not tight, then what saves no more than it has to."""
-    if found.budget_bytes is None:
-        return None
-    within = [row for row in found.rows if _need(row) <= found.budget_bytes]
-    return min(within, key=_cost, default=None)
-
-
-def _cost(row: LeverRow) -> tuple[int, float, bool, int]:
-    return (SAME, NUMERICS, TRAINING).index(row.changes), round(row.compute, 2), row.fit == "tight", -_need(row)
-
-
-def _need(row: LeverRow) -> int:
-    return row.live_bytes if row.device_bytes is None else row.device_bytes

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from staticmem.errors import StaticmemError
+from staticmem.report.sweep import MAY_FIT, CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.sweeps.evaluate import Done, Outcome, Row, evaluate, row_of
-from staticmem.studies.sweeps.model import MAY_FIT, CardFit
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from staticmem.config.discover import combined
 from staticmem.config.document import Node, of_plain
 from staticmem.config.fields import axes as known_axes
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.report.sweep import Setting
 from staticmem.scenario.request import Request, request_of
-from staticmem.studies.sweeps.model import Setting
 
 LIMIT = 200_000  # configurations: more is a mistake in the lists
 

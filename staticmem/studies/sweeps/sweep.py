@@ -11,10 +11,10 @@ from typing import Any
 
 from staticmem.config.config import Config, load
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.report.sweep import SCHEMA, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
 from staticmem.studies.sweeps.evaluate import Done, key_of
 from staticmem.studies.sweeps.measure import Found, Measured, measure
-from staticmem.studies.sweeps.model import SCHEMA, ErrorInfo, Sweep, SweepRow
 from staticmem.studies.sweeps.points import Point, points, settings_of, varying
 
 METERS = ("live", "device")

@@ -18,15 +18,18 @@ import pytest
 from staticmem.cli.main import main
 from staticmem.devices import gpus
 from staticmem.devices.sizing import TIGHT
+from staticmem.report import schema
+from staticmem.report.formats import sizing as text
+from staticmem.report.formats import sizing_markdown as markdown
+from staticmem.report.formats import sizing_page as page
+from staticmem.report.formats.sizing import count_text, outcome
 from staticmem.report.json import plain_text
+from staticmem.report.sizing import Sizing
 from staticmem.report.style import Style
 from staticmem.studies import Study, request_of
-from staticmem.studies.sizing import csv_text, markdown, page, schema, text
 from staticmem.studies.sizing.bench import Ask, Bench
 from staticmem.studies.sizing.build import Options, size
-from staticmem.studies.sizing.model import Sizing
 from staticmem.studies.sizing.search import last, rungs
-from staticmem.studies.sizing.words import count_text, outcome
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"
@@ -148,7 +151,7 @@ def test_the_smallest_card_that_fits_is_named_first(resnet: Sizing) -> None:
 
 
 def test_prices_decide_where_there_are_some() -> None:
-    from staticmem.studies.sizing.model import Price
+    from staticmem.report.sizing import Price
 
     prices = {"h100-sxm-80gb": Price("EUR", 10.0, None), "l40s": Price("EUR", 20.0, None)}
     chosen = [gpus.find(name) for name in SOME]
@@ -206,12 +209,12 @@ def test_rungs_are_eight_to_an_octave() -> None:
 
 def test_json_follows_the_schema_that_is_shipped(resnet: Sizing) -> None:
     kept = (ROOT / "schemas" / "sizing-1.schema.json").read_text(encoding="utf-8")
-    assert kept == schema.dumps(), "staticmem schema sizing > schemas/sizing-1.schema.json"
+    assert kept == schema.dumps(schema.schema("sizing")), "staticmem schema sizing > schemas/sizing-1.schema.json"
     jsonschema.validate(json.loads(plain_text(resnet)), json.loads(kept))
 
 
 def test_csv_has_a_row_a_card(resnet: Sizing) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text.render(resnet))))
+    rows = list(csv.DictReader(io.StringIO(text.render_csv(resnet))))
     assert [row["slug"] for row in rows] == [row.slug for row in resnet.cards]
     assert [int(row["device_bytes"]) for row in rows] == [row.device_bytes for row in resnet.cards]
     assert rows[0]["devices_zero3"] in ("", "1", "2", "4", "8")

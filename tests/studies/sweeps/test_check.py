@@ -12,10 +12,10 @@ import yaml
 from staticmem import analyze
 from staticmem.cli.main import main
 from staticmem.config.config import Budget
+from staticmem.report.formats import check as check_text
 from staticmem.report.markdown import escape
-from staticmem.studies.sweeps import check_text
-from staticmem.studies.sweeps.check import Check, Outcome, check
-from staticmem.studies.sweeps.model import ErrorInfo
+from staticmem.report.sweep import Check, ErrorInfo, Outcome
+from staticmem.studies.sweeps.check import check
 from staticmem.studies.sweeps.sweep import sweep
 
 ROOT = Path(__file__).resolve().parents[3]

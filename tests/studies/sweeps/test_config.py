@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from staticmem.config import discover, fields, locate
 from staticmem.config.config import Budget, Config, load, of_node
 from staticmem.config.document import ConfigError, parse_yaml
+from staticmem.config.fields import schema as config_schema
 from staticmem.config.template import template
 from staticmem.errors import StaticmemError
+from staticmem.report.schema import dumps, schema
 from staticmem.scenario.request import FIELDS
-from staticmem.studies.sweeps.schema import config_schema, dumps, sweep_schema
 from staticmem.units import parse_bytes
 
 ROOT = Path(__file__).parents[3]
@@ -161,7 +162,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize(("kind", "made"), [("config", config_schema()), ("sweep", sweep_schema())])
+@pytest.mark.parametrize(("kind", "made"), [("config", config_schema()), ("sweep", schema("sweep"))])
 def test_schemas_are_fresh_and_draft_07(kind: str, made: dict[str, Any]) -> None:
     jsonschema.Draft7Validator.check_schema(made)
     written = (ROOT / "schemas" / f"{kind}-1.schema.json").read_text(encoding="utf-8")

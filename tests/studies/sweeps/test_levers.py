@@ -10,16 +10,16 @@ import pytest
 
 import staticmem
 from staticmem.cli.main import main
+from staticmem.report.formats.levers import verdict
 from staticmem.report.json import to_json
+from staticmem.report.schema import schema
+from staticmem.report.sweep import Levers, cheapest
 from staticmem.scenario.flags import as_flags
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Request, Study
 from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks
 from staticmem.studies.sweeps.compute import Counter
-from staticmem.studies.sweeps.levers import cheapest, levers
-from staticmem.studies.sweeps.levers_text import verdict
-from staticmem.studies.sweeps.model import Levers
-from staticmem.studies.sweeps.schema import levers_schema
+from staticmem.studies.sweeps.levers import levers
 
 MODELS = Path(__file__).parents[3] / "models"
 RESNET = MODELS / "resnet18.pt2"
@@ -50,7 +50,7 @@ def test_flags_of_a_row_give_its_number(found: Levers, capsys: pytest.CaptureFix
 def test_rows_are_ranked_and_have_a_schema(found: Levers) -> None:
     saved = [row.saved_bytes for row in found.rows]
     assert saved == sorted(saved, reverse=True)
-    jsonschema.validate(to_json(found), levers_schema())  # type: ignore[arg-type]
+    jsonschema.validate(to_json(found), schema("levers"))  # type: ignore[arg-type]
     names = {row.flags.split()[0] for row in found.rows}
     assert {"--amp", "--checkpoint", "--optimizer", "--freeze", "--accumulate", "--mode"} & names >= {"--amp", "--mode"}
 

@@ -16,11 +16,11 @@ import staticmem
 from staticmem.config.config import Config, of_node
 from staticmem.config.document import parse_yaml
 from staticmem.errors import StaticmemError, UsageError
+from staticmem.report.formats.sweep import render_csv
 from staticmem.report.json import plain_text
-from staticmem.studies.sweeps.model import Sweep
+from staticmem.report.schema import schema
+from staticmem.report.sweep import Sweep
 from staticmem.studies.sweeps.points import parse_axes, points, settings_of
-from staticmem.studies.sweeps.render import render_csv
-from staticmem.studies.sweeps.schema import sweep_schema
 
 MODELS = Path(__file__).parents[3] / "models"
 SEED, RESNET = str(MODELS / "seed.pt2"), str(MODELS / "resnet18.pt2")
@@ -186,7 +186,7 @@ def test_json_has_its_schema_and_csv_a_row_each() -> None:
     found = staticmem.sweep(
         SEED, {"batch": [1, 2], "optimizer": ["adam", "rmsprop"]}, optimizer_impl="fused", gpus="l4"
     )
-    jsonschema.validate(plain(found), sweep_schema())
+    jsonschema.validate(plain(found), schema("sweep"))
     lines = render_csv(found).splitlines()
     assert len(lines) == 1 + len(found.rows)
     assert len(lines[0].split(",")) == len(set(lines[0].split(",")))

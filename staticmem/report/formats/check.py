@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from staticmem.report.markdown import code, escape, table
 from staticmem.report.style import Style
-from staticmem.studies.sweeps.check import Check, Outcome
+from staticmem.report.sweep import Check, Outcome
 from staticmem.units import format_bytes
 
 ANNOTATIONS = 10  # GitHub shows no more of a level and step

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from staticmem.report.model import ModelInfo, NoteInfo, OpCount, ScenarioInfo
 
 SCHEMA = "staticmem.sizing/1"
+FITS, TIGHT = "fits", "tight"  # of `CardRow.fit`
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from staticmem.report.model import BEYOND_LIVE, NoteInfo, PhasePeak, Report, TensorEntry
 from staticmem.report.style import Style
-from staticmem.report.words import METER, METERS, category_name, optimizer_name, place, share, verdict
+from staticmem.report.verdict import METER, METERS, category_name, optimizer_name, place, share, verdict
 from staticmem.units import format_bytes, format_count
 
 _BAR = 24  # columns

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from staticmem.report.changes import Change, ChangeList, Group
 from staticmem.report.style import Style
-from staticmem.report.words import category_name
+from staticmem.report.verdict import category_name
 from staticmem.units import format_bytes
 
 COLUMNS = (

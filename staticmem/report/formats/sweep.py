@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from staticmem.report.model import CATEGORIES
 from staticmem.report.style import Style
-from staticmem.studies.sweeps.model import CardFit, Sweep, SweepRow
+from staticmem.report.sweep import CardFit, Sweep, SweepRow
 from staticmem.units import format_bytes
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit": "dim"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from staticmem.report.diff import Change, ReportDiff, TensorChange
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.style import Style
-from staticmem.report.words import category_name
+from staticmem.report.verdict import category_name
 from staticmem.units import format_bytes
 
 Row = tuple[str, str, str, str]

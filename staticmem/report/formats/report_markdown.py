@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from staticmem.report.formats.report import joined
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.model import NoteInfo, PhasePeak, Report
-from staticmem.report.table import joined
-from staticmem.report.words import category_name, place, share, verdict
+from staticmem.report.verdict import category_name, place, share, verdict
 from staticmem.units import format_bytes, format_count
 
 METERS = {

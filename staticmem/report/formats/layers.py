@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from staticmem.report.changes_text import cell
+from staticmem.report.formats.trace import cell
 from staticmem.report.layers import NAMES, Layer, LayerTable
 from staticmem.report.style import Style
 from staticmem.units import format_bytes, format_count

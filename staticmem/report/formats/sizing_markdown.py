@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from staticmem.report.formats.sizing import ACCURACY, batch_text, count_text, outcome, price_text, tflops_text
 from staticmem.report.markdown import code, details, escape, table
+from staticmem.report.sizing import Point, Sizing
 from staticmem.scenario.parallel import TITLES
-from staticmem.studies.sizing.model import Point, Sizing
-from staticmem.studies.sizing.words import ACCURACY, batch_text, count_text, outcome, price_text, tflops_text
 from staticmem.units import format_bytes
 
 

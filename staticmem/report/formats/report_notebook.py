@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from staticmem.report.model import Report
-from staticmem.report.words import category_name, share, verdict
+from staticmem.report.verdict import category_name, share, verdict
 from staticmem.units import format_bytes
 
 

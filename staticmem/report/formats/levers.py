@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from staticmem.report.style import Style
-from staticmem.studies.sweeps.levers import NUMERICS, TRAINING, cheapest
-from staticmem.studies.sweeps.model import LeverRow, Levers
+from staticmem.report.sweep import NUMERICS, TRAINING, LeverRow, Levers, cheapest
 from staticmem.units import format_bytes
 
 _CHANGES = {NUMERICS: "numerics", TRAINING: "training"}

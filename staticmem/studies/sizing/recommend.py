@@ -1,30 +1,16 @@
-"""Sentences that every format of a sizing report shares."""
+"""The sentence that recommends a card, or several, of a sizing report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from staticmem.report.model import ScenarioInfo
+from staticmem.report.sizing import FITS, TIGHT, CardRow, Count
 from staticmem.scenario.parallel import TITLES
 from staticmem.studies import Request
-from staticmem.studies.sizing.model import CardRow, Count
 from staticmem.units import format_bytes
 
-FITS, TIGHT = "fits", "tight"
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3", "fsdp")
-_LIVE = (
-    "Live memory equals PyTorch's to the byte on 98 % of the 81 reference cases and is within 0.2 % on the others, for "
-    "torch.export files (docs/accuracy.md)."
-)
-_DEVICE = (
-    "What the allocator, workspaces and the context add has sources but was not verified on hardware; the band from "
-    "low to high says how far it is known."
-)
-_RANKS = (
-    "Steps on several devices agree with PyTorch where that runs without GPUs (FSDP2, DDP); DeepSpeed, tensor and "
-    "pipeline parallel follow their source."
-)
-ACCURACY = (_LIVE, _DEVICE, _RANKS)
 
 
 def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo) -> tuple[str, str | None]:
@@ -117,43 +103,3 @@ def _several(rows: Sequence[CardRow]) -> tuple[CardRow, Count] | None:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %"
-
-
-def outcome(row: CardRow) -> str:
-    """`fits`, `tight`, `with checkpointing`, or `short by 3.1 GiB`."""
-    if row.fit in (FITS, TIGHT):
-        return row.fit
-    if row.fit_with_checkpointing == FITS:
-        return "with checkpointing"
-    return f"short by {format_bytes(row.missing_bytes)}"
-
-
-def count_text(count: Count) -> str:
-    """`4`, `8†` (with checkpointing), `-`."""
-    if count.devices is None:
-        return "-"
-    return f"{count.devices}†" if count.checkpointing else str(count.devices)
-
-
-def batch_text(batch: int | None) -> str:
-    return "" if batch is None else str(batch) if batch else "-"
-
-
-def tflops_text(row: CardRow) -> str:
-    """The dense 16-bit figure, else that of float32."""
-    for name in ("bf16", "fp16", "fp32"):
-        if name in row.tflops:
-            return f"{row.tflops[name]:g} {name}"
-    return ""
-
-
-def price_text(row: CardRow) -> str:
-    """The user's price, else the class."""
-    if row.price is None:
-        return row.price_class or ""
-    parts = []
-    if row.price.buy is not None:
-        parts.append(f"{row.price.buy:,.0f} {row.price.currency}")
-    if row.price.hour is not None:
-        parts.append(f"{row.price.hour:g} {row.price.currency}/h")
-    return ", ".join(parts)

@@ -1,5 +1,8 @@
-"""What a sweep found, as frozen values. Field names are those of the JSON (schemas/sweep-1.schema.json). Bytes are
-integers; within schema major 1, fields are only added."""
+"""Results of sweeps, levers and budgets as frozen values.
+
+Field names are those of the JSON (`schemas/sweep-1.schema.json`, `schemas/levers-1.schema.json`). Bytes are integers.
+Within schema major 1, fields are only added.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from staticmem.report.model import LargestBatch
 
 SCHEMA = "staticmem.sweep/1"
 LEVERS_SCHEMA = "staticmem.levers/1"
+CHECK_SCHEMA = "staticmem.check/1"
 
 MAY_FIT = "may fit"  # beside the words of hardware.sizing.Fit: live memory alone does not rule it out
+SAME, NUMERICS, TRAINING = "none", "numerics", "training"  # what a lever changes besides memory
 Setting = str | int | float | bool | None
 
 
@@ -117,3 +122,50 @@ class Levers:
     budget_bytes: int | None
     base: LeverRow
     rows: tuple[LeverRow, ...]
+
+
+def cheapest(found: Levers) -> LeverRow | None:
+    """Of the levers that bring a step within the budget, the one that costs least: first what changes nothing else,
+    then the least compute, then what is not tight, then what saves no more than it has to."""
+    if found.budget_bytes is None:
+        return None
+    within = [row for row in found.rows if _need(row) <= found.budget_bytes]
+    return min(within, key=_cost, default=None)
+
+
+def _cost(row: LeverRow) -> tuple[int, float, bool, int]:
+    return (SAME, NUMERICS, TRAINING).index(row.changes), round(row.compute, 2), row.fit == "tight", -_need(row)
+
+
+def _need(row: LeverRow) -> int:
+    return row.live_bytes if row.device_bytes is None else row.device_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One configuration against one budget. `gpu` is the card that a meter beyond `live` is for.
+
+    `margin_bytes` is what the limit leaves; below zero the budget failed. None where the configuration could not be
+    analysed, as `error` says.
+    """
+
+    configuration: str
+    model: str
+    gpu: str | None
+    metric: str
+    level: str
+    limit_bytes: int
+    bytes: int | None
+    margin_bytes: int | None
+    passed: bool
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """All outcomes. `failed`: one of level "error" is exceeded; `broken`: a configuration could not be analysed."""
+
+    schema: str
+    failed: bool
+    broken: bool
+    outcomes: tuple[Outcome, ...]
