@@ -67,7 +67,8 @@ _ENGINE = [
     "tests/ops/test_recorded_rules.py", "tests/report/test_golden.py", "tests/ops/test_rules.py",
 ]  # fmt: skip
 _ALLOCATOR = [f"tests/allocators/test_{name}.py" for name in (
-    "replay", "allocation_rules", "reference", "peaks", "real", "invariants", "processes", "settings", "kernel_memory",
+    "from_trace", "cuda_caching", "cuda_caching_reference", "peaks", "cuda_caching_recorded",
+    "cuda_caching_invariants", "from_trace_recorded", "settings", "from_trace_kernels",
 )]  # fmt: skip
 _STEP = [
     *(f"tests/engine/test_{name}.py" for name in (
@@ -92,8 +93,7 @@ AREAS: dict[str, list[str]] = {
         "graph", "intervals", "schedule", "why",
     )},
     **{f"allocators/{name}.py": _ALLOCATOR for name in (
-        "blocks", "cuda_caching", "driver", "expandable", "jitter", "large_pool", "peaks", "placement", "process",
-        "replay", "result", "settings",
+        "band", "cuda_caching", "expandable", "from_trace", "peaks", "process", "result", "segments", "settings",
     )},
     **{f"training/{name}.py": _STEP for name in (
         "checkpointing", "freezing", "gradients", "graph_notes", "hidden_frames", "interpreter", "kept_attributes",

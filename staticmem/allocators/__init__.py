@@ -1,15 +1,5 @@
-"""Allocators: what a framework takes from the driver to serve a process, replayed without a device."""
+"""Allocators: what a framework takes from the driver to serve a process, replayed without a device.
 
-from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.events import Event, alloc, free
-from staticmem.allocators.jitter import Band, reserved_band
-from staticmem.allocators.process import Process
-from staticmem.allocators.replay import process
-from staticmem.allocators.result import BlockState, Fragmentation, OutOfMemory, Replay, SegmentState
-from staticmem.allocators.settings import Settings, parse_settings
-from staticmem.allocators.workspace import Workspace, WorkspaceModel
-
-__all__ = [
-    "Band", "BlockState", "Event", "Fragmentation", "OutOfMemory", "Process", "Replay", "SegmentState", "Settings",
-    "Workspace", "WorkspaceModel", "alloc", "free", "parse_settings", "process", "reserved_band", "simulate",
-]  # fmt: skip
+`from_trace` makes the calls of a process out of the trace of a step; `cuda_caching` serves them as PyTorch's allocator
+does and keeps a record, `peaks` keeps nothing but the peaks, and `band` says how far reserved memory may be from them.
+"""

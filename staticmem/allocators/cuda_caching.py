@@ -12,14 +12,21 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
 from staticmem.allocators import expandable
-from staticmem.allocators.blocks import Block, Pool
-from staticmem.allocators.driver import Driver, Layout, ascending
-from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
-from staticmem.allocators.result import OutOfMemory, Replay, SegmentEvent
-from staticmem.allocators.settings import MIN_BLOCK, SMALL_SIZE, UNLIMITED, Settings
+from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
+from staticmem.allocators.result import OutOfMemory, Replay
+from staticmem.allocators.segments import Block, Driver, Pool
+from staticmem.allocators.settings import (
+    DEFAULTS,
+    MIN_BLOCK,
+    SMALL_BUFFER,
+    SMALL_SIZE,
+    UNLIMITED,
+    Layout,
+    Settings,
+    ascending,
+)
 
-DEFAULTS = Settings()
-NOTHING: Mapping[int, Sequence[int]] = {}
+NO_FALLBACKS: Mapping[int, Sequence[int]] = {}
 
 
 def simulate(
@@ -28,7 +35,7 @@ def simulate(
     capacity: int | None = None,
     *,
     total: int | None = None,
-    fallbacks: Mapping[int, Sequence[int]] = NOTHING,
+    fallbacks: Mapping[int, Sequence[int]] = NO_FALLBACKS,
     layout: Layout = ascending,
 ) -> Replay:
     """Serves the events in their order.
@@ -39,7 +46,7 @@ def simulate(
         total: bytes of the whole device, which `per_process_memory_fraction` is a fraction of; default `capacity`.
         fallbacks: for the id of an allocation, sizes to try one after another if it fails (0: do without it), as a
             convolution takes its next plan where one's workspace does not fit.
-        layout: where the driver puts segments; see `driver`.
+        layout: where the driver puts segments.
 
     Returns:
         The replay. It ends at the first allocation that fails (`Replay.oom`).
@@ -57,8 +64,6 @@ class _Allocator:
         self.small = Pool(small=True)
         self.large = Pool(small=False)
         self.retries = 0
-        self.history: list[SegmentEvent] = []
-        self.time = 0
         self.limit: int | None = None  # allowed_memory_maximum
         if settings.per_process_memory_fraction < 1 and self.driver.total is not None:
             self.limit = int(settings.per_process_memory_fraction * self.driver.total)
@@ -73,7 +78,7 @@ class _Allocator:
         peak_allocated = peak_reserved = peak_allocated_at = peak_reserved_at = 0
         rows: list[list[int]] = []
         allocated_line, reserved_line = array("q"), array("q")
-        done_without: list[tuple[int, int]] = []
+        took_less: list[tuple[int, int]] = []
         allocated = 0
         for time, (key, nbytes, stream) in enumerate(events):
             if nbytes == RELEASE:
@@ -85,7 +90,7 @@ class _Allocator:
                     rows[block.placement][-1] = time
                     free_block(block)
             elif nbytes == EMPTY_CACHE:
-                self.time = time
+                driver.time = time
                 self.release_cached_blocks()
             elif key in live:
                 raise ValueError(f"event {time} allocates {key}, which is alive")
@@ -101,13 +106,13 @@ class _Allocator:
                 else:
                     block = self.get_free_block(pool, size, stream)
                 if block is None:
-                    self.time = time
+                    driver.time = time
                     wanted = nbytes
                     block, nbytes, size = self.miss(nbytes, size, stream, fallbacks.get(key, ()))
                     if driver.reserved > peak_reserved:
                         peak_reserved, peak_reserved_at = driver.reserved, time
                     if nbytes != wanted:
-                        done_without.append((key, nbytes))
+                        took_less.append((key, nbytes))
                 if block is not None:
                     block = self.alloc_found_block(block, size)
                     block.placement = len(rows)
@@ -123,10 +128,9 @@ class _Allocator:
             reserved_line.append(driver.reserved)
         else:
             oom = None
-        return Replay(
-            peak_allocated, peak_allocated_at, peak_reserved, peak_reserved_at, self.retries, oom, tuple(self.history),
-            tuple(done_without), allocated_line, reserved_line, rows,
-        )  # fmt: skip
+        peaks = peak_allocated, peak_allocated_at, peak_reserved, peak_reserved_at
+        history, smaller = tuple(driver.history), tuple(took_less)
+        return Replay(*peaks, self.retries, oom, history, smaller, allocated_line, reserved_line, rows)
 
     # -- serving a request ---------------------------------------------------------------------------------------
 
@@ -143,14 +147,14 @@ class _Allocator:
             return None
         if self.settings.expandable_segments:
             at = expandable.best_fit(free, at)
-        found = free[at][2]
+        block = free[at][2]
         max_split = self.settings.max_split_size
-        if size < max_split <= found.size:
+        if size < max_split <= block.size:
             return None  # an oversize block serves no small request
-        if size >= max_split and found.size >= size + self.settings.max_non_split_rounding_size:
+        if size >= max_split and block.size >= size + self.settings.max_non_split_rounding_size:
             return None
         del free[at]
-        return found
+        return block
 
     def miss(self, nbytes: int, size: int, stream: int, smaller: Sequence[int]) -> tuple[Block | None, int, int]:
         """A block from the driver, else one for the first of the smaller sizes that fits; bytes asked and rounded.
@@ -188,11 +192,12 @@ class _Allocator:
         if self.limit is not None and self.driver.reserved + nbytes > self.limit:
             return None
         if self.settings.expandable_segments:
-            return expandable.try_allocate(self, pool, size, stream)
+            page = SMALL_BUFFER if pool.small else self.settings.large_segment_size
+            return expandable.try_allocate(self.driver, pool, size, stream, page)
         if not self.driver.take(nbytes):
             return None
         block = Block(self.driver.address(nbytes), nbytes, stream, pool)
-        self.record("segment_alloc", block.address, nbytes, block)
+        self.driver.record("segment_alloc", block.address, nbytes, block)
         return block
 
     def alloc_found_block(self, block: Block, size: int) -> Block:
@@ -226,7 +231,7 @@ class _Allocator:
         """`cudaFree` of a segment that is one free block."""
         block.pool.remove(block)
         self.driver.reserved -= block.size
-        self.record("segment_free", block.address, block.size, block)
+        self.driver.record("segment_free", block.address, block.size, block)
 
     def release_cached_blocks(self) -> None:
         """Every segment without a live block, and every empty page of expandable ones, goes back."""
@@ -237,7 +242,7 @@ class _Allocator:
                     self.release_block(block)
             for block in free:
                 if block.reservation is not None:
-                    expandable.unmap(self, block)
+                    expandable.unmap(self.driver, block)
 
     def release_available_cached_blocks(self, pool: Pool, size: int, stream: int) -> bool:
         """With max_split_size: the smallest oversize block that is large enough, else the largest ones together."""
@@ -277,17 +282,12 @@ class _Allocator:
                 total -= searches - block.age
                 self.release_block(block)
 
-    # -- what is said of it --------------------------------------------------------------------------------------
-
-    def record(self, action: str, address: int, size: int, block: Block) -> None:
-        self.history.append(SegmentEvent(self.time, action, address, size, block.stream, block.pool.small))
-
     def out_of_memory(self, key: int, nbytes: int, size: int, allocated: int) -> OutOfMemory:
         pools = (self.small, self.large)
         largest = max((free[-1][0] for pool in pools for free in pool.free.values() if free), default=0)
         reserved, segment = self.driver.reserved, self.settings.allocation_size(size)
         bounds = [bound for bound in (self.driver.capacity, self.limit) if bound is not None]
-        return OutOfMemory(self.time, key, nbytes, segment, allocated, reserved, min(bounds) - reserved, largest)
+        return OutOfMemory(self.driver.time, key, nbytes, segment, allocated, reserved, min(bounds) - reserved, largest)
 
 
 def free_block(block: Block) -> None:

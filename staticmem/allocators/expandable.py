@@ -6,13 +6,8 @@ Source: c10/cuda/CUDACachingAllocator.cpp, Note [Expandable Segments], `Expandab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from staticmem.allocators.blocks import Block, Free, Pool, Reservation
-from staticmem.allocators.settings import ROUND_LARGE, SMALL_BUFFER
-
-if TYPE_CHECKING:
-    from staticmem.allocators.cuda_caching import _Allocator
+from staticmem.allocators.segments import Block, Driver, Free, Pool, Reservation
+from staticmem.allocators.settings import ROUND_LARGE
 
 ADDRESS_SPACE = 1 << 39  # bytes of a reservation where the device's size is unknown; more than any device has
 
@@ -31,22 +26,22 @@ def _could_be(block: Block) -> int:
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def try_allocate(allocator: _Allocator, pool: Pool, size: int, stream: int) -> Block | None:
-    """A free block of at least `size` bytes, made by mapping memory; None where the driver has no more."""
-    block = _find(allocator, pool, size, stream)
-    if not block.mapped and not _map(allocator, block, min(block.size, size)):
+def try_allocate(driver: Driver, pool: Pool, size: int, stream: int, page: int) -> Block | None:
+    """A free block of at least `size` bytes, made by mapping pages; None where the driver has no more."""
+    block = _find(driver, pool, size, stream, page)
+    if not block.mapped and not _map(driver, block, min(block.size, size)):
         return None
     while block.size < size:
         after = block.next
         assert after is not None
-        if not _map(allocator, after, min(size - block.size, after.size)):
+        if not _map(driver, after, min(size - block.size, after.size)):
             return None
         block = after
     pool.remove(block)
     return block
 
 
-def _find(allocator: _Allocator, pool: Pool, size: int, stream: int) -> Block:
+def _find(driver: Driver, pool: Pool, size: int, stream: int, page: int) -> Block:
     """The block at the lowest address from which `size` bytes are free or can be mapped; a new reservation, if none."""
     for _, block in pool.unmapped.get(stream, ()):
         before = block.prev
@@ -57,11 +52,9 @@ def _find(allocator: _Allocator, pool: Pool, size: int, stream: int) -> Block:
             piece = piece.next  # type: ignore[assignment]
         if room >= size:
             return start
-    page = SMALL_BUFFER if pool.small else allocator.settings.large_segment_size
-    total = allocator.driver.total
-    wanted = ADDRESS_SPACE if total is None else total + total // 8
+    wanted = ADDRESS_SPACE if driver.total is None else driver.total + driver.total // 8
     whole = -(-wanted // page) * page
-    address = allocator.driver.address(whole + ROUND_LARGE)  # a gap behind it: two reservations never touch
+    address = driver.address(whole + ROUND_LARGE)  # a gap behind it: two reservations never touch
     reservation = Reservation(address, whole, page)
     block = Block(address, whole, stream, pool)
     block.mapped = False
@@ -70,14 +63,14 @@ def _find(allocator: _Allocator, pool: Pool, size: int, stream: int) -> Block:
     return block
 
 
-def _map(allocator: _Allocator, block: Block, size: int) -> bool:
+def _map(driver: Driver, block: Block, size: int) -> bool:
     """Maps whole pages at the block's start, enough for `size` bytes, and makes them a free block."""
     reservation, pool = block.reservation, block.pool
     assert reservation is not None
     mapped = -(-size // reservation.page) * reservation.page
-    if not allocator.driver.take(mapped):
+    if not driver.take(mapped):
         return False
-    allocator.record("segment_map", block.address, mapped, block)
+    driver.record("segment_map", block.address, mapped, block)
     pool.remove_unmapped(block)
     block.mapped = True
     if mapped < block.size:
@@ -93,7 +86,7 @@ def _map(allocator: _Allocator, block: Block, size: int) -> bool:
     return True
 
 
-def unmap(allocator: _Allocator, block: Block) -> None:
+def unmap(driver: Driver, block: Block) -> None:
     """Gives back the whole pages inside a free block; what is left of it on either side stays free."""
     reservation, pool = block.reservation, block.pool
     assert reservation is not None
@@ -114,7 +107,7 @@ def unmap(allocator: _Allocator, block: Block) -> None:
     pool.merge(block, block.prev)
     pool.merge(block, block.next)
     pool.insert_unmapped(block)
-    allocator.driver.reserved -= high - low
-    allocator.record("segment_unmap", low, high - low, block)
+    driver.reserved -= high - low
+    driver.record("segment_unmap", low, high - low, block)
     if not block.is_split:  # the whole range is empty: release_expandable_segment
         pool.remove_unmapped(block)

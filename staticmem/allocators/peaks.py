@@ -2,6 +2,14 @@
 
 It serves PyTorch's default settings on one stream with as much memory as is asked for, which is what a band asks. A
 test holds it to `cuda_caching.simulate`, which has the sources of the allocator's rules.
+
+It is a second writing of that algorithm because a report needs eleven replays: three steps of ResNet-50 take 8.2 ms
+there, where blocks are objects and every event is recorded, 4.0 ms here, and 0.6 ms without the small pool.
+
+The two pools share nothing, and the large one decides: reserved memory swings by whole activations there, by segments
+of 2 MiB in the small pool. Most requests are small, so a replay that leaves the small pool as it is predicted
+(`LargePool`) is several times as fast again. The small pool splits every block, so what is allocated in it is the same
+in every replay.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from staticmem.allocators.driver import Layout, ascending
+from staticmem.allocators.process import STEPS, Process
 from staticmem.allocators.settings import (
     LARGE_SEGMENT,
     MIN_BLOCK,
@@ -19,6 +27,8 @@ from staticmem.allocators.settings import (
     ROUND_LARGE,
     SMALL_BUFFER,
     SMALL_SIZE,
+    Layout,
+    ascending,
 )
 
 
@@ -54,16 +64,16 @@ class Outline(NamedTuple):
 
 def joined(calls: Sequence[int], count: int) -> list[int]:
     """`calls` in which an allocation that is released at once is one call: its id plus `count`, the number of ids."""
-    found: list[int] = []
+    kept: list[int] = []
     last = -1
     for call in calls:
-        if call < 0 and found and ~call == last:
-            found[-1] = last + count
+        if call < 0 and kept and ~call == last:
+            kept[-1] = last + count
             last = -1
         else:
-            found.append(call)
+            kept.append(call)
             last = call
-    return found
+    return kept
 
 
 def outline(calls: Sequence[int], sizes: Sequence[int]) -> Outline:
@@ -198,3 +208,89 @@ def serve(
         if block is not None:
             block[2] = block[3] = None
     return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, blocks, opened, highest)
+
+
+# -- the large pool alone --------------------------------------------------------------------------------------------
+
+
+class LargePool:
+    """The calls of a process for what may be larger than 1 MiB in some replay; the rest is as in `nominal`.
+
+    Attributes:
+        ids: the process's ids of these allocations, which are numbered anew here: those before the last of three
+            steps, which is left out.
+    """
+
+    def __init__(self, process: Process, nominal: Outline, growth: float) -> None:
+        """`growth` is the largest factor of sizes that any replay asks for."""
+        last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
+        starts = process.origins.starts
+        count = starts[STEPS] if len(starts) > STEPS else len(process.sizes)
+        most = list(process.sizes[:count])
+        for bands in (process.bounds, process.strays):
+            for id, (_, high) in bands.items():
+                if id < count and high > most[id]:
+                    most[id] = high
+        least = int(SMALL_SIZE / growth)
+        self.ids = tuple([id for id, nbytes in enumerate(most) if nbytes > least and nbytes * growth > SMALL_SIZE])
+        numbers = [-1] * count
+        for number, id in enumerate(self.ids):
+            numbers[id] = number
+        self._calls = _joined(*_calls(process.calls[:last], numbers, nominal.blocks), len(self.ids))
+        self._small = nominal.small
+
+    def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
+        """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together."""
+        calls, beside, before = self._calls
+        served = serve(calls, sizes, layout, beside, before, pairs=False)
+        # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
+        return Peaks(served.peaks.allocated, served.peaks.reserved - served.small + self._small)
+
+
+def _calls(calls: Sequence[int], numbers: Sequence[int], blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The calls for ids with a number, and the most bytes that the others have before the first of these calls and
+    behind each of them."""
+    kept: list[int] = []
+    beside: list[int] = []
+    small = most = 0
+    for call in calls:
+        id = call if call >= 0 else ~call
+        number = numbers[id]
+        if number >= 0:
+            beside.append(most)
+            kept.append(number if call >= 0 else ~number)
+            most = small
+        elif call >= 0:
+            small += blocks[id]
+            if small > most:
+                most = small
+        else:
+            small -= blocks[id]
+    beside.append(most)
+    return kept, beside
+
+
+def _joined(calls: Sequence[int], beside: Sequence[int], count: int) -> tuple[list[int], list[int], int]:
+    """`joined` calls, the most that is allocated in the small pool from each of them to the next, and before the first.
+
+    What is beside a release that is joined is beside the last call that is not: what is allocated is the same after
+    both.
+    """
+    kept: list[int] = []
+    levels: list[int] = []
+    before, last = beside[0], -1
+    base = outer = -1  # the last entry that is no pair, and the one before it
+    for call, level in zip(calls, beside[1:], strict=False):
+        if call < 0 and ~call == last:
+            kept[-1] = last + count
+            last, base = -1, outer
+            if base < 0:
+                before = max(before, level)
+            else:
+                levels[base] = max(levels[base], level)
+            continue
+        outer, base = base, len(kept)
+        kept.append(call)
+        levels.append(level)
+        last = call
+    return kept, levels, before

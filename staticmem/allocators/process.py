@@ -1,15 +1,33 @@
-"""What a process asks of the allocator, call by call, and what each of its allocations is."""
+"""What a process asks of the allocator, call by call, and what each of its allocations is.
+
+Kernels ask for workspaces beside their results: `WorkspaceModel` is the contract with whoever knows the hardware.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import NamedTuple, Protocol, overload
 
-from staticmem.allocators.events import EMPTY_CACHE, RELEASE, Event
 from staticmem.ir.record import record
+
+STEPS = 3  # of a process: reserved memory may peak in any of the first three (`from_trace`)
+RELEASE = -1  # `nbytes` of a release
+EMPTY_CACHE = -2  # `nbytes` of a call that gives cached memory back to the driver: `torch.cuda.empty_cache()`
+
+
+class Event(NamedTuple):
+    """An allocation of `nbytes` under a new `id` on a stream, or (nbytes is RELEASE) the release of that id, or (nbytes
+    is EMPTY_CACHE, whatever the id) cached memory going back.
+
+    An id is used once. Streams are small integers; 0 is the default stream.
+    """
+
+    id: int
+    nbytes: int
+    stream: int = 0
 
 
 class Origin(NamedTuple):
@@ -107,3 +125,45 @@ class Process:
         """Each phase with the index of the event behind its last one."""
         ends = [*(mark.event for mark in self.marks[1:]), len(self.calls)]
         return zip(self.marks, ends, strict=True)
+
+
+# -- workspaces of kernels ---------------------------------------------------------------------------------------------
+
+FIRST, LAST = -2, -1  # values of `Workspace.after`
+
+
+@record(frozen=True, slots=True)
+class Workspace:
+    """Bytes that a kernel takes from the caching allocator beside its results.
+
+    `after` says when: behind the kernel's own allocation of this number (0 for its first result), LAST for behind all
+    of them, FIRST for before any. It is released before the kernel's next allocation, so that two workspaces never
+    coexist; with `held` it is released at the end of the kernel.
+
+    `keep` names one that stays: it is allocated when the name first occurs in the process and never released (the
+    workspace of a cuBLAS handle). `fallbacks` are smaller sizes to try where it does not fit, 0 for none at all
+    (the next plans of a convolution). `what` is for people. `bounds` are the least and the most bytes where `nbytes` is
+    not certain; `nbytes` may be 0 then. `strays` are wider ones, for what lies outside of `bounds` now and then.
+
+    `once` names one that is taken when the name first occurs and never again; behind it cached memory goes back to the
+    driver (the search of `cudnn.benchmark`).
+    """
+
+    nbytes: int
+    after: int = LAST
+    held: bool = False
+    keep: str | None = None
+    fallbacks: tuple[int, ...] = ()
+    what: str = "workspace"
+    bounds: tuple[int, int] | None = None
+    once: str | None = None
+    strays: tuple[int, int] | None = None
+
+
+class WorkspaceModel(Protocol):
+    """Knows the workspaces of the kernels of one trace."""
+
+    def taken(self) -> Iterable[tuple[int, Sequence[Workspace]]]:
+        """The kernels that take workspaces, as indices into `trace.kernels` from the first to the last, each with its
+        own in the order in which it takes them."""
+        ...

@@ -1,6 +1,7 @@
-"""Settings of PyTorch's CUDA caching allocator, as `PYTORCH_CUDA_ALLOC_CONF` (or `PYTORCH_ALLOC_CONF`) spells them.
+"""What decides a replay beside its events: the allocator's settings, and where the driver puts segments.
 
-Source: c10/core/AllocatorConfig.{h,cpp} (common options) and c10/cuda/CUDAAllocatorConfig.{h,cpp} of pytorch 2.13.
+Settings are spelled as in `PYTORCH_CUDA_ALLOC_CONF` (or `PYTORCH_ALLOC_CONF`). Source: c10/core/AllocatorConfig.{h,cpp}
+(common options) and c10/cuda/CUDAAllocatorConfig.{h,cpp} of pytorch 2.13.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.record import record
@@ -77,6 +79,9 @@ class Settings:
         return max(self.roundup_power2_divisions) <= 1
 
 
+DEFAULTS = Settings()
+
+
 def roundup_power2_next_division(nbytes: int, divisions: int) -> int:
     """`nbytes` up to the next of `divisions` equal steps between two powers of two: 1200 in 4 steps is 1280."""
     floor = 1 << (nbytes.bit_length() - 1)
@@ -94,17 +99,20 @@ def parse_settings(text: str | None) -> Settings:
     Raises:
         UsageError: an option is unknown, or its value is not one that PyTorch takes.
     """
-    settings = Settings()
+    if not text:
+        return DEFAULTS
+    settings = DEFAULTS
     rounding_given = False
     # PyTorch reads large_segment_size_mb first: it is the least value of two others
-    for name, value in sorted(_options(text or ""), key=lambda option: option[0] != "large_segment_size_mb"):
+    for name, value in sorted(_options(text), key=lambda option: option[0] != "large_segment_size_mb"):
         if name in WITHOUT_EFFECT:
             continue
-        reader = _READERS.get(name)
-        if reader is None:
-            known = (*_READERS, *WITHOUT_EFFECT)
-            raise _error(f"unknown allocator option '{name}'", "PyTorch would refuse it.", did_you_mean(name, known))
-        settings = reader(settings, value)
+        if name not in _READERS:
+            hint = did_you_mean(name, (*_READERS, *WITHOUT_EFFECT))
+            raise _error(f"unknown allocator option '{name}'", "PyTorch would refuse it.", hint)
+        field, reader = _READERS[name]
+        setting = reader(name, value, settings)
+        settings = replace(settings, **{field: setting}) if field else settings
         rounding_given = rounding_given or name == "max_non_split_rounding_mb"
     if not rounding_given:  # max_non_split_rounding_size_ starts as large_segment_size_ (AllocatorConfig.cpp)
         settings = replace(settings, max_non_split_rounding_size=settings.large_segment_size)
@@ -132,30 +140,21 @@ def _options(text: str) -> list[tuple[str, str]]:
         if not part:
             continue
         if not colon or not value or depth:
-            raise _error(
-                f"allocator option '{part}' is not understood",
-                "Options are key:value pairs with commas between them.",
-                "For example: expandable_segments:True,max_split_size_mb:128.",
-            )
+            why = "Options are key:value pairs with commas between them."
+            hint = "For example: expandable_segments:True,max_split_size_mb:128."
+            raise _error(f"allocator option '{part}' is not understood", why, hint)
         pairs.append((name, value))
     return pairs
+
+
+# Each reads the value of an option: its name, the text, and the settings so far.
 
 
 def _whole(name: str, value: str) -> int:
     if value.isascii() and value.isdigit():
         return int(value)
-    raise _error(
-        f"{name}:{value} is not a whole number", "It is a size in MiB or a count.", f"For example: {name}:128."
-    )
-
-
-def _max_split(settings: Settings, value: str) -> Settings:
-    return replace(settings, max_split_size=_mebibytes("max_split_size_mb", value, settings))
-
-
-def _non_split_rounding(settings: Settings, value: str) -> Settings:
-    size = _mebibytes("max_non_split_rounding_mb", value, settings)
-    return replace(settings, max_non_split_rounding_size=size)
+    hint = f"For example: {name}:128."
+    raise _error(f"{name}:{value} is not a whole number", "It is a size in MiB or a count.", hint)
 
 
 def _mebibytes(name: str, value: str, settings: Settings) -> int:
@@ -166,85 +165,96 @@ def _mebibytes(name: str, value: str, settings: Settings) -> int:
     return size
 
 
-def _large_segment(settings: Settings, value: str) -> Settings:
-    size = _whole("large_segment_size_mb", value) * MIB
+def _large_segment(name: str, value: str, settings: Settings) -> int:
+    size = _whole(name, value) * MIB
     if size <= MIN_LARGE_ALLOC:
-        raise _error(f"large_segment_size_mb:{value} is too small", "It must be more than 10.", "PyTorch's own is 20.")
-    return replace(settings, large_segment_size=size)
+        raise _error(f"{name}:{value} is too small", "It must be more than 10.", "PyTorch's own is 20.")
+    return size
 
 
-def _fraction(name: str, value: str, one: bool) -> float:
+def _fraction(name: str, value: str, settings: Settings) -> float:
     try:
         number = float(value)
     except ValueError:
         number = math.nan
-    if 0 < number < 1 or (one and number == 1):
+    if 0 < number < 1 or (name == "per_process_memory_fraction" and number == 1):
         return number
     raise _error(f"{name}:{value} is out of range", "It is a fraction between 0 and 1.", f"For example: {name}:0.8.")
 
 
-def _threshold(settings: Settings, value: str) -> Settings:
-    return replace(settings, garbage_collection_threshold=_fraction("garbage_collection_threshold", value, one=False))
-
-
-def _memory_fraction(settings: Settings, value: str) -> Settings:
-    return replace(settings, per_process_memory_fraction=_fraction("per_process_memory_fraction", value, one=True))
-
-
-def _expandable(settings: Settings, value: str) -> Settings:
+def _true_or_false(name: str, value: str, settings: Settings) -> bool:
     if value not in ("True", "False"):
-        raise _error(f"expandable_segments:{value} is not understood", "It is True or False.", "Mind the capital.")
-    return replace(settings, expandable_segments=value == "True")
+        raise _error(f"{name}:{value} is not understood", "It is True or False.", "Mind the capital.")
+    return value == "True"
 
 
-def _backend(settings: Settings, value: str) -> Settings:
-    if value == "native":
-        return settings
-    raise _error(
-        f"the allocator backend '{value}' is not simulated",
-        "Only PyTorch's own caching allocator is (backend:native).",
-        "Leave the option out.",
-    )
+def _backend(name: str, value: str, settings: Settings) -> None:
+    if value != "native":
+        why = "Only PyTorch's own caching allocator is (backend:native)."
+        raise _error(f"the allocator backend '{value}' is not simulated", why, "Leave the option out.")
 
 
-def _power_of_two(value: str, zero: bool = False) -> int:
-    number = _whole("roundup_power2_divisions", value)
+def _power_of_two(name: str, value: str, zero: bool = False) -> int:
+    number = _whole(name, value)
     if number & (number - 1) or (number == 0 and not zero):
-        raise _error(
-            f"roundup_power2_divisions: {value} is not a power of two",
-            "PyTorch divides between powers of two.",
-            "For example: roundup_power2_divisions:4, or [256:1,512:2,1024:4,>:8].",
-        )
+        hint = f"For example: {name}:4, or [256:1,512:2,1024:4,>:8]."
+        raise _error(f"{name}: {value} is not a power of two", "PyTorch divides between powers of two.", hint)
     return number
 
 
-def _roundup(settings: Settings, value: str) -> Settings:
+def _roundup(name: str, value: str, settings: Settings) -> tuple[int, ...]:
     """One number for all sizes, or `[256:1,512:2,>:4]`: `parseRoundUpPower2Divisions` with its order of filling."""
     if not value.startswith("["):
-        return replace(settings, roundup_power2_divisions=(_power_of_two(value),) * ROUNDUP_INTERVALS)
+        return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
     table = list(settings.roundup_power2_divisions)
     last, first = -1, True
     for item in value.strip("[]").split(","):
         bound, _, count = item.partition(":")
-        divisions = _power_of_two(count, zero=True)
+        divisions = _power_of_two(name, count, zero=True)
         if bound == ">":
             table[last + 1 :] = [divisions] * (ROUNDUP_INTERVALS - last - 1)
             continue
-        last = min(_power_of_two(bound).bit_length() - 1, ROUNDUP_INTERVALS - 1)
+        last = min(_power_of_two(name, bound).bit_length() - 1, ROUNDUP_INTERVALS - 1)
         if first:
             table[:last] = [divisions] * last
             first = False
         table[last] = divisions
-    return replace(settings, roundup_power2_divisions=tuple(table))
+    return tuple(table)
 
 
-_READERS: dict[str, Callable[[Settings, str], Settings]] = {
-    "backend": _backend,
-    "expandable_segments": _expandable,
-    "garbage_collection_threshold": _threshold,
-    "large_segment_size_mb": _large_segment,
-    "max_non_split_rounding_mb": _non_split_rounding,
-    "max_split_size_mb": _max_split,
-    "per_process_memory_fraction": _memory_fraction,
-    "roundup_power2_divisions": _roundup,
+# option -> the field of `Settings` that it sets, and what reads its value
+_READERS: dict[str, tuple[str, Callable[[str, str, Settings], Any]]] = {
+    "backend": ("", _backend),
+    "expandable_segments": ("expandable_segments", _true_or_false),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _fraction),
+    "large_segment_size_mb": ("large_segment_size", _large_segment),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_size", _mebibytes),
+    "max_split_size_mb": ("max_split_size", _mebibytes),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _roundup),
 }
+
+# -- addresses of segments ---------------------------------------------------------------------------------------------
+
+BASE = 0x7F0000000000  # where CUDA's addresses lie on Linux; nothing but order depends on it
+SLOT = 1 << 40  # bytes between two segments where they are not laid side by side: more than any device has
+SLOTS = 1 << 16
+
+# From the number of the next segment, the bytes of the segments before it and its own size to its address.
+Layout = Callable[[int, int, int], int]
+
+
+def ascending(number: int, offset: int, size: int) -> int:
+    """Each segment behind the one before: the deterministic layout."""
+    return BASE + offset
+
+
+def descending(number: int, offset: int, size: int) -> int:
+    """Each segment in front of the one before."""
+    return BASE - offset - size
+
+
+def shuffled(seed: int) -> Layout:
+    """Segments in an order that looks random and is the same for the same seed."""
+    factor = (2654435761 * (2 * seed + 1)) | 1  # Knuth's multiplicative hash; odd, so that no two numbers collide
+    return lambda number, offset, size: BASE + (number * factor + seed) % SLOTS * SLOT

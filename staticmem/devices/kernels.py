@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from staticmem.allocators.workspace import FIRST, LAST, Workspace
+from staticmem.allocators.process import FIRST, LAST, Workspace
 from staticmem.devices import conv_ops, temporaries
 from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, Convolution
 from staticmem.devices.conv_ops import Shape

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from staticmem.allocators import Band as Jittered
-from staticmem.allocators import Process, Replay, Settings, process, reserved_band, simulate
-from staticmem.allocators.cuda_caching import DEFAULTS
-from staticmem.allocators.jitter import REPLAYS, WIDTH, is_quick, quick_band
-from staticmem.allocators.large_pool import LargePool
-from staticmem.allocators.peaks import Outline, outline
+from staticmem.allocators.band import REPLAYS, WIDTH, is_quick, quick_band, reserved_band
+from staticmem.allocators.band import ReservedBand as Jittered
+from staticmem.allocators.from_trace import process_of_trace
+from staticmem.allocators.peaks import LargePool, Outline, outline
+from staticmem.allocators.process import Process
+from staticmem.allocators.settings import DEFAULTS, Settings
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.ir.record import record
 from staticmem.units import Band
+
+if TYPE_CHECKING:
+    from staticmem.allocators.result import Replay
 
 # The replays of a band are independent of one another and cost the same; a long process gets fewer of them.
 LONG, REPLAYS_OF_LONG = 200_000, 3  # calls of the process
@@ -70,7 +74,7 @@ def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
 
 
 def _process(result: StepResult, device: Device) -> Process:
-    return process(result.trace, KernelWorkspaces(result.trace, result.graph, device.setup))
+    return process_of_trace(result.trace, KernelWorkspaces(result.trace, result.graph, device.setup))
 
 
 def _capacity(device: Device) -> int:
@@ -79,6 +83,8 @@ def _capacity(device: Device) -> int:
 
 def _replay(found: Process, device: Device, capacity: int | None) -> Replay:
     """`capacity` None: as much as is asked for; the memory fraction is of the whole card all the same."""
+    from staticmem.allocators.cuda_caching import simulate  # PyTorch's default settings need none of it
+
     total = device.gpu.usable
     return simulate(found.events, device.settings, capacity, total=total, fallbacks=found.fallbacks)
 
@@ -123,6 +129,8 @@ def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 
 
 def _whole(found: Process, device: Device) -> tuple[Replay, int, Band, Band]:
     """With settings that are not PyTorch's defaults: the replay, its retries, allocated and reserved memory."""
+    from staticmem.allocators.cuda_caching import simulate
+
     nominal = _replay(found, device, None)
     if nominal.oom is not None:  # the memory fraction is too small: what it would need without
         device = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from staticmem.allocators import parse_settings
+from staticmem.allocators.settings import parse_settings
 from staticmem.devices import communicators, gpus, profile
 from staticmem.devices.kernels import Setup
 from staticmem.devices.meters import Device, DeviceMeters, on_device

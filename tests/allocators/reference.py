@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from staticmem.allocators import Event, Settings
-from staticmem.allocators.events import EMPTY_CACHE, RELEASE
+from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
+from staticmem.allocators.settings import Settings
 
 MIB = 2**20
+
+
+def alloc(id: int, nbytes: int, stream: int = 0) -> Event:
+    return Event(id, nbytes, stream)
+
+
+def free(id: int) -> Event:
+    return Event(id, RELEASE)
 
 
 @dataclass(eq=False)

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticmem.allocators import Event, Process, simulate
-from staticmem.allocators.driver import Layout, ascending, descending, shuffled
-from staticmem.allocators.events import RELEASE
-from staticmem.allocators.jitter import WIDTH, quick_band
-from staticmem.allocators.large_pool import LargePool
-from staticmem.allocators.peaks import joined, outline, peaks
-from staticmem.allocators.process import Mark, Origins
+from staticmem.allocators.band import WIDTH, quick_band
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.peaks import LargePool, joined, outline, peaks
+from staticmem.allocators.process import RELEASE, Event, Mark, Origins, Process
+from staticmem.allocators.settings import Layout, ascending, descending, shuffled
 
 MIB = 2**20
 SIZES = st.one_of(

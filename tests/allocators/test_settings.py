@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from staticmem.allocators import Settings, parse_settings
-from staticmem.allocators.settings import WITHOUT_EFFECT, roundup_power2_next_division
+from staticmem.allocators.settings import WITHOUT_EFFECT, Settings, parse_settings, roundup_power2_next_division
 from staticmem.errors import UsageError
 
 MIB = 2**20

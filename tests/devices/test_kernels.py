@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from staticmem.allocators import process, simulate
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.from_trace import process_of_trace
 from staticmem.devices import kernels as module
 from staticmem.devices.conv import Convolution
 from staticmem.devices.kernels import KernelWorkspaces, Need, Setup
@@ -137,9 +138,9 @@ def test_bounds_enclose_the_expected() -> None:
 
 def test_the_allocator_takes_the_model() -> None:
     result = step("vgg16.pt2")
-    bare = simulate(process(result.trace).events)
+    bare = simulate(process_of_trace(result.trace).events)
     model = KernelWorkspaces(result.trace, result.graph, Setup("sm_80"))
-    events = process(result.trace, model)
+    events = process_of_trace(result.trace, model)
     full = simulate(events.events, fallbacks=events.fallbacks)
     assert full.peak_allocated > bare.peak_allocated
 
@@ -215,7 +216,7 @@ def test_the_search_of_benchmark_mode_runs_once_and_empties_the_cache() -> None:
     searches = {need.once for _, need in found if need.once is not None}
     assert searches
     model = KernelWorkspaces(result.trace, result.graph, setup)
-    made = process(result.trace, model)
+    made = process_of_trace(result.trace, model)
     ran = [origin.step for origin in made.origins if origin.what.endswith(": search")]
     assert len(ran) == len(searches) == len(made.empties)
     assert set(ran) == {1}

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from staticmem.allocators import Process, Replay, process, simulate
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.from_trace import process_of_trace
+from staticmem.allocators.process import Process
+from staticmem.allocators.result import Replay
 from staticmem.engine.step import StepResult, run_step
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
@@ -27,7 +30,7 @@ MIB = 2**20
 def replayed(capacity: int | None = None) -> tuple[StepResult, Process, Replay]:
     model = open_model(str(MODELS / "resnet18.pt2"))
     result = run_step(model.bind(resolve(model, batch=4, resolution=None, dims={})), Scenario("train", "adam"))
-    found = process(result.trace)
+    found = process_of_trace(result.trace)
     return result, found, simulate(found.events, capacity=capacity)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from staticmem.allocators import Process, Replay
-from staticmem.allocators.events import RELEASE
+from staticmem.allocators.process import RELEASE, Process
+from staticmem.allocators.result import Replay
 from staticmem.eager.trace import Trace
 
 PID = 1

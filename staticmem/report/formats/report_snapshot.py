@@ -12,10 +12,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from staticmem.allocators import Process, Replay, SegmentState, Settings
-from staticmem.allocators.events import RELEASE
-from staticmem.allocators.result import SegmentEvent
-from staticmem.allocators.settings import UNLIMITED
+from staticmem.allocators.process import RELEASE, Process
+from staticmem.allocators.result import Replay, SegmentEvent, SegmentState
+from staticmem.allocators.settings import UNLIMITED, Settings
 from staticmem.eager.trace import Trace
 from staticmem.ir.graph import Graph
 

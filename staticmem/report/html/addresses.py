@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from staticmem.allocators import Process, Replay
+from staticmem.allocators.process import Process
+from staticmem.allocators.result import Replay
 from staticmem.report.html.pack import Words, block
 from staticmem.report.html.timeline import UNIT, Span
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from staticmem.allocators import Process, process, simulate
-from staticmem.allocators.jitter import is_quick
+from staticmem.allocators.band import is_quick
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import joined, peaks
+from staticmem.allocators.process import Process
 from staticmem.devices import communicators, gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
@@ -110,7 +112,7 @@ class Bench:
         if key not in self._nominal:
             result, setup = self.step(ask), on(self.device, stands).setup
             with without_cycle_search():
-                found = process(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
+                found = process_of_trace(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
                 nominal = self._replayed(found, found.sizes)
                 most = self._replayed(found, found.bound(True)) if found.bounds else nominal
             self._nominal[key] = nominal, max(nominal, most)

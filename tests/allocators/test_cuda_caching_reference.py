@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference import Reference
-from test_invariants import sequences
+from reference import Reference, alloc, free
+from test_cuda_caching_invariants import sequences
 
-from staticmem.allocators import Event, Settings, alloc, free, parse_settings, simulate
-from staticmem.allocators.driver import BASE
-from staticmem.allocators.events import EMPTY_CACHE, RELEASE
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
+from staticmem.allocators.settings import BASE, Settings, parse_settings
 
 MIB = 2**20
 CONFIGURATIONS = st.sampled_from(

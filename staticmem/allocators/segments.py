@@ -1,8 +1,11 @@
-"""The allocator's blocks and its two pools of free ones."""
+"""What the allocator works on: blocks of segments, its two pools of free blocks, and the driver under it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+
+from staticmem.allocators.result import SegmentEvent
+from staticmem.allocators.settings import ROUND_LARGE, Layout
 
 
 class Block:
@@ -12,9 +15,7 @@ class Block:
     the part of such a range that has no memory behind it. `placement` is the index of the allocation that it serves.
     """
 
-    __slots__ = (
-        "address", "age", "allocated", "mapped", "next", "placement", "pool", "prev", "reservation", "size", "stream",
-    )  # fmt: skip
+    __slots__ = "address age allocated mapped next placement pool prev reservation size stream".split()
 
     def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
         self.address, self.size, self.stream, self.pool = address, size, stream, pool
@@ -66,10 +67,10 @@ class Pool:
         self.searches = 0  # get_free_blocks_call_count
 
     def of(self, stream: int) -> Free:
-        found = self.free.get(stream)
-        if found is None:
-            found = self.free[stream] = []
-        return found
+        free = self.free.get(stream)
+        if free is None:
+            free = self.free[stream] = []
+        return free
 
     def insert(self, block: Block) -> None:
         block.age = self.searches
@@ -100,3 +101,36 @@ class Pool:
         else:
             block.splice(block.prev, neighbour.next)
         block.size += neighbour.size
+
+
+class Driver:
+    """Hands out memory as `cudaMalloc` and `cuMemCreate` do: `capacity` bytes at most, of a device of `total`.
+
+    `history` has what was taken and given back, each with the `time` of the event that caused it.
+    """
+
+    __slots__ = ("capacity", "history", "layout", "number", "offset", "reserved", "time", "total")
+
+    def __init__(self, capacity: int | None, total: int | None, layout: Layout) -> None:
+        self.capacity, self.layout = capacity, layout
+        self.total = capacity if total is None else total
+        self.reserved = self.number = self.offset = self.time = 0
+        self.history: list[SegmentEvent] = []
+
+    def take(self, size: int) -> bool:
+        """Whether `size` more bytes are there; counts them if so."""
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return False
+        self.reserved += size
+        return True
+
+    def address(self, size: int) -> int:
+        """Where the next segment or reservation lies. Addresses are never used again: two segments never meet."""
+        address = self.layout(self.number, self.offset, size)
+        self.number += 1
+        self.offset += -(-size // ROUND_LARGE) * ROUND_LARGE
+        return address
+
+    def record(self, action: str, address: int, size: int, block: Block) -> None:
+        """Adds to the history; `action` is one of `SegmentEvent`."""
+        self.history.append(SegmentEvent(self.time, action, address, size, block.stream, block.pool.small))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from reference import alloc, free
 
-from staticmem.allocators import Event, Settings, alloc, free, parse_settings, simulate
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.process import Event
+from staticmem.allocators.settings import Settings, parse_settings
 
 MIB = 2**20
 KIB = 2**10

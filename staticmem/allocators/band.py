@@ -12,42 +12,46 @@ runs that differ in nothing that a graph can tell. Each jitter changes, determin
 
 The median is of the replays without such strays. The first replay is the one that is predicted, without change. The
 others, where nothing but PyTorch's default settings is asked for, are of the large pool in the first two steps
-(`large_pool`, docs/adr/0014): what is left out moves reserved memory by a few MiB, and takes four fifths of the time.
+(`LargePool`, docs/adr/0014): what is left out moves reserved memory by a few MiB, and takes four fifths of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from staticmem.allocators.cuda_caching import DEFAULTS, simulate
-from staticmem.allocators.driver import Layout, ascending, descending, shuffled
-from staticmem.allocators.large_pool import LargePool
-from staticmem.allocators.peaks import Outline, outline
+from staticmem.allocators.peaks import LargePool, Outline, outline
 from staticmem.allocators.process import Process
-from staticmem.allocators.result import Replay
-from staticmem.allocators.settings import MIN_BLOCK, ROUND_LARGE, Settings
+from staticmem.allocators.settings import (
+    DEFAULTS,
+    MIN_BLOCK,
+    ROUND_LARGE,
+    Layout,
+    Settings,
+    ascending,
+    descending,
+    shuffled,
+)
 from staticmem.ir.record import record
 
+if TYPE_CHECKING:
+    from staticmem.allocators.result import Replay
+
 REPLAYS = 11
+WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
 # Student's t at 95 %, one-sided, by degrees of freedom (any table of the distribution)
 _STUDENT = ((30, 1.697), (20, 1.725), (10, 1.812), (5, 2.015), (2, 2.920), (1, 6.314))
-WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
+
+# A replay with sizes that are so many times as large, the number of its draw, and a layout: the peaks of allocated and
+# reserved memory, None where it runs out of memory.
+_Replayed = Callable[[float, int, Layout], "tuple[int, int] | None"]
 
 
 @record(frozen=True, slots=True)
-class Jitter:
-    """One change: the factor of sizes that grow with the batch, and where the driver puts segments."""
-
-    scale: float
-    layout: Layout
-
-
-@record(frozen=True, slots=True)
-class Band:
+class ReservedBand:
     """Bytes: the median of the replays and the bounds of what one more of them would be, and all of them, the unchanged
     one first and those with strays last.
 
@@ -61,18 +65,20 @@ class Band:
     tight: bool = False
 
 
-def jitters(count: int) -> Iterator[Jitter]:
-    """The first `count` jitters; the first changes nothing. The rest are pairs of a larger and a smaller batch."""
-    yield Jitter(1.0, ascending)
-    layouts = (descending, *(shuffled(seed) for seed in range(1, count)))
+def jitters(count: int) -> Iterator[tuple[float, Layout]]:
+    """The first `count` jitters: the factor of sizes that grow with the batch, and where the driver puts segments.
+
+    The first changes nothing. The rest are pairs of a larger and a smaller batch.
+    """
+    yield 1.0, ascending
+    layouts = [descending, *map(shuffled, range(1, count))]
     pairs = max((count - 1) // 2, 1)
     for index in range(1, count):
-        step = (index + 1) // 2
-        scale = WIDTH * step / pairs
-        yield Jitter(1 + scale if index % 2 else 1 - scale, layouts[(index - 1) % len(layouts)])
+        change = WIDTH * ((index + 1) // 2) / pairs
+        yield 1 + change if index % 2 else 1 - change, layouts[(index - 1) % len(layouts)]
 
 
-class Sizes:
+class JitteredSizes:
     """The sizes of some allocations of a process, as each jitter has them."""
 
     def __init__(self, process: Process, ids: Sequence[int] | None = None) -> None:
@@ -130,44 +136,32 @@ def reserved_band(
     total: int | None = None,
     replays: int = REPLAYS,
     nominal: Replay | None = None,
-) -> Band:
+) -> ReservedBand:
     """Median and bounds of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
     if is_quick(process, settings, capacity) and settings == DEFAULTS:
-        known = outline(process.calls, process.sizes)
-        return quick_band(process, known, LargePool(process, known, 1 + WIDTH), replays)
+        peaks = outline(process.calls, process.sizes)
+        return quick_band(process, peaks, LargePool(process, peaks, 1 + WIDTH), replays)
+    from staticmem.allocators.cuda_caching import simulate  # the default settings need none of it
+
+    sizes = JitteredSizes(process)
+
+    def replayed(scale: float, draw: int, layout: Layout) -> tuple[int, int] | None:
+        events = process.served(sizes.scaled(scale, draw))
+        replay = simulate(events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=layout)
+        return (replay.peak_allocated, replay.peak_reserved) if replay.oom is None else None
+
     nominal = nominal or simulate(process.events, settings, capacity, total=total, fallbacks=process.fallbacks)
-    values, wide = [nominal.peak_reserved], list[int]()
-    tight = nominal.oom is not None
-    sizes = Sizes(process)
-    for draw, jitter in enumerate(jitters(replays)):
-        if draw == 0:
-            continue
-        events = process.served(sizes.scaled(jitter.scale, draw))
-        replay = simulate(events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=jitter.layout)
-        if replay.oom is not None:
-            tight = True
-            continue
-        into = wide if has_strays(draw) else values
-        into.append(_of_nominal(replay.peak_reserved, replay.peak_allocated, nominal.peak_allocated))
-    return _band(values, wide, tight)
+    return _band((nominal.peak_allocated, nominal.peak_reserved), replays, replayed, nominal.oom is not None)
 
 
-def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> Band:
+def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> ReservedBand:
     """`reserved_band` for what `is_quick`; `pool` is of a growth of at least 1 + WIDTH."""
-    values, wide = [nominal.peak_reserved], list[int]()
-    drawn = Sizes(process, pool.ids)
-    for draw, jitter in enumerate(jitters(replays)):
-        if draw:
-            allocated, reserved = pool.peaks(drawn.scaled(jitter.scale, draw), jitter.layout)
-            into = wide if has_strays(draw) else values
-            into.append(_of_nominal(reserved, allocated, nominal.peak_allocated))
-    return _band(values, wide)
+    sizes = JitteredSizes(process, pool.ids)
 
+    def replayed(scale: float, draw: int, layout: Layout) -> tuple[int, int]:
+        return pool.peaks(sizes.scaled(scale, draw), layout)
 
-def _of_nominal(reserved: int, allocated: int, nominal: int) -> int:
-    """Reserved memory of a jittered replay for what is allocated without the jitter, in whole segments."""
-    ratio = nominal / allocated if allocated else 1.0
-    return round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE
+    return _band((nominal.peak_allocated, nominal.peak_reserved), replays, replayed)
 
 
 def has_strays(draw: int) -> bool:
@@ -175,13 +169,23 @@ def has_strays(draw: int) -> bool:
     return draw % 4 in (3, 0)
 
 
-def _band(plain: Sequence[int], wide: Sequence[int], tight: bool = False) -> Band:
+def _band(nominal: tuple[int, int], replays: int, replayed: _Replayed, tight: bool = False) -> ReservedBand:
     """The range, or the 90 % prediction interval of as many draws where that is wider: the least and the most of eleven
     draws hold another one in ten of twelve cases only."""
+    plain, wide = [nominal[1]], list[int]()
+    for draw, (scale, layout) in enumerate(jitters(replays)):
+        peaks = replayed(scale, draw, layout) if draw else None
+        if peaks is None:
+            tight = tight or draw > 0
+            continue
+        allocated, reserved = peaks
+        # for what is allocated without the jitter, in whole segments
+        ratio = nominal[0] / allocated if allocated else 1.0
+        (wide if has_strays(draw) else plain).append(round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE)
     values = (*plain, *wide)
     expected = round(median(plain))
     spread = interval(values)
-    return Band(min(*values, expected - spread), expected, max(*values, expected + spread), values, tight)
+    return ReservedBand(min(*values, expected - spread), expected, max(*values, expected + spread), values, tight)
 
 
 def interval(values: Sequence[int]) -> int:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from staticmem.allocators import Event, Replay, parse_settings, simulate
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.process import Event
+from staticmem.allocators.result import Replay
+from staticmem.allocators.settings import parse_settings
 
 DATA = Path(__file__).parents[1] / "data" / "allocator"
 RECORDED = sorted(path.name.removesuffix(".json.gz") for path in DATA.glob("*.json.gz"))

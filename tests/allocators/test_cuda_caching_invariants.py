@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticmem.allocators import Event, Replay, Settings, parse_settings, simulate
-from staticmem.allocators.driver import ascending, descending, shuffled
-from staticmem.allocators.events import RELEASE
-from staticmem.allocators.settings import SMALL_SIZE
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.process import RELEASE, Event
+from staticmem.allocators.result import Replay
+from staticmem.allocators.settings import SMALL_SIZE, Settings, ascending, descending, parse_settings, shuffled
 
 MIB = 2**20
 SIZES = st.one_of(

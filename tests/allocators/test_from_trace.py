@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import pytest
-
-from staticmem.allocators import Band, Process, Workspace, process, reserved_band, simulate
-from staticmem.allocators.events import RELEASE
-from staticmem.allocators.jitter import REPLAYS, Sizes, has_strays, interval, jitters
-from staticmem.allocators.placement import model_to_order
-from staticmem.allocators.workspace import FIRST
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.from_trace import model_to_order, process_of_trace
+from staticmem.allocators.process import FIRST, RELEASE, Process, Workspace
 from staticmem.eager.trace import Buffer, Buffers, Kernel, Kernels, Trace
 from staticmem.ir import dtypes
 
@@ -57,7 +53,7 @@ def story(found: Process) -> list[str]:
 
 
 def test_three_steps_from_the_start() -> None:
-    assert story(process(step(), steps=2)) == [
+    assert story(process_of_trace(step(), steps=2)) == [
         "[0 setup]+weight.0", "+x.0",
         "[1 forward]+h.1", "+loss.1",
         "[1 backward]+grad.1", "-h.1",
@@ -69,15 +65,15 @@ def test_three_steps_from_the_start() -> None:
 
 
 def test_batches_that_come_with_each_step() -> None:
-    each = [line for line in story(process(step(), steps=2, data="each-step")) if ".exp" not in line]
+    each = [line for line in story(process_of_trace(step(), steps=2, data="each-step")) if ".exp" not in line]
     assert each[:3] == ["[0 setup]+weight.0", "[1 forward]+x.1", "+h.1"]
     assert each[each.index("-temporary.1") + 1 :][:3] == ["[2 forward]-x.1", "+x.2", "-grad.1"]
-    handed = story(process(step(), steps=2, data="handed-over"))
+    handed = story(process_of_trace(step(), steps=2, data="handed-over"))
     assert handed[handed.index("-temporary.1") + 1 :][:3] == ["[2 forward]+x.2", "-x.1", "-grad.1"]
 
 
 def test_a_process_ends_with_what_lives() -> None:
-    found = process(step())
+    found = process_of_trace(step())
     replay = simulate(found.events)
     alive = [found.origins[p.id].buffer for p in replay.placements() if p.died < 0]
     assert sorted(alive) == [0, 1, 2, 3, 6, 7]
@@ -99,7 +95,7 @@ class Model:
 
 
 def test_workspaces_come_when_their_kernel_runs() -> None:
-    found = process(step(), Model(), steps=2)
+    found = process_of_trace(step(), Model(), steps=2)
     told = story(found)
     at = told.index("[1 forward]+h.1")
     assert told[at : at + 3] == ["[1 forward]+h.1", "+cublas.1", "+loss.1"]
@@ -117,7 +113,7 @@ def test_workspaces_come_when_their_kernel_runs() -> None:
 def test_what_grows_with_the_batch() -> None:
     """Inputs, activations, the loss and workspaces that are let go. Not what belongs to parameters, nor what has the
     shape of one, such as the lists of an optimizer; nor a workspace that stays."""
-    found = process(step(), Model(), steps=1)
+    found = process_of_trace(step(), Model(), steps=1)
     names = [line[line.index("+") + 1 :] for line in story(found) if "+" in line]
     assert len(names) == len(found.scales)
     grows = {name for name, scale in zip(names, found.scales, strict=True) if scale}
@@ -141,7 +137,7 @@ def test_a_kernel_that_allocates_nothing_takes_its_workspace_before_the_next_tha
         phases=[("setup", 0), ("forward", 1)],
         ticks=3,
     )
-    found = process(trace, InPlace(), steps=1)
+    found = process_of_trace(trace, InPlace(), steps=1)
     whats = [o.what or trace.buffers[o.buffer].name for o in found.origins]
     said = [f"+{whats[call]}" if call >= 0 else f"-{whats[~call]}" for call in found.calls]
     assert said == [
@@ -159,64 +155,6 @@ def test_model_to_places_children_before_their_parents_own() -> None:
     ]  # fmt: skip
 
 
-def test_the_band_has_the_prediction_in_it_and_is_the_same_each_time() -> None:
-    found = process(step())
-    nominal = simulate(found.events)
-    band = reserved_band(found, nominal=nominal)
-    assert isinstance(band, Band)
-    assert band == reserved_band(found)
-    assert band.values[0] == nominal.peak_reserved
-    assert len(band.values) == REPLAYS
-    assert band.low <= band.expected <= band.high
-    assert not band.tight
-    assert reserved_band(found, capacity=nominal.peak_reserved - MIB).tight
-
-
-def test_jitters_are_pairs_around_the_prediction() -> None:
-    scales = [jitter.scale for jitter in jitters(11)]
-    assert scales[0] == 1
-    assert min(scales) == 0.96
-    assert max(scales) == 1.04
-    assert abs(sum(scales) - 11) < 1e-9
-
-
-class Straying:
-    """One workspace for each kernel with a result, which may be larger than it is said to be."""
-
-    def __init__(self, strays: tuple[int, int] | None) -> None:
-        self.strays = strays
-
-    def taken(self) -> list[tuple[int, Sequence[Workspace]]]:
-        return [(kernel, (Workspace(2 * MIB, strays=self.strays),)) for kernel in range(7)]
-
-
-def test_strays_widen_the_band_and_leave_the_median() -> None:
-    known, unknown = process(step(), Straying(None)), process(step(), Straying((0, 300 * MIB)))
-    assert set(unknown.strays.values()) == {(0, 300 * MIB)}
-    sure, unsure = reserved_band(known), reserved_band(unknown)
-    assert unsure.expected == sure.expected
-    assert unsure.values[: REPLAYS - 4] == sure.values[: REPLAYS - 4]
-    assert unknown.bound(True) == [300 * MIB if id in unknown.strays else n for id, n in enumerate(unknown.sizes)]
-
-
-def test_one_stray_in_eight_is_drawn_in_some_replays_and_none_in_the_others() -> None:
-    found = process(step(), Straying((0, 300 * MIB)))
-    sizes = Sizes(found)
-    drawn = {draw: sizes.scaled(1.0, draw) != sizes.scaled(1.0) for draw in range(1, 400)}
-    assert not any(drawn[draw] for draw in drawn if not has_strays(draw))
-    with_strays = [drawn[draw] for draw in drawn if has_strays(draw)]
-    kernels = len({found.origins[id].kernel for id in found.strays})
-    assert sum(with_strays) / len(with_strays) == pytest.approx(1 - (7 / 8) ** kernels, abs=0.15)
-
-
-def test_the_interval_is_that_of_one_more_draw() -> None:
-    """Eleven draws: t of ten degrees of freedom, 1.812, by s = 45 ** 0.5 segments, by (12 / 11) ** 0.5."""
-    values = [-10, 10, 10, -10, 0, 0, 0, 0, 0, 5, -5]
-    assert interval([n * 2 * MIB for n in values]) == round(1.812 * 45**0.5 * (12 / 11) ** 0.5) * 2 * MIB
-    assert interval([2 * MIB] * 11) == 0
-    assert interval([2 * MIB]) == 0
-
-
 def test_dropout_allocates_its_mask_before_its_result() -> None:
     """at::native::dropout_cuda of Dropout.cu; the trace has the result first, as the op returns it."""
     rows = [
@@ -230,7 +168,7 @@ def test_dropout_allocates_its_mask_before_its_result() -> None:
         phases=[("setup", 0), ("forward", 1)],
         ticks=5,
     )
-    found = process(trace, steps=1)
+    found = process_of_trace(trace, steps=1)
     names = [trace.buffers[origin.buffer].name for origin in found.origins]
     assert names == ["w", "mask", "y"]
     assert [names[~call] for call in found.calls if call < 0] == ["mask", "y"]
@@ -253,7 +191,7 @@ def test_gradients_that_are_zeroed_stay_from_the_first_step_on() -> None:
             phases=[("setup", 0), ("forward", 3), ("backward", 4), *phases],
             ticks=8,
         )
-        found = process(trace)
+        found = process_of_trace(trace)
         made = [origin for origin in found.origins if origin.buffer == 1]
         assert [origin.step for origin in made] == [1]
         assert ~found.origins.index(made[0]) not in found.calls

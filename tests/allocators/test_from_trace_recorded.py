@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-from staticmem.allocators import Process, Workspace, parse_settings, process, simulate
+from staticmem.allocators.cuda_caching import simulate
+from staticmem.allocators.from_trace import process_of_trace
+from staticmem.allocators.process import Process, Workspace
+from staticmem.allocators.settings import parse_settings
 from staticmem.eager.trace import Trace
 from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
@@ -60,7 +63,7 @@ def process_of(case: dict[str, Any]) -> Process:
         amp=dtypes.bfloat16 if "amp" in case else None,
     )
     trace = run_step(graph, scenario).trace
-    return process(trace, Products(trace), data=case.get("data", "resident"))
+    return process_of_trace(trace, Products(trace), data=case.get("data", "resident"))
 
 
 def label(case: dict[str, Any]) -> str:

@@ -1,0 +1,360 @@
+"""The allocations of a process, from its start to the end of its third step, out of the trace of one step.
+
+The trace is of a steady step. The steps before it differ in what exists: the first has no optimizer state until its
+`optimizer.step()` makes it, in memory that the backward has just freed, and no loss or gradients of a step before.
+Where a state comes to lie in step 1 decides what fits in steps 2 and 3: reserved memory may peak in any of them.
+
+Sources: torch/optim/{adam,adamw,sgd,rmsprop,adagrad}.py (`_init_group`, `_multi_tensor_*`: when state is made),
+torch/optim/optimizer.py (`zero_grad(set_to_none=True)`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from staticmem.allocators.process import FIRST, LAST, STEPS, Mark, Origins, Process, Workspace, WorkspaceModel
+from staticmem.eager.trace import OPEN, Buffer, Trace
+
+DataSource: TypeAlias = Literal["resident", "each-step", "handed-over"]
+_FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")  # they do not grow with the batch
+# Kernels whose results are allocated in another order than they are returned in (aten/src/ATen/native/cuda/Dropout.cu,
+# `dropout_cuda`: the mask, then the result). The trace has them in the order of the ops that are recorded from outside.
+MASK_FIRST = ("aten.native_dropout.default",)
+STATE_IN_CONSTRUCTOR = (".sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
+
+_AtTick: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"  # tick -> (kernel, workspace)
+
+
+def process_of_trace(
+    trace: Trace,
+    workspaces: WorkspaceModel | None = None,
+    *,
+    steps: int = STEPS,
+    data: DataSource = "resident",
+) -> Process:
+    """The calls of `steps` steps from the start of the process.
+
+    Args:
+        trace: a step of training or an inference; its setup phase says what exists before.
+        workspaces: what kernels take for themselves; None: nothing.
+        data: where inputs and target come from. "resident": they are made once. "each-step": each step brings new
+            ones, the old ones have gone before (`for x, y in loader: x = x.to(device)`). "handed-over": the old ones
+            go when the new ones are there (`batch = next(loader).to(device)` into the same variable).
+    """
+    return _Builder(trace, workspaces, data).run(steps)
+
+
+class _Builder:
+    def __init__(self, trace: Trace, workspaces: WorkspaceModel | None, data: DataSource) -> None:
+        self.trace, self.data = trace, data
+        self.calls: list[int] = []
+        self.sizes: list[int] = []
+        self.buffers: list[int] = []  # of each id: its buffer, its kernel, whether it grows with the batch
+        self.kernels: list[int] = []
+        self.scales: list[bool] = []
+        self.whats: dict[int, str] = {}
+        self.starts: list[int] = [0]  # of each step: its first id
+        self.marks: list[Mark] = []
+        self.fallbacks: dict[int, tuple[int, ...]] = {}
+        self.bounds: dict[int, tuple[int, int]] = {}
+        self.strays: dict[int, tuple[int, int]] = {}
+        self.empties: list[int] = []
+        self.kept: set[str] = set()  # names of workspaces that are there to stay
+        self.current: dict[int, int] = {}  # buffer -> id of its present allocation
+        self.first = dict(trace.phases).get("forward", 0)
+        made = trace.buffers
+        model, self.inputs, state = [], [], []
+        # gradients that are there before the forward: zero_grad(set_to_none=False) keeps those of the first step
+        self.gradients: list[Buffer] = []
+        self.previous: set[int] = set()  # the loss of the step before, and what modules keep
+        for buffer in made.pick(range(bisect_left(made.born, self.first))):
+            category = buffer.category
+            if category in ("parameter", "buffer", "communication"):
+                model.append(buffer)
+            elif category == "input":
+                self.inputs.append(buffer)
+            elif category == "optimizer_state":
+                state.append(buffer)
+            elif category == "gradient" and buffer.died is None:
+                self.gradients.append(buffer)
+            else:
+                self.previous.add(buffer.id)
+        self.model, self.state = model_to_order(model), _as_created(state)
+        self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
+        fixed_shapes = {b.shape for b in model}
+        self.grows = [
+            category not in _FIXED and shape not in fixed_shapes
+            for category, shape in zip(made.categories, made.shapes, strict=True)
+        ]
+        self.script = self._script(workspaces)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _script(self, workspaces: WorkspaceModel | None) -> list[tuple[int, int, Workspace | None]]:
+        """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
+        of kernel `index`."""
+        script: list[tuple[int, int, Workspace | None]] = []
+        made, first, masks = self.trace.buffers, self.first, self._masks()
+        changes: list[int | None] = [None] * (self.trace.ticks - first)  # a tick has one
+        for id, born in enumerate(made.born):
+            if born >= first:
+                changes[born - first] = masks.get(id, id)
+        for id, died in enumerate(made.died):
+            if first <= died < OPEN:
+                changes[died - first] = ~id
+        before: _AtTick = {}
+        after: _AtTick = {}
+        if workspaces is not None:
+            self._schedule(workspaces, before, after)
+        for tick, index in enumerate(changes, first):
+            if index is None:
+                continue
+            if tick in before:
+                script += [(tick, kernel, space) for kernel, space in before[tick]]
+            script.append((tick, index, None))
+            if tick in after:
+                script += [(tick, kernel, space) for kernel, space in after[tick]]
+        return script
+
+    def _masks(self) -> dict[int, int]:
+        """Which buffer is allocated where the trace has another: the two of a kernel that allocates its mask first."""
+        kernels = {index for index, name in enumerate(self.trace.kernels.names) if name in MASK_FIRST}
+        results: dict[int, list[int]] = {}
+        for id, kernel in enumerate(self.trace.buffers.kernels) if kernels else ():
+            if kernel in kernels:
+                results.setdefault(kernel, []).append(id)
+        swapped: dict[int, int] = {}
+        for pair in results.values():
+            if len(pair) == 2:
+                swapped.update(zip(pair, reversed(pair), strict=True))
+        return swapped
+
+    def _schedule(self, model: WorkspaceModel, before: _AtTick, after: _AtTick) -> None:
+        """Adds the workspaces that come before, and those that come after, the event of a tick."""
+        taken = {kernel: spaces for kernel, spaces in model.taken() if spaces}
+        ticks: dict[int, list[int]] = {}  # of each kernel in the step, when it allocates
+        for kernel, tick in zip(self.trace.buffers.kernels, self.trace.buffers.born, strict=True):
+            if tick >= self.first:
+                ticks.setdefault(kernel, []).append(tick)
+        allocating = sorted(ticks)
+        for kernel, spaces in taken.items():
+            own = ticks.get(kernel)
+            if own is None:  # it allocates nothing: before the next that does
+                at = bisect_left(allocating, kernel)
+                if at < len(allocating):
+                    before.setdefault(ticks[allocating[at]][0], []).extend((kernel, space) for space in spaces)
+                continue
+            for space in spaces:
+                if space.after == FIRST:
+                    before.setdefault(own[0], []).append((kernel, space))
+                else:
+                    at = -1 if space.after == LAST else min(space.after, len(own) - 1)
+                    after.setdefault(own[at], []).append((kernel, space))
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> Process:
+        calls = self.calls
+        self.marks.append(Mark(0, "setup", 0))
+        self._allocate(self.model)
+        if self.data == "resident":
+            self._bring_data()
+        early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
+        self._allocate(early)
+        late = [*self.gradients, *(b for b in self.state if b not in early)] if early else self.gradients + self.state
+        left: list[int] = []  # ids of what the step before left, besides gradients
+        gradients: list[int] = []
+        last = start = 0  # where the calls of the step before, and of this one, begin
+        for step in range(1, steps + 1):
+            self.starts.append(len(self.sizes))
+            last, start = start, len(calls)
+            if step > 2:
+                self._repeat(step, last)
+                continue
+            self.marks.append(Mark(step, "forward", start))
+            if self.data != "resident":
+                self._bring_data()
+            calls += [~id for id in gradients]  # zero_grad()
+            if not self.previous:  # an inference: nothing of the pass before is held into this one
+                calls += [~id for id in left]
+            self._step(step, late if step == 1 else (), left)
+            if step == 1:  # a step without an optimizer
+                self._allocate([b for b in self.gradients if b.id not in self.current])
+            left, gradients = [], []  # what lives until the loss of the next step is there, and gradients
+            for buffer in [b for b in self.current if b not in self.persistent]:
+                into = gradients if self.trace.buffers.categories[buffer] == "gradient" else left
+                into.append(self.current.pop(buffer))
+        return Process(
+            calls=tuple(calls),
+            sizes=tuple(self.sizes),
+            origins=Origins(self.buffers, self.kernels, self.starts, self.whats),
+            marks=tuple(self.marks),
+            scales=tuple(self.scales),
+            fallbacks=self.fallbacks,
+            bounds=self.bounds,
+            empties=tuple(self.empties),
+            strays=self.strays,
+        )
+
+    def _repeat(self, step: int, start: int) -> None:
+        """The step before once more, whose calls begin at `start`. From the second on steps differ in ids alone.
+
+        What is released is of the step before, or the model's: an id of the step itself stands for the same `count`
+        later, one of the step before that for the same buffer's.
+        """
+        first, end = self.starts[step - 1], self.starts[step]
+        count, buffers = end - first, self.buffers
+        ids = {buffers[id]: id for id in range(first, end)}
+        calls = self.calls[start:]
+        self.marks += [Mark(step, m.phase, m.event + len(calls)) for m in self.marks if m.step == step - 1]
+        self.calls += [
+            call + count if call >= 0 else call - count if ~call >= first else ~ids[buffers[~call]] for call in calls
+        ]
+        self.sizes += self.sizes[first:end]
+        self.buffers += buffers[first:end]
+        self.kernels += self.kernels[first:end]
+        self.scales += self.scales[first:end]
+        by_id: tuple[dict[int, Any], ...] = (self.whats, self.fallbacks, self.bounds, self.strays)
+        for facts in by_id:
+            facts.update({id + count: fact for id, fact in facts.items() if id >= first})
+
+    def _bring_data(self) -> None:
+        if self.data == "each-step":
+            for buffer in self.inputs:
+                if buffer.id in self.current:
+                    self.calls.append(~self.current.pop(buffer.id))
+        for buffer in self.inputs:
+            old = self.current.get(buffer.id)
+            self._allocate([buffer])
+            if old is not None:
+                self.calls.append(~old)
+
+    def _step(self, step: int, late: Sequence[Buffer], left: Sequence[int]) -> None:
+        """Follows the script. `late` is allocated when the optimizer begins; `left` has ids of the step before."""
+        phases = [(name, tick) for name, tick in self.trace.phases if tick >= self.first][1:]
+        held: list[int] = []  # workspaces until the end of the kernel
+        awaited = len(self.previous)
+        kernel = -1
+        current, calls, grows = self.current, self.calls, self.grows
+        nbytes, kernels = self.trace.buffers.nbytes, self.trace.buffers.kernels
+        for tick, index, space in self.script:
+            while phases and tick >= phases[0][1]:
+                self._release(held)
+                late = self._begin(step, phases.pop(0)[0], late)
+            if space is not None:
+                if space.held and index != kernel:
+                    self._release(held)
+                kernel = index
+                self._take(index, space, held)
+                continue
+            if index >= 0:
+                if held and kernels[index] != kernel:
+                    self._release(held)
+                kernel = kernels[index]
+                current[index] = self._new(nbytes[index], index, kernel, grows[index])
+                continue
+            if held:
+                self._release(held)
+            if ~index in current:
+                calls.append(~current.pop(~index))
+            elif ~index in self.previous:  # the loss of the step before, or what a module kept of it
+                awaited -= 1
+                size = nbytes[~index]
+                gone = left if not awaited else [id for id in left if self.sizes[id] == size][:1]
+                left = [id for id in left if id not in gone]
+                calls += [~id for id in gone]
+        self._release(held)
+        for name, _ in phases:  # phases without an allocation in the trace
+            late = self._begin(step, name, late)
+
+    def _begin(self, step: int, phase: str, late: Sequence[Buffer]) -> Sequence[Buffer]:
+        """A phase begins; what is still to be allocated when the optimizer does."""
+        self.marks.append(Mark(step, phase, len(self.calls)))
+        if phase != "optimizer":
+            return late
+        self._allocate(late)
+        return ()
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def _allocate(self, buffers: Sequence[Buffer]) -> None:
+        """Allocates what lasts: the model, its inputs, and the optimizer's state."""
+        for buffer in buffers:
+            self.current[buffer.id] = self._new(buffer.nbytes, buffer.id, buffer.kernel, self.grows[buffer.id])
+
+    def _new(self, nbytes: int, buffer: int, kernel: int, grows: bool) -> int:
+        id = len(self.sizes)
+        self.calls.append(id)
+        self.sizes.append(nbytes)
+        self.buffers.append(buffer)
+        self.kernels.append(kernel)
+        self.scales.append(grows)
+        return id
+
+    def _take(self, kernel: int, space: Workspace, held: list[int]) -> None:
+        """Allocates a workspace, and releases it unless it is `held` or kept."""
+        name = space.keep or space.once
+        if name is not None:
+            if name in self.kept:
+                return
+            self.kept.add(name)
+        id = self._new(space.nbytes, -1, kernel, space.keep is None)
+        self.whats[id] = space.what
+        if space.fallbacks:
+            self.fallbacks[id] = space.fallbacks
+        if space.bounds is not None:
+            self.bounds[id] = space.bounds
+        if space.strays is not None:
+            self.strays[id] = space.strays
+        if space.keep is None:
+            if space.held:
+                held.append(id)
+            else:
+                self.calls.append(~id)
+        if space.once is not None:
+            id = self._new(0, -1, kernel, False)
+            self.whats[id] = "empty_cache"
+            self.empties.append(id)
+
+    def _release(self, held: list[int]) -> None:
+        self.calls += [~id for id in held]
+        held.clear()
+
+
+def _as_created(state: Iterable[Buffer]) -> list[Buffer]:
+    """State in the order in which an optimizer makes it: for each parameter its `step` before the others."""
+    groups: dict[str, list[Buffer]] = {}
+    for buffer in state:
+        groups.setdefault(buffer.name.rpartition(".")[0], []).append(buffer)
+    return [b for group in groups.values() for b in sorted(group, key=_is_no_counter)]
+
+
+def _is_no_counter(buffer: Buffer) -> bool:
+    return not buffer.name.endswith(".step")
+
+
+def model_to_order(buffers: Iterable[Buffer]) -> list[Buffer]:
+    """Parameters and buffers in the order of `model.to(device)`, from their order of registration and their names.
+
+    Source: `Module._apply` in torch/nn/modules/module.py: children first, in order of registration, then the module's
+    own parameters, then its own buffers. A child module without parameters is taken to be registered behind those that
+    have some.
+    """
+    own: dict[str, list[Buffer]] = {}  # of each module, by its path: parameters, then buffers
+    children: dict[str, list[str]] = {}
+    seen = {""}
+    for buffer in sorted(buffers, key=lambda b: b.category != "parameter"):  # parameters tell the order of modules
+        path = buffer.name.rpartition(".")[0]
+        own.setdefault(path, []).append(buffer)
+        while path not in seen:
+            seen.add(path)
+            inner, path = path, path.rpartition(".")[0]
+            children.setdefault(path, []).append(inner)
+    parents_first, stack = [], [""]
+    while stack:
+        path = stack.pop()
+        parents_first.append(path)
+        stack += children.get(path, ())  # the last child is visited first, so that the reverse has it last
+    return [buffer for path in reversed(parents_first) for buffer in own.get(path, ())]
