@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.context import Eager
-from staticmem.eager.node import Node
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import Ref
 from staticmem.passes.regions import Region

@@ -53,6 +53,7 @@ def convolution(
         total = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
     else:
         total = [2 * p for p in pair(padding, rank)]
+    numbers = (stride, tuple([t // 2 for t in total]), dilation, groups, transposed)
     extra = pair(output_padding, rank)
     for size, k, s, p, d, o in zip(input.shape[2:], kernel, stride, total, dilation, extra, strict=True):
         if transposed:
@@ -67,6 +68,7 @@ def convolution(
         raise ValueError(f"convolution output would be {spatial}: the input is smaller than the kernel")
     shape = (input.shape[0], channels, *spatial)
     out = e.empty(shape, input.dtype, _memory_strides(e, shape, input, weight), "aten.convolution.default")
+    e.convolves(input, weight, out, *numbers)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.convolution_backward.default")
@@ -76,6 +78,7 @@ def convolution(
             by_input = e.empty(input.shape, grad.dtype, _memory_strides(e, input.shape, input, weight))
         if need[1]:
             by_weight = e.empty(weight.shape, grad.dtype, _memory_strides(e, weight.shape, input, weight))
+        e.convolves(input, weight, grad, *numbers, gradients=(need[0], need[1]))
         if need[2]:
             assert bias is not None
             by_bias = e.empty(bias.shape, grad.dtype)

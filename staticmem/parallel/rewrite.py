@@ -137,7 +137,7 @@ class Rewrite:
             marks={name: tick_of(tick, BEFORE) for name, tick in old.marks.items()},
             ticks=len(events),
         )
-        ordered, kernels = self._kernels(pieces)
+        ordered, kernels, places = self._kernels(pieces)
         for _, index in events:
             if index < 0:
                 continue
@@ -157,10 +157,13 @@ class Rewrite:
                     end = None if hold.end is None else tick_of(hold.end, EVENT)
                     new.holds.append(hold._replace(buffer=buffer.id, start=tick_of(hold.start, EVENT), end=end))
         new.kernels = Kernels(ordered)
+        new.convolutions = {places[kernel, 0, 0]: convolved for kernel, convolved in old.convolutions.items()}
         return new.seal()
 
-    def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[list[Kernel], dict[int, int]]:
-        """All kernels in order of time, and the place of each piece's (by the piece's index)."""
+    def _kernels(
+        self, pieces: list[tuple[int, Piece]]
+    ) -> tuple[list[Kernel], dict[int, int], dict[tuple[int, int, int], int]]:
+        """All kernels in order of time, the place of each piece's (by the piece's index), and by what it was before."""
         old = self.trace
         firsts: list[tuple[int, int]] = []  # (tick of the first allocation, kernel) of the trace's kernels
         seen = set()
@@ -183,7 +186,7 @@ class Rewrite:
             made[place] = Kernel(p.what, self._phase_at(p.born), -1)
         sequence = sorted(made)
         order = {place: index for index, place in enumerate(sequence)}
-        return [made[place] for place in sequence], {i: order[place] for i, place in places.items()}
+        return [made[place] for place in sequence], {i: order[place] for i, place in places.items()}, order
 
     def _phase_at(self, moment: _Moment) -> str:
         found = self.trace.phases[0][0] if self.trace.phases else "setup"
