@@ -89,7 +89,7 @@ def convolution(
     return squeeze(e, out, 0) if unbatched else out
 
 
-@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", autocast="half")
+@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", kinds=("convolution",), autocast="half")
 def conv(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
@@ -98,7 +98,13 @@ def conv(
     return convolution(e, input, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
-@rule("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", autocast="half")
+@rule(
+    "aten::conv_transpose1d",
+    "aten::conv_transpose2d",
+    "aten::conv_transpose3d",
+    kinds=("convolution",),
+    autocast="half",
+)
 def conv_transpose(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
@@ -107,7 +113,7 @@ def conv_transpose(
     return convolution(e, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-@rule("aten::convolution", "aten::_convolution", autocast="half")
+@rule("aten::convolution", "aten::_convolution", kinds=("convolution",), autocast="half")
 def aten_convolution(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, *_: Any,

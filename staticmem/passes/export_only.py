@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from staticmem.ir.graph import Arg, Graph, Note, Op, Parameter, Ref
+from staticmem.ops import in_place
 from staticmem.passes.affine import Knowledge, Mask
 
 _SDPA = "aten::scaled_dot_product_attention"
@@ -316,7 +317,7 @@ def _without_dead(ops: list[Op], outputs: tuple[str, ...], touched: set[str]) ->
         made_by = maker.get(stack.pop())
         if made_by is None or id(made_by) in dead or any(readers.get(o, 0) or o in outputs for o in made_by.outputs):
             continue
-        if made_by.base.endswith("_") and not made_by.base.endswith("__"):
+        if in_place(made_by.base):
             continue  # in place: its effect is seen through another name
         dead.add(id(made_by))
         for name in made_by.refs():

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING
 
 from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
-from staticmem.passes.inplace_source import BY_LINE_ONLY, written
+from staticmem.passes.inplace_source import BY_LINE_ONLY, MODULES, written
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
 
-_ACTIVATIONS = (
-    "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu",
-    "aten::hardsigmoid", "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
-)  # fmt: skip
-CANDIDATES = (*_ACTIVATIONS, "aten::add")
+CANDIDATES = (*MODULES, "aten::add")
 _MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
 
 # Residual blocks that write `out += identity`, from the sources of torchvision 0.15 to 0.28
