@@ -11,7 +11,7 @@ import jsonschema
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from ort_graphs import GRAPHS
+from onnxruntime_graphs import GRAPHS
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.cli.main import main

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from ort_graphs import Net, image
+from onnxruntime_graphs import Net, image
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.validate import ort_run

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto
-from ort_graphs import Net, image
+from onnxruntime_graphs import Net, image
 
 from staticmem.validate import ort_run
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from ort_graphs import GRAPHS, Net, image
+from onnxruntime_graphs import GRAPHS, Net, image
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.cli.main import main

@@ -1,18 +1,22 @@
-"""From a ModelProto to the graph that the runtime executes: constants apart, functions without a kernel written out.
+"""From a ModelProto to the graph that the runtime executes: constants apart, functions without a kernel written out,
+casts that follow casts taken out.
 
 Source: onnxruntime/core/graph/graph.cc (Constant nodes become initializers when a graph is loaded; functions that no
-kernel computes are written out, their nodes get the next free numbers).
+kernel computes are written out, their nodes get the next free numbers) and, at every optimization level,
+onnxruntime/core/optimizer/insert_cast_transformer.cc, RemoveDuplicateCastTransformer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from staticmem.allocators.onnxruntime.casts import without_duplicates
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
-from staticmem.allocators.onnxruntime.infer import fill, inferred
+from staticmem.allocators.onnxruntime.inference import fill, inferred
 from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
 
 WRITTEN_OUT = "staticmem: written out"  # the first node of a definition
 FOLLOWING = "staticmem: written out, following"
@@ -61,15 +65,6 @@ def build(model: Any, executed: bool = False) -> ExecGraph:
     return _Builder(versions, executed).graph(symbolic.graph, {})
 
 
-def _types(proto: Any) -> dict[str, PlannedType]:
-    types: dict[str, PlannedType] = {}
-    for value in (*proto.input, *proto.value_info, *proto.output):
-        found = planned_type(value.type)
-        if found is not None:
-            types[value.name] = found
-    return types
-
-
 class _Builder:
     """Builds a graph and its bodies. `versions` has the opset of each domain."""
 
@@ -77,7 +72,8 @@ class _Builder:
         self.versions, self.executed = versions, executed
 
     def graph(self, proto: Any, outer: Mapping[str, PlannedType]) -> ExecGraph:
-        types = _types(proto)
+        listed = {value.name: planned_type(value.type) for value in (*proto.input, *proto.value_info, *proto.output)}
+        types = {name: kind for name, kind in listed.items() if kind is not None}
         initializers: dict[str, PlannedType] = {}
         for tensor in proto.initializer:
             dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
@@ -102,14 +98,10 @@ class _Builder:
         if not self.executed:
             nodes = list(without_duplicates(nodes, known, results))
         kept = own | set(outside)
-        return ExecGraph(
-            tuple(nodes),
-            tuple(v.name for v in proto.input if v.name not in initializers),
-            tuple(v.name for v in proto.output),
-            initializers,
-            {name: kind for name, kind in known.items() if name in kept},
-            tuple(outside),
-        )
+        inputs = tuple(v.name for v in proto.input if v.name not in initializers)
+        outputs = tuple(v.name for v in proto.output)
+        used = {name: kind for name, kind in known.items() if name in kept}
+        return ExecGraph(tuple(nodes), inputs, outputs, initializers, used, tuple(outside))
 
     def _node(self, proto: Any, index: int, known: Mapping[str, PlannedType]) -> ExecNode:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
@@ -117,9 +109,8 @@ class _Builder:
             return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
         bodies = {a.name: self.graph(a.g, known) for a in proto.attribute if a.type == 5}
         implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
-        return ExecNode(
-            index, proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output), implicit, bodies, proto
-        )
+        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        return ExecNode(index, proto.op_type, domain, proto.name, inputs, outputs, implicit, bodies, proto)
 
 
 def _numbers(protos: list[Any]) -> list[int]:
@@ -158,3 +149,85 @@ def touched(model: Any, saved: Any) -> bool:
 
 def _listing(model: Any) -> list[tuple[str, str]]:
     return sorted((n.op_type, n.name) for n in model.graph.node if n.op_type != "Constant")
+
+
+def without_duplicates(
+    nodes: Sequence[ExecNode], types: Mapping[str, PlannedType], results: set[str]
+) -> tuple[ExecNode, ...]:
+    """The nodes without casts that a cast before them makes needless, and without casts that only casts read.
+
+    Args:
+        nodes: of one graph, in the order of the file.
+        types: of all values; a cast without a known type stays.
+        results: values that the graph gives; they stay.
+    """
+    by_result = {name: node for node in nodes for name in node.outputs if name}
+    readers: dict[str, list[ExecNode]] = defaultdict(list)
+    for node in nodes:
+        for name in (*node.inputs, *node.implicit):
+            if name in by_result:
+                readers[name].append(node)
+    source: dict[str, str] = {}  # what now stands for a value that is gone
+    gone: set[int] = set()
+    for node in sorted(nodes, key=lambda n: n.index):
+        if not _is_cast(node) or node.index in gone:
+            continue
+        result = node.outputs[0]
+        old, new = _type(types, source.get(node.inputs[0], node.inputs[0])), _type(types, result)
+        if old is None or new is None:
+            continue
+        children = readers[result]
+        casts = [child for child in children if _is_cast(child) and child.index not in gone]
+        lossy = unsafe(old, new)
+        if lossy and any(unsafe(_type(types, child.outputs[0]), new) for child in casts):
+            continue
+        start = source.get(node.inputs[0], node.inputs[0])
+        back = [c for c in casts if c.outputs[0] not in results and _type(types, c.outputs[0]) is old]
+        for child in back:
+            source[child.outputs[0]] = start
+            gone.add(child.index)
+        kept = [child for child in casts if child.index not in gone]
+        truth = lossy and any(_type(types, child.outputs[0]) is dtypes.bool_ for child in kept)
+        if children and len(casts) == len(children) and result not in results and not truth:
+            source[result] = start
+            gone.add(node.index)
+    if not gone:
+        return tuple(nodes)
+    return tuple(_reading(node, source) for node in nodes if node.index not in gone)
+
+
+def _is_cast(node: ExecNode) -> bool:
+    return node.op == "Cast" and not node.domain
+
+
+def _type(types: Mapping[str, PlannedType], name: str) -> DType | None:
+    kind = types.get(name)
+    return kind.dtype if kind is not None else None
+
+
+def _reading(node: ExecNode, source: Mapping[str, str]) -> ExecNode:
+    def final(name: str) -> str:
+        while name in source:
+            name = source[name]
+        return name
+
+    return replace(node, inputs=tuple(map(final, node.inputs)), implicit=tuple(map(final, node.implicit)))
+
+
+def unsafe(old: DType | None, new: DType | None) -> bool:
+    """Whether a cast may change values, as the runtime judges it."""
+    if old is None or new is None or dtypes.string in (old, new) or "complex" in (old.kind, new.kind):
+        return True
+    unsigned = {d: d.kind == "int" and d.name.startswith("u") for d in (old, new)}
+    if unsigned[new] and old.kind != "bool" and not unsigned[old]:
+        return True
+    if old.kind == "float" and new.kind != "float":
+        return True
+    bits = {d: 1 if d.kind == "bool" else d.bits for d in (old, new)}
+    if unsigned[old] and new.kind == "int" and not unsigned[new]:
+        return bits[new] <= bits[old]
+    if old.kind == "int" and new.kind == "float":
+        return bits[new] <= bits[old]
+    if {old.name, new.name} == {"float16", "bfloat16"}:
+        return True
+    return bits[old] > bits[new]

@@ -13,16 +13,12 @@ from dataclasses import replace
 from staticmem.allocators.onnxruntime.graph import Dim, PlannedType
 from staticmem.ir.onnx_graph import Node
 
-Inputs = Sequence[PlannedType | None]
-Result = Sequence[PlannedType | None]
+Types = Sequence[PlannedType | None]
+Rule = Callable[[Node, Types], Types]  # of the results, from those of the inputs
 Dims = tuple[Dim, ...]
 
 NCHWC = "com.microsoft.nchwc"
 BLOCK = "block"  # an attribute that `with_block` adds to nodes of the blocked layout
-
-
-def _same(node: Node, inputs: Inputs) -> Result:
-    return [inputs[0]]
 
 
 def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -35,12 +31,43 @@ def _int(node: Node, name: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _conv(node: Node, inputs: Inputs) -> Result:
-    data, weight = inputs[0], inputs[1]
-    if data is None or weight is None or data.dims is None or weight.dims is None:
+def _same(node: Node, inputs: Types) -> Types:
+    return [inputs[0]]
+
+
+def _skip_norm(node: Node, inputs: Types) -> Types:
+    data = inputs[0]
+    mean = None
+    if data is not None and data.dims:
+        mean = PlannedType(data.dtype, (*data.dims[:-1], 1))
+    return [data, mean, mean, data]
+
+
+def _norm(node: Node, inputs: Types) -> Types:
+    data = inputs[0]
+    if data is None or data.dims is None:
         return [None]
-    kernel = weight.dims[2:]
-    return [PlannedType(data.dtype, (data.dims[0], weight.dims[0], *_windows(node, data.dims[2:], kernel)))]
+    axis = _int(node, "axis", -1) % max(len(data.dims), 1)
+    mean = PlannedType(data.dtype, (*data.dims[:axis], *(1,) * (len(data.dims) - axis)))
+    return [data, mean, mean]
+
+
+# -- one result, whose dimensions follow from those of the first inputs ------------------------------------------------
+
+
+def _of_dims(rule: Callable[..., Dims | None], count: int) -> Rule:
+    """The rule for types; the result has the first input's dtype, and is unknown where a rank is."""
+
+    def result(node: Node, inputs: Types) -> Types:
+        known = [kind.dims for kind in inputs[:count] if kind is not None and kind.dims is not None]
+        dims = rule(node, *known) if len(known) == count else None
+        return [PlannedType(inputs[0].dtype, dims) if inputs[0] is not None and dims is not None else None]
+
+    return result
+
+
+def _conv(node: Node, data: Dims, weight: Dims) -> Dims:
+    return (data[0], weight[0], *_windows(node, data[2:], weight[2:]))
 
 
 def _windows(node: Node, sizes: Dims, kernel: Dims) -> Dims:
@@ -69,33 +96,24 @@ def _windows(node: Node, sizes: Dims, kernel: Dims) -> Dims:
     return tuple(result)
 
 
-def _pool(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    if data is None or data.dims is None:
-        return [None]
-    kernel = _ints(node, "kernel_shape", ()) or data.dims[2:]
-    return [PlannedType(data.dtype, (*data.dims[:2], *_windows(node, data.dims[2:], kernel)))]
+def _pool(node: Node, data: Dims) -> Dims:
+    return (*data[:2], *_windows(node, data[2:], _ints(node, "kernel_shape", ()) or data[2:]))
 
 
-def _global_pool(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    if data is None or data.dims is None:
-        return [None]
-    return [PlannedType(data.dtype, (*data.dims[:2], *(1,) * (len(data.dims) - 2)))]
+def _global_pool(node: Node, data: Dims) -> Dims:
+    return (*data[:2], *(1,) * (len(data) - 2))
 
 
-def _matmul(node: Node, inputs: Inputs) -> Result:
-    first, second = inputs[0], inputs[1]
-    if first is None or second is None or not first.dims or not second.dims:
-        return [None]
-    a, b = first.dims, second.dims
+def _matmul(node: Node, a: Dims, b: Dims) -> Dims | None:
+    if not a or not b:
+        return None
     if _int(node, "transA", 0) and len(a) > 1:
         a = (*a[:-2], a[-1], a[-2])
     if _int(node, "transB", 0) and len(b) > 1:
         b = (*b[:-2], b[-1], b[-2])
     rows = a[-2:-1] if len(a) > 1 else ()
     columns = b[-1:] if len(b) > 1 else ()
-    return [PlannedType(first.dtype, (*_broadcast(a[:-2], b[:-2]), *rows, *columns))]
+    return (*_broadcast(a[:-2], b[:-2]), *rows, *columns)
 
 
 def _broadcast(a: Dims, b: Dims) -> Dims:
@@ -112,30 +130,8 @@ def _broad(x: Dim, y: Dim) -> Dim:
     return y if isinstance(y, int) and y > 1 else None
 
 
-def _gemm(node: Node, inputs: Inputs) -> Result:
-    first, second = inputs[0], inputs[1]
-    if first is None or second is None or first.dims is None or second.dims is None:
-        return [None]
-    rows = first.dims[1 if _int(node, "transA", 0) else 0]
-    columns = second.dims[0 if _int(node, "transB", 0) else 1]
-    return [PlannedType(first.dtype, (rows, columns))]
-
-
-def _skip_norm(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    mean = None
-    if data is not None and data.dims:
-        mean = PlannedType(data.dtype, (*data.dims[:-1], 1))
-    return [data, mean, mean, data]
-
-
-def _norm(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    if data is None or data.dims is None:
-        return [None]
-    axis = _int(node, "axis", -1) % max(len(data.dims), 1)
-    mean = PlannedType(data.dtype, (*data.dims[:axis], *(1,) * (len(data.dims) - axis)))
-    return [data, mean, mean]
+def _gemm(node: Node, a: Dims, b: Dims) -> Dims:
+    return (a[1 if _int(node, "transA", 0) else 0], b[0 if _int(node, "transB", 0) else 1])
 
 
 def block_size(weights: Sequence[PlannedType | None]) -> int:
@@ -145,64 +141,48 @@ def block_size(weights: Sequence[PlannedType | None]) -> int:
     return 16 if all(isinstance(n, int) and n % 16 == 0 for n in known) else 8
 
 
-def _reorder_input(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    if data is None or data.dims is None:
-        return [None]
-    shape = data.dims
-    if _int(node, "channels_last", 0):
-        shape = (shape[0], shape[-1], *shape[1:-1])
-    channels, block = shape[1], _int(node, BLOCK, 16)
-    padded = -(-channels // block) * block if isinstance(channels, int) else None
-    return [PlannedType(data.dtype, (shape[0], padded, *shape[2:]))]
-
-
-def _reorder_output(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    if data is None or data.dims is None:
-        return [None]
-    channels: Dim = _int(node, "channels", 0) or data.dims[1]
-    if _int(node, "channels_last", 0):
-        return [PlannedType(data.dtype, (data.dims[0], *data.dims[2:], channels))]
-    return [PlannedType(data.dtype, (data.dims[0], channels, *data.dims[2:]))]
-
-
-def _upsample(node: Node, inputs: Inputs) -> Result:
-    data = inputs[0]
-    scales = _ints(node, "scales", ())
-    if data is None or data.dims is None or len(scales) != len(data.dims):
-        return [None]
-    return [PlannedType(data.dtype, tuple(_times(s, k) for s, k in zip(data.dims, scales, strict=True)))]
-
-
-def _times(size: Dim, factor: int) -> Dim:
-    if isinstance(size, int):
-        return size * factor
-    return size if factor == 1 else None
-
-
 def with_block(node: Node, block: int) -> Node:
     """A node that knows the block of its graph."""
     return replace(node, attrs={**node.attrs, BLOCK: block}) if node.domain == NCHWC else node
 
 
-Rule = Callable[[Node, Inputs], Result]
+def _reorder_input(node: Node, shape: Dims) -> Dims:
+    if _int(node, "channels_last", 0):
+        shape = (shape[0], shape[-1], *shape[1:-1])
+    channels, block = shape[1], _int(node, BLOCK, 16)
+    padded = -(-channels // block) * block if isinstance(channels, int) else None
+    return (shape[0], padded, *shape[2:])
+
+
+def _reorder_output(node: Node, shape: Dims) -> Dims:
+    channels: Dim = _int(node, "channels", 0) or shape[1]
+    if _int(node, "channels_last", 0):
+        return (shape[0], *shape[2:], channels)
+    return (shape[0], channels, *shape[2:])
+
+
+def _upsample(node: Node, data: Dims) -> Dims | None:
+    scales = _ints(node, "scales", ())
+    if len(scales) != len(data):
+        return None
+    return tuple(s * k if isinstance(s, int) else s if k == 1 else None for s, k in zip(data, scales, strict=True))
+
 
 CONTRIB: dict[tuple[str, str], Rule] = {
     **{("com.microsoft", op): _same for op in ("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasSoftmax")},
-    ("com.microsoft", "FusedConv"): _conv,
-    ("com.microsoft", "FusedMatMul"): _matmul,
-    ("com.microsoft", "TransposeMatMul"): _matmul,
-    ("com.microsoft", "FusedGemm"): _gemm,
+    ("com.microsoft", "FusedConv"): _of_dims(_conv, 2),
+    ("com.microsoft", "FusedMatMul"): _of_dims(_matmul, 2),
+    ("com.microsoft", "TransposeMatMul"): _of_dims(_matmul, 2),
+    ("com.microsoft", "FusedGemm"): _of_dims(_gemm, 2),
     ("com.microsoft", "SkipLayerNormalization"): _skip_norm,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_norm,
     ("", "SimplifiedLayerNormalization"): _norm,
-    (NCHWC, "Conv"): _conv,
-    (NCHWC, "MaxPool"): _pool,
-    (NCHWC, "AveragePool"): _pool,
-    (NCHWC, "GlobalMaxPool"): _global_pool,
-    (NCHWC, "GlobalAveragePool"): _global_pool,
-    (NCHWC, "ReorderInput"): _reorder_input,
-    (NCHWC, "ReorderOutput"): _reorder_output,
-    (NCHWC, "Upsample"): _upsample,
+    (NCHWC, "Conv"): _of_dims(_conv, 2),
+    (NCHWC, "MaxPool"): _of_dims(_pool, 1),
+    (NCHWC, "AveragePool"): _of_dims(_pool, 1),
+    (NCHWC, "GlobalMaxPool"): _of_dims(_global_pool, 1),
+    (NCHWC, "GlobalAveragePool"): _of_dims(_global_pool, 1),
+    (NCHWC, "ReorderInput"): _of_dims(_reorder_input, 1),
+    (NCHWC, "ReorderOutput"): _of_dims(_reorder_output, 1),
+    (NCHWC, "Upsample"): _of_dims(_upsample, 1),
 }

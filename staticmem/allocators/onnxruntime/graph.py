@@ -24,6 +24,11 @@ class PlannedType:
     dims: tuple[Dim, ...] | None
     tensor: bool = True  # False: a sequence, a map or an optional
 
+    @property
+    def fixed(self) -> bool:
+        """Whether every size is a number of the file."""
+        return self.dims is not None and all(isinstance(dim, int) for dim in self.dims)
+
 
 @dataclass(slots=True)
 class ExecNode:
@@ -45,6 +50,14 @@ class ExecNode:
         """How profiles name it: a node without a name is its operator and number."""
         return self.name or f"{self.op}_{self.index}"
 
+    def number(self, name: str, default: int = 0) -> int:
+        """An attribute that is an integer."""
+        return next((int(a.i) for a in self.proto.attribute if a.name == name), default)
+
+    def numbers(self, name: str, default: Sequence[int]) -> Sequence[int]:
+        """An attribute that is a list of integers; an empty one counts as none."""
+        return next((tuple(a.ints) for a in self.proto.attribute if a.name == name), ()) or default
+
 
 @dataclass(slots=True)
 class ExecGraph:
@@ -56,7 +69,6 @@ class ExecGraph:
     initializers: Mapping[str, PlannedType]
     types: Mapping[str, PlannedType]
     outer: tuple[str, ...] = ()
-    proto: Any = None
 
     def planned(self, name: str) -> PlannedType | None:
         """What is known of a value at planning."""
@@ -108,16 +120,7 @@ def same_size(first: PlannedType | None, second: PlannedType | None) -> bool:
         return False
     if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
         return False
-    if dtypes.string in (first.dtype, second.dtype) or element_size(first.dtype) != element_size(second.dtype):
+    sizes = [max(kind.dtype.bits // 8, 1) for kind in (first, second)]  # of an element; booleans take a byte
+    if dtypes.string in (first.dtype, second.dtype) or sizes[0] != sizes[1]:
         return False
     return all(a == b and a is not None for a, b in zip(first.dims, second.dims, strict=True))
-
-
-def element_size(dtype: DType) -> int:
-    """Bytes of an element in the runtime's memory. Booleans take one."""
-    return max(dtype.bits // 8, 1)
-
-
-def names(nodes: Sequence[ExecNode]) -> list[str]:
-    """All results of some nodes."""
-    return [name for node in nodes for name in node.outputs if name]

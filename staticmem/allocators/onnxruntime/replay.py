@@ -1,7 +1,8 @@
 """Runs of a session, replayed on the arena: what each node finds there when it ends.
 
 Source: onnxruntime/core/framework/execution_frame.cc (AllocateMLValueTensorSelfOwnBuffer, TraceAllocate, the block of
-the memory pattern), session_state.cc (ResolveMemoryPatternFlag), and core/providers/cpu/controlflow/{if,loop}.cc.
+the memory pattern), session_state.cc (ResolveMemoryPatternFlag), core/providers/cpu/controlflow/{if,loop,scan_9}.cc and
+scan_utils.cc (SetupInputs, AllocateOutput, LoopStateVariable, IterateSequence, TransposeOutput).
 """
 
 from __future__ import annotations
@@ -9,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from staticmem.allocators.onnxruntime.arena import Arena, Chunk
+from staticmem.allocators.onnxruntime.arena import Arena, Chunk, PatternPlanner
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode
-from staticmem.allocators.onnxruntime.order import execution_order
-from staticmem.allocators.onnxruntime.pattern import PatternPlanner
-from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, Plan, Planner
-from staticmem.allocators.onnxruntime.scan import run_scan
+from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, Plan, Planner, execution_order
 from staticmem.allocators.onnxruntime.sizes import BodyRun, RunSizes
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Value
@@ -75,13 +73,12 @@ class Session:
         self,
         graph: ExecGraph,
         arena: Arena,
-        provider: str = "cpu",
         pattern: bool = True,
         reuse: bool = True,
         in_file_order: bool = False,
         workspace: Workspace | None = None,
     ) -> None:
-        self.graph, self.arena, self.provider, self.pattern, self.reuse = graph, arena, provider, pattern, reuse
+        self.graph, self.arena, self.pattern, self.reuse = graph, arena, pattern, reuse
         self.in_file_order, self.workspace = in_file_order, workspace
         self.result = Replayed()
         self._plans: dict[int, Plan] = {}
@@ -90,12 +87,10 @@ class Session:
 
     def plan(self, graph: ExecGraph, loop_body: bool = False) -> Plan:
         """The allocation plan of a graph or body."""
-        found = self._plans.get(id(graph))
-        if found is None:
+        if id(graph) not in self._plans:
             order = range(len(graph.nodes)) if self.in_file_order else execution_order(graph.nodes)
-            found = Planner(graph, list(order), self.provider, self.reuse, loop_body).run()
-            self._plans[id(graph)] = found
-        return found
+            self._plans[id(graph)] = Planner(graph, list(order), self.reuse, loop_body).run()
+        return self._plans[id(graph)]
 
     def run(self, sizes: RunSizes) -> None:
         """One run. Its results are given back before the next one, as by a caller that copies them."""
@@ -111,17 +106,8 @@ class Session:
     def record(self, node: ExecNode, workspace: int) -> None:
         """The state of the arena when a node has ended."""
         arena = self.arena
-        self.result.rows.append(
-            NodeRow(
-                self._run,
-                node.label,
-                node.op,
-                arena.requested - arena.reserved,
-                arena.in_use - arena.reserved,
-                arena.held,
-                workspace,
-            )
-        )
+        requested, in_use = arena.requested - arena.reserved, arena.in_use - arena.reserved
+        self.result.rows.append(NodeRow(self._run, node.label, node.op, requested, in_use, arena.held, workspace))
 
 
 class _Frame:
@@ -144,7 +130,7 @@ class _Frame:
         self.known: PatternPlanner | None = None
         self.block: Chunk | None = None
         if session.pattern and self._all_ranked():
-            key = (id(graph), tuple(self._key(name) for name in (*graph.inputs, *graph.outer)))
+            key = (id(graph), tuple(sizes.shape(name) for name in (*graph.inputs, *graph.outer)))
             self.known = session._patterns.get(key)
             if self.known is None:
                 self.tracer = session._patterns[key] = PatternPlanner()
@@ -157,9 +143,6 @@ class _Frame:
         """A pattern needs inputs with a rank; a body's outer values are its inputs too."""
         kinds = [self.graph.planned(name) for name in (*self.graph.inputs, *self.graph.outer)]
         return all(kind is not None and kind.tensor and kind.dims is not None for kind in kinds)
-
-    def _key(self, name: str) -> object:
-        return self.sizes.shape(name)
 
     def run(self) -> list[Chunk | None]:
         """Executes the nodes; gives the chunks of the results, which the caller frees."""
@@ -218,19 +201,6 @@ class _Frame:
                 self.tracer.allocate(name, aligned)
         self.chunks[name] = self.session.arena.allocate(size)
 
-    @property
-    def arena(self) -> Arena:
-        return self.session.arena
-
-    def size(self, name: str) -> int:
-        """Bytes of a value, 0 where they are not known."""
-        return value_bytes(self.sizes.values.get(name)) or 0
-
-    def turn(self, node: ExecNode, body: ExecGraph, run: BodyRun, given: Mapping[str, Callable[[], None]]) -> None:
-        """One execution of a body all of whose results are `given`."""
-        for chunk in _Frame(self.session, body, run.sizes, node, given).run():
-            self.session.arena.free(chunk)
-
     def _release(self, root: str) -> None:
         self.session.arena.free(self.chunks.pop(root, None))
         for chunk in self.sequences.pop(root, ()):
@@ -246,7 +216,7 @@ class _Frame:
         elif node.op == "Loop":
             self._loop(node)
         elif node.op == "Scan" and node.outputs[0] in self.sizes.lengths:
-            return run_scan(self, node, runs, self.sizes.lengths[node.outputs[0]])
+            return self._scan(node, runs, self.sizes.lengths[node.outputs[0]])
         else:
             self.session.result.unmodelled[f"{node.op} {node.name}"] = None
             for name in node.outputs:
@@ -261,11 +231,10 @@ class _Frame:
             if not mine:
                 continue
             kind = body.planned(theirs)
-            if kind is not None and kind.dims is not None and all(isinstance(d, int) for d in kind.dims):
+            if kind is not None and kind.fixed:
                 self.make(mine)
-            given[theirs] = _later(self, mine)
-        for chunk in _Frame(self.session, body, sizes, node, given).run():
-            self.session.arena.free(chunk)
+            given[theirs] = self._maker(mine)
+        self._run_body(node, body, sizes, given)
 
     def _loop(self, node: ExecNode) -> None:
         """Every iteration has results of its own; the last ones are copied, those of scans are joined."""
@@ -294,6 +263,66 @@ class _Frame:
         for chunk in (*carried, *kept, condition, counter):
             arena.free(chunk)
 
+    def _scan(self, node: ExecNode, runs: Sequence[BodyRun], length: int) -> int:
+        """A Scan of opset 9 or later, of `length` turns; gives the bytes that it took for itself.
 
-def _later(frame: _Frame, name: str) -> Callable[[], None]:
-    return lambda: frame.make(name)
+        Results are made before the first turn where the file says how large they are, else in it; each turn writes a
+        slice of them. A state has up to two buffers beside its result.
+        """
+        arena, body = self.session.arena, node.bodies["body"]
+        states = len(node.inputs) - node.number("num_scan_inputs")
+        input_axes = node.numbers("scan_input_axes", (0,) * (len(node.inputs) - states))
+        output_axes = node.numbers("scan_output_axes", (0,) * max(len(node.outputs) - states, 0))
+        scanned = zip(node.inputs[states:], input_axes, strict=False)
+        taken: list[Chunk | None] = [arena.allocate(self._size(name)) for name, axis in scanned if axis]
+        given: dict[str, Callable[[], None]] = dict.fromkeys(body.outputs[:states], _nothing)
+        for name in node.outputs[:states]:
+            self.make(name)
+        transposed: list[str] = []
+        for mine, theirs, axis in zip(node.outputs[states:], body.outputs[states:], output_axes, strict=False):
+            if axis:
+                transposed.append(mine)
+            place = self._once(mine, taken) if axis else self._maker(mine)
+            given[theirs] = place
+            kind = body.planned(theirs)
+            if kind is not None and kind.fixed:
+                place()
+        for name in node.inputs[:states]:
+            taken.extend(arena.allocate(self._size(name)) for _ in range(min(max(length - 1, 0), 2)))
+        for run in runs:
+            self._run_body(node, body, run.sizes, given)
+        for name in transposed:
+            self.make(name)
+        workspace = sum(chunk.requested for chunk in taken if chunk is not None)
+        for chunk in taken:
+            arena.free(chunk)
+        return workspace
+
+    def _run_body(
+        self, node: ExecNode, body: ExecGraph, sizes: RunSizes, given: Mapping[str, Callable[[], None]]
+    ) -> None:
+        """One execution of a body all of whose results are `given`."""
+        for chunk in _Frame(self.session, body, sizes, node, given).run():
+            self.session.arena.free(chunk)
+
+    def _size(self, name: str) -> int:
+        """Bytes of a value, 0 where they are not known."""
+        return value_bytes(self.sizes.values.get(name)) or 0
+
+    def _maker(self, name: str) -> Callable[[], None]:
+        return lambda: self.make(name)
+
+    def _once(self, name: str, taken: list[Chunk | None]) -> Callable[[], None]:
+        """Takes memory for a result that is transposed at the end, the first time it is called."""
+        done: list[bool] = []
+
+        def place() -> None:
+            if not done:
+                done.append(True)
+                taken.append(self.session.arena.allocate(self._size(name)))
+
+        return place
+
+
+def _nothing() -> None:
+    """The result has its place already."""

@@ -8,20 +8,21 @@ from typing import Any
 
 from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFullError, SystemMemory
 from staticmem.allocators.onnxruntime.build import build, written_out
+from staticmem.allocators.onnxruntime.kernel_memory import WeightBytes, weight_bytes, workspace
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
-from staticmem.allocators.onnxruntime.weights import WeightBytes, weight_bytes
-from staticmem.allocators.onnxruntime.workspace import workspace
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.graph import Note
 
 LEVELS = ("disable", "basic", "extended", "layout", "all")
 SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 PROVIDERS = ("cpu", "cuda")
-
-_NO_ARENA = (
-    "without an arena memory comes from the system and goes back to it: held is the most at one moment, not what stays"
-)
+_CHOICES = {
+    "provider": PROVIDERS,
+    "arena_extend_strategy": STRATEGIES,
+    "graph_optimization_level": LEVELS,
+    "cudnn_conv_algo_search": SEARCHES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,11 @@ class SessionOptions:
     runs: int = 3
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("provider", self.provider, PROVIDERS),
-            ("arena_extend_strategy", self.arena_extend_strategy, STRATEGIES),
-            ("graph_optimization_level", self.graph_optimization_level, LEVELS),
-            ("cudnn_conv_algo_search", self.cudnn_conv_algo_search, SEARCHES),
-        ):
-            if value not in known:
-                raise UsageError(
-                    f"unknown {name} '{value}'",
-                    f"It is one of {', '.join(known)}.",
-                    did_you_mean(value, known),
-                    "SM134",
-                )
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                why = f"It is one of {', '.join(choices)}."
+                raise UsageError(f"unknown {name} '{value}'", why, did_you_mean(value, choices), "SM134")
         if self.runs < 1 or self.intra_op_num_threads < 1:
             raise UsageError("runs and threads are whole numbers of at least 1", code="SM110")
 
@@ -122,9 +115,7 @@ def predict_session(
     weights = weight_bytes(graph, options.provider)
     sizes = bound_sizes(model, shapes, symbols or {})
     kernels = workspace(options.intra_op_num_threads) if options.provider == "cpu" else None
-    session = Session(
-        graph, arena, options.provider, options.enable_mem_pattern, options.enable_mem_reuse, in_file_order, kernels
-    )
+    session = Session(graph, arena, options.enable_mem_pattern, options.enable_mem_reuse, in_file_order, kernels)
     try:
         arena.reserve(weights.reserved)
         for _ in range(options.runs):
@@ -167,33 +158,29 @@ def _notes(
         notes.append(Note("assumption", "SM520", text))
     if sizes.guessed:
         text = "data decides which branch or how many iterations run; the larger branch and one iteration were taken: "
-        text += _some(sizes.guessed)
-        notes.append(Note("assumption", "SM521", text, len(sizes.guessed)))
+        notes.append(Note("assumption", "SM521", text + _some(sizes.guessed), len(sizes.guessed)))
     if unknown:
-        notes.append(
-            Note("warning", "SM522", f"sizes that depend on data are not counted: {_some(unknown)}", len(unknown))
-        )
+        text = f"sizes that depend on data are not counted: {_some(unknown)}"
+        notes.append(Note("warning", "SM522", text, len(unknown)))
     if unmodelled:
         text = f"values that are no tensors are not counted: {_some(unmodelled)}"
         notes.append(Note("warning", "SM523", text, len(unmodelled)))
     if not options.enable_cpu_mem_arena and options.provider == "cpu":
-        notes.append(Note("assumption", "SM524", _NO_ARENA))
+        text = "without an arena memory comes from the system and goes back to it: held is the most at one moment"
+        notes.append(Note("assumption", "SM524", f"{text}, not what stays"))
     if options.provider == "cuda":
         text = (
             "predictions for CUDA follow the runtime's source and were not compared with a device: nodes that fall "
             "back to the CPU, copies between devices and the CUDA kernels' in-place rules may differ"
         )
         notes.append(Note("warning", "SM525", text))
+        text = "workspaces of cuDNN and cuBLAS come on top and are not in these numbers"
         if options.cudnn_conv_algo_search == "EXHAUSTIVE":
             text = (
                 "cudnn_conv_algo_search=EXHAUSTIVE tries every convolution algorithm with its whole workspace, taken "
                 "from the arena; it is not in these numbers and can exceed them (HEURISTIC or DEFAULT avoid it)"
             )
-            notes.append(Note("warning", "SM526", text))
-        else:
-            notes.append(
-                Note("warning", "SM526", "workspaces of cuDNN and cuBLAS come on top and are not in these numbers")
-            )
+        notes.append(Note("warning", "SM526", text))
     return tuple(notes)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from ort_graphs import Net, image
+from onnxruntime_graphs import Net, image
 
-from staticmem.allocators.onnxruntime.build import build
-from staticmem.allocators.onnxruntime.casts import unsafe
-from staticmem.allocators.onnxruntime.order import execution_order
-from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, REUSE, Plan, Planner
+from staticmem.allocators.onnxruntime.build import build, unsafe
+from staticmem.allocators.onnxruntime.kernel_memory import weight_bytes
+from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, REUSE, Plan, Planner, execution_order
 from staticmem.allocators.onnxruntime.session import SessionOptions, predict_session
-from staticmem.allocators.onnxruntime.weights import weight_bytes
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 

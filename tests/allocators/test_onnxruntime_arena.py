@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staticmem.allocators.onnxruntime.arena import ALIGNMENT, Arena, ArenaFullError, Chunk
-from staticmem.allocators.onnxruntime.pattern import PatternPlanner
+from staticmem.allocators.onnxruntime.arena import ALIGNMENT, Arena, ArenaFullError, Chunk, PatternPlanner
 
 MIB = 1 << 20
 
