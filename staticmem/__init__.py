@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from staticmem.report.model import Report as Report
-    from staticmem.studies import analyze
+    from staticmem.studies.api import analyze
     from staticmem.studies.sweeps.api import levers, max_batch
     from staticmem.studies.sweeps.sweep import sweep
 
@@ -21,7 +21,7 @@ from staticmem.errors import StaticmemError
 from staticmem.version import __version__
 
 _PLACES = {
-    "analyze": "staticmem.studies",
+    "analyze": "staticmem.studies.api",
     "Report": "staticmem.report.model",
     "sweep": "staticmem.studies.sweeps.sweep",
     "max_batch": "staticmem.studies.sweeps.api",

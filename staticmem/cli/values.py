@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from staticmem.errors import UsageError, did_you_mean
+from staticmem.scenario.options import Option
+
+# kinds of options whose flags are checked at once: what a text is not, and the code of the error
+ERRORS = {
+    "whole": ("a size", "SM110"),
+    "resolution": ("a resolution", "SM110"),
+    "dims": ("NAME=N", "SM110"),
+    "segments": ("a number of segments", "SM160"),
+}
+
+
+def read_by(one: Option) -> Callable[[str], Any]:
+    """Reads the text of a flag as the kind of the option does."""
+
+    def convert(text: str) -> Any:
+        # kinds and documents are loaded where there is a value to read
+        from staticmem.documents import DocumentError, of_plain
+        from staticmem.scenario.kinds import kind_of, plain
+
+        noun, code = ERRORS[one.kind]
+        try:
+            value = plain(one.kind, text)
+            if one.kind == "dims" and "" in value:
+                raise DocumentError("", "It gives an open dimension of the model a size.", "Example: --dim seq=128")
+            return kind_of(one).read(of_plain(value, one.flag, one.flag))
+        except DocumentError as error:
+            hint = error.hint.replace("Example: ", f"Example: {one.flag} ") if one.kind != "dims" else error.hint
+            raise UsageError(f"{one.flag} '{text}' is not {noun}", error.why, hint, code) from None
+
+    return convert
 
 
 def positive(flag: str) -> Callable[[str], int]:
     """A whole number of at least 1."""
-
-    def convert(text: str) -> int:
-        number = _integer(text)
-        if number is None or number < 1:
-            raise UsageError(
-                f"{flag} '{text}' is not a size", "It is a whole number of at least 1.", f"Example: {flag} 32", "SM110"
-            )
-        return number
-
-    return convert
+    return read_by(Option(flag, None, "", kind="whole", flag=flag))
 
 
 def byte_size(flag: str) -> Callable[[str], int]:
@@ -58,52 +80,6 @@ def increase(flag: str) -> Callable[[str], Callable[[int], int]]:
     return convert
 
 
-def resolution(text: str) -> tuple[int, int]:
-    """`224` or `480x640` (height x width)."""
-    parts = text.lower().split("x")
-    sizes = [_integer(part) for part in parts]
-    if len(sizes) == 1:
-        sizes = sizes * 2
-    height, width = sizes if len(sizes) == 2 else (None, None)
-    if height is None or width is None or height < 1 or width < 1:
-        raise UsageError(
-            f"--resolution '{text}' is not a resolution",
-            "It is one number, or height x width.",
-            "Examples: --resolution 224, --resolution 480x640",
-            code="SM110",
-        )
-    return height, width
-
-
-def segments(text: str) -> int | str:
-    """A number of segments, or `sqrt`."""
-    number = _integer(text)
-    if text.lower() == "sqrt":
-        return "sqrt"
-    if number is None or number < 1:
-        raise UsageError(
-            f"--checkpoint-segments '{text}' is not a number of segments",
-            "It is a whole number of at least 1, or sqrt.",
-            "Example: --checkpoint-segments sqrt",
-            code="SM160",
-        )
-    return number
-
-
-def dimension(text: str) -> tuple[str, int]:
-    """`seq=128`: the name of an open dimension and its size."""
-    name, equals, size = text.rpartition("=")
-    number = _integer(size)
-    if not equals or not name or number is None or number < 1:
-        raise UsageError(
-            f"--dim '{text}' is not NAME=N",
-            "It gives an open dimension of the model a size of at least 1.",
-            "Example: --dim seq=128",
-            code="SM110",
-        )
-    return name.strip(), number
-
-
 def one_of(flag: str, known: Sequence[str]) -> Callable[[str], str]:
     """One of some words."""
 
@@ -118,9 +94,3 @@ def one_of(flag: str, known: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return convert
-
-
-def _integer(text: str) -> int | None:
-    """ASCII digits only, and few of them: `int` takes underscores, other alphabets and any length."""
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.config.document import ConfigError, Node, read_yaml
 from staticmem.config.fields import ROOT, VERSION
-from staticmem.config.kinds import UNKNOWN_KEY, wrong
+from staticmem.documents import DocumentError, Node, read_yaml
 from staticmem.errors import UsageError
+from staticmem.scenario.kinds import UNKNOWN_KEY, wrong
 
 Words = Mapping[str, Any]
 UNKNOWN_CARD = "SM402"
@@ -46,7 +46,7 @@ def load(path: str) -> Config:
     """The config in a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, or says what is not known; the message has file, line and column.
+        DocumentError: the file cannot be read, or says what is not known; the message has file, line and column.
     """
     return of_node(read_yaml(path), os.path.dirname(path))
 
@@ -56,7 +56,7 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     found = ROOT.read(root)
     if versioned and "version" not in found and found:
         first = next(iter(root.value.values()))[0]
-        raise ConfigError(
+        raise DocumentError(
             f"{first.place}: 'version' is missing", "A config says which version of the format it is.",
             f"Write `version: {VERSION}` as its first key.", UNKNOWN_KEY,
         )  # fmt: skip
@@ -120,4 +120,4 @@ def _from(folder: str, path: str) -> str:
 def _exclude(root: Node, one: str, other: str, why: str, hint: str) -> None:
     if isinstance(root.value, dict) and one in root.value and other in root.value:
         place = max((root.value[name][0] for name in (one, other)), key=lambda n: (n.line or 0, n.column or 0))
-        raise ConfigError(f"{place.place}: both '{one}' and '{other}' are given", why, hint, UNKNOWN_KEY)
+        raise DocumentError(f"{place.place}: both '{one}' and '{other}' are given", why, hint, UNKNOWN_KEY)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from staticmem.config.config import Config, Words, load, of_node
-from staticmem.config.document import MALFORMED, ConfigError, Node, of_plain, read_text
 from staticmem.config.locate import CONFIG_VARIABLE, PREFIX, find
+from staticmem.documents import MALFORMED, DocumentError, of_plain, read_text
 from staticmem.errors import did_you_mean
+from staticmem.scenario.request import OPTIONS
 
 # a.b.c = 1: tomllib takes time and memory by the square of the parts, gigabytes for one line
 _DOTTED = re.compile(r"""(?:(?:(?<![\w-])[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
@@ -25,7 +26,7 @@ def _read_toml(path: str) -> Config:
     try:
         import tomllib
     except ImportError as error:  # Python 3.10
-        raise ConfigError(
+        raise DocumentError(
             f"{path} cannot be read with this Python",
             "tomllib came with Python 3.11.",
             "Use a staticmem.yaml.",
@@ -33,16 +34,16 @@ def _read_toml(path: str) -> Config:
         ) from error
     text = read_text(path)
     if _DOTTED.search(text):
-        raise ConfigError(
+        raise DocumentError(
             f"{path} is nested too deeply", "A key of it has more than 64 parts.", "Is it another file?", MALFORMED
         )
     try:
         document: Any = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits another
         why = "A number has too many digits" if "int_max_str_digits" in str(error) else str(error)
-        raise ConfigError(f"{path} is not TOML", f"{why}.", "Correct it there.", MALFORMED) from error
+        raise DocumentError(f"{path} is not TOML", f"{why}.", "Correct it there.", MALFORMED) from error
     except RecursionError as error:
-        raise ConfigError(
+        raise DocumentError(
             f"{path} is nested too deeply", "A config has a few levels.", "Is it another file?", MALFORMED
         ) from error
     for part in ("tool", "staticmem"):
@@ -75,27 +76,23 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Words of variables such as STATICMEM_BATCH=8, STATICMEM_DIMS=seq=512,layers=4 or STATICMEM_OPTIMIZER=adam.
 
     Raises:
-        ConfigError: a value is not understood, or a variable looks like a misspelt one.
+        DocumentError: a value is not understood, or a variable looks like a misspelt one.
     """
-    from staticmem.config.fields import SOFTWARE, STEP, modes
-    from staticmem.config.kinds import Entry, Text, Word
+    from staticmem.config.fields import VARIABLES
+    from staticmem.scenario.kinds import kind_of, plain
 
-    entries = {
-        **STEP, **SOFTWARE, "mode": Entry(Word(modes), ""), "gpu": Entry(Text("24GB"), ""),
-        "alloc_conf": Entry(Text("expandable_segments:True"), ""),
-    }  # fmt: skip
-    known = {f"{PREFIX}{name.upper()}": name for name in entries}
+    options = {f"{PREFIX}{one.name.upper()}": one for one in VARIABLES}
     words: dict[str, Any] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or not text or variable == CONFIG_VARIABLE:
             continue
-        if variable not in known:
-            hint = did_you_mean(variable, known)
+        if variable not in options:
+            hint = did_you_mean(variable, options)
             if hint.startswith("Did") and _near(variable, hint):
-                raise ConfigError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM196")
+                raise DocumentError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM196")
             continue
-        name = known[variable]
-        words[name] = entries[name].kind.read(_node(variable, name, text))
+        one = options[variable]
+        words[one.name] = kind_of(one).read(of_plain(plain(one.kind, text), "environment", variable))
     return words
 
 
@@ -106,65 +103,28 @@ def _near(variable: str, hint: str) -> bool:
     return difflib.SequenceMatcher(None, variable, hint.split("'")[1]).ratio() > 0.93
 
 
-def _node(variable: str, name: str, text: str) -> Node:
-    """The text of a variable as a node: numbers and switches as such, lists with commas, dims as name=size."""
-
-    def plain(word: str) -> Any:
-        word = word.strip()
-        if word.lower() in ("true", "1", "yes", "on") and name in _SWITCHES:
-            return True
-        if word.lower() in ("false", "0", "no", "off") and name in _SWITCHES:
-            return False
-        for kind in (int, float):
-            if word.isascii() and len(word) <= 15 and word[:1].isdigit():
-                try:
-                    return kind(word)
-                except ValueError:
-                    continue
-        return word
-
-    value: Any = plain(text)
-    if name == "dims":
-        value = {key.strip(): plain(size) for key, _, size in (part.rpartition("=") for part in text.split(","))}
-    elif name == "checkpoint":
-        value = [plain(part) for part in text.split(",")]
-    return of_plain(value, "environment", variable)
-
-
-_SWITCHES = (
-    "unfold_batchnorm", "nesterov", "amsgrad", "centered", "offload_optimizer", "grad_scaler", "set_to_none",
-    "clip_grad_norm", "tf32", "channels_last", "cudnn_benchmark",
-)  # fmt: skip
-
-
 def combined(below: Words, above: Words) -> dict[str, Any]:
     """Words with others over them. Dimensions are joined; what belongs to another optimizer or mode goes with it."""
     words = {**below, **above}
     if "dims" in below and "dims" in above:
         words["dims"] = {**below["dims"], **above["dims"]}
-    inherited = set(below) - set(above)
+    inherited = [OPTIONS[name] for name in below if name not in above and name in OPTIONS]
     if above.get("mode") == "infer":
-        from staticmem.config.fields import TRAINING
-
-        for name in inherited & set(TRAINING):
-            words.pop(name, None)
+        for one in inherited:
+            if one.training:
+                words.pop(one.name, None)
     if words.get("optimizer") == "none":
         words["optimizer"] = None
     optimizer = words.get("optimizer")
     if above.get("optimizer") is not None and "mode" not in above:
         words["mode"] = "train"  # with an optimizer or with "none", the question is training
-    for name, owners in _OWNERS.items():
-        if name in inherited and optimizer not in owners:
-            words.pop(name, None)
-    if "checkpoint_every" in inherited and not words.get("checkpoint"):
-        words.pop("checkpoint_every")
-    if "checkpoint_sequential" in inherited and not words.get("checkpoint_segments"):
-        words.pop("checkpoint_sequential")
+    for one in inherited:
+        belongs = not one.owners or optimizer in one.owners
+        if one.name in _NEEDS:
+            belongs = bool(words.get(_NEEDS[one.name]))
+        if not belongs:
+            words.pop(one.name, None)
     return words
 
 
-# which optimizers an option belongs to (training.scenario checks the same of what is given outright)
-_OWNERS = {
-    "momentum": ("sgd", "rmsprop"), "nesterov": ("sgd",), "dampening": ("sgd",), "amsgrad": ("adam", "adamw"),
-    "centered": ("rmsprop",),
-}  # fmt: skip
+_NEEDS = {"checkpoint_every": "checkpoint", "checkpoint_sequential": "checkpoint_segments"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from staticmem.config.fields import COMMON, SIZES, SOFTWARE, TRAINING
+from staticmem.config.fields import INFERENCE, SOFTWARE, TRAINING
 from staticmem.config.kinds import Entry
 
 _IN_USE = {"batch": "32", "optimizer": "adam"}
@@ -23,7 +23,7 @@ def template(model: str, schema: str) -> str:
         _line(0, "model", quoted, "An .onnx or .pt2 file, from this file's folder."),
         "",
         "train:                                      # or infer: an inference",
-        *_entries({**SIZES, **TRAINING, **COMMON}),
+        *_entries({**INFERENCE, **TRAINING}),
         "",
         _line(0, "gpus", "[h100-sxm-80gb, 24GB]", "Cards by name or size: does it fit?"),
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -198,7 +199,7 @@ def parse_size(text: str) -> int | None:
     return int(float(match.group(1)) * _UNITS[match.group(2).lower()]) if match is not None else None
 
 
-def catalog(file: str | None = None) -> Mapping[str, Gpu]:
+def catalog(file: str | os.PathLike[str] | None = None) -> Mapping[str, Gpu]:
     """The cards of the package, and those of a user's file over them."""
     return cards() if file is None else {**cards(), **load(Path(file))}
 
@@ -208,7 +209,7 @@ def checked() -> str:
     return str(read_yaml(Path(__file__).with_name("gpus.yaml"))["checked"])
 
 
-def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | None = None) -> Gpu:
+def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.PathLike[str] | None = None) -> Gpu:
     """A card by its name, or a card of a size that is not in the list; `file` is a user's own list.
 
     `24GB` is a card sold as 24 GB: vendors count 2**30, and not all of it is usable. `24GiB` is usable memory as it is.
@@ -236,7 +237,7 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | None 
     )
 
 
-def near(slug: str, known: Iterable[str], file: str | None = None) -> str:
+def near(slug: str, known: Iterable[str], file: str | os.PathLike[str] | None = None) -> str:
     """A hint for a name that is not known: the names that have all of its words, else those like it, and where all are.
 
     All of them are too many for a hint.

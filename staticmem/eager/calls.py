@@ -8,18 +8,24 @@ births and deaths at known distances, who holds what. The results are those of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from staticmem.eager.context import Eager
-from staticmem.eager.strides import Form
-from staticmem.eager.tensor import Formula, Meta, Node, Storage, Tensor, gradient_edge
-from staticmem.eager.trace import OPEN, Convolved, Reduction
+from staticmem.eager.columns import OPEN
+from staticmem.eager.node import Formula, Meta, Node, gradient_edge
+from staticmem.eager.tensor import Form, Storage, Tensor
+from staticmem.ir.dtypes import DType
+
+if TYPE_CHECKING:
+    from staticmem.eager.context import Eager
+    from staticmem.eager.trace import Reduction
 
 
 class Birth(NamedTuple):
     """A buffer that a call allocates. `kernel` and `tick` count from the call's first ones."""
 
-    form: Form
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: DType
     kernel: int
     tick: int
 
@@ -56,7 +62,6 @@ class Effects(NamedTuple):
     ticks: int
     reductions: tuple[tuple[int, Reduction], ...]
     copies: tuple[tuple[int, tuple[int, ...]], ...]
-    convolutions: tuple[tuple[int, Convolved], ...]
 
     def repeat(self, e: Eager) -> list[Storage]:
         """Does it again at the present tick; the storages of its births. `e.trace.ticks` moves on."""
@@ -70,13 +75,13 @@ class Effects(NamedTuple):
             kernels.ops.append(trace.op)
         if self.kernels:
             e.running = len(names) - 1
-        forms = buffers.forms
-        id = len(forms)
+        shapes = buffers.shapes
+        id = len(shapes)
         made = []
-        for form, kernel, tick in self.births:
-            nbytes = form.nbytes
+        for nbytes, shape, dtype, kernel, tick in self.births:
             buffers.nbytes.append(nbytes)
-            forms.append(form)
+            shapes.append(shape)
+            buffers.dtypes.append(dtype)
             buffers.categories.append(category)
             buffers.names.append("")
             buffers.kernels.append(first + kernel)
@@ -96,9 +101,6 @@ class Effects(NamedTuple):
         if self.copies:
             for kernel, copied in self.copies:
                 trace.copies[first + kernel] = copied
-        if self.convolutions:
-            for kernel, convolved in self.convolutions:
-                trace.convolutions[first + kernel] = convolved
         return made
 
 
@@ -123,13 +125,6 @@ class Recorded:
         self.tick = 0
         self.moved: tuple[tuple[int, int], ...] = ()
         self.backward: dict[Form | tuple[Form | None, ...] | None, BackwardCall | None] = {}
-
-
-class RepeatedNode(Node):
-    """A backward node that was made from a record; `recorded` is None where its backward is not known to repeat."""
-
-    __slots__ = ("recorded",)
-    recorded: Recorded | None
 
 
 class Call(NamedTuple):
@@ -171,7 +166,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
     holds = trace.holds
     nodes: list[Node] = []
     for recorded in call.nodes:
-        node = RepeatedNode(recorded.name, e.sequence, op)
+        node = Node(recorded.name, e.sequence, op)
         e.sequence += 1
         node.formulas, node.metadata, node.recorded = recorded.formulas, recorded.metadata, recorded
         edges = node.edges
@@ -182,7 +177,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
                 operand = operands[edge]
                 parent = operand.grad_fn
                 if parent is None:
-                    edges.append(gradient_edge(operand))
+                    edges.append(gradient_edge(e, operand))
                 else:
                     parent.refs += 1
                     number = operand.output_nr

@@ -21,9 +21,9 @@ else:
     from operator import attrgetter
     from reprlib import recursive_repr
 
-    def record(slots=False, **_words):
+    def record(slots=False, kw_only=False, **_words):
         """`dataclass(frozen=True)` without the guard."""
-        return lambda cls: _compared(dataclass(eq=False, repr=False, slots=slots)(cls))
+        return lambda cls: _compared(dataclass(eq=False, repr=False, slots=slots, kw_only=kw_only)(cls))
 
     def guarded(slots=False, **_words):
         """`dataclass(frozen=True)`."""

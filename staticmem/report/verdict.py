@@ -6,7 +6,7 @@ import os
 
 from staticmem.liveness.why import short
 from staticmem.report.model import Peak, PhasePeak, Report, ScenarioInfo
-from staticmem.scenario.parallel import TITLES
+from staticmem.scenario.step import TITLES
 from staticmem.units import format_bytes
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}

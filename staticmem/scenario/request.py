@@ -1,14 +1,14 @@
 """`Request`: everything that a user can ask of one analysis, in the user's words.
 
-The command line, YAML configs and Python all make a `Request`; what its words mean is decided here and nowhere else.
+The command line, configs and Python all make a `Request`; what its words mean is decided here and nowhere else.
 A field left out has the default of this class.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import field, fields
 from typing import Any
 
 from staticmem.errors import UsageError, did_you_mean
@@ -16,103 +16,155 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
-from staticmem.scenario.step import (
-    IMPLEMENTATIONS,
-    INPLACE_ACTIVATIONS,
-    LOSSES,
-    MODES,
-    OPTIMIZERS,
-    SDPA_KERNELS,
-    Scenario,
-)
+from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
+from staticmem.scenario.step import LEVER_OPTIONS, OPTIMIZERS, STRATEGIES, Levers, Scenario, check_owner
 
-PRECISIONS = ("float32", "float16", "bfloat16")
-METHODS = ("liveness", "textbook")
-CUDNN = ("tables", "library")
-MODULE_LOADING = ("lazy", "eager")  # CUDA_MODULE_LOADING
+PRECISIONS = ("none", "fp32", "fp16", "bf16")
 ALL = sys.maxsize  # for `top`: every tensor
-# fields that a request and a scenario of a training step share by name
-LEVERS = (
-    "checkpoint", "checkpoint_every", "checkpoint_segments", "checkpoint_sequential", "accumulate", "freeze",
-    "weight_decay", "nesterov", "dampening", "amsgrad", "centered", "offload_optimizer", "grad_scaler", "set_to_none",
-    "clip_grad_norm",
-)  # fmt: skip
 
 
-@record(frozen=True)
-class Request:
-    """One analysis as it was asked for; `staticmem.analyze` says what each field means."""
+# fmt: off
+@record(frozen=True, kw_only=True)
+class Request(Levers):
+    """One analysis as it was asked for. None is "not given"; each field is declared with what it means."""
 
-    batch: int | None = None
-    resolution: int | tuple[int, int] | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
-    mode: str | None = None
-    optimizer: str | None = None
-    optimizer_impl: str = "foreach"
-    momentum: float = 0.0
-    loss: str = "auto"
-    dtype: str | None = None
-    amp: str | None = None
-    sdpa: str = "auto"
-    unfold_batchnorm: bool = False
-    inplace_activations: str = "auto"
-    checkpoint: tuple[str, ...] = ()
-    checkpoint_every: int = 1
-    checkpoint_segments: int | str = 0
-    checkpoint_sequential: str | None = None
-    accumulate: int = 1
-    freeze: str | None = None
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    dampening: float = 0.0
-    amsgrad: bool = False
-    centered: bool = False
-    offload_optimizer: bool = False
-    grad_scaler: bool = False
-    set_to_none: bool = True
-    clip_grad_norm: bool = False
-    parallel: str | None = None
-    devices: int | None = None
-    method: str = "liveness"
-    gpu: str | None = None
-    gpus_file: str | None = None
-    alloc_conf: str | None = None
-    torch_version: str | None = None
-    module_loading: str | None = None
-    tf32: bool = True
-    channels_last: bool = False
-    cudnn_benchmark: bool = False
-    cudnn: str = "tables"
-    profile: str | None = None
-    top: int = 10
+    batch: int | None = option(
+        None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
+        details="Where the export fixed the same size for all inputs it is changed (a 1 stays; several sizes are an "
+        "error). If the file leaves it open and you do not give it, 1 is assumed and the report says so",
+    )
+    resolution: int | tuple[int, int] | None = option(
+        None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",
+    )
+    dims: Mapping[str, int] | None = option(
+        None, SIZES, "dims", "NAME=N", "size of another open dimension, by its name", flag="--dim",
+        example="{seq: 512}", details="Its name is that in the file, or `input[axis]`",
+    )
+    mode: str | None = option(
+        None, STEP, "choice", "MODE", "what is analysed", choices=("train", "infer"), table="", session=True,
+        unset="train if an optimizer is given", example="train",
+        details="`train` without an optimizer is forward and backward",
+    )
+    optimizer: str | None = option(
+        None, STEP, "choice", "NAME", "optimizer of the step, which makes it training", choices=OPTIMIZERS,
+        training=True, example="adam",
+        details="adafactor-hf is that of transformers, lion that of timm, the 8-bit ones are those of bitsandbytes: "
+        "[levers](levers.md#optimizers)",
+    )
+    optimizer_impl: str = option(
+        "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
+        choices=("foreach", "fused", "for-loop"), training=True, example="foreach",
+        details="`foreach` is PyTorch's default on CUDA",
+    )
+    momentum: float = option(
+        0.0, STEP, "fraction", "M", "momentum of sgd or rmsprop",
+        training=True, owners=("sgd", "rmsprop"), example="0.9",
+    )
+    loss: str = option(
+        "auto", STEP, "choice", "LOSS", "the loss; auto chooses by the output's shape",
+        choices=("auto", "cross-entropy", "mse", "mean", "none"), training=True, example="auto",
+        details="The report says what was chosen",
+    )
+    dtype: str | None = option(
+        None, STEP, "precision", "TYPE", "casts the whole model, as model.to(dtype)", choices=PRECISIONS,
+        example="bf16",
+    )
+    amp: str | None = option(
+        None, STEP, "precision", "TYPE", "mixed precision, as torch.autocast around the forward", choices=PRECISIONS,
+        example="bf16",
+    )
+    sdpa: str = option(
+        "auto", STEP, "choice", "KERNEL", "kernel of scaled_dot_product_attention; auto chooses as PyTorch does",
+        choices=("auto", "cudnn", "flash", "efficient", "math"), example="auto",
+        details="As on an sm_90 GPU; the report says what was chosen and why. Where PyTorch has no such kernel for the "
+        "inputs (flash takes no mask and no float32), the automatic choice stands and the report says so",
+    )
+    unfold_batchnorm: bool = option(
+        False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
+        details="For files whose norms were folded away (an inference export analysed for training)",
+    )
+    inplace_activations: str = option(
+        "auto", STEP, "choice", "POLICY", "what ran in place, where the file does not say",
+        choices=("auto", "none", "all"), example="auto",
+        details="ONNX files do not say which activations ran in place",
+    )
+    parallel: str | None = option(
+        None, LEVERS, "choice", "STRATEGY", "strategy of several GPUs: the report is of the one that needs the most",
+        choices=("none", *STRATEGIES), example="zero3",
+        details="The batch is that of one rank ([parallel.md](parallel.md))",
+    )
+    devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8")
+    method: str = option(
+        "liveness", STEP, "choice", "METHOD", "textbook shows the textbook estimate beside the answer",
+        choices=("liveness", "textbook"), table="", setting=False, details="[The estimate](textbook.md)",
+    )
+    gpu: str | None = option(
+        None, DEVICE, "text", "NAME|SIZE", "a card by name or size (h100-sxm-80gb, 24GB), and whether the step fits",
+        table="", session=True, unset="an H100 SXM 80 GB is assumed", example="24GB",
+        details="Without one nothing is said about fitting",
+    )
+    gpus_file: str | os.PathLike[str] | None = option(
+        None, DEVICE, "text", "FILE", "YAML with cards of your own, over those of the package", session=True,
+        example="gpus.yaml", details="[hardware](hardware.md)",
+    )
+    alloc_conf: str | None = option(
+        None, DEVICE, "text", "CONF", "settings of the allocator, as in PYTORCH_ALLOC_CONF", table="",
+        example="expandable_segments:True",
+        details="`expandable_segments:True,max_split_size_mb:128` ([allocators](allocators.md))",
+    )
+    torch_version: str | None = option(
+        None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
+        details="Decides workspaces of cuBLAS and which cuDNN",
+    )
+    module_loading: str | None = option(
+        None, DEVICE, "choice", "WHEN", "when kernels come to the card, as CUDA_MODULE_LOADING",
+        choices=("lazy", "eager"), unset="as that PyTorch does, eager before 1.13", example="lazy",
+        details="At their first use, or all with the context. A driver before R515 loads eagerly "
+        "([hardware](hardware.md))",
+    )
+    tf32: bool = option(True, DEVICE, "switch", "", "torch.backends.cudnn.allow_tf32 is on")
+    channels_last: bool = option(
+        False, DEVICE, "switch", "", "model and inputs are in torch.channels_last",
+        details="Convolutions need smaller workspaces",
+    )
+    cudnn_benchmark: bool = option(
+        False, DEVICE, "switch", "", "torch.backends.cudnn.benchmark is on",
+        details="The first step searches with large workspaces ([workspace](workspace.md))",
+    )
+    cudnn: str = option(
+        "tables", DEVICE, "choice", "SOURCE", "what tells workspaces of convolutions: tables, or an installed library",
+        choices=("tables", "library"), example="tables",
+        details="An installed libcudnn is exact (`pip install 'staticmem[cudnn]'`)",
+    )
+    profile: str | os.PathLike[str] | None = option(
+        None, DEVICE, "text", "FILE", "YAML with your own figures of context, libraries and cuBLAS", session=True,
+        example="profile.yaml", details="[hardware](hardware.md)",
+    )
+    top: int = option(
+        10, OUTPUT, "whole", "N", "how many of the largest tensors are listed", session=True, setting=False,
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method", known("method", self.method, METHODS))
-        object.__setattr__(self, "cudnn", known("cudnn", self.cudnn, CUDNN))
-        if self.module_loading is not None:
-            object.__setattr__(self, "module_loading", known("module-loading", self.module_loading, MODULE_LOADING))
-        policy = known("inplace-activations", self.inplace_activations, INPLACE_ACTIVATIONS)
-        object.__setattr__(self, "inplace_activations", policy)
-        if self.parallel is not None:
-            from staticmem.scenario.parallel import STRATEGIES
-
-            word = known("parallel", self.parallel, (*STRATEGIES, "none"))
-            object.__setattr__(self, "parallel", None if word == "none" else word)
+        for name in ("method", "cudnn", "module_loading", "inplace_activations", "parallel"):
+            object.__setattr__(self, name, self._choice(name))
+        if self.parallel == "none":
+            object.__setattr__(self, "parallel", None)
+        if self.dims is None:
+            object.__setattr__(self, "dims", {})
         if isinstance(self.checkpoint, str):
             object.__setattr__(self, "checkpoint", (self.checkpoint,))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
         elif self.resolution is not None and len(self.resolution) != 2:
-            raise UsageError(
-                f"a resolution of {len(self.resolution)} numbers", "It is a height and a width.",
-                "Give two, or one for both.", code="SM110",
-            )  # fmt: skip
+            what = f"a resolution of {len(self.resolution)} numbers"
+            raise UsageError(what, "It is a height and a width.", "Give two, or one for both.", "SM110")
 
     @property
     def names_device(self) -> bool:
-        """Whether anything of the device was given, so that it can be wrong."""
-        words = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
-        return any(word is not None for word in words) or self.cudnn != "tables"
+        """Whether an option was given that only a card or its software can refuse."""
+        given = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
+        return any(word is not None for word in given) or self.cudnn != "tables"
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -127,18 +179,12 @@ class Request:
             UsageError: an unknown word, or words that exclude each other.
         """
         notes: list[Note] = []
-        optimizer = known("optimizer", self.optimizer, OPTIMIZERS) if self.optimizer is not None else None
-        impl = known("optimizer-impl", self.optimizer_impl, IMPLEMENTATIONS)
-        loss = known("loss", self.loss, LOSSES)
-        mode = known("mode", self.mode, MODES) if self.mode is not None else "train" if optimizer else "infer"
-        self._check_momentum(optimizer)
-        if impl == "fused" and optimizer == "rmsprop":
-            raise UsageError(
-                "rmsprop has no fused implementation",
-                "PyTorch has fused kernels for sgd, adam, adamw and adagrad.",
-                "Use --optimizer-impl foreach.",
-                code="SM133",
-            )
+        optimizer, impl, loss = (self._choice(name) for name in ("optimizer", "optimizer_impl", "loss"))
+        mode = self._choice("mode") or ("train" if optimizer else "infer")
+        check_owner(OPTIONS["momentum"], self.momentum, optimizer, "SM132")
+        if not 0 <= self.momentum < 1:
+            why = "It is a fraction: 0 <= momentum < 1."
+            raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
         if mode == "infer" and optimizer is not None:
             notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: inference was asked for"))
             optimizer = None
@@ -147,33 +193,20 @@ class Request:
         if mode == "train" and optimizer is not None:
             text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
             notes.append(Note("assumption", "SM300", text))
-        levers = {name: getattr(self, name) for name in LEVERS}
-        if mode == "infer":  # levers of the training step say nothing of an inference
-            levers = {}
-        scenario = Scenario(
-            mode, optimizer, impl, self.momentum, loss, precision("dtype", self.dtype), precision("amp", self.amp),
-            known("sdpa", self.sdpa, SDPA_KERNELS), **levers,
-        )  # fmt: skip
+        # levers of the training step say nothing of an inference
+        levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
+        dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
+        scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, self._choice("sdpa"), **levers)
         return scenario, notes
 
-    def _check_momentum(self, optimizer: str | None) -> None:
-        if self.momentum and optimizer not in ("sgd", "rmsprop"):
-            raise UsageError(
-                f"--momentum does not apply to {optimizer or 'a step without optimizer'}",
-                "sgd and rmsprop have a momentum buffer.",
-                "Use --optimizer sgd, or leave --momentum out.",
-                code="SM132",
-            )
-        if not 0 <= self.momentum < 1:
-            raise UsageError(
-                f"--momentum {self.momentum} is out of range",
-                "It is a fraction: 0 <= momentum < 1.",
-                "Try 0.9.",
-                code="SM132",
-            )
+    def _choice(self, name: str) -> Any:
+        """The word of an option with choices, in lower case."""
+        word = getattr(self, name)
+        return word if word is None else known(name.replace("_", "-"), word, OPTIONS[name].choices)
 
 
-FIELDS = tuple(f.name for f in fields(Request))
+OPTIONS = declared(Request)
+FIELDS = tuple(OPTIONS)
 
 
 def request_of(words: Mapping[str, Any]) -> Request:
@@ -185,6 +218,26 @@ def request_of(words: Mapping[str, Any]) -> Request:
     return Request(**{name: value for name, value in words.items() if value is not None})
 
 
+def as_flags(words: Mapping[str, Any]) -> str:
+    """`--checkpoint Bottleneck --amp bf16`: the flags for words that differ from the defaults, to be copied."""
+    import shlex
+
+    parts: list[str] = []
+    for name, value in words.items():
+        one = OPTIONS[name]
+        if value == one.default or (name == "dims" and not value):
+            continue
+        if one.kind == "switch":
+            parts.append(one.flag if value else f"--no-{one.flag[2:]}")
+        elif name == "resolution":
+            parts.append(f"{one.flag} {value[0]}x{value[1]}")
+        else:
+            several = list(value) if isinstance(value, tuple) else [value]
+            several = [f"{key}={size}" for key, size in value.items()] if name == "dims" else several
+            parts += [f"{one.flag} {shlex.quote(str(word))}" for word in several]
+    return " ".join(parts)
+
+
 def known(flag: str, word: str, words: tuple[str, ...]) -> str:
     """The word in lower case, if it is one of `words`.
 
@@ -193,22 +246,15 @@ def known(flag: str, word: str, words: tuple[str, ...]) -> str:
     """
     if word.lower() in words:
         return word.lower()
-    raise UsageError(
-        f"unknown {flag} '{word}'",
-        f"--{flag} is one of {', '.join(words)}.",
-        did_you_mean(word.lower(), words),
-        code="SM134",
-    )
+    why = f"--{flag} is one of {', '.join(words)}."
+    raise UsageError(f"unknown {flag} '{word}'", why, did_you_mean(word.lower(), words), "SM134")
 
 
-def precision(flag: str, name: str | None) -> DType | None:
+def precision(name: str, word: str | None) -> DType | None:
     """A floating-point type by PyTorch's name or a short one; "none" is None."""
-    if name is None or name.lower() == "none":
+    if word is None or word.lower() == "none":
         return None
-    found = dtypes.parse(name)
-    if found is None or found.name not in PRECISIONS:
-        words = ("fp32", "fp16", "bf16", *PRECISIONS, "none")
-        raise UsageError(
-            f"unknown {flag} '{name}'", f"--{flag} is one of {', '.join(words)}.", did_you_mean(name, words), "SM134"
-        )
-    return found
+    dtype = dtypes.parse(word)
+    if dtype is None or dtype.name not in ("float32", "float16", "bfloat16"):
+        known(name, word, PRECISIONS)
+    return dtype

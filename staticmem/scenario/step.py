@@ -1,4 +1,4 @@
-"""What a user asks: mode, optimizer, loss, precision, levers. Sizes are bound before, in `graph.model`."""
+"""`Scenario`: what one step does: mode, optimizer, loss, precision, levers. Sizes of inputs are bound before it."""
 
 from __future__ import annotations
 
@@ -7,44 +7,85 @@ import re
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
+from staticmem.scenario.options import LEVERS, Option, declared, option
 
-# torch.optim's, except lion (timm), adafactor-hf (transformers' Adafactor) and the 8-bit ones (bitsandbytes.optim)
-OPTIMIZERS = (
-    "sgd", "adam", "adamw", "rmsprop", "adagrad", "radam", "nadam", "adamax", "adadelta", "adafactor", "lion",
-    "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit",
-)  # fmt: skip
+_OF_TORCH = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "radam", "nadam", "adamax", "adadelta", "adafactor")
+# lion is timm's, adafactor-hf transformers' Adafactor, the 8-bit ones are bitsandbytes.optim's
+OPTIMIZERS = (*_OF_TORCH, "lion", "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit")
 FUSED = ("sgd", "adam", "adamw", "adagrad", "adam-8bit", "adamw-8bit", "lion-8bit")  # have fused kernels
-IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
-LOSSES = ("auto", "cross-entropy", "mse", "mean", "none")
-SDPA_KERNELS = ("auto", "cudnn", "flash", "efficient", "math")
-MODES = ("train", "infer")
-INPLACE_ACTIVATIONS = ("auto", "none", "all")
+# strategies of several GPUs and how they are written
+TITLES = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "fsdp": "FSDP2",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+}
+STRATEGIES = tuple(TITLES)
 SQRT = "sqrt"
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
+# fmt: off
+@record(frozen=True, kw_only=True)
+class Levers:
+    """What a step can be told to do besides (docs/levers.md). The defaults are PyTorch's."""
+
+    checkpoint: str | tuple[str, ...] = option(
+        (), LEVERS, "names", "CLASS|PATH",
+        "modules that run under torch.utils.checkpoint, by class (Bottleneck) or path (layer1.*)",
+        example="[Bottleneck]",
+        details="`use_reentrant=False`. The full name of a class does too; `*` stands for one part of a path",
+    )
+    checkpoint_every: int = option(
+        1, LEVERS, "whole", "K", "how many of those modules share a checkpoint",
+        example="2", details="They follow each other in one parent",
+    )
+    checkpoint_segments: int | str = option(
+        0, LEVERS, "segments", "N|sqrt", "segments of checkpoint_sequential: a number, or sqrt",
+        example="sqrt", details="`sqrt` is the root of the number of modules in the Sequential",
+    )
+    checkpoint_sequential: str | None = option(
+        None, LEVERS, "text", "PATH", "path of the Sequential that is divided into segments",
+        example="layers", unset="the one with the most modules of its own",
+    )
+    accumulate: int = option(
+        1, LEVERS, "whole", "N", "micro-batches a step; the batch is the size of one", example="4",
+    )
+    freeze: str | None = option(
+        None, LEVERS, "text", "REGEX", "regular expression; parameters in whose name it is found are not trained",
+        example="'^(?!fc)'", details="`'^(?!fc)'`: all but `fc`",
+    )
+    weight_decay: float = option(0.0, LEVERS, "factor", "W", "weight decay of the optimizer", example="0.01")
+    nesterov: bool = option(False, LEVERS, "switch", "", "Nesterov momentum of sgd", owners=("sgd",))
+    dampening: float = option(
+        0.0, LEVERS, "factor", "D", "dampening of sgd with momentum", example="0", owners=("sgd",)
+    )
+    amsgrad: bool = option(False, LEVERS, "switch", "", "AMSGrad of adam and adamw", owners=("adam", "adamw"))
+    centered: bool = option(False, LEVERS, "switch", "", "centered rmsprop", owners=("rmsprop",))
+    offload_optimizer: bool = option(
+        False, LEVERS, "switch", "", "optimizer state and its update are on the CPU"
+    )
+    grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
+    set_to_none: bool = option(
+        True, LEVERS, "switch", "", "zero_grad(set_to_none=True); else gradients stay, zeroed, through the forward",
+    )
+    clip_grad_norm: bool = option(False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step")
+# fmt: on
+
+
+LEVER_OPTIONS = declared(Levers)
+
+
 @record(frozen=True)
-class Scenario:
+class Scenario(Levers):
     """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`.
 
     `sdpa` is the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 device.
 
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
-
-    Levers (docs/levers.md). The defaults are PyTorch's:
-        checkpoint: modules that run under `torch.utils.checkpoint(use_reentrant=False)`: class names (`Bottleneck`, or
-            the full `torchvision.models.resnet.Bottleneck`) and module paths (`layer1.0`; `*` stands for one part).
-        checkpoint_every: so many modules of `checkpoint` that follow each other in one parent share one checkpoint.
-        checkpoint_segments: segments of `checkpoint_sequential`; "sqrt" is the root of the number of its modules.
-        checkpoint_sequential: path of the Sequential that `checkpoint_segments` divides; None is the one with the most
-            modules of its own.
-        accumulate: micro-batches a step; the batch of the graph is one micro-batch.
-        freeze: a regular expression (`re.search`); parameters whose name it matches have requires_grad False.
-        weight_decay, nesterov, dampening, amsgrad, centered: as in torch.optim, where they change what is alive.
-        offload_optimizer: optimizer state and update on the CPU.
-        grad_scaler: `torch.amp.GradScaler` around the loss and the step.
-        set_to_none: what `zero_grad` does; False keeps zeroed gradients through the forward.
-        clip_grad_norm: `torch.nn.utils.clip_grad_norm_` before the step.
 
     Raises:
         UsageError: a lever's value is out of range, or levers exclude each other.
@@ -58,21 +99,6 @@ class Scenario:
     dtype: DType | None = None
     amp: DType | None = None
     sdpa: str = "auto"
-    checkpoint: tuple[str, ...] = ()
-    checkpoint_every: int = 1
-    checkpoint_segments: int | str = 0
-    checkpoint_sequential: str | None = None
-    accumulate: int = 1
-    freeze: str | None = None
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    dampening: float = 0.0
-    amsgrad: bool = False
-    centered: bool = False
-    offload_optimizer: bool = False
-    grad_scaler: bool = False
-    set_to_none: bool = True
-    clip_grad_norm: bool = False
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")
@@ -111,19 +137,8 @@ class Scenario:
                 "Use --optimizer-impl foreach.",
                 code="SM133",
             )
-        for flag, given, wanted in (
-            ("nesterov", self.nesterov, ("sgd",)),
-            ("dampening", self.dampening, ("sgd",)),
-            ("amsgrad", self.amsgrad, ("adam", "adamw")),
-            ("centered", self.centered, ("rmsprop",)),
-        ):
-            if given and self.optimizer not in wanted:
-                raise UsageError(
-                    f"--{flag} does not apply to {self.optimizer or 'a step without optimizer'}",
-                    f"It is an option of {' and '.join(wanted)}.",
-                    f"Use --optimizer {wanted[0]}, or leave --{flag} out.",
-                    code="SM161",
-                )
+        for name in ("nesterov", "dampening", "amsgrad", "centered"):
+            check_owner(LEVER_OPTIONS[name], getattr(self, name), self.optimizer, "SM161")
         if self.nesterov and (not self.momentum or self.dampening):
             raise UsageError(
                 "--nesterov needs a momentum and no dampening",
@@ -139,6 +154,19 @@ class Scenario:
     @property
     def training(self) -> bool:
         return self.mode == "train"
+
+
+def check_owner(option: Option, value: object, optimizer: str | None, code: str) -> None:
+    """Raises:
+    UsageError: an option of other optimizers is given.
+    """
+    if value and optimizer not in option.owners:
+        raise UsageError(
+            f"{option.flag} does not apply to {optimizer or 'a step without optimizer'}",
+            f"It is an option of {' and '.join(option.owners)}.",
+            f"Use --optimizer {option.owners[0]}, or leave {option.flag} out.",
+            code,
+        )
 
 
 def _at_least_one(flag: str, value: int, why: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from staticmem.errors import UsageError
 from staticmem.report.load import build
-from staticmem.scenario.request import Request
+from staticmem.scenario.request import OPTIONS, Request
 from staticmem.validate import torch_reconcile
 from staticmem.validate.record import Record, sha256
 from staticmem.validate.torch_predict import predicted
@@ -64,7 +64,7 @@ def again(record: Record, path: str) -> Record:
 
 def _check(words: Mapping[str, Any]) -> None:
     """The request is of another machine: nothing of it is taken on trust."""
-    strange = sorted(set(map(str, words)) - {field.name for field in fields(Request)})
+    strange = sorted(set(map(str, words)) - set(OPTIONS))
     paths = [name for name in _FILES if words.get(name) is not None]
     try:
         if not strange and not paths:

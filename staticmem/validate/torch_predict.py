@@ -8,14 +8,14 @@ lines of code, by the same rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes, liveness
-from staticmem.scenario.request import Request, request_of
+from staticmem.scenario.request import OPTIONS, Request, request_of
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study
 from staticmem.validate.torch_words import OPTIMIZERS
@@ -69,13 +69,9 @@ def predicted(path: str, words: Mapping[str, Any], device: str) -> Predicted:
 
 def words_of(request: Request) -> dict[str, Any]:
     """The fields of a request that are not the default, as JSON can have them; the inverse of `request_from`."""
-    found: dict[str, Any] = {}
-    for field in fields(Request):
-        value = getattr(request, field.name)
-        default = field.default if field.default is not MISSING else {}
-        if value != default:
-            found[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
+    blank = Request()
+    given = {name: getattr(request, name) for name in OPTIONS if getattr(request, name) != getattr(blank, name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def request_from(words: Mapping[str, Any]) -> Request:

@@ -10,11 +10,12 @@ import pytest
 from staticmem.errors import UsageError
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.parallel.ddp import BUCKET, FIRST_BUCKET, assign_buckets
+from staticmem.parallel.facts import weights
 from staticmem.parallel.pipeline import apply, in_flight, stages_of_ops
 from staticmem.parallel.rank import Strategy, on_rank
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.zero import ZeroConfig
-from staticmem.scenario.parallel import STRATEGIES
+from staticmem.scenario.step import STRATEGIES
 from staticmem.studies import Study, request_of
 
 GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
@@ -199,7 +200,7 @@ def test_the_first_stage_holds_a_micro_batch_for_every_stage() -> None:
     peaks = []
     for micro in (2, 3, 4, 8):
         rewrite = Rewrite(result.trace)
-        apply(rewrite, result.graph, of_ops, 0, 4, micro)
+        apply(rewrite, weights(rewrite), result.graph, of_ops, 0, 4, micro)
         peaks.append(liveness(rewrite.build()).peak_bytes)
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 4 * 64 * LENGTH * HIDDEN  # what a block saves, and more
     assert peaks[3] == peaks[2]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Count, Sizing
 from staticmem.report.style import Style
-from staticmem.scenario.parallel import TITLES
+from staticmem.scenario.step import TITLES
 from staticmem.units import format_bytes
 
 _LIVE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from staticmem.report.formats.sizing import ACCURACY, batch_text, count_text, outcome, price_text, tflops_text
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.sizing import Point, Sizing
-from staticmem.scenario.parallel import TITLES
+from staticmem.scenario.step import TITLES
 from staticmem.units import format_bytes
 
 

@@ -17,7 +17,7 @@ from staticmem.report.formats.sizing import (
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
 from staticmem.report.json import plain_text
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
-from staticmem.scenario.parallel import TITLES
+from staticmem.scenario.step import TITLES
 from staticmem.units import GIB, format_bytes
 
 WIDTH, HEIGHT = 560, 300

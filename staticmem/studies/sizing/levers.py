@@ -7,7 +7,7 @@ from dataclasses import replace
 from staticmem.errors import StaticmemError
 from staticmem.report.sizing import Lever
 from staticmem.report.sweep import TRAINING
-from staticmem.scenario.flags import as_flags
+from staticmem.scenario.request import as_flags
 from staticmem.studies import Request, Study
 from staticmem.studies.sizing.bench import Ask, Bench
 from staticmem.studies.sweeps.blocks import repeated_blocks

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from staticmem.report.model import ScenarioInfo
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Count
-from staticmem.scenario.parallel import TITLES
+from staticmem.scenario.step import TITLES
 from staticmem.studies import Request
 from staticmem.units import format_bytes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from staticmem.errors import StaticmemError
 from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, CardFit, LeverRow, Levers
-from staticmem.scenario.flags import as_flags
+from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import FUSED, OPTIMIZERS
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from staticmem.config.config import Config, Words
 from staticmem.config.discover import combined
-from staticmem.config.document import Node, of_plain
 from staticmem.config.fields import axes as known_axes
+from staticmem.documents import Node, of_plain
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.report.sweep import Setting
-from staticmem.scenario.request import Request, request_of
+from staticmem.scenario.request import OPTIONS, Request, request_of
 
 LIMIT = 200_000  # configurations: more is a mistake in the lists
 
@@ -85,7 +85,7 @@ def _point(index: int, name: str | None, model: str, base: Words, own: Mapping[s
         request.scenario()
     except StaticmemError as error:
         # the words are kept as they are, to be shown beside the error
-        names = {f.name for f in fields(Request)} - {"method", "inplace_activations", "cudnn"}
+        names = set(OPTIONS) - {"method", "inplace_activations", "cudnn"}
         return Point(index, name, model, request_of({k: v for k, v in words.items() if k in names}), error)
     return Point(index, name, model, request)
 
@@ -93,14 +93,14 @@ def _point(index: int, name: str | None, model: str, base: Words, own: Mapping[s
 def settings_of(request: Request) -> dict[str, Setting]:
     """What a request says beside the defaults, as plain values: dimensions by name, a resolution as `224x224`."""
     blank, found = Request(), {}
-    for f in fields(Request):
-        value = getattr(request, f.name)
-        if f.name in ("top", "gpu", "method") or value == getattr(blank, f.name):
+    for name in OPTIONS:
+        value = getattr(request, name)
+        if name in ("top", "gpu", "method") or value == getattr(blank, name):
             continue
-        if f.name == "dims":
+        if name == "dims":
             found.update({f"dims.{k}": v for k, v in value.items()})
         else:
-            found[f.name] = plain(f.name, value)
+            found[name] = plain(name, value)
     return found
 
 

@@ -14,7 +14,7 @@ from staticmem.report.formats.levers import verdict
 from staticmem.report.json import to_json
 from staticmem.report.schema import schema
 from staticmem.report.sweep import Levers, cheapest
-from staticmem.scenario.flags import as_flags
+from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Request, Study
 from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks

@@ -14,7 +14,7 @@ import pytest
 
 import staticmem
 from staticmem.config.config import Config, of_node
-from staticmem.config.document import parse_yaml
+from staticmem.documents import parse_yaml
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.formats.sweep import render_csv
 from staticmem.report.json import plain_text

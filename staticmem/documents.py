@@ -23,7 +23,7 @@ MAX_NODES = 20_000
 UNREADABLE, MALFORMED = "SM192", "SM193"
 
 
-class ConfigError(StaticmemError):
+class DocumentError(StaticmemError):
     """A config that cannot be read, or that says what is not known. `what` begins with file:line:column."""
 
 
@@ -63,7 +63,7 @@ def read_yaml(path: str) -> Node:
     """The root of a YAML file; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or is larger than a config can be.
+        DocumentError: it cannot be read, is not YAML, or is larger than a config can be.
     """
     return parse_yaml(read_text(path), path)
 
@@ -72,21 +72,21 @@ def read_text(path: str) -> str:
     """The text of a config file, at most 1 MiB of it."""
     try:
         if os.path.isdir(path):
-            raise ConfigError(f"{path} is a directory", "A config is one file.", "Name the file in it.", UNREADABLE)
+            raise DocumentError(f"{path} is a directory", "A config is one file.", "Name the file in it.", UNREADABLE)
         with files.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(
+        raise DocumentError(
             f"{path} cannot be read", f"{error.strerror or error}.", "'staticmem init' writes a config.", UNREADABLE
         ) from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(
+        raise DocumentError(
             f"{path} is too large for a config", "It has more than 1 MiB.", "Is it another file?", MALFORMED
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
+        raise DocumentError(
             f"{path} is not text", f"Byte {error.start} is not UTF-8.", "A config is YAML in UTF-8.", MALFORMED
         ) from error
 
@@ -107,12 +107,12 @@ def parse_yaml(text: str, file: str) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
-        raise ConfigError(
+        raise DocumentError(
             f"{where}: not YAML", f"{(error.problem or error.context or 'It cannot be parsed').capitalize()}.",
             "Check indentation, colons and quotes there.", MALFORMED,
         ) from error  # fmt: skip
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{file}: not YAML", " ".join(str(error).split()), "Is it a config?", MALFORMED) from error
+        raise DocumentError(f"{file}: not YAML", " ".join(str(error).split()), "Is it a config?", MALFORMED) from error
 
 
 def _check_depth(text: str, file: str, loader: type[Any]) -> None:
@@ -125,7 +125,7 @@ def _check_depth(text: str, file: str, loader: type[Any]) -> None:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             mark: Any = event.start_mark
-            raise ConfigError(
+            raise DocumentError(
                 f"{file}:{mark.line + 1}:{mark.column + 1}: nested too deeply",
                 f"A config has at most {MAX_DEPTH} levels.", "Is it another file?", MALFORMED,
             )  # fmt: skip
@@ -143,7 +143,7 @@ class _Builder:
         place = Node(None, self.file, line, column, path)
         self.count += 1
         if self.count > MAX_NODES or depth > MAX_DEPTH:  # aliases lead to the same place again and again
-            raise ConfigError(
+            raise DocumentError(
                 f"{place.place}: too much in a config", f"Aliases make it more than {MAX_NODES} values.",
                 "Write it without aliases.", MALFORMED,
             )  # fmt: skip
@@ -161,10 +161,10 @@ class _Builder:
         for key, value in found.value:
             name = self.node(key, path, depth + 1)
             if isinstance(name.value, list | dict):
-                raise ConfigError(f"{name.place}: a key is not text", "", "Keys are words.", MALFORMED)
+                raise DocumentError(f"{name.place}: a key is not text", "", "Keys are words.", MALFORMED)
             text = str(key.value)
             if text in members:
-                raise ConfigError(
+                raise DocumentError(
                     f"{name.place}: '{text[:60]}' is given twice", f"First at {members[text][0].place}.",
                     "Keep one of them.", MALFORMED,
                 )  # fmt: skip
@@ -179,13 +179,13 @@ class _Builder:
             try:
                 return self.loader.construct_object(found)
             except (LookupError, AttributeError) as error:  # PyYAML's own: `!!int ''`, `!!bool x`
-                raise ConfigError(
+                raise DocumentError(
                     f"{place.place}: the value is not what its tag says", f"{text[:60]!r} is no {tag}.",
                     "Leave the tag out.", MALFORMED,
                 ) from error  # fmt: skip
         if tag in ("str", "timestamp", "int", "value", "merge"):
             return text  # a number of hundreds of digits, or a date, is no value of a config: the reader will say so
-        raise ConfigError(
+        raise DocumentError(
             f"{place.place}: the tag {str(found.tag)[:60]} is not read", "A config has plain values only.",
             "Leave the tag out.", MALFORMED,
         )  # fmt: skip
@@ -195,10 +195,10 @@ def of_plain(value: Any, file: str, path: str, depth: int = 0) -> Node:
     """Nodes of plain data, such as a table of a TOML file.
 
     Raises:
-        ConfigError: it is nested too deeply.
+        DocumentError: it is nested too deeply.
     """
     if depth > MAX_DEPTH:
-        raise ConfigError(
+        raise DocumentError(
             f"{file}: nested too deeply", f"A config has at most {MAX_DEPTH} levels.", "Is it another file?", MALFORMED
         )
     below = depth + 1

@@ -1,0 +1,78 @@
+"""The tables of options on reference pages, made from their declarations.
+
+A page has them between `<!-- options: NAME -->` and `<!-- end of options -->`;
+`pytest tests/cli/test_reference.py --overwrite-golden` writes them again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from staticmem.config import fields
+from staticmem.config.kinds import Entry
+from staticmem.scenario.options import DEVICE, LEVERS, SIZES, STEP, Option
+from staticmem.scenario.request import OPTIONS
+
+BAR = "\\|"  # a bar in a cell of a table
+MARKED = re.compile(r"(<!-- options: (?P<name>[^>]*) -->\n)(?:(?!<!--).*\n)*(<!-- end of options -->)")
+MODEL = (
+    "a path of an ONNX file or an archive of torch.export; or an `onnx.ModelProto`, an `ExportedProgram`, an "
+    "`nn.Module`, an FX `GraphModule`. A module is exported in the mode that it is in, under fake tensors"
+)
+INPUTS = "example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`"
+
+
+def refreshed(page: str) -> str:
+    """A page with its tables as the declarations are now."""
+    return MARKED.sub(lambda match: f"{match[1]}{TABLES[match['name']]()}{match[3]}", page)
+
+
+def flags(options: Iterable[Option]) -> str:
+    """Flags with everything that is known of them."""
+    rows = []
+    for one in options:
+        details = f". {one.details}" if one.details else ""
+        rows.append((f"{_flag(one)}", f"{one.about}{one.choices_text}{details}"))
+    return _table(("flag", ""), rows)
+
+
+def keywords() -> str:
+    """The keywords of `staticmem.analyze` with their defaults."""
+    own = [("`model`", "", MODEL), ("`inputs`", "`None`", INPUTS)]
+    options = [(f"`{name}`", f"`{one.default!r}`", f"{one.about}{_quoted(one)}") for name, one in OPTIONS.items()]
+    return _table(("parameter", "default", ""), own + options)
+
+
+def keys(entries: Mapping[str, Entry]) -> str:
+    """Keys of a config with an example of each."""
+    return _table(("key", "example", ""), [(f"`{k}`", f"`{e.example}`", e.about) for k, e in entries.items()])
+
+
+def _flag(one: Option) -> str:
+    spelled = f"`{one.flag} {one.metavar}`" if one.metavar else f"`{one.flag}`"
+    if one.letter:
+        spelled = f"`{one.letter}`, {spelled}"
+    return f"{spelled}, `--no-{one.flag[2:]}`" if one.kind == "switch" and one.default else spelled
+
+
+def _quoted(one: Option) -> str:
+    text = ": " + ", ".join(f'`"{word}"`' for word in one.choices) if one.choices else ""
+    return f"{text}; without it {one.unset}" if one.unset else text
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |\n" for row in (heads, *rows)]
+    return "".join([lines[0], "|---" * len(heads) + "|\n", *lines[1:]]).replace("|  |", "| |")
+
+
+def _group(name: str) -> Callable[[], str]:
+    return lambda: flags(one for one in OPTIONS.values() if one.group == name)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    **{name: _group(name) for name in (SIZES, STEP, LEVERS, DEVICE)},
+    "keywords": keywords,
+    "keys of train": lambda: keys(fields.STEP),
+    "keys of device": lambda: keys(fields.SOFTWARE),
+}

@@ -1,0 +1,245 @@
+"""Kinds of values of options: each reads a node of a document, and describes itself in JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from staticmem.documents import DocumentError, Node
+from staticmem.errors import did_you_mean
+from staticmem.scenario.options import Option
+from staticmem.units import parse_bytes
+
+UNKNOWN_KEY, WRONG_VALUE = "SM194", "SM195"
+SWITCHES = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+LARGEST = 2**40  # no size, count or number of anything is as large
+
+
+PRECISIONS = ("float32", "float16", "bfloat16")  # as PyTorch writes them, beside fp32, fp16 and bf16
+
+
+class Kind(Protocol):
+    """A kind of value."""
+
+    def read(self, node: Node) -> Any:
+        """The value of a node.
+
+        Raises:
+            DocumentError: it is of another kind; the message has its place and what is allowed.
+        """
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """The kind in JSON Schema draft-07."""
+        ...
+
+
+def wrong(node: Node, wanted: str, hint: str) -> DocumentError:
+    """The error of a value that is not what is wanted. `wanted` is a sentence."""
+    name = node.path.rpartition(".")[2] or "the file"
+    where = node.place if node.place.endswith(name) else f"{node.place}: {name}"
+    return DocumentError(f"{where} is {node.shown()}", wanted, hint, WRONG_VALUE)
+
+
+def is_number(value: Any, kinds: Any = int) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+class Choice:
+    """One of some words; `shown` are those that a schema offers."""
+
+    def __init__(self, words: tuple[str, ...], shown: tuple[str, ...] = ()) -> None:
+        self.words, self.shown = words, shown or words
+
+    def read(self, node: Node) -> str:
+        value = node.value
+        if value is None or value is False:  # `amp: none` is text; `amp:` and `amp: no` are not
+            value = "none" if "none" in self.words else value
+        if isinstance(value, str) and value.lower() in self.words:
+            return value.lower()
+        example = f"Example: {self.words[0]}"
+        hint = did_you_mean(value.lower(), self.words) if isinstance(value, str) else example
+        raise wrong(node, f"It is one of {', '.join(self.words)}.", hint)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.shown)}
+
+
+class Whole:
+    """A whole number."""
+
+    def __init__(self, example: str = "32", least: int = 1) -> None:
+        self.example, self.least = example, least
+
+    def read(self, node: Node) -> int:
+        if is_number(node.value) and self.least <= node.value < LARGEST:
+            return int(node.value)
+        raise wrong(node, f"It is a whole number of at least {self.least}.", f"Example: {self.example}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.least}
+
+
+class Number:
+    """A number from 0 to below `high`."""
+
+    def __init__(self, high: float) -> None:
+        self.high = high
+
+    def read(self, node: Node) -> float:
+        if is_number(node.value, (int, float)) and 0 <= node.value < self.high:
+            return float(node.value)
+        raise wrong(node, f"It is a number from 0 to below {self.high:g}.", "Example: 0.9")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": 0.0, "exclusiveMaximum": self.high}
+
+
+class Switch:
+    """true or false."""
+
+    def read(self, node: Node) -> bool:
+        if isinstance(node.value, bool):
+            return node.value
+        raise wrong(node, "It is true or false.", "Example: true")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+class Text:
+    """Any text, a number written plainly included."""
+
+    def __init__(self, example: str) -> None:
+        self.example = example
+
+    def read(self, node: Node) -> str:
+        value = str(node.value) if is_number(node.value, (int, float)) else node.value
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+        raise wrong(node, "It is a text.", f"Example: {self.example}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+class Resolution:
+    """`224`, `480x640` or `[480, 640]`: height and width."""
+
+    def read(self, node: Node) -> tuple[int, int]:
+        value = node.value
+        sizes: list[Any] = [value, value]
+        if isinstance(value, str):
+            sizes = [plain("whole", part) for part in value.split("x")]
+        elif isinstance(value, list):
+            sizes = [part.value for part in value]
+        if len(sizes) == 2 and all(is_number(size) and 1 <= size < LARGEST for size in sizes):
+            return int(sizes[0]), int(sizes[1])
+        raise wrong(node, "It is one number, or height and width.", "Examples: 224, 480x640")
+
+    def schema(self) -> dict[str, Any]:
+        size = {"type": "integer", "minimum": 1}
+        pair = {"type": "array", "items": size, "minItems": 2, "maxItems": 2}
+        return {"anyOf": [size, {"type": "string", "pattern": "^[0-9]+x[0-9]+$"}, pair]}
+
+
+class Segments:
+    """A number of segments, or sqrt."""
+
+    def read(self, node: Node) -> Any:
+        return "sqrt" if node.value == "sqrt" else Whole("4", least=0).read(node)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"const": "sqrt"}, {"type": "integer", "minimum": 0}]}
+
+
+class Bytes:
+    """`40 GiB`, `512MiB`, `16GB` (10^9 bytes), or a number of bytes."""
+
+    def read(self, node: Node) -> int:
+        size = node.value if is_number(node.value) else None
+        if isinstance(node.value, str):
+            size = parse_bytes(node.value)
+        if size is not None and size > 0:
+            return int(size)
+        raise wrong(node, "It is a size with a unit: KiB, MiB, GiB, TiB, kB, MB, GB, TB.", "Example: 40 GiB")
+
+    def schema(self) -> dict[str, Any]:
+        pattern = r"^[0-9]+(\.[0-9]+)? *([KkMmGgTt][Ii]?)?[Bb]?$"
+        return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 1}]}
+
+
+class Several:
+    """A list of a kind; one value alone is a list of one."""
+
+    def __init__(self, kind: Kind, bare: bool = True) -> None:
+        self.kind, self.bare = kind, bare
+
+    def read(self, node: Node) -> tuple[Any, ...]:
+        if isinstance(node.value, list) and node.value:
+            return tuple(self.kind.read(child) for child in node.value)
+        if isinstance(node.value, list) or not self.bare:
+            raise wrong(node, "It is a list with at least one value.", "Write it as [a, b].")
+        return (self.kind.read(node),)
+
+    def schema(self) -> dict[str, Any]:
+        listed = {"type": "array", "items": self.kind.schema(), "minItems": 1}
+        return {"anyOf": [self.kind.schema(), listed]} if self.bare else listed
+
+
+class Named:
+    """Values of a kind by names that the user chooses."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def read(self, node: Node) -> dict[str, Any]:
+        if node.value is None:
+            return {}
+        if not isinstance(node.value, dict):
+            raise wrong(node, "It is a mapping of names to values.", "Example: {seq: 512}")
+        return {name: self.kind.read(value) for name, (_, value) in node.value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.kind.schema()}
+
+
+def kind_of(one: Option, words: tuple[str, ...] = ()) -> Kind:
+    """The kind of an option's values; `words` are choices besides its own."""
+    kinds: dict[str, Callable[[], Kind]] = {
+        "choice": lambda: Choice((*one.choices, *words)),
+        "precision": lambda: Choice((*one.choices, *PRECISIONS), shown=one.choices),
+        "whole": lambda: Whole(one.example or "32"),
+        "fraction": lambda: Number(1.0),
+        "factor": lambda: Number(1e6),
+        "switch": Switch,
+        "resolution": Resolution,
+        "segments": Segments,
+        "dims": lambda: Named(Whole("512")),
+        "names": lambda: Several(Text(one.example.strip("[]"))),
+        "text": lambda: Text(one.example),
+    }
+    return kinds[one.kind]()
+
+
+def plain(kind: str, text: str) -> Any:
+    """A word of the command line or of a variable as a config would have it; what does not fit stays text."""
+    text = text.strip()
+    if kind == "switch":
+        return SWITCHES.get(text.lower(), text)
+    if kind == "names":
+        return [part.strip() for part in text.split(",")]
+    if kind == "dims":
+        pairs = (part.rpartition("=") for part in text.split(","))
+        return {name.strip(): plain("whole", size) for name, _, size in pairs}
+    if kind in ("whole", "resolution", "segments"):
+        # `int` takes underscores, other alphabets and any length
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else text.lower()
+    if kind in ("fraction", "factor"):
+        with suppress(ValueError):
+            return float(text) if len(text) <= 15 else text
+    return text

@@ -1,0 +1,92 @@
+"""How options are declared: once, as fields of `Request`, `Levers` and `SessionOptions`.
+
+Flags, configs, variables of the environment, keywords of `staticmem.analyze`, help and the tables of the reference
+pages are made from these declarations. What the kinds mean is in `kinds`, which a start without values does not need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from typing import Any, TypeVar
+
+from staticmem.ir.record import record
+
+T = TypeVar("T")
+
+SIZES, STEP, LEVERS, DEVICE, OUTPUT = "sizes", "the step", "levers of the step", "the device", "output"
+# what options of a group have in common
+GROUPS: dict[str, dict[str, Any]] = {
+    SIZES: {"table": "step", "session": True},
+    STEP: {"table": "step"},
+    LEVERS: {"table": "step", "training": True},
+    DEVICE: {"table": "device"},
+    OUTPUT: {},
+}
+
+
+@record(frozen=True)
+class Option:
+    """An option.
+
+    Attributes:
+        group: the heading that it has in `--help` and on the reference page.
+        about: what it is: a clause without a period, for help, schema and reference.
+        kind: of its values; a key of `kinds.KINDS`.
+        choices: the words that it takes.
+        unset: what holds where it is not given, if the default does not say it.
+        example: a value as a config has it.
+        details: further sentences for the reference page.
+        table: where configs have it: "step" (`train` and `infer`), "device", or "" for a key of its own.
+        training: it says nothing of an inference.
+        owners: the optimizers that have it; none: it is not of an optimizer.
+        session: it is also of a session of the ONNX Runtime.
+        provider: the provider of the ONNX Runtime that alone has it.
+        setting: configs and the environment can give it.
+        flag: the flag, where it is not `--name`; `letter` is its short form.
+    """
+
+    name: str
+    default: Any
+    about: str
+    group: str = ""
+    kind: str = "text"
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    unset: str = ""
+    example: str = ""
+    details: str = ""
+    table: str = ""
+    training: bool = False
+    owners: tuple[str, ...] = ()
+    session: bool = False
+    provider: str = ""
+    setting: bool = True
+    flag: str = ""
+    letter: str = ""
+
+    @property
+    def choices_text(self) -> str:
+        """What follows `about` in help: the choices, and the default where it says something."""
+        default = self.default if self.default and self.default is not True else ""
+        listed = ", ".join(f"{word} (default)" if word == default else word for word in self.choices)
+        text = f": {listed}" if listed else ""
+        if self.unset:
+            return f"{text} (default: {self.unset})"
+        return f"{text} (default {default})" if default and not self.choices else text
+
+
+def option(default: T, group: str, kind: str, metavar: str, about: str, **more: Any) -> T:
+    """A field of a class of options; the parameters are attributes of `Option`."""
+    words = {"group": group, "kind": kind, "metavar": metavar, "about": about, **more}
+    made: T = field(default=default, metadata=words)
+    return made
+
+
+def declared(cls: Any) -> dict[str, Option]:
+    """The options that a class declares by name, group after group."""
+    options = [f for f in fields(cls) if f.metadata]
+    made = {}
+    for one in sorted(options, key=lambda f: list(GROUPS).index(f.metadata["group"])):
+        words = {"flag": f"--{one.name.replace('_', '-')}", **GROUPS[one.metadata["group"]], **one.metadata}
+        made[one.name] = Option(one.name, one.default, **words)
+    return made

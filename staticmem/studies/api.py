@@ -1,0 +1,56 @@
+"""`staticmem.analyze`: its keywords are the options that `Request` declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, Protocol
+
+from staticmem.report.model import Report
+from staticmem.scenario.request import OPTIONS, Request, request_of
+from staticmem.studies import run
+
+P = ParamSpec("P")
+
+
+class Analysis(Protocol[P]):
+    """`analyze` as type checkers and editors see it: the options are keywords."""
+
+    def __call__(
+        self, model: object, inputs: Sequence[Any] | None = None, *args: P.args, **options: P.kwargs
+    ) -> Report: ...
+
+
+def _with_options(_: Callable[P, Request]) -> Callable[[Callable[..., Report]], Analysis[P]]:
+    """Declares the options as keywords of a function, and gives them to its signature and its documentation."""
+
+    def declare(function: Any) -> Any:
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        types, keyword = inspect.get_annotations(Request.__init__), inspect.Parameter.KEYWORD_ONLY
+        options = [
+            inspect.Parameter(name, keyword, default=one.default, annotation=types[name])
+            for name, one in OPTIONS.items()
+        ]
+        function.__signature__ = inspect.Signature([*own, *options], return_annotation="Report")
+        listed = "\n".join(f"        {name}: {one.about}{one.choices_text}." for name, one in OPTIONS.items())
+        function.__doc__ = function.__doc__.replace("        OPTIONS", listed)
+        return function
+
+    return declare
+
+
+@_with_options(Request)
+def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) -> Report:
+    """The memory of one step of a model.
+
+    Args:
+        model: the path of an ONNX file or of an archive of torch.export; or an `onnx.ModelProto`, an
+            `ExportedProgram`, an `nn.Module` or an FX `GraphModule`. A module is exported in the mode that it is in
+            (`train()` or `eval()`), under fake tensors: nothing is allocated.
+        inputs: example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`.
+        OPTIONS
+
+    Raises:
+        StaticmemError: the file or the scenario cannot be analysed; the message says what to do.
+    """
+    return run(model, request_of(options), inputs)
