@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared import run_step
 
-from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve

@@ -85,8 +85,8 @@ class _Builder:
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
         fixed_shapes = {b.shape for b in model}
         self.grows = [
-            category not in _FIXED and shape not in fixed_shapes
-            for category, shape in zip(made.categories, made.shapes, strict=True)
+            category not in _FIXED and form.shape not in fixed_shapes
+            for category, form in zip(made.categories, made.forms, strict=True)
         ]
         self.script = self._script(workspaces)
 

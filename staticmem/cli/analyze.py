@@ -110,12 +110,23 @@ def run(args: argparse.Namespace) -> int:
         emit(report, kind, args)
     elif exported is not None:
         put(exported, args)
+    if args.verbose:
+        _name_passes(study)
     unknown = sorted(study.result.unknown)
     if args.strict and unknown:
         names = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         sys.stderr.write(f"strict: unknown ops: {names}\n")
         return 1
     return 0
+
+
+def _name_passes(study: Study) -> None:
+    """What each pass did, on stderr: names and paths are the file's."""
+    from staticmem.passes.pipeline import edit_lines
+    from staticmem.report.style import style_for
+
+    plain = style_for(sys.stderr, "never").plain
+    sys.stderr.write("".join(f"{plain(line)}\n" for line in edit_lines(study.result.graph)))
 
 
 def _largest(study: Study) -> LargestBatch:

@@ -177,7 +177,8 @@ class KernelWorkspaces:
         buffers = trace.buffers
         for id, kernel in enumerate(buffers.kernels):
             if kernel in self._buffers:
-                self._buffers[kernel].append(Made(buffers.shapes[id], buffers.dtypes[id], buffers.nbytes[id]))
+                form = buffers.forms[id]
+                self._buffers[kernel].append(Made(form.shape, form.dtype, buffers.nbytes[id]))
         said = _said(graph, self.setup.channels_last)
         self._shapes, self._last, self._operands = dict(said.shapes), said.channels_last, said.operands
         self._made = said.forward

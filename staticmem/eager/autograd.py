@@ -10,12 +10,11 @@ from __future__ import annotations
 import heapq
 
 from staticmem.eager import strides as layout
-from staticmem.eager.calls import backward_again
+from staticmem.eager.calls import RepeatedNode, backward_again
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, cast_gradient, validate
-from staticmem.eager.node import Formula, Grads, Node
 from staticmem.eager.recording import recorded_backward
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Formula, Grads, Node, Owner, Tensor
 
 __all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "run_backward"]
 
@@ -59,7 +58,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
                 "backward would run a second time through what an earlier micro-batch has left, which PyTorch refuses"
             )
         e.open_scope()
-        call = None if node.recorded is None else recorded_backward(e, node, buffer.slots)
+        call = recorded_backward(e, node, buffer.slots) if type(node) is RepeatedNode else None
         if call is not None:
             outputs = backward_again(e, node, call, buffer.slots)
         else:

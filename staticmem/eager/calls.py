@@ -8,24 +8,18 @@ births and deaths at known distances, who holds what. The results are those of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from staticmem.eager.columns import OPEN
-from staticmem.eager.node import Formula, Meta, Node, gradient_edge
-from staticmem.eager.tensor import Form, Storage, Tensor
-from staticmem.ir.dtypes import DType
-
-if TYPE_CHECKING:
-    from staticmem.eager.context import Eager
-    from staticmem.eager.trace import Reduction
+from staticmem.eager.context import Eager
+from staticmem.eager.strides import Form
+from staticmem.eager.tensor import Formula, Meta, Node, Storage, Tensor, gradient_edge
+from staticmem.eager.trace import OPEN, Convolved, Reduction
 
 
 class Birth(NamedTuple):
     """A buffer that a call allocates. `kernel` and `tick` count from the call's first ones."""
 
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: DType
+    form: Form
     kernel: int
     tick: int
 
@@ -62,6 +56,7 @@ class Effects(NamedTuple):
     ticks: int
     reductions: tuple[tuple[int, Reduction], ...]
     copies: tuple[tuple[int, tuple[int, ...]], ...]
+    convolutions: tuple[tuple[int, Convolved], ...]
 
     def repeat(self, e: Eager) -> list[Storage]:
         """Does it again at the present tick; the storages of its births. `e.trace.ticks` moves on."""
@@ -75,13 +70,13 @@ class Effects(NamedTuple):
             kernels.ops.append(trace.op)
         if self.kernels:
             e.running = len(names) - 1
-        shapes = buffers.shapes
-        id = len(shapes)
+        forms = buffers.forms
+        id = len(forms)
         made = []
-        for nbytes, shape, dtype, kernel, tick in self.births:
+        for form, kernel, tick in self.births:
+            nbytes = form.nbytes
             buffers.nbytes.append(nbytes)
-            shapes.append(shape)
-            buffers.dtypes.append(dtype)
+            forms.append(form)
             buffers.categories.append(category)
             buffers.names.append("")
             buffers.kernels.append(first + kernel)
@@ -101,6 +96,9 @@ class Effects(NamedTuple):
         if self.copies:
             for kernel, copied in self.copies:
                 trace.copies[first + kernel] = copied
+        if self.convolutions:
+            for kernel, convolved in self.convolutions:
+                trace.convolutions[first + kernel] = convolved
         return made
 
 
@@ -125,6 +123,13 @@ class Recorded:
         self.tick = 0
         self.moved: tuple[tuple[int, int], ...] = ()
         self.backward: dict[Form | tuple[Form | None, ...] | None, BackwardCall | None] = {}
+
+
+class RepeatedNode(Node):
+    """A backward node that was made from a record; `recorded` is None where its backward is not known to repeat."""
+
+    __slots__ = ("recorded",)
+    recorded: Recorded | None
 
 
 class Call(NamedTuple):
@@ -166,7 +171,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
     holds = trace.holds
     nodes: list[Node] = []
     for recorded in call.nodes:
-        node = Node(recorded.name, e.sequence, op)
+        node = RepeatedNode(recorded.name, e.sequence, op)
         e.sequence += 1
         node.formulas, node.metadata, node.recorded = recorded.formulas, recorded.metadata, recorded
         edges = node.edges
@@ -177,7 +182,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
                 operand = operands[edge]
                 parent = operand.grad_fn
                 if parent is None:
-                    edges.append(gradient_edge(e, operand))
+                    edges.append(gradient_edge(operand))
                 else:
                     parent.refs += 1
                     number = operand.output_nr

@@ -14,10 +14,20 @@ from sys import intern
 from typing import Any, NamedTuple, TypeVar, cast
 
 from staticmem.eager import strides as layout
-from staticmem.eager.node import Formula, Node, SavedTensorsHooks, gradient_edge, meta_of
-from staticmem.eager.rebase import copy_slices, view_chain, zeros_of
-from staticmem.eager.tensor import Owner, Storage, Tensor
-from staticmem.eager.trace import OPEN, Reduction, Trace
+from staticmem.eager.strides import Form, form_of
+from staticmem.eager.tensor import (
+    Formula,
+    Grads,
+    Node,
+    Owner,
+    Result,
+    SavedTensorsHooks,
+    Storage,
+    Tensor,
+    gradient_edge,
+    meta_of,
+)
+from staticmem.eager.trace import OPEN, Convolved, Reduction, Trace
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -29,12 +39,10 @@ _CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary"
 
 
 class Kept(NamedTuple):
-    """A tensor for `Eager.keep`: the kernel that makes it, and the bytes of its storage."""
+    """A tensor for `Eager.keep`, and the kernel that makes it."""
 
     kernel: str
-    shape: layout.Shape
-    dtype: DType
-    nbytes: int
+    form: Form
 
 
 class Eager:
@@ -75,23 +83,37 @@ class Eager:
             self.kernel(kernel)
         if strides is None:
             strides = layout.contiguous_strides(shape)
-        storage = self._allocate(shape, strides, dtype, _CATEGORY[self.trace.phase], "")
+        form = form_of(shape, strides, dtype)
+        nbytes, trace = form.nbytes, self.trace
+        if nbytes > MAX_TENSOR:
+            raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
+        buffers, ticks = trace.buffers, trace.ticks
+        storage = Storage(len(buffers.forms), nbytes)
+        buffers.nbytes.append(nbytes)
+        buffers.forms.append(form)
+        buffers.categories.append(_CATEGORY[trace.phase])
+        buffers.names.append("")
+        buffers.kernels.append(self.running)
+        buffers.born.append(ticks)
+        buffers.died.append(OPEN)
+        trace.ticks = ticks + 1
         self._scopes[-1].append(storage)
-        return Tensor(storage, shape, strides, dtype)
+        tensor = Tensor(storage, shape, strides, dtype)
+        tensor.known_form = form
+        return tensor
 
     def keep(self, category: str, kind: str, tensors: Iterable[tuple[Kept, str, str]]) -> None:
         """Makes tensors that somebody holds to the end, and that nothing here reads: each with its name and with who
         holds it; `kind` is that of their owners."""
         trace = self.trace
         kernels, buffers, holds = trace.kernels, trace.buffers, trace.holds
-        phase, op, tick, kernel, id = trace.phase, trace.op, trace.ticks, len(kernels.names), len(buffers.shapes)
-        for (name, shape, dtype, nbytes), what, who in tensors:
+        phase, op, tick, kernel, id = trace.phase, trace.op, trace.ticks, len(kernels.names), len(buffers.forms)
+        for (name, form), what, who in tensors:
             kernels.names.append(name)
             kernels.phases.append(phase)
             kernels.ops.append(op)
-            buffers.nbytes.append(nbytes)
-            buffers.shapes.append(shape)
-            buffers.dtypes.append(dtype)
+            buffers.nbytes.append(form.nbytes)
+            buffers.forms.append(form)
             buffers.categories.append(category)
             buffers.names.append(what)
             buffers.kernels.append(kernel)
@@ -102,26 +124,6 @@ class Eager:
             kernel += 1
             id += 1
         trace.ticks, self.running = tick, kernel - 1
-
-    def _allocate(
-        self, shape: layout.Shape, strides: layout.Strides, dtype: DType, category: str, name: str
-    ) -> Storage:
-        trace = self.trace
-        nbytes = layout.storage_bytes(shape, strides, dtype.bits)
-        if nbytes > MAX_TENSOR:
-            raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
-        buffers, ticks = trace.buffers, trace.ticks
-        id = len(buffers.shapes)
-        buffers.nbytes.append(nbytes)
-        buffers.shapes.append(shape)
-        buffers.dtypes.append(dtype)
-        buffers.categories.append(category)
-        buffers.names.append(name)
-        buffers.kernels.append(self.running)
-        buffers.born.append(ticks)
-        buffers.died.append(OPEN)
-        trace.ticks = ticks + 1
-        return Storage(id, nbytes)
 
     def empty_like(self, tensor: Tensor, dtype: DType | None = None, kernel: str = "") -> Tensor:
         """`empty_like` with preserve_format."""
@@ -328,7 +330,7 @@ class Eager:
         node = self._node(name)
         node.formulas = formulas
         for tensor in inputs:
-            self._add_edge(node, gradient_edge(self, tensor))
+            self._add_edge(node, gradient_edge(tensor))
         if self.saved_hooks:
             packed = [tensor for tensor in saves if tensor is not None]
             if packed:
@@ -365,7 +367,7 @@ class Eager:
         chain = view_chain(view, base)
         outer = Node("CopySlices", self.sequence, self.trace.op)
         self.sequence += 1
-        self._add_edge(outer, gradient_edge(self, base))
+        self._add_edge(outer, gradient_edge(base))
         for edge in node.edges[1:]:
             self._add_edge(outer, edge)
         outer.saved, outer.hold, outer.packed = node.saved, node.hold, node.packed
@@ -420,7 +422,7 @@ class Eager:
         return result if not lead else self.alias(result, shape, strides[lead:])
 
     def reduces(self, tensor: Tensor, axes: Sequence[int]) -> None:
-        """The running kernel sums `tensor` over `axes`: its own memory depends on that (`hardware.reductions`)."""
+        """The running kernel sums `tensor` over `axes`: its own memory depends on that (`devices.temporaries`)."""
         self.trace.reductions[self.running] = Reduction(tensor.shape, tensor.strides, tuple(axes))
 
     def copies(self, *tensors: Tensor) -> None:
@@ -429,11 +431,66 @@ class Eager:
         if made:
             self.trace.copies[self.running] = made
 
+    def convolves(
+        self, input: Tensor, weight: Tensor, result: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
+        dilation: tuple[int, ...], groups: int, transposed: bool, gradients: tuple[bool, bool] | None = None,
+    ) -> None:  # fmt: skip
+        """The running kernel convolves: its workspace depends on that (`devices.convolutions`)."""
+        self.trace.convolutions[self.running] = Convolved(
+            input.form, weight.form, result.form, stride, padding, dilation, groups, transposed, gradients
+        )
+
     def to_dtype(self, tensor: Tensor, dtype: DType) -> Tensor:
         """`to(dtype)`: the tensor itself when it has it already, else a copy that keeps the layout."""
         if tensor.dtype is dtype:
             return tensor
         return self.empty_like(tensor, dtype, "aten._to_copy.default")
+
+
+def view_chain(view: Tensor, base: Tensor) -> list[Node]:
+    """Backward nodes of the views between `view` and its base, the view's own first; () where it needs no gradient."""
+    chain: list[Node] = []
+    node = view.grad_fn
+    while node is not None and node is not base.grad_fn and len(node.edges) == 1:
+        chain.append(node)
+        edge = node.edges[0]
+        node = edge[0] if edge is not None and edge[0].leaf is None else None
+    return chain
+
+
+def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int) -> Formula:
+    """CopySlices (functions/tensor.cpp): the base gradient is copied, its slice cloned for the op's formulas."""
+
+    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Result:
+        grad = grads[0]
+        assert grad is not None
+        whole = e.empty(
+            base.shape, grad.dtype, layout.dense_like(base.shape, base.strides), "aten.new_empty_strided.default"
+        )
+        part = e.empty_like(Tensor(whole.storage, view.shape, view.strides, grad.dtype), kernel="aten.clone.default")
+        results: list[Tensor | None] = [None] * edges
+        for indices, formula in inner:
+            needed = [need[i] for i in indices]
+            if any(needed):
+                made = formula(e, [part], needed)
+                made = [made] if isinstance(made, Tensor) or made is None else made
+                for index, tensor in zip(indices, made, strict=True):
+                    results[index] = tensor
+        results[0] = whole
+        return results
+
+    return Formula(tuple(range(edges)), compute)
+
+
+def zeros_of(base: Tensor) -> Formula:
+    """Backward of a view made directly from its base: zeros of the base's size, written to where the view is."""
+
+    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Result:
+        grad = grads[0]
+        assert grad is not None
+        return e.empty(base.shape, grad.dtype, kernel="aten.new_zeros.default")
+
+    return Formula((0,), compute)
 
 
 def scoped(function: F) -> F:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from staticmem.eager.node import Node
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.ir.dtypes import DType
-
-if TYPE_CHECKING:
-    from staticmem.eager.context import Eager
 
 
 def cast_gradient(e: Eager, grad: Tensor, dtype: DType) -> Tensor:

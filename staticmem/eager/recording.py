@@ -1,21 +1,129 @@
-"""Records what a rule or a backward node does: it is run once in a `Recorder`, and the record is read off it."""
+"""Records what a rule or a backward node does: it is run once over stand-ins in a `Recorder`, an execution state apart
+from the step, and the record is read off it.
+
+What a record would not show is refused there, and the rule itself runs each time: the history of views that are changed
+in place, hooks, what autocast keeps, holds on storage that is no operand's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from staticmem.eager import strides as layout
-from staticmem.eager.calls import HIDDEN, BackwardCall, Call, Made, Recorded
+from staticmem.eager.calls import HIDDEN, BackwardCall, Birth, Call, Effects, Made, Recorded, RepeatedNode
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, validate
-from staticmem.eager.node import Meta, Node, meta_of
-from staticmem.eager.recorder import ForeignStorageError, Recorder, UnrepeatableError
-from staticmem.eager.tensor import Form, Storage, Tensor, form_of
+from staticmem.eager.strides import Form, form_of
+from staticmem.eager.tensor import Meta, Node, Owner, Storage, Tensor, meta_of
+from staticmem.eager.trace import OPEN
 
 # what rules and formulas raise where arguments do not fit: the real run will say so
 _FAILURES = (ValueError, TypeError, AttributeError, LookupError, StopIteration, ArithmeticError, AssertionError)
 MOST = 256  # backward calls that are kept for one node
+
+
+class UnrepeatableError(Exception):
+    """The call does something that its record would not show."""
+
+
+class ForeignStorageError(Exception):
+    """A backward formula holds what its forward knew, which is a stand-in: `recording` makes sure that none does."""
+
+
+class Recorder(Eager):
+    """An execution state apart: operands are its first buffers, what follows is the call's."""
+
+    def __init__(self, like: Eager) -> None:
+        super().__init__(like.training)
+        self.grad_enabled, self.sdpa = like.grad_enabled, like.sdpa
+        self.under = like.autocast
+        self.trace.phase, self.trace.op = "forward", 0
+        self.outside = Owner("outside", "")
+        self.storages: list[Storage] = []
+        self.nodes: list[Node] = []
+        self.operands: list[Tensor] = []
+        self.first = self.first_hold = 0
+
+    def stand_in(self, shape: layout.Shape, strides: layout.Strides, like: Tensor | Form) -> Tensor:
+        tensor = self.empty(shape, like.dtype, strides)
+        self.hold(tensor, self.outside)
+        self.operands.append(tensor)
+        return tensor
+
+    def start(self) -> None:
+        """The operands are there: what follows is recorded."""
+        self.first, self.first_hold, self.trace.ticks = len(self.storages), len(self.trace.holds), 0
+        self._scopes = [[], []]
+
+    # -- what a record does not cover ----------------------------------------------------------------------------
+
+    def empty(self, *args: Any, **kwargs: Any) -> Tensor:
+        tensor = super().empty(*args, **kwargs)
+        self.storages.append(tensor.storage)
+        return tensor
+
+    def own(self, storage: Storage) -> bool:
+        """Whether it is the storage of an operand or of the call: formulas know the stand-ins of their forward."""
+        return storage.id < len(self.storages) and self.storages[storage.id] is storage
+
+    def take(self, tensor: Tensor, kind: str, who: str, op: int = -1) -> int:
+        if not self.own(tensor.storage):
+            raise ForeignStorageError
+        return super().take(tensor, kind, who, op)
+
+    def free(self, tensor: Tensor) -> None:
+        if tensor.storage.id < self.first or not self.own(tensor.storage):
+            raise UnrepeatableError
+        super().free(tensor)
+
+    def _rebase(self, view: Tensor, node: Node) -> NoReturn:
+        raise UnrepeatableError
+
+    def undo(self, kernel: int) -> NoReturn:
+        raise UnrepeatableError
+
+    @property
+    def autocast(self) -> Any:
+        if self.under is not None:
+            raise UnrepeatableError
+        return None
+
+    @autocast.setter
+    def autocast(self, dtype: Any) -> None:
+        if dtype is not None:
+            raise UnrepeatableError
+
+    def _node(self, name: str) -> Node:
+        node = super()._node(name)
+        self.nodes.append(node)
+        return node
+
+    # -- the record ----------------------------------------------------------------------------------------------
+
+    def source(self, storage: Storage) -> int:
+        if not self.own(storage):
+            raise UnrepeatableError
+        return storage.id if storage.id < self.first else ~(storage.id - self.first)
+
+    def effects(self) -> Effects:
+        trace, first = self.trace, self.first
+        buffers = trace.buffers
+        if any(tick != OPEN for tick in buffers.died[:first]) or any(k < 0 for k in buffers.kernels[first:]):
+            raise UnrepeatableError
+        births = tuple(map(Birth, buffers.forms[first:], buffers.kernels[first:], buffers.born[first:]))
+        deaths = tuple((k, tick) for k, tick in enumerate(buffers.died[first:]) if tick != OPEN)
+        return Effects(
+            tuple(trace.kernels.names), births, deaths, trace.ticks, tuple(trace.reductions.items()),
+            tuple(trace.copies.items()), tuple(trace.convolutions.items()),
+        )  # fmt: skip
+
+    def saves(self, node: Node) -> tuple[tuple[int, ...], int]:
+        """The storages that a node saves, and when."""
+        if node.packed is not None:
+            raise UnrepeatableError
+        return tuple(self.source(s) for s in node.saved), self.trace.holds.starts[node.hold] if node.saved else 0
+
 
 # -- a rule ------------------------------------------------------------------------------------------------------
 
@@ -140,7 +248,7 @@ def _made(r: Recorder, tensor: Tensor, index: dict[Node, int], base: int | None)
 # -- a backward node ---------------------------------------------------------------------------------------------
 
 
-def recorded_backward(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> BackwardCall | None:
+def recorded_backward(e: Eager, node: RepeatedNode, slots: Sequence[Tensor | None]) -> BackwardCall | None:
     """What the node does with these gradients, recorded where it is not known yet; None: it must run."""
     recorded = node.recorded
     if recorded is None or node.packed is not None or e.grad_enabled or e.autocast is not None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import ParamSpec, TypeVar
+
+from staticmem.ir.dtypes import DType
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,6 +154,28 @@ def storage_bytes(shape: Shape, strides: Strides, bits: int) -> int:
             return 0
         elements += (size - 1) * stride
     return (int(elements) * bits + 7) // 8
+
+
+class Form:
+    """What a tensor looks like. There is one object for each (`form_of`); no other one ever has its `number`.
+
+    `nbytes` are those of a storage that has just the tensor. Numbers are four apart: `Tensor.look` adds what autograd
+    says of a tensor.
+    """
+
+    __slots__ = ("dtype", "nbytes", "number", "shape", "strides")
+    _last = count(0, 4)
+
+    def __init__(self, shape: Shape, strides: Strides, dtype: DType) -> None:
+        self.shape, self.strides, self.dtype = shape, strides, dtype
+        self.nbytes = storage_bytes(shape, strides, dtype.bits)
+        self.number = next(self._last)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+form_of = lru_cache(KNOWN)(Form)
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:

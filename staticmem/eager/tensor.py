@@ -1,4 +1,4 @@
-"""Tensors without data: a storage, a layout, a dtype, and autograd's metadata.
+"""Tensors without data, and autograd's nodes: a storage, a layout, a dtype, what a backward saves and where it goes on.
 
 Lifetimes are those of intrusive reference counts: a storage lives while any owner holds a tensor over it. Owners are
 explicit (`Owner`), because "why is this alive" is the question that users ask.
@@ -6,15 +6,13 @@ explicit (`Owner`), because "why is this alive" is the question that users ask.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from staticmem.eager import strides as layout
+from staticmem.eager.strides import Form, form_of
 from staticmem.ir.dtypes import DType
-
-if TYPE_CHECKING:
-    from staticmem.eager.node import Node
 
 
 class Storage:
@@ -24,23 +22,6 @@ class Storage:
 
     def __init__(self, id: int, nbytes: int) -> None:
         self.id, self.nbytes, self.refs = id, nbytes, 0
-
-
-class Form:
-    """What a tensor looks like. There is one object for each (`form_of`); no other one ever has its `number`.
-
-    Numbers are four apart: `Tensor.look` adds what autograd says of a tensor.
-    """
-
-    __slots__ = ("dtype", "number", "shape", "strides")
-    _last = count(0, 4)
-
-    def __init__(self, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
-        self.shape, self.strides, self.dtype = shape, strides, dtype
-        self.number = next(self._last)
-
-
-form_of = lru_cache(layout.KNOWN)(Form)
 
 
 class Tensor:
@@ -122,3 +103,84 @@ class Owner:
 
     def __repr__(self) -> str:
         return f"Owner({self.kind} {self.who}: {len(self.held)})"
+
+
+Grads = Sequence[Tensor | None]
+Result: TypeAlias = Tensor | Sequence[Tensor | None] | None
+Run: TypeAlias = Any  # the `Eager` that runs a formula: it is defined over these classes, in `context`
+# A formula of derivatives.yaml: incoming gradients and which of its outputs are needed -> gradients of its inputs
+FormulaFn: TypeAlias = Callable[[Run, Grads, Sequence[bool]], Result]
+TOP_PRIORITY = 2**64 - 1  # sequence number of AccumulateGrad
+
+
+class Formula(NamedTuple):
+    """The gradient of the inputs `indices`, in the order in which the generated code evaluates formulas."""
+
+    indices: tuple[int, ...]
+    compute: FormulaFn
+
+
+class Meta(NamedTuple):
+    shape: layout.Shape
+    dtype: DType
+
+
+meta_of = lru_cache(layout.KNOWN)(Meta)
+
+
+class Packed(Protocol):
+    """What a node has instead of its saved tensors where it was recorded under `saved_tensors_hooks`."""
+
+    def unpack(self, e: Run) -> None:
+        """The node is about to run and needs its tensors."""
+
+    def applied(self, e: Run) -> None:
+        """The formulas have run: the unpacked tensors were local variables of `apply`."""
+
+    def release(self, e: Run) -> None:
+        """The node lets go of what it saved: it has run, or died."""
+
+
+class SavedTensorsHooks(Protocol):
+    """`torch.autograd.graph.saved_tensors_hooks`."""
+
+    def pack(self, e: Run, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> Packed:
+        """Takes the tensors that a node saves; `results` are the op's."""
+
+
+class Node:
+    """A backward node: edges to the producers of its inputs, what it saves, its formulas."""
+
+    __slots__ = (
+        "dependencies", "edges", "formulas", "hold", "leaf", "metadata", "name", "op", "packed", "refs", "saved",
+        "sequence",
+    )  # fmt: skip
+
+    def __init__(self, name: str, sequence: int, op: int) -> None:
+        self.name, self.sequence, self.op = name, sequence, op
+        self.edges: list[tuple[Node, int] | None] = []
+        self.metadata: list[Meta] = []  # of the node's outputs in forward: what gradients must look like
+        self.formulas: Sequence[Formula] = ()
+        self.saved: Sequence[Storage] = ()  # what it holds, by the holds from `hold` on
+        self.hold = 0
+        self.packed: Packed | None = None
+        self.refs = 0
+        self.dependencies = 0  # while a backward runs: gradients that have not come yet
+        self.leaf: Tensor | None = None  # the parameter of an AccumulateGrad
+
+    def __repr__(self) -> str:
+        return f"Node({self.name} #{self.sequence})"
+
+
+def gradient_edge(tensor: Tensor | None) -> tuple[Node, int] | None:
+    """Where the gradient of `tensor` goes, or None when it needs none."""
+    if tensor is None or not tensor.requires_grad:
+        return None
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    if tensor.accumulate is None:
+        node = Node("AccumulateGrad", TOP_PRIORITY, -1)
+        node.leaf = tensor
+        node.metadata = [meta_of(tensor.shape, tensor.dtype)]
+        tensor.accumulate = node
+    return tensor.accumulate, 0

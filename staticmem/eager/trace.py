@@ -1,36 +1,279 @@
 """The record of a step: kernels in order, buffers with their births and deaths, and who held each buffer when.
 
 Time is a tick: every allocation and every release is one tick, so an interval [born, died) says exactly what coexists.
+A large step has millions of buffers, kernels and holds, so rows are kept as columns, to which the engine itself
+appends; who reads gets a named tuple for each row.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, overload
 
-from staticmem.eager.columns import OPEN, ROUND, Buffer, Buffers, Hold, Holds, Kernel, Kernels
+from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of
+from staticmem.ir.dtypes import DType
 
-__all__ = ["OPEN", "ROUND", "Buffer", "Buffers", "Hold", "Holds", "Kernel", "Kernels", "Reduction", "Trace", "round_up"]
+ROUND = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it
+OPEN = 2**32 - 1  # the end of what never ends: more ticks than fit into any memory
+
+Row = TypeVar("Row")
 
 
 def round_up(nbytes: int, to: int = ROUND) -> int:
     return -(-nbytes // to) * to
 
 
+class Kernel(NamedTuple):
+    """A call that may allocate: an ATen op as the dispatcher names it, in a phase, for an op of the graph."""
+
+    name: str
+    phase: str
+    op: int  # index into Graph.ops, -1 for the loss, the engine and the optimizer
+
+
+class Buffer(NamedTuple):
+    """A storage: `nbytes` as requested, before rounding. `died` is None while it is alive at the end of the trace.
+
+    `strides` are those of the tensor that it was made for, in elements; None: contiguous.
+    """
+
+    id: int
+    nbytes: int
+    shape: Shape
+    dtype: DType
+    category: str
+    name: str
+    kernel: int
+    born: int
+    died: int | None = None
+    strides: Strides | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that the buffer occupies: `nbytes` rounded up to 512."""
+        return round_up(self.nbytes)
+
+
+class Hold(NamedTuple):
+    """An owner of a buffer over [start, end): a value, a module frame, a saved slot, a gradient slot...
+
+    `op` is the graph's op that the owner belongs to: the one whose backward saved it or waits for it; -1: none.
+    """
+
+    buffer: int
+    kind: str
+    who: str
+    start: int
+    end: int | None = None
+    op: int = -1
+
+
 class Reduction(NamedTuple):
     """What a kernel sums: sizes and strides (elements) of its input, and the axes that go."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Shape
+    strides: Strides
     axes: tuple[int, ...]
+
+
+class Convolved(NamedTuple):
+    """What a kernel convolves, with batch: the forms of input, weight and result, which a transposed convolution has in
+    other roles, and the convolution's numbers, one for each spatial dimension.
+
+    `gradients`: whether those of input and weight are made, of a backward kernel, in that order; None of a forward one.
+    """
+
+    input: Form
+    weight: Form
+    result: Form
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]  # on both sides; what "same" pads on one side more is not in it
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    gradients: tuple[bool, bool] | None = None
+
+
+_KERNEL: Any = partial(tuple.__new__, Kernel)
+_BUFFER: Any = partial(tuple.__new__, Buffer)
+_HOLD: Any = partial(tuple.__new__, Hold)
+
+
+class Columns(Sequence[Row]):
+    """The rows of a table. After `seal` they are made once, all together, when the first is asked for."""
+
+    __slots__ = ("_rows", "_sealed")
+
+    def __init__(self) -> None:
+        self._sealed = False
+        self._rows: list[Row] | None = None
+
+    def _between(self, start: int, end: int) -> list[Row]:
+        """The rows of [start, end), made anew."""
+        raise NotImplementedError
+
+    def seal(self) -> None:
+        """Says that nothing changes any more."""
+        self._sealed = True
+
+    def _all(self) -> list[Row]:
+        if not self._sealed:
+            return self._between(0, len(self))
+        if self._rows is None:
+            self._rows = self._between(0, len(self))
+        return self._rows
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if self._sealed or isinstance(index, slice):
+            return self._all()[index]
+        return self.pick((index,))[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._all())
+
+    def pick(self, places: Iterable[int]) -> list[Row]:
+        """The rows at these places; the others are not made."""
+        if self._rows is not None:
+            return [self._rows[place] for place in places]
+        if isinstance(places, range) and places.step == 1 and 0 <= places.start <= places.stop <= len(self):
+            return self._between(places.start, places.stop)
+        every = range(len(self))
+        return [self._between(every[place], every[place] + 1)[0] for place in places]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Kernels(Columns[Kernel]):
+    """All kernels of a step in order of time."""
+
+    __slots__ = ("names", "ops", "phases")
+
+    def __init__(self, kernels: Iterable[Kernel] = ()) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.phases: list[str] = []
+        self.ops = array("i")
+        for kernel in kernels:
+            self.append(kernel)
+
+    def append(self, kernel: Kernel) -> None:
+        self.names.append(kernel.name)
+        self.phases.append(kernel.phase)
+        self.ops.append(kernel.op)
+
+    def cut(self, length: int) -> None:
+        """Forgets all rows but the first `length`."""
+        del self.names[length:], self.phases[length:], self.ops[length:]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def _between(self, start: int, end: int) -> list[Kernel]:
+        return list(map(_KERNEL, zip(self.names[start:end], self.phases[start:end], self.ops[start:end], strict=True)))
+
+
+class Buffers(Columns[Buffer]):
+    """All buffers of a step in order of birth; `died` has OPEN for what is alive at its end."""
+
+    __slots__ = ("born", "categories", "died", "forms", "kernels", "names", "nbytes")
+
+    def __init__(self, buffers: Iterable[Buffer] = ()) -> None:
+        super().__init__()
+        self.nbytes, self.kernels, self.born, self.died = array("q"), array("i"), array("I"), array("I")
+        self.forms: list[Form] = []
+        self.categories: list[str] = []
+        self.names: list[str] = []
+        for buffer in buffers:
+            self.append(buffer)
+
+    def append(self, buffer: Buffer) -> None:
+        """The buffer's id is its place."""
+        _, nbytes, shape, dtype, category, name, kernel, born, died, strides = buffer
+        self.nbytes.append(nbytes)
+        self.forms.append(form_of(shape, contiguous_strides(shape) if strides is None else strides, dtype))
+        self.categories.append(category)
+        self.names.append(name)
+        self.kernels.append(kernel)
+        self.born.append(born)
+        self.died.append(OPEN if died is None else died)
+
+    def cut(self, length: int) -> None:
+        """Forgets all rows but the first `length`."""
+        del self.nbytes[length:], self.forms[length:], self.categories[length:], self.names[length:]
+        del self.kernels[length:], self.born[length:], self.died[length:]
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def _between(self, start: int, end: int) -> list[Buffer]:
+        part = slice(start, end)
+        died = [None if tick == OPEN else tick for tick in self.died[part]]
+        columns = (self.nbytes, self.forms, self.categories, self.names, self.kernels, self.born)
+        rows = zip(range(start, end), *[column[part] for column in columns], died, strict=True)
+        return [
+            _BUFFER((id, nbytes, form.shape, form.dtype, category, name, kernel, born, end, form.strides))
+            for id, nbytes, form, category, name, kernel, born, end in rows
+        ]
+
+
+class Holds(Columns[Hold]):
+    """All holds of a step: there are two for each buffer, and more of them than of anything else.
+
+    `ends` has OPEN where a hold is never let go.
+    """
+
+    __slots__ = ("buffers", "ends", "kinds", "ops", "starts", "whos")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers, self.starts, self.ends, self.ops = array("I"), array("I"), array("I"), array("i")
+        self.kinds: list[str] = []
+        self.whos: list[str] = []
+
+    def take(self, buffer: int, kind: str, who: str, start: int, op: int = -1) -> int:
+        """A new hold, which is open; its index, for `ends`."""
+        index = len(self.kinds)
+        self.buffers.append(buffer)
+        self.starts.append(start)
+        self.ends.append(OPEN)
+        self.ops.append(op)
+        self.kinds.append(kind)
+        self.whos.append(who)
+        return index
+
+    def append(self, hold: Hold) -> None:
+        index = self.take(hold.buffer, hold.kind, hold.who, hold.start, hold.op)
+        if hold.end is not None:
+            self.ends[index] = hold.end
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def _between(self, start: int, end: int) -> list[Hold]:
+        part = slice(start, end)
+        ends = [None if tick == OPEN else tick for tick in self.ends[part]]
+        rows = zip(
+            self.buffers[part], self.kinds[part], self.whos[part], self.starts[part], ends, self.ops[part], strict=True
+        )
+        return list(map(_HOLD, rows))
 
 
 @dataclass
 class Trace:
     """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
 
-    `reductions` has the input of kernels (by index) whose own memory depends on it; `copies` the bytes of inputs that a
-    kernel makes contiguous for itself.
+    By the index of a kernel, where its own memory depends on them: `reductions` and `convolutions` have its inputs,
+    `copies` the bytes of inputs that it makes contiguous for itself.
     """
 
     kernels: Kernels = field(default_factory=Kernels)
@@ -40,6 +283,7 @@ class Trace:
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
     reductions: dict[int, Reduction] = field(default_factory=dict)
     copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    convolutions: dict[int, Convolved] = field(default_factory=dict)
     ticks: int = 0
     phase: str = "setup"
     op: int = -1

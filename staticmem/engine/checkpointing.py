@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.context import Eager
-from staticmem.eager.node import Node
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import Ref
+from staticmem.ops import in_place
 from staticmem.passes.regions import Region
 
 
@@ -92,7 +92,7 @@ class _Checkpoint:
         """Whether an op changes an input in place, after which the saved one has another version."""
         arguments = set(self.arguments)
         for op in self.interpreter.graph.ops[self.region.start : self.region.end]:
-            if op.base.endswith("_") and op.args and isinstance(op.args[0], Ref) and op.args[0].name in arguments:
+            if in_place(op.base) and op.args and isinstance(op.args[0], Ref) and op.args[0].name in arguments:
                 return True
         return False
 

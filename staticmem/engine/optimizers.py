@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from staticmem.eager.context import Eager, Kept
-from staticmem.eager.strides import contiguous_strides, dense_like, storage_bytes
-from staticmem.eager.tensor import Form, Owner, Tensor
+from staticmem.eager.strides import Form, contiguous_strides, dense_like, form_of
+from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, OptimizerFacts, State, Steps
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
@@ -24,7 +24,7 @@ def _kept(state: State, p: Tensor) -> Kept:
     else:
         kernel, shape = "aten.zeros.default", state.shape(p.shape)
         strides = contiguous_strides(shape)
-    return Kept(kernel, shape, dtype, storage_bytes(shape, strides, dtype.bits))
+    return Kept(kernel, form_of(shape, strides, dtype))
 
 
 def facts_of(scenario: Scenario) -> OptimizerFacts:

@@ -19,11 +19,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Frame, Op
-
-_CASTS = ("aten::to", "aten::_to_copy", "prims::convert_element_type")
-_FACTORIES = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones",
-              "aten::new_full", "aten::new_empty", "aten::scalar_tensor", "aten::zeros_like", "aten::ones_like",
-              "aten::full_like", "aten::empty_like", "aten::rand", "aten::randn")  # fmt: skip
+from staticmem.ops import kinds_of
 
 
 class WholeModelCast:
@@ -33,11 +29,11 @@ class WholeModelCast:
         self.low = low
 
     def applies(self, op: Op) -> bool:
-        return op.base in _CASTS or op.base in _FACTORIES
+        return not kinds_of(op.base).isdisjoint(("cast", "factory"))
 
     def arguments(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with float32 replaced where the cast model would have the low dtype."""
-        if op.base in _CASTS:
+        if "cast" in kinds_of(op.base):
             source = args[0]
             if not isinstance(source, Tensor) or source.dtype is not dtypes.float32:
                 return list(args), kwargs
@@ -50,7 +46,8 @@ class WholeModelCast:
         """A cast that was a no-op in the float32 export and is a real one here."""
         source = args[0] if args else None
         asked = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
-        return op.base in _CASTS and asked is dtypes.float32 and isinstance(source, Tensor) and source.dtype is self.low
+        casts = "cast" in kinds_of(op.base) and asked is dtypes.float32
+        return casts and isinstance(source, Tensor) and source.dtype is self.low
 
 
 def inside(stack: tuple[Frame, ...], frame: tuple[Frame, ...]) -> bool:

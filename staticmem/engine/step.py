@@ -25,10 +25,9 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Parameter, Value
 from staticmem.ir.record import record
-from staticmem.passes.export_only import clean
-from staticmem.passes.freezing import freeze, thaw
 from staticmem.passes.graph_notes import notes_of_graph
 from staticmem.passes.kept_attributes import kept_attributes
+from staticmem.passes.pipeline import COUNTED_AGAIN
 from staticmem.passes.regions import Region
 from staticmem.passes.written_checkpoints import all_regions
 from staticmem.scenario.step import Scenario
@@ -52,21 +51,18 @@ class StepResult:
 
 
 def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") -> StepResult:
-    """Runs the scenario's step over a bound graph. `locals_policy` is one of `training.locals.POLICIES`."""
-    cleaned = clean(graph, scenario.training)
-    notes = list(cleaned.notes[len(graph.notes) :])
-    if scenario.training:
-        cleaned, said = thaw(cleaned)
-        notes += said
-        if scenario.freeze is not None:
-            cleaned, said = freeze(cleaned, scenario.freeze, graph.parameters)
-            notes += said
-    step = _Step(cleaned, scenario, notes, locals_policy)
+    """Runs the scenario's step over a graph that the passes prepared for it (`passes.pipeline.for_step`).
+
+    `locals_policy` is one of `training.locals.POLICIES`.
+    """
+    # reports count these edits as notes of the graph and again as notes of the step
+    notes = [note for edit in graph.edits if edit.name in COUNTED_AGAIN for note in edit.notes]
+    step = _Step(graph, scenario, notes, locals_policy)
     result = step.run()
     keeps_gradients = scenario.training and not scenario.set_to_none
     if keeps_gradients or (scenario.optimizer is not None and step.without_gradient):
         # only parameters that get a gradient have optimizer state, and `.grad` before: backward alone can tell which
-        again = _Step(cleaned, scenario, notes, locals_policy)
+        again = _Step(graph, scenario, notes, locals_policy)
         again.untrained = step.without_gradient
         again.keeps_gradients = keeps_gradients
         result = again.run()

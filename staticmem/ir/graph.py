@@ -184,6 +184,17 @@ class Note:
     count: int = 1
 
 
+@record(frozen=True, slots=True)
+class Edit:
+    """What a pass changed (`passes.pipeline`): how many ops there were before and after, how many are new or differ."""
+
+    name: str
+    before: int
+    after: int
+    changed: int
+    notes: tuple[Note, ...] = ()
+
+
 @record(frozen=True)
 class Graph:
     """A bound model graph. All sizes are integers; ops are in execution order."""
@@ -202,6 +213,7 @@ class Graph:
     notes: tuple[Note, ...] = ()
     inplace_known: bool = True  # False where the export lost which ops run in place (ONNX)
     module_tree_known: bool = True
+    edits: tuple[Edit, ...] = ()  # what passes changed, in order
 
     @cached_property
     def derived(self) -> dict[str, Any]:
@@ -239,11 +251,22 @@ class Graph:
                 last[name] = index
         return last, again
 
-    def with_targets(self, ops: tuple[Op, ...], notes: tuple[Note, ...]) -> Graph:
+    @cached_property
+    def bases(self) -> Set[str]:
+        """The bases of all ops."""
+        return bases_of(self.ops)
+
+    def with_targets(self, ops: tuple[Op, ...]) -> Graph:
         """The graph with ops that differ from its own in their targets alone."""
-        made = replace(self, ops=ops, notes=notes)
-        made.__dict__["_reads"] = self._reads  # who reads what stays
-        return made
+        changed = replace(self, ops=ops)
+        changed.__dict__["_reads"] = self._reads  # who reads what stays
+        return changed
+
+    def with_edit(self, edit: Edit) -> Graph:
+        """The graph, which a pass has just made, with the record of it."""
+        recorded = replace(self, notes=(*self.notes, *edit.notes), edits=(*self.edits, edit))
+        recorded.__dict__.update({key: self.__dict__[key] for key in ("_reads", "bases") if key in self.__dict__})
+        return recorded
 
     @cached_property
     def dependencies(self) -> nx.DiGraph:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from staticmem.eager.columns import Buffers, Holds
+from staticmem.eager.trace import Buffers, Holds
 
 if TYPE_CHECKING:
     import numpy as np

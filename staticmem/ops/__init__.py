@@ -38,6 +38,6 @@ from staticmem.ops import (  # noqa: F401  (importing a module registers its rul
     various,
     views,
 )
-from staticmem.ops.registry import RULES, Rule, lookup
+from staticmem.ops.registry import RULES, Kind, Rule, argument, in_place, kinds_of, lookup, parameters
 
-__all__ = ["RULES", "Rule", "lookup"]
+__all__ = ["RULES", "Kind", "Rule", "argument", "in_place", "kinds_of", "lookup", "parameters"]

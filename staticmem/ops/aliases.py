@@ -23,7 +23,7 @@ from staticmem.ops import (  # noqa: F401  (the rules that names below stand for
     views,
 )
 from staticmem.ops.dispatch import call
-from staticmem.ops.registry import RULES, Rule, rule
+from staticmem.ops.registry import RULES, Rule, kinds_of, rule
 
 _NAMES = {
     "absolute": "abs", "arccos": "acos", "arcsin": "asin", "arctan": "atan", "fix": "trunc", "negative": "neg",
@@ -51,7 +51,8 @@ def _same_as(original: Rule) -> Callable[..., Any]:
 
 def _define(names: dict[str, str], suffix: str = "") -> None:
     for name, original in names.items():
-        rule(f"aten::{name}{suffix}")(_same_as(RULES[f"aten::{original}{suffix}"]))
+        same_as = RULES[f"aten::{original}{suffix}"]
+        rule(f"aten::{name}{suffix}", kinds=tuple(kinds_of(same_as.target)))(_same_as(same_as))
 
 
 _define(_NAMES)

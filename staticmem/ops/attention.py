@@ -127,7 +127,7 @@ def _refusal_of(
     return None
 
 
-@rule("aten::scaled_dot_product_attention", autocast="half")
+@rule("aten::scaled_dot_product_attention", kinds=("product",), autocast="half")
 def scaled_dot_product_attention(
     e: Eager, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,

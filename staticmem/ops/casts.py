@@ -29,7 +29,7 @@ def _dtype_in(args: Sequence[Any], kwargs: dict[str, Any]) -> DType | None:
     return next((a for a in (*args, *kwargs.values()) if isinstance(a, DType)), None)
 
 
-@rule("aten::to", "aten::_to_copy", "aten::type_as", "aten::to_copy", "prims::convert_element_type")
+@rule("aten::to", "aten::_to_copy", "aten::type_as", "aten::to_copy", "prims::convert_element_type", kinds=("cast",))
 def to(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The tensor itself where dtype and device are the same, else a copy; the gradient is cast back."""
     other = next((a for a in args if isinstance(a, Tensor)), kwargs.get("other"))
@@ -62,6 +62,7 @@ def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False)
 
 
 @rule("aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar",
-      "aten::sym_constrain_range_for_size", "aten::sym_constrain_range", transparent=True)  # fmt: skip
+      "aten::sym_constrain_range_for_size", "aten::sym_constrain_range", transparent=True, kinds=("check",)
+)  # fmt: skip
 def nothing(e: Eager, *args: Any, **kwargs: Any) -> None:
     """A check that eager does not run, or that allocates nothing."""

@@ -13,10 +13,8 @@ from staticmem.ops.pointwise import Scalar, grad_of, result_of, same, tensors_of
 from staticmem.ops.registry import rule
 
 
-@rule(
-    "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::logical_and", "aten::logical_or",
-    "aten::logical_xor",
-)  # fmt: skip
+@rule("aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", kinds=("comparison",))
+@rule("aten::logical_and", "aten::logical_or", "aten::logical_xor")
 def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """A bool result without gradient."""
     operands = [self, other] if isinstance(other, Tensor) else [self]

@@ -35,7 +35,7 @@ def _retyped(tensor: Tensor, shape: layout.Shape, strides: layout.Strides, dtype
     return Tensor(tensor.storage, shape, strides, dtype)
 
 
-@rule("aten::view_as_real")
+@rule("aten::view_as_real", kinds=("view",))
 def view_as_real(e: Eager, self: Tensor) -> Tensor:
     """A view with one more dimension of size 2; so is its gradient."""
 
@@ -50,7 +50,7 @@ def view_as_real(e: Eager, self: Tensor) -> Tensor:
     return _view(e, out, self, "ViewAsRealBackward0", gradient)
 
 
-@rule("aten::view_as_complex")
+@rule("aten::view_as_complex", kinds=("view",))
 def view_as_complex(e: Eager, self: Tensor) -> Tensor:
     """A view without the last dimension; so is its gradient."""
 
@@ -63,7 +63,7 @@ def view_as_complex(e: Eager, self: Tensor) -> Tensor:
     return _view(e, out, self, "ViewAsComplexBackward0", gradient)
 
 
-@rule("aten::real", "aten::imag")
+@rule("aten::real", "aten::imag", kinds=("view",))
 def real(e: Eager, self: Tensor) -> Tensor:
     """A view; backward makes a complex tensor of zeros for the other part. Real tensors are their own real part."""
     return select(e, view_as_real(e, self), -1, 0) if self.dtype.kind == "complex" else self

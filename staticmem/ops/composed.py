@@ -59,20 +59,20 @@ def column_stack(e: Eager, tensors: Sequence[Tensor]) -> Tensor:
     return cat(e, [reshape(e, t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors], 1)
 
 
-@rule("aten::broadcast_tensors")
+@rule("aten::broadcast_tensors", kinds=("view",))
 def broadcast_tensors(e: Eager, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Expanded views."""
     shape = broadcast_shapes(*(t.shape for t in tensors))
     return [expand(e, t, shape) for t in tensors]
 
 
-@rule("aten::ravel")
+@rule("aten::ravel", kinds=("view",))
 def ravel(e: Eager, self: Tensor) -> Tensor:
     """As `reshape` to one dimension."""
     return reshape(e, self, (-1,))
 
 
-@rule("aten::adjoint", "aten::mH", "aten::matrix_H")
+@rule("aten::adjoint", "aten::mH", "aten::matrix_H", kinds=("view",))
 def adjoint(e: Eager, self: Tensor) -> Tensor:
     """A transposed view (complex conjugation is a flag of the view)."""
     return transpose(e, self, -2, -1)

@@ -53,6 +53,7 @@ def convolution(
         total = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
     else:
         total = [2 * p for p in pair(padding, rank)]
+    numbers = (stride, tuple([t // 2 for t in total]), dilation, groups, transposed)
     extra = pair(output_padding, rank)
     for size, k, s, p, d, o in zip(input.shape[2:], kernel, stride, total, dilation, extra, strict=True):
         if transposed:
@@ -67,6 +68,7 @@ def convolution(
         raise ValueError(f"convolution output would be {spatial}: the input is smaller than the kernel")
     shape = (input.shape[0], channels, *spatial)
     out = e.empty(shape, input.dtype, _memory_strides(e, shape, input, weight), "aten.convolution.default")
+    e.convolves(input, weight, out, *numbers)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.convolution_backward.default")
@@ -76,6 +78,7 @@ def convolution(
             by_input = e.empty(input.shape, grad.dtype, _memory_strides(e, input.shape, input, weight))
         if need[1]:
             by_weight = e.empty(weight.shape, grad.dtype, _memory_strides(e, weight.shape, input, weight))
+        e.convolves(input, weight, grad, *numbers, gradients=(need[0], need[1]))
         if need[2]:
             assert bias is not None
             by_bias = e.empty(bias.shape, grad.dtype)
@@ -86,7 +89,7 @@ def convolution(
     return squeeze(e, out, 0) if unbatched else out
 
 
-@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", autocast="half")
+@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", kinds=("convolution",), autocast="half")
 def conv(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
@@ -95,7 +98,13 @@ def conv(
     return convolution(e, input, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
-@rule("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", autocast="half")
+@rule(
+    "aten::conv_transpose1d",
+    "aten::conv_transpose2d",
+    "aten::conv_transpose3d",
+    kinds=("convolution",),
+    autocast="half",
+)
 def conv_transpose(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
@@ -104,7 +113,7 @@ def conv_transpose(
     return convolution(e, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-@rule("aten::convolution", "aten::_convolution", autocast="half")
+@rule("aten::convolution", "aten::_convolution", kinds=("convolution",), autocast="half")
 def aten_convolution(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, *_: Any,

@@ -18,7 +18,7 @@ from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
 
 
-@rule("torchvision::nms", autocast="float32")
+@rule("torchvision::nms", kinds=("data_sized",), autocast="float32")
 def nms(e: Eager, dets: Tensor, scores: Tensor, iou_threshold: float, *, size: int | None = None) -> Tensor:
     """int64 positions of the boxes that are kept (at most all of them), without gradient."""
     return e.empty((dets.shape[0] if size is None else size,), dtypes.int64, kernel="torchvision.nms.default")

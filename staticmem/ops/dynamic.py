@@ -16,7 +16,7 @@ from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
 
 
-@rule("aten::nonzero", "aten::argwhere", "aten::nonzero_static")
+@rule("aten::nonzero", "aten::argwhere", "aten::nonzero_static", kinds=("data_sized",))
 def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int = -1) -> Tensor:
     """int64 positions, a row an element that is not zero (at most all of them), without gradient."""
     rows = self.numel if size is None else size
@@ -24,14 +24,14 @@ def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int 
     return e.empty((rows, self.ndim), dtypes.int64, strides, "aten.nonzero.default")
 
 
-@rule("aten::nonzero_numpy")
+@rule("aten::nonzero_numpy", kinds=("data_sized",))
 def nonzero_numpy(e: Eager, self: Tensor, *, size: int | None = None) -> list[Tensor]:
     """Views of `nonzero`, one a dimension."""
     found = nonzero(e, self, size=size)
     return [e.alias(found, found.shape[:1], found.strides[:1]) for _ in range(self.ndim)]
 
 
-@rule("aten::masked_select")
+@rule("aten::masked_select", kinds=("data_sized",))
 def masked_select(e: Eager, self: Tensor, mask: Tensor, *, size: int | None = None) -> Tensor:
     """At most all elements. Saves input and mask; backward makes zeros of the common shape and scatters into a copy."""
     shape = layout.broadcast_shapes(self.shape, mask.shape)
@@ -66,7 +66,7 @@ def _unique(
     return values, e.empty(inverse, dtypes.int64), e.empty((counts,), dtypes.int64)
 
 
-@rule("aten::_unique2", "aten::_unique")
+@rule("aten::_unique2", "aten::_unique", kinds=("data_sized",))
 def unique(
     e: Eager, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *,
     size: int | None = None,
@@ -77,7 +77,7 @@ def unique(
     return _unique(e, (count,), self, inverse, count if return_counts else 0, "_unique2")
 
 
-@rule("aten::unique_consecutive")
+@rule("aten::unique_consecutive", kinds=("data_sized",))
 def unique_consecutive(
     e: Eager, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *,
     size: int | None = None,
@@ -88,7 +88,7 @@ def unique_consecutive(
     return unique(e, self, True, return_inverse, return_counts, size=size)
 
 
-@rule("aten::unique_dim")
+@rule("aten::unique_dim", kinds=("data_sized",))
 def unique_dim(
     e: Eager, self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *,
     size: int | None = None,
@@ -101,7 +101,7 @@ def unique_dim(
     return _unique(e, shape, self, inverse, count if return_counts else 0, "unique_dim")
 
 
-@rule("aten::bincount")
+@rule("aten::bincount", kinds=("data_sized",))
 def bincount(
     e: Eager, self: Tensor, weights: Tensor | None = None, minlength: int = 0, *, size: int | None = None
 ) -> Tensor:

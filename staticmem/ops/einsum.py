@@ -44,7 +44,7 @@ def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[s
     return operands, [*(str(k) for k in range(width)), *once]
 
 
-@rule("aten::einsum", autocast="half")
+@rule("aten::einsum", kinds=("product",), autocast="half")
 def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
     """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
     tensors = list(tensors)

@@ -226,7 +226,7 @@ def histc(e: Eager, self: Tensor, bins: int = 100, *_: Any, **__: Any) -> Tensor
     return out
 
 
-@rule("aten::addbmm", autocast="half")
+@rule("aten::addbmm", kinds=("product",), autocast="half")
 def addbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each batch is saved if the other needs a gradient; each gradient is one bmm with the expanded incoming one."""
     shape = (batch1.shape[1], batch2.shape[2])

@@ -16,7 +16,7 @@ from staticmem.ops.pointwise import add_, grad_of, inplace, mul, mul_, zeros
 from staticmem.ops.registry import rule
 
 
-@rule("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn")
+@rule("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", kinds=("factory",))
 def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor without gradient."""
     fill = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
@@ -27,19 +27,19 @@ def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any)
 
 
 @rule("aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
-      "aten::randn_like")  # fmt: skip
+      "aten::randn_like", kinds=("factory",))  # fmt: skip
 def empty_like(e: Eager, self: Tensor, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor of the same layout without gradient."""
     return e.empty_like(self, dtype, "aten.empty_like.default")
 
 
-@rule("aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full")
+@rule("aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full", kinds=("factory",))
 def new_empty(e: Eager, self: Tensor, size: Any, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor of the input's dtype without gradient."""
     return e.empty(tuple(size), dtype or self.dtype, kernel="aten.new_empty.default")
 
 
-@rule("aten::scalar_tensor")
+@rule("aten::scalar_tensor", kinds=("factory",))
 def scalar_tensor(e: Eager, s: Any, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """A 0-dim tensor."""
     return e.empty((), dtype or dtypes.float32, kernel="aten.scalar_tensor.default")
@@ -110,7 +110,7 @@ def multinomial(e: Eager, self: Tensor, num_samples: int, replacement: bool = Fa
     return e.empty((*self.shape[:-1], num_samples), dtypes.int64, kernel="aten.multinomial.default")
 
 
-@rule("aten::native_dropout")
+@rule("aten::native_dropout", kinds=("dropout",))
 def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None) -> tuple[Tensor, Tensor]:
     """Saves a bool mask, one byte an element, which it also returns."""
     out = e.empty_like(input, kernel="aten.native_dropout.default")
@@ -125,7 +125,7 @@ def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None)
     return out, mask
 
 
-@rule("aten::dropout")
+@rule("aten::dropout", kinds=("dropout",))
 def dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Fused on CUDA: saves a bool mask, one byte an element; p = 0 or eval is the tensor itself."""
     if not train or not e.training or p == 0:
@@ -135,7 +135,7 @@ def dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     return native_dropout(e, input, p, train)[0]
 
 
-@rule("aten::dropout_")
+@rule("aten::dropout_", kinds=("dropout",))
 def dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Not fused: saves a noise tensor of the input's dtype and size (Dropout.cpp, `_dropout_impl`)."""
     if not train or not e.training or p == 0:
@@ -148,7 +148,7 @@ def _feature_noise(e: Eager, input: Tensor) -> Tensor:
     return e.empty(shape, input.dtype, kernel="aten.empty.memory_format")
 
 
-@rule("aten::feature_dropout")
+@rule("aten::feature_dropout", kinds=("dropout",))
 def feature_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Saves a noise tensor of shape (N, C, 1...): `_dropout_impl` with feature noise."""
     if not train or not e.training or p == 0:
@@ -156,7 +156,7 @@ def feature_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Te
     return mul(e, input, _feature_noise(e, input))
 
 
-@rule("aten::feature_dropout_")
+@rule("aten::feature_dropout_", kinds=("dropout",))
 def feature_dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """In place, else as `feature_dropout`."""
     if not train or not e.training or p == 0:
@@ -164,7 +164,7 @@ def feature_dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> T
     return mul_(e, input, _feature_noise(e, input))
 
 
-@rule("aten::alpha_dropout")
+@rule("aten::alpha_dropout", kinds=("dropout",))
 def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Saves a noise tensor of the input's size; its offset is a temporary of that size, added in place."""
     if not train or not e.training or p == 0:
@@ -174,7 +174,7 @@ def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tens
     return add_(e, mul(e, input, noise), offset)
 
 
-@rule("aten::feature_alpha_dropout")
+@rule("aten::feature_alpha_dropout", kinds=("dropout",))
 def feature_alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """As `alpha_dropout`, with noise and offset of shape (N, C, 1...)."""
     if not train or not e.training or p == 0:

@@ -83,7 +83,7 @@ def _split(e: Eager, self: Tensor, sizes: Sequence[int], axis: int) -> list[Tens
     return outs
 
 
-@rule("aten::split", "aten::split_with_sizes")
+@rule("aten::split", "aten::split_with_sizes", kinds=("split", "view"))
 def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split_sizes: Any = None) -> list[Tensor]:
     """Views; backward joins the gradients into one tensor of the input's size, zeros for missing ones."""
     axis = self.dim(dim)
@@ -94,7 +94,7 @@ def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split
     return _split(e, self, list(size), axis)
 
 
-@rule("aten::chunk")
+@rule("aten::chunk", kinds=("split", "view"))
 def chunk(e: Eager, self: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     """As `split`."""
     axis = self.dim(dim)
@@ -102,7 +102,7 @@ def chunk(e: Eager, self: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     return split(e, self, max(size, 1), axis)
 
 
-@rule("aten::tensor_split")
+@rule("aten::tensor_split", kinds=("split", "view"))
 def tensor_split(e: Eager, self: Tensor, indices_or_sections: Any, dim: int = 0) -> list[Tensor]:
     """Slices: each part's backward makes zeros of the input's size, which are added up."""
     axis = self.dim(dim)
@@ -117,7 +117,7 @@ def tensor_split(e: Eager, self: Tensor, indices_or_sections: Any, dim: int = 0)
     return [slice_(e, self, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-@rule("aten::unbind")
+@rule("aten::unbind", kinds=("split", "view"))
 def unbind(e: Eager, self: Tensor, dim: int = 0) -> list[Tensor]:
     """Views; backward stacks the gradients into one tensor of the input's size, expanded zeros for missing ones."""
     axis = self.dim(dim)

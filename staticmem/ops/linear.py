@@ -39,7 +39,7 @@ def _factor(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::mm", autocast="half")
+@rule("aten::mm", kinds=("product",), autocast="half")
 def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
@@ -61,7 +61,7 @@ def _scaled(formula: Any, factor: Any) -> Any:
     return scaled
 
 
-@rule("aten::addmm", autocast="half")
+@rule("aten::addmm", kinds=("product",), autocast="half")
 def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; the bias gradient is summed after both products."""
     _check(mat1, mat2)
@@ -72,7 +72,7 @@ def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alp
     return out
 
 
-@rule("aten::mv", autocast="half")
+@rule("aten::mv", kinds=("product",), autocast="half")
 def mv(e: Eager, self: Tensor, vec: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; an outer product and a product in backward."""
     if self.shape[1] != vec.shape[0]:
@@ -92,7 +92,7 @@ def _filled(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::addmv", autocast="half")
+@rule("aten::addmv", kinds=("product",), autocast="half")
 def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """As `mv`; `self` receives the incoming gradient."""
     out = e.empty((mat.shape[0],), mat.dtype, kernel="aten.addmv.default")
@@ -115,7 +115,7 @@ def _batch(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::bmm", autocast="half")
+@rule("aten::bmm", kinds=("product",), autocast="half")
 def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
@@ -125,7 +125,7 @@ def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::baddbmm", autocast="half")
+@rule("aten::baddbmm", kinds=("product",), autocast="half")
 def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; `self` receives the incoming gradient."""
     _check(batch1, batch2)
@@ -137,7 +137,7 @@ def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 
     return out
 
 
-@rule("aten::linear", autocast="half")
+@rule("aten::linear", kinds=("product",), autocast="half")
 def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """With bias and a contiguous input: view, addmm, view; else matmul and an in-place bias add."""
     if input.shape[-1] != weight.shape[-1]:
@@ -152,7 +152,7 @@ def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return out if bias is None else add_(e, out, bias)
 
 
-@rule("aten::matmul", autocast="half")
+@rule("aten::matmul", kinds=("product",), autocast="half")
 @scoped
 def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """mm where a factor is 1-D or 2-D and folding pays, else expand, reshape (a clone where needed) and bmm."""
@@ -175,7 +175,7 @@ def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return _batched(e, self, other)
 
 
-@rule("aten::dot", "aten::vdot")
+@rule("aten::dot", "aten::vdot", kinds=("product",))
 def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     out = e.empty((), self.dtype, kernel="aten.dot.default")

@@ -12,7 +12,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.joining import repeat
 from staticmem.ops.pointwise import grad_of
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import declare, rule
 from staticmem.ops.views import contiguous, reshape
 
 
@@ -37,6 +37,14 @@ def contiguous_as(e: Eager, tensor: Tensor, like: Tensor) -> Tensor:
             return tensor
         strides = layout.contiguous_strides(tensor.shape)
     return e.empty(tensor.shape, tensor.dtype, strides, "aten.clone.default")
+
+
+# what exports in training and evaluation mode have for `batch_norm`
+declare(
+    "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional",
+    "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update_functional",
+    "aten::_batch_norm_no_update", kinds=("batch_norm", "norm"),
+)  # fmt: skip
 
 
 def _batch_norm(
@@ -66,7 +74,7 @@ def _batch_norm(
     return out, stats[0], stats[1]
 
 
-@rule("aten::batch_norm")
+@rule("aten::batch_norm", kinds=("batch_norm", "norm"))
 def batch_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
@@ -85,7 +93,7 @@ def batch_norm(
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, cudnn)[0]
 
 
-@rule("aten::native_batch_norm")
+@rule("aten::native_batch_norm", kinds=("batch_norm", "norm"))
 def native_batch_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float,
@@ -95,7 +103,7 @@ def native_batch_norm(
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, False)
 
 
-@rule("aten::instance_norm")
+@rule("aten::instance_norm", kinds=("norm",))
 def instance_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, use_input_stats: bool, momentum: float = 0.1, eps: float = 1e-5,
@@ -115,7 +123,7 @@ def instance_norm(
     return reshape(e, out, input.shape)
 
 
-@rule("aten::layer_norm", autocast="float32")
+@rule("aten::layer_norm", kinds=("norm",), autocast="float32")
 def layer_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, cudnn_enable: bool = True,
@@ -124,7 +132,7 @@ def layer_norm(
     return native_layer_norm(e, input, normalized_shape, weight, bias, eps)[0]
 
 
-@rule("aten::native_layer_norm", autocast="float32")
+@rule("aten::native_layer_norm", kinds=("norm",), autocast="float32")
 def native_layer_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +156,7 @@ def native_layer_norm(
     return out, stats[0], stats[1]
 
 
-@rule("aten::group_norm", autocast="float32")
+@rule("aten::group_norm", kinds=("norm",), autocast="float32")
 def group_norm(
     e: Eager, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, cudnn_enabled: bool = True,
@@ -159,7 +167,7 @@ def group_norm(
     return native_group_norm(e, source, weight, bias, n, c, layout.numel(rest), num_groups, eps)[0]
 
 
-@rule("aten::native_group_norm", autocast="float32")
+@rule("aten::native_group_norm", kinds=("norm",), autocast="float32")
 def native_group_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int,  # noqa: N803
     group: int, eps: float,
@@ -182,7 +190,7 @@ def native_group_norm(
     return out, stats[0], stats[1]
 
 
-@rule("aten::rms_norm", autocast="float32")
+@rule("aten::rms_norm", kinds=("norm",), autocast="float32")
 def rms_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:

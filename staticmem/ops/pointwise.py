@@ -71,7 +71,7 @@ def result_of(e: Eager, kernel: str, a: Tensor | None, b: Tensor | None, number:
     return e.pointwise(kernel, tensor, dtype=scalar_dtype(tensor, number))
 
 
-@rule("aten::add")
+@rule("aten::add", kinds=("arithmetic",))
 def add(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
     a, b = tensors_of(self, other)
@@ -87,7 +87,7 @@ def _add_formulas(alpha: Scalar) -> list[Formula]:
     return [Formula((1,), same if alpha == 1 else scaled), Formula((0,), same)]
 
 
-@rule("aten::sub")
+@rule("aten::sub", kinds=("arithmetic",))
 def sub(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; the gradient of `other` is a negated copy."""
     a, b = tensors_of(self, other)
@@ -110,7 +110,7 @@ def _negated(alpha: Scalar) -> Any:
     return formula
 
 
-@rule("aten::rsub")
+@rule("aten::rsub", kinds=("arithmetic",))
 def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """other - self: saves nothing; the gradient of `self` is a negated copy, that of `other` the incoming tensor."""
     operands = [t for t in (self, other) if isinstance(t, Tensor)]
@@ -121,7 +121,7 @@ def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("aten::sub_")
+@rule("aten::sub_", kinds=("arithmetic",))
 def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """In place: saves nothing; the gradient of `other` is a negated copy."""
     out = inplace(e, self, "aten.sub_.Tensor")
@@ -130,7 +130,7 @@ def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("aten::add_")
+@rule("aten::add_", kinds=("arithmetic",))
 def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """In place: saves nothing; both gradients are the incoming tensor."""
     out = inplace(e, self, "aten.add_.Tensor")
@@ -156,7 +156,7 @@ def scale_grad(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.mul.Tensor", grad_of(grads))
 
 
-@rule("aten::mul")
+@rule("aten::mul", kinds=("arithmetic",))
 def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
     a, b = tensors_of(self, other)
@@ -174,7 +174,7 @@ def record_mul(e: Eager, out: Tensor, a: Tensor, b: Tensor, saved_a: Tensor | No
     e.record("MulBackward0", out, [a, b], formulas, saves)
 
 
-@rule("aten::mul_")
+@rule("aten::mul_", kinds=("arithmetic",))
 def mul_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """In place: `other` is saved; `self` is cloned first if `other` needs a gradient."""
     b = other if isinstance(other, Tensor) else None
@@ -212,7 +212,7 @@ def _div_scalar(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.div.Tensor", grad_of(grads))
 
 
-@rule("aten::div", "aten::true_divide")
+@rule("aten::div", "aten::true_divide", kinds=("arithmetic",))
 def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
     """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once.
 
@@ -245,7 +245,7 @@ def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved
     e.record("DivBackward0", out, [a, b], formulas, [saved_a if e.needs_grad(b) else None, b])
 
 
-@rule("aten::div_")
+@rule("aten::div_", kinds=("arithmetic",))
 def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """In place: saves `other`, and a clone of `self` if `other` needs a gradient."""
     b = other if isinstance(other, Tensor) else None

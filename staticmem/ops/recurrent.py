@@ -73,7 +73,7 @@ def _laid_out(e: Eager, shape: Sequence[int], like: Tensor, batch_first: bool) -
     return e.empty(shape, like.dtype, (features, batch * features, 1))
 
 
-@rule("aten::lstm.input", autocast="half")
+@rule("aten::lstm.input", kinds=("recurrent",), autocast="half")
 def lstm(
     e: Eager, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
@@ -96,4 +96,4 @@ def _single(kind: str) -> Any:
 
 
 for _kind in ("gru", "rnn_tanh", "rnn_relu"):
-    rule(f"aten::{_kind}.input", autocast="half")(_single(_kind))
+    rule(f"aten::{_kind}.input", kinds=("recurrent",), autocast="half")(_single(_kind))

@@ -63,7 +63,7 @@ def _reshape_back(self: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::view", "aten::_unsafe_view", "aten::reshape")
+@rule("aten::view", "aten::_unsafe_view", "aten::reshape", kinds=("view",))
 def reshape(e: Eager, self: Tensor, size: Any = None, *, shape: Any = None) -> Tensor:
     """A view where the strides allow it, else a contiguous clone; backward reshapes the gradient."""
     target = infer_size(size if size is not None else shape, self.numel)
@@ -82,7 +82,7 @@ def unsafe_view(e: Eager, self: Tensor, size: Any) -> Tensor:
     return out
 
 
-@rule("aten::flatten")
+@rule("aten::flatten", kinds=("view",))
 def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """As `reshape`; a dimension range of one is the tensor itself."""
     if self.ndim == 0:
@@ -93,14 +93,14 @@ def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Te
     return reshape(e, self, (*self.shape[:start], layout.numel(self.shape[start : end + 1]), *self.shape[end + 1 :]))
 
 
-@rule("aten::unflatten")
+@rule("aten::unflatten", kinds=("view",))
 def unflatten(e: Eager, self: Tensor, dim: int, sizes: Any) -> Tensor:
     """A view."""
     axis = self.dim(dim)
     return reshape(e, self, (*self.shape[:axis], *infer_size(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
 
 
-@rule("aten::view_as", "aten::reshape_as")
+@rule("aten::view_as", "aten::reshape_as", kinds=("view",))
 def view_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """As `reshape`."""
     return reshape(e, self, other.shape)
@@ -137,7 +137,7 @@ def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     return self if self.is_contiguous else clone(e, self, contiguous=True)
 
 
-@rule("aten::permute")
+@rule("aten::permute", kinds=("view",))
 def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     order = [self.dim(d) for d in dims]
@@ -151,7 +151,7 @@ def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     return make_view(e, self, shape, strides, "PermuteBackward0", gradient)
 
 
-@rule("aten::transpose", "aten::transpose_", "aten::swapaxes", "aten::swapdims")
+@rule("aten::transpose", "aten::transpose_", "aten::swapaxes", "aten::swapdims", kinds=("view",))
 def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     """A view; the gradient is transposed back."""
     if self.ndim == 0:
@@ -162,19 +162,19 @@ def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::t", "aten::t_", "aten::mT")
+@rule("aten::t", "aten::t_", "aten::mT", kinds=("view",))
 def t(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient is transposed back."""
     return self if self.ndim < 2 else transpose(e, self, -2, -1)
 
 
-@rule("aten::numpy_T")
+@rule("aten::numpy_T", kinds=("view",))
 def numpy_t(e: Eager, self: Tensor) -> Tensor:
     """A view with all dimensions reversed; the gradient is permuted back."""
     return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
 
 
-@rule("aten::movedim")
+@rule("aten::movedim", kinds=("view",))
 def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]
@@ -185,7 +185,7 @@ def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::unsqueeze", "aten::unsqueeze_")
+@rule("aten::unsqueeze", "aten::unsqueeze_", kinds=("view",))
 def unsqueeze(e: Eager, self: Tensor, dim: int) -> Tensor:
     """A view; the gradient is squeezed."""
     axis = dim + self.ndim + 1 if dim < 0 else dim
@@ -203,7 +203,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return values[:axis] + values[axis + 1 :]
 
 
-@rule("aten::squeeze", "aten::squeeze_")
+@rule("aten::squeeze", "aten::squeeze_", kinds=("view",))
 def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     """A view; the gradient is unsqueezed."""
     given = range(self.ndim) if dim is None else [self.dim(d) for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -213,7 +213,7 @@ def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     return make_view(e, self, shape, strides, "SqueezeBackward1", _reshape_back(self))
 
 
-@rule("aten::expand", "aten::broadcast_to")
+@rule("aten::expand", "aten::broadcast_to", kinds=("view",))
 def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
     """A view with stride 0; the gradient is summed to the input's shape."""
     offset = len(size) - self.ndim
@@ -230,7 +230,7 @@ def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
     return make_view(e, self, target, strides, "ExpandBackward0", gradient)
 
 
-@rule("aten::expand_as")
+@rule("aten::expand_as", kinds=("view",))
 def expand_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """A view with stride 0; the gradient is summed to the input's shape."""
     return expand(e, self, other.shape)
@@ -246,7 +246,7 @@ def full_size_zeros(self: Tensor, kernel: str) -> Any:
     return gradient
 
 
-@rule("aten::slice")
+@rule("aten::slice", kinds=("view",))
 def slice_(
     e: Eager, self: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -261,13 +261,13 @@ def slice_(
     return make_view(e, self, shape, strides, "SliceBackward0", full_size_zeros(self, "aten.slice_backward.default"))
 
 
-@rule("aten::narrow")
+@rule("aten::narrow", kinds=("view",))
 def narrow(e: Eager, self: Tensor, dim: int, start: int, length: int) -> Tensor:
     """As `slice`."""
     return slice_(e, self, dim, start, start + length)
 
 
-@rule("aten::select")
+@rule("aten::select", kinds=("view",))
 def select(e: Eager, self: Tensor, dim: int, index: int) -> Tensor:
     """A view; backward makes zeros of the input's size."""
     axis = self.dim(dim)
@@ -285,13 +285,13 @@ def _overlaps(shape: layout.Shape, strides: layout.Strides) -> bool:
     return False
 
 
-@rule("aten::_reshape_alias")
+@rule("aten::_reshape_alias", kinds=("view",))
 def reshape_alias(e: Eager, self: Tensor, size: Any, stride: Any) -> Tensor:
     """A view; backward reshapes the gradient."""
     return make_view(e, self, tuple(size), tuple(stride), "ReshapeAliasBackward0", _reshape_back(self))
 
 
-@rule("aten::as_strided")
+@rule("aten::as_strided", kinds=("view",))
 def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
     """A view; backward makes a buffer of the storage's size, and int64 indices where the view overlaps itself."""
     shape, strides = tuple(size), tuple(stride)
@@ -310,7 +310,7 @@ def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: i
     return make_view(e, self, shape, strides, "AsStridedBackward0", gradient)
 
 
-@rule("aten::diagonal")
+@rule("aten::diagonal", kinds=("view",))
 def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A view; backward makes zeros of the input's size."""
     a, b = self.dim(dim1), self.dim(dim2)
@@ -323,7 +323,7 @@ def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int =
     )
 
 
-@rule("aten::unfold")
+@rule("aten::unfold", kinds=("view",))
 def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """A view with overlapping windows; backward makes a tensor of the input's size."""
     axis = self.dim(dimension)
@@ -333,13 +333,13 @@ def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tens
     return make_view(e, self, shape, strides, "UnfoldBackward0", full_size_zeros(self, "aten.unfold_backward.default"))
 
 
-@rule("aten::alias")
+@rule("aten::alias", kinds=("view",))
 def alias(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient passes through."""
     return make_view(e, self, self.shape, self.strides, "AliasBackward0", same)
 
 
-@rule("aten::detach", "aten::detach_", "aten::lift_fresh")
+@rule("aten::detach", "aten::detach_", "aten::lift_fresh", kinds=("view",))
 def detach(e: Eager, self: Tensor) -> Tensor:
     """A view without gradient."""
     return e.alias(self, self.shape, self.strides)

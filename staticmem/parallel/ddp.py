@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from staticmem.ir.dtypes import DType
-from staticmem.parallel.facts import Weight
-from staticmem.parallel.rewrite import AFTER, COMMUNICATION, Rewrite
+from staticmem.parallel.rewrite import AFTER, Rewrite, Weight
 from staticmem.units import MIB
 
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB
@@ -20,36 +19,33 @@ FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB
 
 def assign_buckets(gradients: Iterable[tuple[int, DType]]) -> list[tuple[int, DType]]:
     """Bytes of the buckets of gradients (bytes, type) in the order of their arrival; a bucket has one type."""
-    made: list[tuple[int, DType]] = []
+    buckets: list[tuple[int, DType]] = []
     filling: dict[DType, int] = {}
-    closed: dict[DType, int] = {}
+    closed: set[DType] = set()
     for nbytes, dtype in gradients:
         size = filling.pop(dtype, 0) + nbytes
-        if size >= (BUCKET if closed.get(dtype) else FIRST_BUCKET):
-            made.append((size, dtype))
-            closed[dtype] = closed.get(dtype, 0) + 1
+        if size >= (BUCKET if dtype in closed else FIRST_BUCKET):
+            buckets.append((size, dtype))
+            closed.add(dtype)
         else:
             filling[dtype] = size
-    return made + [(size, dtype) for dtype, size in filling.items()]
+    return buckets + [(size, dtype) for dtype, size in filling.items()]
 
 
-def apply(rewrite: Rewrite, listed: list[Weight], *, bucket_view: bool = False) -> list[str]:
+def apply(rewrite: Rewrite, weights: list[Weight], *, bucket_view: bool = False) -> list[str]:
     """Adds what DDP keeps. `bucket_view` is `gradient_as_bucket_view=True`: gradients are views of the buckets."""
-    arriving = sorted((g for w in listed for g in w.gradients[:1]), key=lambda g: g.born)
+    arriving = sorted((g for w in weights for g in w.gradients[:1]), key=lambda g: g.born)
     buckets = assign_buckets((g.nbytes, g.dtype) for g in arriving)
+    holder = "DDP's reducer, for the all-reduce of gradients"
     for number, (nbytes, dtype) in enumerate(buckets):
-        rewrite.add(
-            f"bucket {number}", COMMUNICATION, nbytes, dtype, rewrite.setup, None, "DDP bucket",
-            "DDP's reducer, for the all-reduce of gradients",
-        )  # fmt: skip
+        rewrite.add(f"bucket {number}", nbytes, dtype, rewrite.setup, "DDP bucket", holder)
     if bucket_view:
         for gradient in arriving:
             rewrite.end(gradient, (gradient.born[0], AFTER))
-    for dtype in dict.fromkeys(p.dtype for p in rewrite.pieces if p.category == "buffer" and p.shape):
-        nbytes = sum(p.nbytes for p in rewrite.pieces if p.category == "buffer" and p.dtype is dtype)
-        rewrite.add(
-            "buffers, flattened", COMMUNICATION, nbytes, dtype, rewrite.start, (rewrite.first, AFTER),
-            "DDP broadcast of buffers", "DDP's broadcast of the model's buffers",
-        )  # fmt: skip
-    held = "the gradients are views of them" if bucket_view else "beside the gradients"
-    return [f"DDP: {len(buckets)} buckets of at most 25 MiB and the gradient that fills them, {held}"]
+    buffers = [p for p in rewrite.pieces if p.category == "buffer"]
+    call, holder = "DDP broadcast of buffers", "DDP's broadcast of the model's buffers"
+    for dtype in dict.fromkeys(p.dtype for p in buffers if p.shape):
+        nbytes = sum(p.nbytes for p in buffers if p.dtype is dtype)
+        rewrite.add("buffers, flattened", nbytes, dtype, rewrite.start, call, holder, died=(rewrite.first, AFTER))
+    gradients = "the gradients are views of them" if bucket_view else "beside the gradients"
+    return [f"DDP: {len(buckets)} buckets of at most 25 MiB and the gradient that fills them, {gradients}"]

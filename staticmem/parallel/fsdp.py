@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import prod
 
 from staticmem.ir.dtypes import DType, float32
-from staticmem.parallel.facts import ROOT, Run, Weight, ceil_div, group_of_name
-from staticmem.parallel.rewrite import BEFORE, COMMUNICATION, END_OF_PHASE, Piece, Position, Rewrite
+from staticmem.parallel.blocks import ROOT, Run, block_of_name, forward_ends
+from staticmem.parallel.rewrite import BEFORE, END_OF_PHASE, Piece, Position, Rewrite, Weight, ceil_div
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,12 @@ class _Group:
         self.name, self.weights, self.ranks, self.precision = name, listed, ranks, precision
         self.shards = {id(w): shard_numel(w.shape, ranks) for w in listed}
         self.numel = sum(self.shards.values())
+        self.label = name or "the model's own parameters"
         self.flat: Piece | None = None  # the output of an all-gather that waits to be copied out
         self.gathered: list[Piece] = []
 
     def compute(self, weight: Weight) -> DType:
         return self.precision.compute or weight.storage.dtype
-
-    @property
-    def label(self) -> str:
-        return self.name or "the model's own parameters"
 
 
 class _Fsdp:
@@ -68,15 +65,14 @@ class _Fsdp:
         if group.flat is not None or group.gathered or not group.weights:
             return
         cast = None
+        holder = f"the all-gather of {group.label}"
         dtype = group.compute(group.weights[0])
         nbytes = sum(group.compute(w).nbytes(n) for w, n in zip(group.weights, group.shards.values(), strict=True))
         if self.precision.compute is not None:
-            why = f"the all-gather of {group.label}: its shards in {dtype.name}"
-            cast = self.r.add("shards, cast", COMMUNICATION, nbytes, dtype, at, None, "FSDP cast", why, stream=True)
-        why = f"the all-gather of {group.label}"
-        group.flat = self.r.add(
-            "all-gather", COMMUNICATION, nbytes * group.ranks, dtype, at, None, "FSDP all-gather", why, stream=True
-        )
+            shards = f"{holder}: its shards in {dtype.name}"
+            cast = self.r.add("shards, cast", nbytes, dtype, at, "FSDP cast", shards, stream=True)
+        nbytes *= group.ranks
+        group.flat = self.r.add("all-gather", nbytes, dtype, at, "FSDP all-gather", holder, stream=True)
         if cast is not None:
             self.r.end(cast, at)
 
@@ -86,14 +82,11 @@ class _Fsdp:
         if forward and self.waiting is not None:
             self.r.end(self.waiting, at)
             self.waiting = None
+        call, holder = "FSDP copy-out", f"gathered for {group.label}"
         for weight in group.weights:
             dtype = group.compute(weight)
             nbytes = dtype.nbytes(group.shards[id(weight)] * group.ranks)
-            group.gathered.append(
-                self.r.add(
-                    weight.name, "parameter", nbytes, dtype, at, None, "FSDP copy-out", f"gathered for {group.label}"
-                )
-            )
+            group.gathered.append(self.r.add(weight.name, nbytes, dtype, at, call, holder, category="parameter"))
         if forward:
             self.waiting = group.flat
         else:
@@ -116,63 +109,58 @@ class _Fsdp:
             return
         dtype = self.precision.reduce or grads[0][1].dtype
         numel = sum(group.shards[id(w)] for w, _ in grads)
-        why = f"the reduce-scatter of {group.label}"
-        self.reducing = self.r.add(
-            "reduce-scatter", COMMUNICATION, dtype.nbytes(numel * group.ranks), dtype, at, None,
-            "FSDP reduce-scatter", why,
-        )  # fmt: skip
+        nbytes, holder = dtype.nbytes(numel * group.ranks), f"the reduce-scatter of {group.label}"
+        self.reducing = self.r.add("reduce-scatter", nbytes, dtype, at, "FSDP reduce-scatter", holder)
         for _, gradient in grads:
             gradient.died = None
             self.r.end(gradient, at)
         first = group.name not in self.reduced
         self.reduced.add(group.name)
         kept = self.precision.shard or dtype
-        output = self.r.add(
-            f"{group.label}, sharded gradients", "gradient", dtype.nbytes(numel), dtype, at, None,
-            "FSDP reduce-scatter output", f"sharded gradients of {group.label}", stream=True,
-        )  # fmt: skip
+        output = self._sharded_gradients(group, numel, dtype, at, "FSDP reduce-scatter output")
         if kept is not dtype:
             cast_from = output
-            output = self.r.add(
-                output.name, "gradient", kept.nbytes(numel), kept, at, None, "FSDP cast of gradients", output.why,
-                stream=True,
-            )  # fmt: skip
+            output = self._sharded_gradients(group, numel, kept, at, "FSDP cast of gradients")
             self.r.end(cast_from, at)
         if not first:  # added to the gradients of the micro-batches before
             self.r.end(output, at)
 
-    def forward(self, found: list[Run], end: int) -> None:
+    def _sharded_gradients(self, group: _Group, numel: int, dtype: DType, at: Position, call: str) -> Piece:
+        name, holder = f"{group.label}, sharded gradients", f"sharded gradients of {group.label}"
+        return self.r.add(name, dtype.nbytes(numel), dtype, at, call, holder, category="gradient", stream=True)
+
+    def forward(self, runs: list[Run], end: int) -> None:
         root = self.groups.get(ROOT)
-        start = (found[0].start, BEFORE)
+        start = (runs[0].start, BEFORE)
         if root is not None:
             self.gather(root, start)
             self.copy_out(root, start, True)
-        for i, run in enumerate(found):
+        for i, run in enumerate(runs):
             group = self.groups.get(run.group)
             if run.group == ROOT or group is None:
                 continue
             self.gather(group, (run.start, BEFORE))
             self.copy_out(group, (run.start, BEFORE), True)
-            after = found[i + 1].start if i + 1 < len(found) else end
+            after = runs[i + 1].start if i + 1 < len(runs) else end
             self.reshard(group, (after, BEFORE))
         if self.waiting is not None:
             self.r.end(self.waiting, (end, BEFORE))
             self.waiting = None
 
-    def backward(self, found: list[Run], segment: tuple[int, int]) -> None:
+    def backward(self, runs: list[Run], segment: tuple[int, int]) -> None:
         """Blocks are gathered when their gradient arrives, and each fetches the one that comes next."""
-        order = [name for name in dict.fromkeys(run.group for run in found) if name != ROOT and name in self.groups]
+        order = [name for name in dict.fromkeys(run.group for run in runs) if name != ROOT and name in self.groups]
         first: dict[str, int] = {}
         last: dict[str, int] = {}
-        for i, run in enumerate(found):
+        for i, run in enumerate(runs):
             first.setdefault(run.group, run.start)
-            last[run.group] = found[i + 1].start if i + 1 < len(found) else segment[1]
+            last[run.group] = runs[i + 1].start if i + 1 < len(runs) else segment[1]
         events = sorted(
             [((first[name], BEFORE), 1, name) for name in order] + [((last[name], BEFORE), 0, name) for name in order],
             key=lambda e: (e[0], e[1]),
         )
         if ROOT in self.groups and order:
-            self.gather(self.groups[order[0]], (found[0].start, BEFORE))
+            self.gather(self.groups[order[0]], (runs[0].start, BEFORE))
         for at, opens, name in events:
             group = self.groups[name]
             if not opens:
@@ -192,29 +180,30 @@ class _Fsdp:
 
 
 def apply(
-    rewrite: Rewrite, listed: list[Weight], paths: tuple[str, ...], found: list[Run], ranks: int, precision: Precision,
-    forward_ends: dict[int, int],
-) -> list[str]:  # fmt: skip
-    """Shards the step. `forward_ends` has for each forward segment the tick at which the model has returned."""
+    rewrite: Rewrite, weights: list[Weight], paths: tuple[str, ...], runs: list[Run], ranks: int, precision: Precision
+) -> list[str]:
+    """Shards the step, whose blocks at `paths` work in these runs."""
     members: dict[str, list[Weight]] = {}
-    for weight in listed:
-        members.setdefault(group_of_name(weight.name, paths), []).append(weight)
-    groups = {name: _Group(name, weights, ranks, precision) for name, weights in members.items()}
+    for weight in weights:
+        members.setdefault(block_of_name(weight.name, paths), []).append(weight)
+    groups = {name: _Group(name, owned, ranks, precision) for name, owned in members.items()}
     for group in groups.values():
         for weight in group.weights:
             _shard(rewrite, weight, group.shards[id(weight)], precision)
     fsdp = _Fsdp(rewrite, groups, precision)
+    model_returns = forward_ends(rewrite.trace)
     bounds = [*(tick for _, tick in rewrite.trace.phases), rewrite.trace.ticks]
-    for segment in dict.fromkeys(run.segment for run in found):
-        part = [run for run in found if run.segment == segment]
+    for segment in dict.fromkeys(run.segment for run in runs):
+        part = [run for run in runs if run.segment == segment]
         if part[0].phase == "forward":
-            fsdp.forward(part, forward_ends.get(segment, bounds[segment + 1]))
+            fsdp.forward(part, model_returns.get(segment, bounds[segment + 1]))
         else:
             fsdp.backward(part, (bounds[segment], bounds[segment + 1]))
     if not rewrite.span("backward") and ROOT in groups:
         fsdp.reshard(groups[ROOT], (rewrite.trace.ticks, END_OF_PHASE))
     largest = max(groups.values(), key=lambda g: g.numel)
-    return [f"FSDP2: {len(groups)} groups; the largest is {largest.label}"]
+    notes = [f"FSDP2: {len(groups)} groups; the largest is {largest.label}"]
+    return notes if paths else [*notes, "no blocks that repeat: the whole model is one group, gathered at once"]
 
 
 def _shard(rewrite: Rewrite, weight: Weight, numel: int, precision: Precision) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.ir.graph import Graph
-from staticmem.parallel.facts import ROOT, Weight, groups_of_ops
-from staticmem.parallel.rewrite import AFTER, BEFORE, COMMUNICATION, EVENT, Piece, Rewrite
+from staticmem.parallel.blocks import ROOT, blocks_of_ops, names_of_parameters
+from staticmem.parallel.rewrite import AFTER, BEFORE, EVENT, Piece, Rewrite
 
 
 def stages_of_ops(graph: Graph, paths: Sequence[str], stages: int) -> list[int]:
@@ -25,17 +25,17 @@ def stages_of_ops(graph: Graph, paths: Sequence[str], stages: int) -> list[int]:
         for path in paths[at : at + least + (stage < more)]:
             of_block[path] = stage
         at += least + (stage < more)
-    groups = groups_of_ops(graph, paths)
+    groups = blocks_of_ops(graph, paths)
     last = max((i for i, group in enumerate(groups) if group != ROOT), default=-1)
-    made: list[int] = []
+    of_ops: list[int] = []
     stage = 0
     for index, group in enumerate(groups):
         if group != ROOT:
             stage = of_block[group]
         elif index > last:
             stage = stages - 1
-        made.append(stage)
-    return made
+        of_ops.append(stage)
+    return of_ops
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:
@@ -44,26 +44,23 @@ def in_flight(stage: int, stages: int, micro_batches: int) -> int:
 
 
 def apply(
-    rewrite: Rewrite, listed: list[Weight], graph: Graph, of_ops: Sequence[int], stage: int, stages: int,
-    micro_batches: int,
-) -> list[str]:  # fmt: skip
+    rewrite: Rewrite, graph: Graph, of_ops: Sequence[int], stage: int, stages: int, micro_batches: int
+) -> list[str]:
     """Leaves one stage of the step."""
+    weights = rewrite.weights()
     held = in_flight(stage, stages, micro_batches)
     kernels = rewrite.trace.kernels
     owner = _owners(graph, of_ops)
-    for weight in listed:
+    for weight in weights:
         mine = stage in owner.get(weight.name, {0})
-        for piece in (weight.storage, *weight.states, *weight.temporaries, *weight.gradients):
-            if not mine:
-                rewrite.drop(piece)
-        if mine and micro_batches > 1:
-            for gradient in weight.gradients:
-                rewrite.end(gradient, (gradient.born[0], AFTER))
-                rewrite.add(
-                    gradient.name, "gradient", gradient.nbytes, gradient.dtype, rewrite.start, None, "gradient",
-                    "gradients of the micro-batches before",
-                )  # fmt: skip
-    handled = {id(p) for w in listed for p in (w.storage, *w.states, *w.temporaries, *w.gradients)}
+        if not mine:
+            rewrite.drop(*weight.pieces)
+        elif micro_batches > 1:
+            holder = "gradients of the micro-batches before"
+            for g in weight.gradients:
+                rewrite.end(g, (g.born[0], AFTER))
+                rewrite.add(g.name, g.nbytes, g.dtype, rewrite.start, "gradient", holder, category="gradient")
+    handled = {id(piece) for weight in weights for piece in weight.pieces}
     mine_first, mine_last = _span(rewrite, of_ops, stage, "forward")
     back_first, _ = _span(rewrite, of_ops, stage, "backward")
     received: list[Piece] = []
@@ -94,30 +91,25 @@ def apply(
             rewrite.drop(piece)
     boundary = max((p.nbytes for p in received), default=0)
     if boundary and stage < stages - 1 and back_first is not None:
-        rewrite.add(
-            "gradient of the output", COMMUNICATION, boundary, received[0].dtype, (back_first, BEFORE),
-            (back_first, AFTER), "receive", "received from the next stage",
-        )  # fmt: skip
-    for piece in (*saved, *received):
+        name, holder, at = "gradient of the output", "received from the next stage", (back_first, BEFORE)
+        rewrite.add(name, boundary, received[0].dtype, at, "receive", holder, died=(back_first, AFTER))
+    kernel, holder = "forward of an earlier micro-batch", "saved by micro-batches whose backward is to come"
+    start, end = rewrite.start, (rewrite.trace.ticks, BEFORE)
+    for p in (*saved, *received):
         for _ in range(held - 1):
-            rewrite.add(
-                piece.name, "activation", piece.nbytes, piece.dtype, rewrite.start, (rewrite.trace.ticks, BEFORE),
-                "forward of an earlier micro-batch", "saved by micro-batches whose backward is to come",
-            )  # fmt: skip
-    text = f"pipeline: stage {stage + 1} of {stages}, {held} of {micro_batches} micro-batches in flight (1F1B)"
-    return [text]
+            rewrite.add(p.name, p.nbytes, p.dtype, start, kernel, holder, died=end, category="activation")
+    return [f"pipeline: stage {stage + 1} of {stages}, {held} of {micro_batches} micro-batches in flight (1F1B)"]
 
 
 def _owners(graph: Graph, of_ops: Sequence[int]) -> dict[str, set[int]]:
     """Stages that read a parameter: a tied one is on each of them."""
-    names = {p.value.name: p.fqn for p in graph.parameters if p.alias_of is None}
-    names |= {p.value.name: names.get(p.alias_of, p.fqn) for p in graph.parameters if p.alias_of is not None}
-    found: dict[str, set[int]] = {}
+    names = names_of_parameters(graph)
+    stages: dict[str, set[int]] = {}
     for op, stage in zip(graph.ops, of_ops, strict=True):
         for ref in op.refs():
             if ref in names:
-                found.setdefault(names[ref], set()).add(stage)
-    return found
+                stages.setdefault(names[ref], set()).add(stage)
+    return stages
 
 
 def _setup_here(piece: Piece, stage: int, stages: int) -> bool:

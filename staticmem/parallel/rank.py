@@ -13,8 +13,9 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType, bfloat16, float16
 from staticmem.ir.graph import Note
-from staticmem.parallel import ddp, facts, fsdp, pipeline, tensor, zero, zero3
-from staticmem.parallel.rewrite import Rewrite
+from staticmem.liveness import liveness
+from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
+from staticmem.parallel.rewrite import Rewrite, Weight
 from staticmem.scenario.step import TITLES
 
 DEFAULTS = zero.ZeroConfig()
@@ -29,7 +30,7 @@ _STREAMS = (
 
 @dataclass(frozen=True)
 class Strategy:
-    """One of `names.STRATEGIES` over `devices` ranks.
+    """One of `scenario.parallel.STRATEGIES` over `devices` ranks.
 
     `mixed` says that the step was run in 16-bit precision by the strategy's own mixed precision (FSDP2's
     MixedPrecisionPolicy, DeepSpeed's bf16 or fp16): shards and optimizer state are in float32. `micro_batches` is for
@@ -49,7 +50,7 @@ class Strategy:
                 f"--devices {self.devices} is out of range",
                 f"It is a number of GPUs from 1 to {MOST_DEVICES:,}.",
                 "Example: --parallel zero3 --devices 8",
-                code="SM181",
+                "SM181",
             )
 
 
@@ -66,51 +67,42 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
         text = f"{TITLES[strategy.name]} changes nothing in inference: every device has the whole model"
         return _with_notes(result, [text])
     rewrite = Rewrite(result.trace)
-    listed = facts.weights(rewrite)
+    weights = rewrite.weights()
     graph = result.graph
-    paths = facts.blocks(graph, {w.name: w.numel for w in listed})
+    paths = blocks.repeated_blocks(graph, {w.name: w.numel for w in weights})
     name, ranks = strategy.name, strategy.devices
     if name == "ddp":
-        said = ddp.apply(rewrite, listed, bucket_view=strategy.bucket_view)
+        notes = ddp.apply(rewrite, weights, bucket_view=strategy.bucket_view)
     elif name in ("zero1", "zero2"):
-        said = zero.apply(rewrite, listed, ranks, int(name[-1]), strategy.zero)
+        notes = zero.apply_to_states(rewrite, weights, ranks, int(name[-1]), strategy.zero)
     elif name == "zero3":
-        said = zero3.apply(rewrite, listed, zero3.uses(result.trace, graph), ranks, strategy.zero)
-        said.append(_STREAMS)
+        modules = zero.uses(result.trace, graph)
+        notes = [*zero.apply_to_parameters(rewrite, weights, modules, ranks, strategy.zero), _STREAMS]
     elif name == "fsdp":
         compute = _compute(result) if strategy.mixed else None
         precision = fsdp.Precision(compute, fsdp.MIXED, fsdp.MIXED) if compute is not None else fsdp.Precision()
-        found = facts.runs(result.trace, facts.groups_of_ops(graph, paths))
-        said = fsdp.apply(rewrite, listed, paths, found, ranks, precision, _forward_ends(result))
-        if not paths:
-            said.append("no blocks that repeat: the whole model is one group, gathered at once")
-        said.append(_STREAMS)
+        runs = blocks.runs(result.trace, blocks.blocks_of_ops(graph, paths))
+        notes = [*fsdp.apply(rewrite, weights, paths, runs, ranks, precision), _STREAMS]
     elif name == "tp":
-        said = _tensor(rewrite, listed, result, paths, ranks)
+        notes = _tensor(rewrite, weights, result, paths, ranks)
     else:
-        return _slowest_stage(result, listed, paths, strategy)
-    return _with_notes(replace(result, trace=rewrite.build()), said)
+        return _largest_stage(result, paths, strategy, training)
+    return _with_notes(replace(result, trace=rewrite.build()), notes)
 
 
 def _tensor(
-    rewrite: Rewrite, listed: list[facts.Weight], result: StepResult, paths: tuple[str, ...], ranks: int
+    rewrite: Rewrite, weights: list[Weight], result: StepResult, paths: tuple[str, ...], ranks: int
 ) -> list[str]:
     shapes = {name: value.shape for name, value in result.graph.values.items() if value.shape is not None}
-    made = tensor.plan(result.graph, paths, ranks, shapes)
-    if not made.columns:
-        reason = made.whole_blocks[0] if made.whole_blocks else "no blocks that repeat"
-        raise UsageError(
-            f"tensor parallel over {ranks} devices does not apply to this model",
-            f"No block can be split ({reason}).",
-            "Try fewer devices, or --parallel fsdp.",
-            code="SM182",
-        )
-    return tensor.apply(rewrite, listed, made, ranks)
+    split = tensor.plan(result.graph, paths, ranks, shapes)
+    if not split.columns:
+        reason = split.whole_blocks[0] if split.whole_blocks else "no blocks that repeat"
+        what = f"tensor parallel over {ranks} devices does not apply to this model"
+        raise UsageError(what, f"No block can be split ({reason}).", "Try fewer devices, or --parallel fsdp.", "SM182")
+    return tensor.apply(rewrite, weights, split, ranks)
 
 
-def _slowest_stage(
-    result: StepResult, listed: list[facts.Weight], paths: tuple[str, ...], strategy: Strategy
-) -> StepResult:
+def _largest_stage(result: StepResult, paths: tuple[str, ...], strategy: Strategy, training: bool) -> StepResult:
     """The stage with the highest peak."""
     stages = strategy.devices
     if len(paths) < stages:
@@ -120,19 +112,16 @@ def _slowest_stage(
             f"Use --devices {max(len(paths), 1)} or fewer.",
             code="SM182",
         )
-    from staticmem.liveness import liveness
-
-    training = any(name == "backward" for name, _ in result.trace.phases)
     micro = (strategy.micro_batches or 2 * stages) if training else 1
     of_ops = pipeline.stages_of_ops(result.graph, paths, stages)
     best, highest = result, -1
     for stage in (0, stages - 1):  # those between have fewer micro-batches than the first, and no head
         rewrite = Rewrite(result.trace)
-        said = pipeline.apply(rewrite, facts.weights(rewrite), result.graph, of_ops, stage, stages, micro)
-        made = replace(result, trace=rewrite.build())
-        peak = liveness(made.trace).peak_bytes
+        notes = pipeline.apply(rewrite, result.graph, of_ops, stage, stages, micro)
+        trace = rewrite.build()
+        peak = liveness(trace).peak_bytes
         if peak > highest:
-            best, highest = _with_notes(made, said), peak
+            best, highest = _with_notes(replace(result, trace=trace), notes), peak
     return best
 
 
@@ -146,26 +135,5 @@ def _compute(result: StepResult) -> DType | None:
     return largest if sizes[largest] else None
 
 
-def _forward_ends(result: StepResult) -> dict[int, int]:
-    """For each forward phase the tick at which the model has returned: the first allocation of the loss."""
-    trace = result.trace
-    ends: dict[int, int] = {}
-    starts = [tick for _, tick in trace.phases]
-    last: dict[int, int] = {}
-    segment = 0
-    for buffer in trace.buffers:
-        while segment + 1 < len(starts) and buffer.born >= starts[segment + 1]:
-            segment += 1
-        if trace.phases[segment][0] != "forward":
-            continue
-        if trace.kernels[buffer.kernel].op >= 0:
-            last[segment] = buffer.born
-            ends.pop(segment, None)
-        else:
-            ends.setdefault(segment, buffer.born)
-    return ends
-
-
-def _with_notes(result: StepResult, said: list[str]) -> StepResult:
-    notes = tuple(Note("assumption", "SM350", text) for text in said)
-    return replace(result, notes=(*result.notes, *notes))
+def _with_notes(result: StepResult, texts: list[str]) -> StepResult:
+    return replace(result, notes=(*result.notes, *(Note("assumption", "SM350", text) for text in texts)))

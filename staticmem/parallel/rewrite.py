@@ -9,7 +9,9 @@ on it as on any other.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 from staticmem.eager.trace import Buffer, Hold, Kernel, Kernels, Trace
@@ -17,7 +19,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.liveness import liveness
 
 Position: TypeAlias = "tuple[int, int]"
-_Moment: TypeAlias = "tuple[int, int, int]"  # a position and which call put something there
+_Moment: TypeAlias = "tuple[int, int, int]"  # a position, and the number of the call that asked for it
 END_OF_PHASE, BEFORE, EVENT, AFTER = -2, -1, 0, 1  # order at a tick; END_OF_PHASE still belongs to the phase that ends
 COMMUNICATION = "communication"  # category of buckets and of buffers that collectives fill
 
@@ -37,60 +39,94 @@ class Piece:
     born: _Moment
     died: _Moment | None
     kernel: int | None
-    what: str = ""  # the kernel's name, of an added one
-    why: str = ""  # who holds it, of an added one
+    call: str = ""  # name of an added one's kernel
+    holder: str = ""  # who holds an added one
     holds: list[Hold] = field(default_factory=list)
     stream: bool = False
     dropped: bool = False
-    moved: bool = False  # its life is not that of its holds any more
+    moved: bool = False  # its life is no longer that of its holds
+
+
+@dataclass(slots=True)
+class Weight:
+    """A parameter of the step: its storage and what training adds to it."""
+
+    name: str
+    shape: tuple[int, ...]
+    storage: Piece
+    gradients: list[Piece] = field(default_factory=list)
+    states: list[Piece] = field(default_factory=list)
+    temporaries: list[Piece] = field(default_factory=list)  # of the optimizer's step, of the parameter's shape
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.gradients)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return (self.storage, *self.states, *self.temporaries, *self.gradients)
 
 
 class Rewrite:
-    """The pieces of a trace, by the trace's buffer ids, and those that were added."""
+    """The pieces of a trace, by the trace's buffer ids, and those that were added.
+
+    `first` is the tick at which the step begins, `start` the beginning of its forward, and `setup` the end of what
+    exists before the step.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        lifetimes = liveness(trace)
-        self.pieces = [
-            Piece(
-                b.nbytes, b.shape, b.dtype, b.category, b.name, (b.born, EVENT, 0),
-                None if died >= trace.ticks else (died, EVENT, 0), b.kernel,
+        self.pieces: list[Piece] = []
+        for b, tick in zip(trace.buffers, liveness(trace).died, strict=True):
+            died = None if tick >= trace.ticks else (tick, EVENT, 0)
+            self.pieces.append(
+                Piece(b.nbytes, b.shape, b.dtype, b.category, b.name, (b.born, EVENT, 0), died, b.kernel)
             )
-            for b, died in zip(trace.buffers, lifetimes.died, strict=True)
-        ]  # fmt: skip
         for hold in trace.holds:
             self.pieces[hold.buffer].holds.append(hold)
         self._calls = 0
-        starts = dict(reversed(trace.phases))
-        self.first = starts.get("forward", 0)  # tick at which the step begins
-
-    # -- positions -----------------------------------------------------------------------------------------------
-
-    @property
-    def setup(self) -> Position:
-        """The end of what exists before the step."""
-        return (self.first, END_OF_PHASE)
-
-    @property
-    def start(self) -> Position:
-        """The beginning of the forward."""
-        return (self.first, BEFORE)
+        self.first = dict(reversed(trace.phases)).get("forward", 0)
+        self.start: Position = (self.first, BEFORE)
+        self.setup: Position = (self.first, END_OF_PHASE)
 
     def span(self, phase: str) -> tuple[int, int] | None:
         """First tick of the phase's first occurrence, and the tick behind its last."""
         starts = [*self.trace.phases, ("", self.trace.ticks)]
-        found = [(tick, starts[i + 1][1]) for i, (name, tick) in enumerate(self.trace.phases) if name == phase]
-        return (found[0][0], found[-1][1]) if found else None
+        spans = [(tick, starts[i + 1][1]) for i, (name, tick) in enumerate(self.trace.phases) if name == phase]
+        return (spans[0][0], spans[-1][1]) if spans else None
+
+    def weights(self) -> list[Weight]:
+        """The parameters in the order of the model, each with its gradient, state and temporaries of the optimizer."""
+        by_name: dict[str, Weight] = {}
+        optimizer = self.span("optimizer")
+        temporaries: dict[int, list[Piece]] = {}  # by kernel
+        for piece in self.pieces:
+            if piece.category == "parameter":
+                by_name.setdefault(piece.name, Weight(piece.name, piece.shape, piece))
+            elif piece.category == "gradient" and piece.name.endswith(".grad"):
+                owner = by_name.get(piece.name.removesuffix(".grad"))
+                if owner is not None:
+                    owner.gradients.append(piece)
+            elif piece.category == "optimizer_state":
+                owner = by_name.get(piece.name.rpartition(".")[0])
+                if owner is not None:
+                    owner.states.append(piece)
+            elif optimizer is not None and piece.born[0] >= optimizer[0] and piece.kernel is not None:
+                temporaries.setdefault(piece.kernel, []).append(piece)
+        trained = [weight for weight in by_name.values() if weight.trained]
+        for pieces in temporaries.values():
+            _assign_in_order(pieces, trained)
+        return list(by_name.values())
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def resize(self, piece: Piece, nbytes: int, shape: tuple[int, ...] | None = None) -> None:
-        piece.nbytes = nbytes
-        if shape is not None:
-            piece.shape = shape
-
-    def drop(self, piece: Piece) -> None:
-        piece.dropped = True
+    def drop(self, *pieces: Piece) -> None:
+        for piece in pieces:
+            piece.dropped = True
 
     def end(self, piece: Piece, position: Position) -> None:
         """Ends a life at a position, if it lives that long; where that is before it begins, right after its birth."""
@@ -99,20 +135,29 @@ class Rewrite:
             piece.died = moment if moment > piece.born else self._moment((piece.born[0], AFTER))
             piece.moved = True
 
+    def add(
+        self,
+        name: str,
+        nbytes: int,
+        dtype: DType,
+        born: Position,
+        call: str,
+        holder: str,
+        *,
+        died: Position | None = None,
+        category: str = COMMUNICATION,
+        stream: bool = False,
+    ) -> Piece:
+        """A buffer that the strategy allocates at `born` in a kernel named `call`; `holder` keeps it alive."""
+        start, end = self._moment(born), None if died is None else self._moment(died)
+        shape = (nbytes // dtype.itemsize,)
+        piece = Piece(nbytes, shape, dtype, category, name, start, end, None, call, holder, stream=stream)
+        self.pieces.append(piece)
+        return piece
+
     def _moment(self, position: Position) -> _Moment:
         self._calls += 1
         return (*position, self._calls)
-
-    def add(
-        self, name: str, category: str, nbytes: int, dtype: DType, born: Position, died: Position | None, what: str,
-        why: str, *, stream: bool = False,
-    ) -> Piece:  # fmt: skip
-        """A buffer that the strategy allocates at `born` in a call named `what`; `why` says who holds it."""
-        shape = (nbytes // dtype.itemsize,)
-        start, end = self._moment(born), None if died is None else self._moment(died)
-        piece = Piece(nbytes, shape, dtype, category, name, start, end, None, what, why, stream=stream)
-        self.pieces.append(piece)
-        return piece
 
     # -- the new trace -------------------------------------------------------------------------------------------
 
@@ -120,74 +165,74 @@ class Rewrite:
         """The trace of the pieces that are left."""
         old = self.trace
         pieces = [(i, p) for i, p in enumerate(self.pieces) if not p.dropped and (p.died is None or p.died > p.born)]
-        events: list[tuple[_Moment, int]] = []
-        for i, p in pieces:
-            events.append((p.born, i))
-            if p.died is not None:
-                events.append((p.died, ~i))
+        events = [(p.born, i) for i, p in pieces] + [(p.died, ~i) for i, p in pieces if p.died is not None]
         events.sort()
-        keys = [key for key, _ in events]
-        at = {index: tick for tick, (_, index) in enumerate(events)}
+        moments = [moment for moment, _ in events]
+        tick_of_event = {index: tick for tick, (_, index) in enumerate(events)}
 
         def tick_of(tick: int, order: int) -> int:
-            return bisect_left(keys, (tick, order, -1))
+            return bisect_left(moments, (tick, order, -1))
 
         new = Trace(
             phases=[(name, tick_of(tick, BEFORE)) for name, tick in old.phases],
             marks={name: tick_of(tick, BEFORE) for name, tick in old.marks.items()},
             ticks=len(events),
         )
-        ordered, kernels = self._kernels(pieces)
-        for _, index in events:
+        new.kernels, kernels, places = self._kernels(pieces)
+        new.convolutions = {places[kernel, 0, 0]: convolved for kernel, convolved in old.convolutions.items()}
+        for born, (_, index) in enumerate(events):
             if index < 0:
                 continue
-            p = self.pieces[index]
-            died = at.get(~index)
-            buffer = Buffer(
-                len(new.buffers), p.nbytes, p.shape, p.dtype, p.category, p.name, kernels[index], at[index], died
-            )
-            new.buffers.append(buffer)
+            p, id, died = self.pieces[index], len(new.buffers), tick_of_event.get(~index)
+            new.buffers.append(Buffer(id, p.nbytes, p.shape, p.dtype, p.category, p.name, kernels[index], born, died))
             if p.kernel is None:
-                new.holds.append(Hold(buffer.id, p.why, "", at[index], died))
+                new.holds.append(Hold(id, p.holder, "", born, died))
             elif p.moved:  # by whom it was held last
                 kind, who = (p.holds[-1].kind, p.holds[-1].who) if p.holds else ("value", p.name)
-                new.holds.append(Hold(buffer.id, kind, who, at[index], died))
+                new.holds.append(Hold(id, kind, who, born, died))
             else:
                 for hold in p.holds:
                     end = None if hold.end is None else tick_of(hold.end, EVENT)
-                    new.holds.append(hold._replace(buffer=buffer.id, start=tick_of(hold.start, EVENT), end=end))
-        new.kernels = Kernels(ordered)
+                    new.holds.append(hold._replace(buffer=id, start=tick_of(hold.start, EVENT), end=end))
         return new.seal()
 
-    def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[list[Kernel], dict[int, int]]:
-        """All kernels in order of time, and the place of each piece's (by the piece's index)."""
-        old = self.trace
-        firsts: list[tuple[int, int]] = []  # (tick of the first allocation, kernel) of the trace's kernels
-        seen = set()
-        for buffer in old.buffers:
-            if buffer.kernel not in seen:
-                seen.add(buffer.kernel)
-                firsts.append((buffer.born, buffer.kernel))
-        firsts.sort()
-        ticks = [tick for tick, _ in firsts]
-        latest = [kernel for _, kernel in firsts]
+    def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[Kernels, dict[int, int], dict[_Moment, int]]:
+        """All kernels in order of time; which of them is each piece's (by the piece's index); which of them stands at
+        each place, where the trace's own kernel k has the place (k, 0, 0)."""
+        first_tick: dict[int, int] = {}  # of the trace's kernels
+        for buffer in self.trace.buffers:
+            first_tick.setdefault(buffer.kernel, buffer.born)
+        by_tick = sorted((tick, kernel) for kernel, tick in first_tick.items())
+        ticks = [tick for tick, _ in by_tick]
         places: dict[int, tuple[int, int, int]] = {}
-        made: dict[tuple[int, int, int], Kernel] = {(k, 0, 0): kernel for k, kernel in enumerate(old.kernels)}
+        kernels: dict[tuple[int, int, int], Kernel] = {(k, 0, 0): kernel for k, kernel in enumerate(self.trace.kernels)}
         for i, p in pieces:
             if p.kernel is not None:
                 places[i] = (p.kernel, 0, 0)
                 continue
             before = bisect_left(ticks, p.born[0] + (p.born[1] > EVENT)) - 1
-            place = (latest[before] if before >= 0 else -1, 1, i)
-            places[i] = place
-            made[place] = Kernel(p.what, self._phase_at(p.born), -1)
-        sequence = sorted(made)
-        order = {place: index for index, place in enumerate(sequence)}
-        return [made[place] for place in sequence], {i: order[place] for i, place in places.items()}
+            places[i] = (by_tick[before][1] if before >= 0 else -1, 1, i)
+            kernels[places[i]] = Kernel(p.call, self._phase_at(p.born), -1)
+        sequence = sorted(kernels)
+        rank = {place: index for index, place in enumerate(sequence)}
+        return Kernels([kernels[place] for place in sequence]), {i: rank[place] for i, place in places.items()}, rank
 
     def _phase_at(self, moment: _Moment) -> str:
-        found = self.trace.phases[0][0] if self.trace.phases else "setup"
-        for name, tick in self.trace.phases:
-            if (tick, BEFORE, 0) <= moment:
-                found = name
-        return found
+        begun = [name for name, tick in self.trace.phases if (tick, BEFORE, 0) <= moment]
+        return begun[-1] if begun else self.trace.phases[0][0] if self.trace.phases else "setup"
+
+
+def _assign_in_order(pieces: Sequence[Piece], trained: Sequence[Weight]) -> None:
+    """Temporaries of one call to the parameters that it goes through in order (`_foreach_*` lists)."""
+    at = 0
+    for piece in pieces:
+        for step in range(len(trained)):
+            weight = trained[(at + step) % len(trained)]
+            if weight.shape == piece.shape:
+                weight.temporaries.append(piece)
+                at = at + step + 1
+                break
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from staticmem.ir.graph import Graph, Op, Parameter, Ref
-from staticmem.parallel.facts import ROOT, Weight, ceil_div, groups_of_ops
-from staticmem.parallel.rewrite import Piece, Rewrite
+from staticmem.parallel.blocks import ROOT, blocks_of_ops
+from staticmem.parallel.rewrite import Piece, Rewrite, Weight, ceil_div
 
 LINEARS = ("aten::linear", "aten::addmm", "aten::mm", "aten::matmul")
 _HEADS = ("aten::scaled_dot_product_attention", "aten::softmax", "aten::_softmax")
@@ -39,7 +39,7 @@ class Plan:
 def plan(graph: Graph, paths: Sequence[str], ranks: int, shapes: dict[str, tuple[int, ...]]) -> Plan:
     """The split of a model over `ranks`. `shapes` has the sizes of values that the graph states."""
     names = {p.value.name: p for p in graph.parameters}
-    groups = groups_of_ops(graph, paths)
+    groups = blocks_of_ops(graph, paths)
     made = Plan()
     for path in paths:
         block = _Block(graph, path, [i for i, group in enumerate(groups) if group == path], names, shapes)
@@ -165,14 +165,14 @@ def _vocabulary(graph: Graph, groups: list[str], names: dict[str, Parameter], ra
             made.split.update(names[n].fqn for n in op.refs() if n in names and names[n].value.shape == (size,))
 
 
-def apply(rewrite: Rewrite, listed: list[Weight], made: Plan, ranks: int) -> list[str]:
+def apply(rewrite: Rewrite, weights: list[Weight], split: Plan, ranks: int) -> list[str]:
     """Makes every split buffer a part of itself."""
-    for weight in listed:
-        if weight.name in made.split:
-            for piece in (weight.storage, *weight.gradients, *weight.states, *weight.temporaries):
+    for weight in weights:
+        if weight.name in split.split:
+            for piece in weight.pieces:
                 _divide(piece, ranks)
-    tensors = {id(p) for w in listed for p in (w.storage, *w.gradients, *w.states, *w.temporaries)}
-    head = made.logits
+    tensors = {id(piece) for weight in weights for piece in weight.pieces}
+    head = split.logits
     for piece in rewrite.pieces:
         if id(piece) in tensors or piece.kernel is None:
             continue
@@ -180,21 +180,18 @@ def apply(rewrite: Rewrite, listed: list[Weight], made: Plan, ranks: int) -> lis
         if call.phase not in ("forward", "backward"):
             continue
         index, forward = call.op, call.phase == "forward"
-        if index in made.parts:
-            _divide(piece, ranks, heads=made.heads)
-        elif index in made.columns:
-            if forward:
+        if index in split.parts:
+            _divide(piece, ranks, heads=split.heads)
+        elif index in split.columns or index in split.rows:
+            if forward == (index in split.columns):
                 _divide(piece, ranks)
-        elif index in made.rows:
-            if not forward:
-                _divide(piece, ranks)
-        elif head and piece.shape and piece.shape[-1] == head and (index < 0 or index in made.vocabulary):
+        elif head and piece.shape and piece.shape[-1] == head and (index < 0 or index in split.vocabulary):
             _divide(piece, ranks)
     notes = [
-        f"tensor parallel: {len(made.columns)} linears by columns, {len(made.rows)} by rows"
-        + (f", {len(made.vocabulary)} tables along the vocabulary" if made.vocabulary else "")
+        f"tensor parallel: {len(split.columns)} linears by columns, {len(split.rows)} by rows"
+        + (f", {len(split.vocabulary)} tables along the vocabulary" if split.vocabulary else "")
     ]
-    return notes + [f"whole on every rank: {reason}" for reason in made.whole_blocks[:3]]
+    return notes + [f"whole on every rank: {reason}" for reason in split.whole_blocks[:3]]
 
 
 def _divide(piece: Piece, ranks: int, heads: set[int] | None = None) -> None:

@@ -6,6 +6,7 @@ its input is saved, its output is another tensor, its weight and bias are traine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from staticmem.ir import dtypes
@@ -14,7 +15,7 @@ from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, Valu
 _CONVOLUTIONS = ("aten::conv1d", "aten::conv2d", "aten::conv3d")
 
 
-def unfold_batch_norms(graph: Graph) -> Graph:
+def unfold_batch_norms(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """The graph with a batch norm behind every convolution with a bias whose result another op reads.
 
     The bias goes (a convolution before a norm has none); the norm brings weight, bias, running mean and variance of C
@@ -48,14 +49,14 @@ def unfold_batch_norms(graph: Graph) -> Graph:
         norm_args: tuple[Arg, ...] = (Ref(plain), *refs, True, 0.1, 1e-5, True)
         ops.append(Op(f"{op.name}.unfolded_norm", "aten::batch_norm", norm_args, {}, op.outputs, modules, op.source))
     if not added:
-        return graph
+        return graph, ()
     still_read = {name for op in ops for name in op.refs()}
     gone = dropped - still_read
     text = "batch norms were put back behind convolutions with a bias, whose bias they replace (--unfold-batchnorm)"
-    return replace(
+    unfolded = replace(
         graph,
         ops=tuple(ops),
         parameters=(*(p for p in graph.parameters if p.value.name not in gone), *added),
         buffers=(*graph.buffers, *buffers),
-        notes=(*graph.notes, Note("assumption", "SM324", text, len(added) // 2)),
     )
+    return unfolded, [Note("assumption", "SM324", text, len(added) // 2)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.record import record
+from staticmem.ops import in_place
 
 Shape = tuple[int, ...]
 
@@ -168,7 +169,7 @@ class Knowledge:
     def visit(self, op: Op) -> None:
         """Notes what is known of the op's result, if anything."""
         name = op.base.removeprefix("aten::")
-        if name.endswith("_") and not name.endswith("__") and name not in _WRITE_NOTHING:
+        if in_place(op.base) and name not in _WRITE_NOTHING:
             self._written(op)
         if not op.outputs:
             return

@@ -15,14 +15,12 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
 from staticmem.ir.onnx_graph import Net, Node, Recovered, frames
 from staticmem.ir.source import source_lines
+from staticmem.ops import kinds_of
 from staticmem.passes import calls, decomposed, factories, functional, fx_text, lost_scopes, symints, unfold, upcasts
 from staticmem.passes.nodewise import Translator
 from staticmem.passes.patterns import find
 
 # calls whose result is a tuple of tensors, taken apart by operator.getitem
-_LISTS = (
-    "aten::split", "aten::unsafe_split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes",
-)  # fmt: skip
 
 _UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
@@ -190,7 +188,7 @@ class _Builder:
             op = factories.with_numbers(op, self.numbers)
         if self.net.rebound:
             op = _resized(op, self.net)
-        if op.base in _LISTS:
+        if "split" in kinds_of(op.base):
             self.lists[fx.name] = len(self.ops)
             op = replace(op, outputs=self._list_names(op, nodes))
             self.env[fx.name] = tuple(Ref(n) for n in op.outputs)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from staticmem.ir.graph import Note, Op, Ref
 from staticmem.ir.onnx_graph import Net
+from staticmem.ops import kinds_of
 
-_NORMS = ("aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::rms_norm")
 _MODULES = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
 # values that a pass of the exporter made, or of the optimiser of ONNX
 _MADE = re.compile(r"(onnx::\w+|_v_\d+|\d+)$")
@@ -47,7 +47,7 @@ def _may_be_folded(convs: Sequence[Op], biases: Sequence[str], ops: Sequence[Op]
     Networks that never had a norm (AlexNet, VGG, SqueezeNet) look the same unless the names of nodes show it: a
     convolution whose next module in the same container is the activation has no BatchNorm between them.
     """
-    normed = any(op.base in _NORMS for op in ops)
+    normed = any("norm" in kinds_of(op.base) for op in ops)
     return int(len(convs) >= MIN_CONVOLUTIONS and len(biases) == len(convs) and not normed and not _neighbours(ops))
 
 

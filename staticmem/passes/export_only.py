@@ -11,36 +11,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from staticmem.ir.graph import Arg, Graph, Note, Op, Parameter, Ref, bases_of
+from staticmem.ir.graph import Arg, Graph, Note, Op, Parameter, Ref
+from staticmem.ops import in_place
 from staticmem.passes.affine import Knowledge, Mask
-from staticmem.passes.noise import follow_operand
 
 _SDPA = "aten::scaled_dot_product_attention"
-
-
-def clean(graph: Graph, training: bool = True) -> Graph:
-    """The graph as eager PyTorch runs it in this mode."""
-    return graph.version(f"clean training={training}", lambda bound: _clean(bound, training))
-
-
-def _clean(graph: Graph, training: bool) -> Graph:
-    notes: list[Note] = []
-    if training:
-        graph = train_batch_norm(graph, notes)
-        _custom_functions(graph, notes)
-    graph = tie_parameters(graph, notes)
-    graph = follow_operand(drop_masks(graph, notes))
-    return replace(graph, notes=(*graph.notes, *notes)) if notes else graph
 
 
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 
 
-def _custom_functions(graph: Graph, notes: list[Note]) -> None:
+def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """Warns of ops under `SomeFunction.apply(...)`: an autograd.Function saves what its own backward wants, and an
     export shows only the ops of its forward, each of which is taken to save what PyTorch's autograd would."""
     found: dict[str, int] = {}
@@ -50,28 +35,25 @@ def _custom_functions(graph: Graph, notes: list[Note]) -> None:
             if match:
                 found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
                 break
-    for call, count in sorted(found.items()):
-        text = f"{call} is a custom autograd function: what it saves for backward is not in the file"
-        notes.append(Note("warning", "SM325", text, count))
+    text = "is a custom autograd function: what it saves for backward is not in the file"
+    return graph, [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
 
 
-def train_batch_norm(graph: Graph, notes: list[Note]) -> Graph:
+def train_batch_norm(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """An export in eval mode that is analysed for training: `model.train()` puts every batch norm in training form.
 
     Where some are in training form already, the others are frozen on purpose and stay.
     """
-    if "aten::batch_norm" not in bases_of(graph.ops):
-        return graph
     norms = [op for op in graph.ops if op.base == "aten::batch_norm" and len(op.args) > 5]
     if not norms or any(op.args[5] is True for op in norms):
-        return graph
+        return graph, ()
     changed = {id(op): replace(op, args=(*op.args[:5], True, *op.args[6:])) for op in norms}
     text = "batch norms were exported in eval mode; training runs them in training form"
-    notes.append(Note("assumption", "SM323", text, len(norms)))
-    return replace(graph, ops=tuple(changed.get(id(op), op) for op in graph.ops))
+    trained = replace(graph, ops=tuple(changed.get(id(op), op) for op in graph.ops))
+    return trained, [Note("assumption", "SM323", text, len(norms))]
 
 
-def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
+def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """A parameter that no op reads is another name of the one that its module's op reads.
 
     A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
@@ -81,7 +63,7 @@ def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
     by_name = {p.value.name: p for p in graph.parameters}
     unread = [p for p in graph.parameters if p.value.name not in used and p.alias_of is None]
     if not unread:
-        return graph
+        return graph, ()
     alias: dict[str, str] = {}
     foreign = _foreign_reads(graph, by_name)
     for p in unread:
@@ -100,15 +82,15 @@ def tie_parameters(graph: Graph, notes: list[Note]) -> Graph:
                 alias[q.value.name] = same[0].value.name
             alias[p.value.name] = same[0].value.name
     if not alias:
-        return graph
+        return graph, ()
     names = ", ".join(by_name[n].fqn for n in alias)
-    notes.append(Note("assumption", "SM321", f"tied parameters (one storage under several names): {names}", len(alias)))
+    note = Note("assumption", "SM321", f"tied parameters (one storage under several names): {names}", len(alias))
     parameters = tuple(
         replace(p, alias_of=_root(alias, p.value.name)) if p.value.name in alias else p for p in graph.parameters
     )
     # an alias can only be placed after what it aliases
     ordered = sorted(parameters, key=lambda p: p.alias_of is not None)
-    return replace(graph, parameters=tuple(ordered))
+    return replace(graph, parameters=tuple(ordered)), [note]
 
 
 def _root(alias: Mapping[str, str], name: str) -> str:
@@ -143,10 +125,8 @@ def _of_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Paramet
     ]
 
 
-def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
+def drop_masks(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """Drops masks that eager does not pass, and the ops that only made them."""
-    if not {_SDPA, "aten::where"} & bases_of(graph.ops):
-        return graph
     knowledge = Knowledge()
     rename: dict[str, Ref] = {}
     ops: list[Op] = []
@@ -180,7 +160,7 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
         ops.append(changed)
         knowledge.visit(changed)
     if not any(dropped.values()):
-        return graph
+        return graph, ()
     ops = _without_dead(ops, graph.outputs, touched | set(knowledge.known))
     texts = {
         "true": "attention masks that are true everywhere were dropped: eager passes none without padding",
@@ -189,9 +169,9 @@ def drop_masks(graph: Graph, notes: list[Note]) -> Graph:
         "batch": "attention masks that do not depend on the batch keep batch size 1",
         "own": "each attention with a bias by position makes its causal mask: eager passes none without padding",
     }
-    notes.extend(Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count)
+    notes = [Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count]
     outputs = tuple(rename[n].name if n in rename else n for n in graph.outputs)
-    return replace(graph, ops=tuple(ops), outputs=outputs)
+    return replace(graph, ops=tuple(ops), outputs=outputs), notes
 
 
 def _maybe_of_transformers(op: Op) -> bool:
@@ -337,7 +317,7 @@ def _without_dead(ops: list[Op], outputs: tuple[str, ...], touched: set[str]) ->
         made_by = maker.get(stack.pop())
         if made_by is None or id(made_by) in dead or any(readers.get(o, 0) or o in outputs for o in made_by.outputs):
             continue
-        if made_by.base.endswith("_") and not made_by.base.endswith("__"):
+        if in_place(made_by.base):
             continue  # in place: its effect is seen through another name
         dead.add(id(made_by))
         for name in made_by.refs():

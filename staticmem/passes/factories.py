@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Frame, Op, Ref
 from staticmem.ir.onnx_graph import Net
+from staticmem.ops import kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
 
 # names that torch/fx/graph.py makes of the call's: `aten.new_zeros.default` -> `new_zeros`, `new_zeros_1`
 _NAMED = re.compile(r"(?:new_)?(zeros|ones|full|empty)(?:_like)?(?:_\d+)?\Z")
-
-_ARITHMETIC = ("aten::add", "aten::sub", "aten::mul", "aten::div")
-_COMPARE = ("aten::ne", "aten::eq", "aten::lt", "aten::le", "aten::gt", "aten::ge")
 
 
 def numbers(consts: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -32,11 +30,11 @@ def numbers(consts: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 def with_numbers(op: Op, known: Mapping[str, float]) -> Op:
     """The op with the numbers that its code has: `2 * x`, `x > 0`, `1 - x`."""
-    if op.base not in (*_ARITHMETIC, *_COMPARE) or len(op.args) != 2:
+    if len(op.args) != 2 or kinds_of(op.base).isdisjoint(("arithmetic", "comparison")):
         return op
     left, right = op.args
     if isinstance(right, Ref) and right.name in known and isinstance(left, Ref):
-        target = op.target.removesuffix(".Tensor") + ".Scalar" if op.base in _COMPARE else op.target
+        target = op.target.removesuffix(".Tensor") + ".Scalar" if "comparison" in kinds_of(op.base) else op.target
         return op.changed(target=target, args=(left, known[right.name]))
     if (
         isinstance(left, Ref)

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from staticmem.ir.graph import Graph, Note, Parameter
+from staticmem.ir.graph import Graph, Note
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
 
 
-def thaw(graph: Graph) -> tuple[Graph, list[Note]]:
+def thaw(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """A file in which no parameter requires a gradient was exported for inference: a training step trains them all."""
     if not graph.parameters or any(p.trainable for p in graph.parameters):
-        return graph, []
+        return graph, ()
     parameters = tuple(replace(p, trainable=p.value.dtype.is_differentiable) for p in graph.parameters)
     text = "no parameter requires a gradient in the file: all are trained (--freeze says which are not)"
     return replace(graph, parameters=parameters), [Note("assumption", "SM315", text)]
 
 
-def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Graph, list[Note]]:
-    """The graph with `trainable` False where `pattern` is found in a name of `Module.named_parameters()`.
+def freeze(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph with `trainable` False where the pattern is found in a name of `Module.named_parameters()`.
 
-    A parameter with several names (tied weights) has the first of them there; `order` is the model's.
+    A parameter with several names (tied weights) has the first of them there: `asked.parameters` has the model's order.
     """
+    pattern = asked.freeze or ""
     storages = {p.value.name: p.alias_of or p.value.name for p in graph.parameters}
     names = _tied(graph) if graph.format == "onnx" else {}
-    for p in order:
+    for p in asked.parameters:
         names.setdefault(storages.get(p.value.name, p.value.name), p.fqn)
     from staticmem.passes.backtracking import searcher  # has numpy, which is not needed without
 
@@ -40,7 +45,7 @@ def freeze(graph: Graph, pattern: str, order: Sequence[Parameter]) -> tuple[Grap
     parameters = tuple(
         replace(p, trainable=False) if (p.alias_of or p.value.name) in frozen else p for p in graph.parameters
     )
-    return replace(graph, parameters=parameters), []
+    return replace(graph, parameters=parameters), ()
 
 
 def _tied(graph: Graph) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from staticmem.ir.graph import Arg, Op, Ref, bases_of
 from staticmem.ir.onnx_graph import Net
+from staticmem.ops import kinds_of
 from staticmem.passes import pools, scatter, stochastic, views_again
 from staticmem.passes.edit import Ops
 
@@ -195,7 +196,8 @@ def _inline_scalars(ops: Ops, net: Net) -> None:
             swapped = position == 0 and op.target == "aten::sub.Tensor" and len(op.args) == 2
             if isinstance(value, (int, float)) and (swapped or _takes_scalar(op, position)):
                 args = (*op.args[:position], value, *op.args[position + 1 :])
-                target = op.target.removesuffix(".Tensor") + ".Scalar" if op.base in _COMPARE else op.target
+                compares = "comparison" in kinds_of(op.base)
+                target = op.target.removesuffix(".Tensor") + ".Scalar" if compares else op.target
                 if swapped:  # `1 - x`
                     args, target = args[::-1], "aten::rsub.Scalar"
                 new = replace(op, args=args, target=target)
@@ -206,12 +208,8 @@ def _inline_scalars(ops: Ops, net: Net) -> None:
                     ops.drop(made)
 
 
-_ARITHMETIC = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::rsub")
-_COMPARE = ("aten::ne", "aten::eq", "aten::lt", "aten::le", "aten::gt", "aten::ge")
-
-
 def _takes_scalar(op: Op, position: int) -> bool:
-    return position == 1 and (op.base in _ARITHMETIC or op.base in _COMPARE)
+    return position == 1 and not kinds_of(op.base).isdisjoint(("arithmetic", "comparison"))
 
 
 _SAME = ("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_assert_tensor_metadata")

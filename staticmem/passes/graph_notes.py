@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from staticmem.eager.tensor import Tensor
 from staticmem.ir.graph import Frame, Graph, Note, bases_of
+from staticmem.ops import kinds_of
 
 # the names of parameters in torch.nn, with the old and the new norms of weights
 _LAYERS = re.compile(
@@ -14,7 +15,6 @@ _LAYERS = re.compile(
     r"weight_[gv]|weight_orig|original\d?)$"
 )
 _FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
-_RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 
 
 def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss: str | None) -> list[Note]:
@@ -26,9 +26,9 @@ def notes_of_graph(graph: Graph, training: bool, outputs: Sequence[Tensor], loss
 
 
 def _reserve(graph: Graph, training: bool) -> list[Note]:
-    if not training or bases_of(graph.ops).isdisjoint(_RECURRENT):
+    if not training or not any("recurrent" in kinds_of(base) for base in bases_of(graph.ops)):
         return []
-    count = sum(op.base in _RECURRENT for op in graph.ops)
+    count = sum("recurrent" in kinds_of(op.base) for op in graph.ops)
     text = (
         "what cuDNN keeps of recurrent layers for their backward is assumed (the gates of every step, and cells of an "
         "LSTM): only cuDNN knows its reserve"

@@ -7,19 +7,19 @@ it is a guess from structure, made for networks with convolutions only, because 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
-from staticmem.passes.inplace_source import BY_LINE_ONLY, written
+from staticmem.passes.inplace_source import BY_LINE_ONLY, MODULES, written
 
-_ACTIVATIONS = (
-    "aten::relu", "aten::hardtanh", "aten::silu", "aten::hardswish", "aten::leaky_relu", "aten::elu",
-    "aten::hardsigmoid", "aten::relu6", "aten::selu", "aten::celu", "aten::mish",
-)  # fmt: skip
-CANDIDATES = (*_ACTIVATIONS, "aten::add")
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
+
+CANDIDATES = (*MODULES, "aten::add")
 _MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
 
 # Residual blocks that write `out += identity`, from the sources of torchvision 0.15 to 0.28
@@ -88,19 +88,20 @@ class _Facts:
         return first
 
 
-def apply(graph: Graph, policy: str = "auto") -> Graph:
+def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """The graph with in-place targets (`aten::relu_`) where the policy says so. Unchanged where the file knows.
 
     "none" leaves everything out of place, "all" takes every activation whose input has no other reader. "least" and
     "most" are "auto" where a source line or a known class tells, and none and all of the others: the ends of what is
     left open.
     """
+    policy = asked.inplace
     if graph.inplace_known or policy == "none":
-        return graph
+        return graph, ()
     candidates = {op.target for op in graph.ops}
     candidates = {target for target in candidates if target.split(".", 1)[0] in (*CANDIDATES, *BY_LINE_ONLY)}
     if not candidates:
-        return graph
+        return graph, ()
     facts = _Facts(graph)
     ops, count = [], 0
     for op in graph.ops:
@@ -109,12 +110,11 @@ def apply(graph: Graph, policy: str = "auto") -> Graph:
             count += 1
         ops.append(op)
     if not count:
-        return graph
+        return graph, ()
     text = (
         "activations and residual adds are taken to run in place, the export does not say: else the peak may be higher"
     )
-    guess = Note("assumption", "SM254", text, count)
-    return graph.with_targets(tuple(ops), (*graph.notes, guess))
+    return graph.with_targets(tuple(ops)), [Note("assumption", "SM254", text, count)]
 
 
 @cache

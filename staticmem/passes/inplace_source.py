@@ -20,12 +20,13 @@ BY_LINE_ONLY = frozenset((
     "aten::tril", "aten::triu",
 ))  # fmt: skip
 _AUGMENTED = {"aten::add": "+", "aten::sub": "-", "aten::mul": "*", "aten::div": "/"}
-_MODULES = {
+# activations by the class of torch.nn that takes `inplace=True`
+MODULES = {
     "aten::relu": "ReLU", "aten::hardtanh": "Hardtanh", "aten::silu": "SiLU", "aten::hardswish": "Hardswish",
     "aten::leaky_relu": "LeakyReLU", "aten::elu": "ELU", "aten::hardsigmoid": "Hardsigmoid", "aten::relu6": "ReLU6",
     "aten::selu": "SELU", "aten::celu": "CELU", "aten::mish": "Mish",
 }  # fmt: skip
-INPLACE_OPS = (*_MODULES, *BY_LINE_ONLY, "aten::add")
+INPLACE_OPS = (*MODULES, *BY_LINE_ONLY, "aten::add")
 _TRUE = re.compile(r"inplace\s*=\s*True|,\s*True\s*\)|\(\s*True\s*\)")
 
 
@@ -35,7 +36,7 @@ def written(op: Op) -> bool | None:
         return None
     said = _said(op.base, op.stack[-1].text)
     if said is None and len(op.stack) > 1 and "self.inplace" in op.stack[-1].text:
-        made = _MODULES.get(op.base, "")  # a module that the caller's line makes: `nn.ReLU(True)(x)`
+        made = MODULES.get(op.base, "")  # a module that the caller's line makes: `nn.ReLU(True)(x)`
         found = re.findall(rf"\b{made}\(([^()]*)\)\(", op.stack[-2].text) if made else []
         return _TRUE.search(f"({found[0]})") is not None if len(found) == 1 else None
     return said
@@ -64,4 +65,4 @@ def _said(base: str, text: str) -> bool | None:
     return True if len(calls) == 1 else None
 
 
-__all__ = ["BY_LINE_ONLY", "INPLACE_OPS", "written"]
+__all__ = ["BY_LINE_ONLY", "INPLACE_OPS", "MODULES", "written"]

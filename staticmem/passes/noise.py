@@ -6,17 +6,16 @@ torchvision and timm make `empty(shape, dtype=x.dtype).bernoulli_(p)` and multip
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from staticmem.ir.graph import Graph, Op, Ref, bases_of
+from staticmem.ir.graph import Graph, Note, Op, Ref
 
 _FILLS = ("aten::bernoulli_", "aten::div_", "aten::bernoulli", "aten::div")
 
 
-def follow_operand(graph: Graph) -> Graph:
+def follow_operand(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """`empty(size)` that only becomes noise for `x` is made `new_empty(x, size)`, which follows x's dtype."""
-    if "aten::empty" not in bases_of(graph.ops):
-        return graph
     readers: dict[str, list[Op]] = {}
     made_at: dict[str, int] = {}
     for index, op in enumerate(graph.ops):
@@ -45,4 +44,4 @@ def follow_operand(graph: Graph) -> Graph:
             kwargs = {k: v for k, v in op.kwargs.items() if k != "dtype"}
             ops[index] = replace(op, target="aten::new_empty", args=(Ref(other), *op.args), kwargs=kwargs)
             changed = True
-    return replace(graph, ops=tuple(ops)) if changed else graph
+    return (replace(graph, ops=tuple(ops)) if changed else graph), ()

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.ir.graph import Arg, Op, Ref, count_bases
 from staticmem.ir.record import record
+from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
 
 if TYPE_CHECKING:
     import numpy as np
 
-_SPLITS = ("aten::split", "aten::unsafe_split", "aten::chunk", "aten::unsafe_chunk", "aten::split_with_sizes")
 _COMMUTE = ("add", "mul", "max", "min")
 _FILLED = {"aten::scalar_tensor": 0, "aten::full": 1, "aten::new_full": 2, "aten::full_like": 1, "aten::tensor": 0}
 
@@ -161,9 +161,9 @@ class Finder:
 
     def _piece(self, piece: Piece, arg: Arg, match: Match) -> Iterator[Match]:
         made = self.ops.made_by(arg)
-        if made is None or not isinstance(arg, Ref) or made.base not in _SPLITS or len(made.outputs) != piece.count:
+        if made is None or not isinstance(arg, Ref) or "split" not in kinds_of(made.base):
             return
-        if made.outputs.index(arg.name) != piece.index or not made.args:
+        if len(made.outputs) != piece.count or made.outputs.index(arg.name) != piece.index or not made.args:
             return
         found = match.copied()
         found.ops[self.ops.producer[made.outputs[0]]] = made

@@ -13,23 +13,17 @@ from dataclasses import replace
 from staticmem.ir.graph import Frame, Op, Ref, SourceLine, Value
 from staticmem.ir.onnx_graph import Net, Node, frames
 from staticmem.ir.source import source_lines
+from staticmem.ops import kinds_of
 from staticmem.ops.onnx import table
 from staticmem.ops.onnx.context import Context
 from staticmem.passes import fx_text
 
-_NORMS = (
-    "aten::_native_batch_norm_legit_functional",
-    "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_no_training",
-    "aten::native_batch_norm",
-    "aten::batch_norm",
-)
 _FOLDED = {"Conv": "conv.Conv{}d", "ConvTranspose": "conv.ConvTranspose{}d", "Gemm": "linear.Linear"}
 
 
 def is_folded(fx: fx_text.FxNode, node: Node) -> bool:
     """Whether a convolution or a linear layer stands for itself and a batch norm."""
-    return fx.target.split(".", 1)[0] in _NORMS and node.op in _FOLDED and len(node.inputs) > 1
+    return "batch_norm" in kinds_of(fx.target.split(".", 1)[0]) and node.op in _FOLDED and len(node.inputs) > 1
 
 
 def unfold(net: Net, ctx: Context, fx: fx_text.FxNode, node: Node) -> tuple[list[Op], dict[str, Value]] | None:

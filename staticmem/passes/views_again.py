@@ -12,13 +12,9 @@ from itertools import takewhile
 
 from staticmem.ir.graph import Frame, Op, Ref
 from staticmem.ir.onnx_graph import Net
+from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
 
-LISTS = ("aten::split", "aten::unbind", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes")
-_VIEWS = (
-    *LISTS, "aten::slice", "aten::select", "aten::view", "aten::reshape", "aten::permute", "aten::transpose",
-    "aten::expand", "aten::unsqueeze", "aten::squeeze",
-)  # fmt: skip
 # Modules whose forward is one op; none of them makes a view of its input (torch/nn/modules)
 _ONE_OP = tuple(
     f"torch.nn.modules.{name}."
@@ -31,10 +27,10 @@ def rewrite(ops: Ops, net: Net) -> None:
     """Puts views together again, and where the base is known."""
     groups: dict[tuple[object, ...], list[Op]] = {}
     for op in ops.ops:
-        if op is not None and op.base in _VIEWS and op.outputs and isinstance(op.args[0], Ref):
+        if op is not None and "view" in kinds_of(op.base) and op.outputs and isinstance(op.args[0], Ref):
             groups.setdefault((op.target, op.args, tuple(op.kwargs.items())), []).append(op)
     for group in groups.values():
-        if any(_is_one_op(op.modules) for op in group) or (len(group) > 1 and group[0].base in LISTS):
+        if any(_is_one_op(op.modules) for op in group) or (len(group) > 1 and "split" in kinds_of(group[0].base)):
             _merge(ops, group)
 
 
@@ -65,6 +61,3 @@ def _merge(ops: Ops, group: list[Op]) -> None:
     for op in group[1:]:
         ops.drop(op)
     ops.put(first, replace(first, modules=modules, outputs=tuple(outputs)))
-
-
-__all__ = ["LISTS", "rewrite"]

@@ -14,6 +14,7 @@ from staticmem.ir.classes import short as short_class
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import module_of, short
+from staticmem.ops import in_place
 from staticmem.ops.flops import flops
 
 SCHEMA = "staticmem.layers/1"
@@ -197,8 +198,8 @@ class _Tree:
         """Bytes that an op reads and writes; a view moves none."""
         inputs = [self.values[n] for n in dict.fromkeys(op.refs()) if n in self.values]
         outputs = [self.values[n] for n in op.outputs if n in self.values]
-        in_place = op.base.endswith("_") and not op.base.endswith("__")
-        written = [v for v in outputs if v.fresh or in_place]
+        writes = in_place(op.base)
+        written = [v for v in outputs if v.fresh or writes]
         if not written:
             return 0, 0
         return sum(v.nbytes for v in inputs), sum(v.nbytes for v in written)

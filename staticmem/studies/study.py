@@ -8,7 +8,7 @@ What needs more than the report of one request (sweeps, sizing, diffs, timelines
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -22,9 +22,9 @@ from staticmem.ir.graph import Graph, Note, bases_of
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
-from staticmem.passes import inplace
-from staticmem.passes.add_norms import unfold_batch_norms
+from staticmem.passes import pipeline
 from staticmem.passes.hidden_frames import has_hidden_frames
+from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
@@ -47,7 +47,6 @@ class Study:
         self.model, self.request = model, request
         self._scenario_notes: list[Note] = []
         self._size_notes: list[Note] = []
-        self._graph_notes: list[Note] = []
 
     @classmethod
     def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
@@ -92,10 +91,13 @@ class Study:
 
     @cached_property
     def graph(self) -> Graph:
-        """The ATen calls with sizes bound, as the file has them."""
-        request = self.request
-        graph = _in_place(self.model.bind(self.binding), request.inplace_activations, self._graph_notes)
-        return graph.version("unfolded", unfold_batch_norms) if request.unfold_batchnorm else graph
+        """The ATen calls that the step runs, with sizes bound."""
+        return self._graph(self.request.inplace_activations)
+
+    def _graph(self, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
+        """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""
+        bound = self.model.bind(self.binding)
+        return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
 
     @cached_property
     def result(self) -> StepResult:
@@ -161,11 +163,10 @@ class Study:
         """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
         if self.graph.inplace_known or self.request.inplace_activations != "auto":
             return None
-        bound = self.model.bind(self.binding)
-        most, least = (_applied(bound, policy) for policy in ("most", "least"))
-        if [op.target for op in most.ops] == [op.target for op in least.ops]:
+        most, least = (self._graph(policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
+        if all(one.target == other.target for one, other in zip(most, least, strict=True)):
             return None
-        return most, least
+        return self._graph("most"), self._graph("least")
 
     @property
     def spread(self) -> tuple[int, int]:
@@ -178,7 +179,7 @@ class Study:
     def notes(self) -> list[Note]:
         """What has to be said beside the notes of the graph and of the step."""
         result = self.result
-        notes = [*self._scenario_notes, *self._size_notes, *self._graph_notes]
+        notes = [*self._scenario_notes, *self._size_notes, *self._inplace_notes()]
         said = " ".join(note.text for note in result.graph.notes)
         unknown = {target: count for target, count in result.unknown.items() if target not in said}
         if unknown:
@@ -192,6 +193,20 @@ class Study:
             text = "the file leaves open what ran in place, which the band of the peak covers"
             notes.append(Note("assumption", "SM307", text))
         return notes
+
+    def _inplace_notes(self) -> list[Note]:
+        """Where --inplace-activations has no effect, and where the guess left everything out of place."""
+        if self.graph.inplace_known:
+            text = "--inplace-activations is not used: the file says what ran in place"
+            return [] if self.request.inplace_activations == "auto" else [Note("warning", "SM304", text)]
+        name = pipeline.IN_PLACE[0].name
+        if any(edit.name == name for edit in self.graph.edits) or not self._graph("all", pipeline.IN_PLACE).edits:
+            return []
+        text = (
+            "activations are taken to run out of place, the file does not say: in place the peak may be lower "
+            "(--inplace-activations all)"
+        )
+        return [Note("assumption", "SM305", text)]
 
     @cached_property
     def report(self) -> Report:
@@ -234,26 +249,6 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     if stamp is not None:
         _fingerprints.put(path, (stamp, digest))
     return size, digest
-
-
-def _in_place(graph: Graph, policy: str, notes: list[Note]) -> Graph:
-    """The graph under the policy; says so where the flag has no effect, and where a guess is left at out of place."""
-    if graph.inplace_known:
-        if policy != "auto":
-            notes.append(Note("warning", "SM304", "--inplace-activations is not used: the file says what ran in place"))
-        return graph
-    changed = _applied(graph, policy)
-    if changed is graph and _applied(graph, "all") is not graph:
-        text = (
-            "activations are taken to run out of place, the file does not say: in place the peak may be lower "
-            "(--inplace-activations all)"
-        )
-        notes.append(Note("assumption", "SM305", text))
-    return changed
-
-
-def _applied(graph: Graph, policy: str) -> Graph:
-    return graph.version(f"inplace {policy}", lambda bound: inplace.apply(bound, policy))
 
 
 def _unknown(unknown: Mapping[str, int]) -> Note:

@@ -17,25 +17,8 @@ from dataclasses import dataclass
 from math import prod
 
 from staticmem.ir.dtypes import DType, float32
-from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
-
-# Position of the bias in the ATen schema: the lecture table counts weights without it.
-_BIAS_ARGUMENT = {
-    "aten::conv1d": 2, "aten::conv2d": 2, "aten::conv3d": 2, "aten::convolution": 2, "aten::conv_transpose1d": 2,
-    "aten::conv_transpose2d": 2, "aten::conv_transpose3d": 2, "aten::linear": 2, "aten::batch_norm": 2,
-    "aten::layer_norm": 3, "aten::group_norm": 3, "aten::addmm": 0,
-}  # fmt: skip
-
-# Another shape of the same memory (ATen's view functions, and `reshape` and `flatten`, which rarely copy).
-_VIEWS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "alias", "as_strided", "broadcast_to", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as",
-        "flatten", "lift_fresh", "movedim", "narrow", "permute", "reshape", "reshape_as", "select", "slice", "split",
-        "split_with_sizes", "squeeze", "swapaxes", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold",
-        "unsafe_chunk", "unsafe_split", "unsqueeze", "view", "view_as", "_unsafe_view",
-    )
-)  # fmt: skip
+from staticmem.ir.graph import Graph, Op, Ref, Value
+from staticmem.ops import argument, in_place, kinds_of
 
 # Where a file has lost which ops ran in place, these count as in place: networks write them so.
 _ACTIVATIONS = frozenset(
@@ -153,27 +136,22 @@ def textbook_estimate(graph: Graph) -> TextbookEstimate:
 
 def _makes_nothing(op: Op, result: Value, known: dict[str, Value], inplace_known: bool) -> bool:
     base = op.base
-    if base in _VIEWS or (base.endswith("_") and not base.endswith("__")):
+    if "view" in kinds_of(base) or base == "aten::contiguous" or in_place(base):  # the latter rarely copies
         return True
     if base in _ACTIVATIONS and not inplace_known:
         return True
     if base.startswith("aten::dropout"):
-        return _argument(op, 2, "train") is False
+        return argument(op, "train") is False
     if base in ("aten::to", "aten::_to_copy"):
-        source = _argument(op, 0, "self")
+        source = argument(op, "self")
         before = known.get(source.name) if isinstance(source, Ref) else None
         return base == "aten::to" and before is not None and before.dtype == result.dtype
     return False
 
 
-def _argument(op: Op, position: int, name: str) -> Arg:
-    return op.args[position] if position < len(op.args) else op.kwargs.get(name)
-
-
 def _first_uses(op: Op, counts: dict[str, int]) -> tuple[int, int]:
     """Weights and biases that `op` reads and no op before it did; they are taken out of `counts`."""
-    position = _BIAS_ARGUMENT.get(op.base)
-    bias = None if position is None else _argument(op, position, "bias")
+    bias = argument(op, "self" if op.base == "aten::addmm" else "bias")  # the lecture table counts weights without it
     biases = counts.pop(bias.name, 0) if isinstance(bias, Ref) else 0
     weights = sum(counts.pop(name, 0) for name in op.refs())
     return weights, biases

@@ -14,7 +14,7 @@ import torch
 from staticmem.engine.symbolic import SCALAR_OPS
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
-from staticmem.ops import lookup
+from staticmem.ops import kinds_of, lookup
 
 FORBIDDEN = ("aten::from_file",)  # opens or makes a file
 _TENSOR: dict[str, Callable[..., int]] = {  # of SCALAR_OPS, those that ask a tensor
@@ -23,7 +23,6 @@ _TENSOR: dict[str, Callable[..., int]] = {  # of SCALAR_OPS, those that ask a te
     "aten::sym_stride.int": lambda tensor, dim: int(tensor.stride()[dim]),
     "aten::sym_numel": lambda tensor: int(tensor.numel()),
 }
-_SKIPPED = ("aten::_assert_tensor_metadata", "aten::_assert_scalar", "aten::_assert_async")
 
 
 class NotRunnableError(Exception):
@@ -113,7 +112,7 @@ class Program:
         env = dict(self.placed)
         for index, op in enumerate(self.graph.ops):
             self.at = index
-            if op.base not in _SKIPPED:
+            if "check" not in kinds_of(op.base):
                 self._run(op, env)
             for name in self.last[index]:
                 env.pop(name, None)
@@ -202,7 +201,7 @@ def _is_scalar(op: Op) -> bool:
 def _function(op: Op) -> Any:
     """The overload that a target names, if it is one that may be called."""
     namespace, _, name = op.base.partition("::")
-    known = lookup(op.target) is not None or op.base in _SKIPPED
+    known = lookup(op.target) is not None
     if namespace not in ("aten", "prims") or not known or op.base in FORBIDDEN:
         raise NotRunnableError(f"op '{op.name}' is {op.target}, which is none of PyTorch's that are known here")
     packet = getattr(getattr(torch.ops, namespace), name, None)

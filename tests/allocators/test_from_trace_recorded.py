@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared import run_step
 
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.process import Process, Workspace
 from staticmem.allocators.settings import parse_settings
 from staticmem.eager.trace import Trace
-from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve

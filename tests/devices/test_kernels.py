@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from prepared import run_step
 
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import process_of_trace
@@ -14,7 +15,7 @@ from staticmem.devices import kernels as module
 from staticmem.devices.conv import Convolution
 from staticmem.devices.kernels import KernelWorkspaces, Need, Setup
 from staticmem.eager.trace import Buffer, Trace
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Ref, Value

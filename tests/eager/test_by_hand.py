@@ -9,7 +9,8 @@ import pytest
 from staticmem.eager import strides
 from staticmem.eager.calls import Effects
 from staticmem.eager.context import Eager
-from staticmem.eager.trace import Reduction, round_up
+from staticmem.eager.strides import form_of
+from staticmem.eager.trace import Convolved, Reduction, round_up
 from staticmem.ir import dtypes
 from staticmem.ops.pointwise import scalar_dtype
 from staticmem.scenario.request import Request
@@ -89,10 +90,13 @@ def test_what_a_repeated_call_says_of_its_kernels() -> None:
     e.trace.begin("forward")
     e.kernel("before")
     summed = Reduction((4, 4), (4, 1), (0,))
-    Effects(("a", "b", "c"), (), (), 0, ((1, summed),), ((2, (64,)),)).repeat(e)
+    image, window = form_of((1, 3, 8, 8), (192, 64, 8, 1), dtypes.float32), form_of((3, 1), (1, 1), dtypes.float32)
+    convolved = Convolved(image, window, image, (1, 1), (0, 0), (1, 1), 1, False)
+    Effects(("a", "b", "c"), (), (), 0, ((1, summed),), ((2, (64,)),), ((0, convolved),)).repeat(e)
     assert e.trace.kernels.names == ["before", "a", "b", "c"]
     assert e.trace.reductions == {2: summed}
     assert e.trace.copies == {3: (64,)}
+    assert e.trace.convolutions == {1: convolved}
 
 
 def test_the_number_of_elements() -> None:

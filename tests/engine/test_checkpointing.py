@@ -9,8 +9,9 @@ import pytest
 from blocks import ACTIVATION, chain
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import run_step
 
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.liveness import liveness

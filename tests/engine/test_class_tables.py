@@ -25,8 +25,8 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         monkeypatch.delitem(sys.modules, name, raising=False)
     made = importlib.import_module("class_tables")
     monkeypatch.setattr(made, "PACKAGE", tmp_path)
-    for table, entry in (("training/module_names", {"names": {"conv": "y"}}), ("recover/inplace", {"act": True})):
-        (tmp_path / table).parent.mkdir()
+    for table, entry in (("passes/module_names", {"names": {"conv": "y"}}), ("passes/inplace", {"act": True})):
+        (tmp_path / table).parent.mkdir(exist_ok=True)
         text = json.dumps({"about": "", "classes": {"lib.Old": entry}})
         (tmp_path / f"{table}.json").write_text(text, encoding="utf-8")
     (tmp_path / "models.txt").write_text("a\nstops\nb\n", encoding="utf-8")
@@ -55,13 +55,13 @@ def test_a_stopped_run_goes_on_behind_the_model_that_it_was_at(
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
         script.main(VERSIONS, tmp_path / "models.txt", state)
-    assert set(table(tmp_path, "recover/inplace")["classes"]) == {"lib.Old"}
+    assert set(table(tmp_path, "passes/inplace")["classes"]) == {"lib.Old"}
     script.main(VERSIONS, tmp_path / "models.txt", state)
     assert looked == ["a", "stops", "b"]
-    made = table(tmp_path, "recover/inplace")
+    made = table(tmp_path, "passes/inplace")
     assert made["classes"] == {"lib.Old": {"act": True}, "lib.a": {"act": True}, "lib.b": {"act": False}}
     assert made["about"].endswith(VERSIONS)
-    names = table(tmp_path, "training/module_names")["classes"]
+    names = table(tmp_path, "passes/module_names")["classes"]
     assert {cls: entry["names"] for cls, entry in names.items()} == {
         "lib.Old": {"conv": "y"}, "lib.a": {"conv": "x_a"}, "lib.b": {"conv": "x_b"}
     }  # fmt: skip
@@ -80,4 +80,4 @@ def test_models_that_fail_are_said_and_left_out(
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("a: seen")
     assert said[1].startswith("stops: ValueError 'no such model'")
-    assert set(table(tmp_path, "training/module_names")["classes"]) == {"lib.Old"}
+    assert set(table(tmp_path, "passes/module_names")["classes"]) == {"lib.Old"}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from prepared import run_step
 from small_graphs import Builder
 
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.errors import DimensionError
 from staticmem.ir.graph import Ref
 from staticmem.scenario.step import Scenario

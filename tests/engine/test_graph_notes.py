@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prepared import run_step
 from small_graphs import Builder
 
-from staticmem.engine.step import run_step
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note, Parameter, Ref, Value
 from staticmem.scenario.step import Scenario

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prepared import run_step
 from small_graphs import Builder
 
 from staticmem.eager.trace import Buffer
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.errors import DimensionError, ModelFileError, StaticmemError, UsageError
 from staticmem.ir.graph import Graph, Ref
 from staticmem.scenario.step import Scenario

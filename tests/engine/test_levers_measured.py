@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared import in_place, run_step
 
-from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import resolve
 from staticmem.liveness import liveness
-from staticmem.passes import inplace
 from staticmem.scenario.step import Scenario
 
 TESTS = Path(__file__).parents[1]
@@ -33,7 +32,7 @@ LEVERS = ("checkpoint", "checkpoint_segments", "accumulate", "freeze")
 def bound(name: str, suffix: str, batch: int) -> Graph:
     path = next(p for folder in FOLDERS if (p := folder / f"{name}{suffix}").exists())
     model = open_model(str(path))
-    return inplace.apply(model.bind(resolve(model, batch=batch)))
+    return in_place(model.bind(resolve(model, batch=batch)))
 
 
 def scenario_of(case: Mapping[str, Any]) -> Scenario:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from prepared import run_step
 from small_graphs import Builder
 
 from staticmem.eager.trace import Buffer
-from staticmem.engine.step import run_step
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType, bfloat16, float32
 from staticmem.ir.graph import Graph, Ref

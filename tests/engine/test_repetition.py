@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from prepared import run_step
 
 from staticmem.engine import repetition
 from staticmem.engine.repetition import KnownCalls, signature_of
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.errors import DimensionError
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes

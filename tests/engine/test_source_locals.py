@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import local_models  # noqa: E402
+from prepared import run_step  # noqa: E402
 from small_graphs import Builder  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from staticmem.engine.step import run_step  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prepared import run_step
 
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.scenario.step import Scenario

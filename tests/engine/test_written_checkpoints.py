@@ -10,11 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from prepared import run_step  # noqa: E402
 from small_graphs import Builder  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
-from staticmem.engine.step import StepResult, run_step  # noqa: E402
+from staticmem.engine.step import StepResult  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402

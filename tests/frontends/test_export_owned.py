@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from prepared import run_step  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 import staticmem  # noqa: E402
-from staticmem.engine.step import run_step  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.frontends.export_storages import tied_names  # noqa: E402
 from staticmem.frontends.writing import pt2_bytes  # noqa: E402

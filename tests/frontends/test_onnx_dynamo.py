@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 from onnx_models import bound, fx, ints, model, node, scalar, targets, value, weight
+from prepared import in_place
 
 from staticmem.errors import StaticmemError
 from staticmem.frontends.onnx import open_onnx
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Ref
 from staticmem.ir.model_file import resolve
-from staticmem.passes import inplace
 
 RELU = ("torchvision.models.resnet.ResNet", "torch.nn.modules.activation.ReLU", "aten.relu.default")
 
@@ -100,7 +100,7 @@ def test_convolution_norm_relu(tmp_path: Path, make: Any) -> None:
     ("policy", "target"), [("auto", "aten::relu_"), ("none", "aten::relu"), ("all", "aten::relu_")]
 )
 def test_in_place_policies(tmp_path: Path, policy: str, target: str) -> None:
-    graph = inplace.apply(bound(conv_norm_relu(), tmp_path, batch=2), policy)
+    graph = in_place(bound(conv_norm_relu(), tmp_path, batch=2), policy)
     assert graph.ops[-1].target == target
     assert ("SM254" in [n.code for n in graph.notes]) == (policy != "none")
 
@@ -111,7 +111,7 @@ def test_in_place_never_writes_what_others_read(tmp_path: Path) -> None:
         fx(node("Relu", ["relu"], ["relu_1"]), call("relu_1", "aten.relu.default", "(%relu,)"), ("", "r", "o"), RELU),
         fx(node("Add", ["relu", "relu_1"], ["add"]), call("add", "aten.add.Tensor", "(%relu, %relu_1)")),
     ]
-    graph = inplace.apply(bound(model(nodes, [value("x", [2, 3])], ["add"]), tmp_path), "all")
+    graph = in_place(bound(model(nodes, [value("x", [2, 3])], ["add"]), tmp_path), "all")
     assert targets(graph) == ["aten::relu", "aten::relu", "aten::add.Tensor"]
 
 

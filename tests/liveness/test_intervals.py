@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import run_step
 
 from staticmem.eager.trace import OPEN, Buffer, Trace, round_up
-from staticmem.engine.step import run_step
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve

@@ -10,7 +10,6 @@ import pytest
 from staticmem.errors import UsageError
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.parallel.ddp import BUCKET, FIRST_BUCKET, assign_buckets
-from staticmem.parallel.facts import weights
 from staticmem.parallel.pipeline import apply, in_flight, stages_of_ops
 from staticmem.parallel.rank import Strategy, on_rank
 from staticmem.parallel.rewrite import Rewrite
@@ -200,7 +199,7 @@ def test_the_first_stage_holds_a_micro_batch_for_every_stage() -> None:
     peaks = []
     for micro in (2, 3, 4, 8):
         rewrite = Rewrite(result.trace)
-        apply(rewrite, weights(rewrite), result.graph, of_ops, 0, 4, micro)
+        apply(rewrite, result.graph, of_ops, 0, 4, micro)
         peaks.append(liveness(rewrite.build()).peak_bytes)
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 4 * 64 * LENGTH * HIDDEN  # what a block saves, and more
     assert peaks[3] == peaks[2]

@@ -9,7 +9,8 @@ import pytest
 
 from staticmem.engine.step import StepResult
 from staticmem.liveness import liveness
-from staticmem.parallel.rank import Strategy, _forward_ends, on_rank
+from staticmem.parallel.blocks import forward_ends
+from staticmem.parallel.rank import Strategy, on_rank
 from staticmem.parallel.zero import ZeroConfig
 from staticmem.studies import Study, request_of
 
@@ -71,7 +72,7 @@ def test_notes_say_what_is_not_counted(name: str) -> None:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_forward_ends_with_the_first_allocation_of_the_loss(parts: int) -> None:
     result = step(accumulate=parts)
-    trace, ends = result.trace, _forward_ends(result)
+    trace, ends = result.trace, forward_ends(result.trace)
     names = [name for name, _ in trace.phases]
     assert [names[segment] for segment in ends] == ["forward"] * names.count("forward")
     for segment, tick in ends.items():

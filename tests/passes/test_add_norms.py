@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from prepared import only
+
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
-from staticmem.passes.add_norms import unfold_batch_norms
+from staticmem.passes.pipeline import Asked
+
+
+def unfold_batch_norms(graph: Graph) -> Graph:
+    return only("unfolded batch norms", graph, Asked(unfold_batchnorm=True))
 
 
 def _parameter(name: str, *shape: int) -> Parameter:

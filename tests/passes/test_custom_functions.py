@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from prepared import clean
+
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Graph, Op, Ref, SourceLine, Value
-from staticmem.passes.export_only import clean
 
 
 def _graph(text: str) -> Graph:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prepared import clean
 from small_graphs import Builder, targets
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Ref, Value
-from staticmem.passes.export_only import clean
 
 ATTENTION = "h.0:transformers.models.llama.modeling_llama.LlamaAttention"
 L = 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prepared import in_place
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Op, SourceLine
-from staticmem.passes.inplace import apply
 from staticmem.passes.inplace_source import written
 
 MODULE = "return F.relu(input, inplace=self.inplace)"
@@ -66,7 +66,7 @@ def network(*lines: str) -> Graph:
 def test_what_a_line_says_holds_at_both_ends() -> None:
     graph = network("x = F.relu(x)", "x = F.relu(x, inplace=True)", "x = self.act(x)")
     for policy, last in (("least", "aten::relu"), ("most", "aten::relu_")):
-        targets = [o.target for o in apply(graph, policy).ops if o.base.startswith("aten::relu")]
+        targets = [o.target for o in in_place(graph, policy).ops if o.base.startswith("aten::relu")]
         assert targets == ["aten::relu", "aten::relu_", last]
 
 
@@ -77,6 +77,6 @@ def test_ops_beside_activations_need_a_line() -> None:
         b.stack = (SourceLine("m.py", number, "forward", line),)
         value = b.call("mul.Tensor", value, 2)
     graph: Graph = replace(b.graph(b.call("sum", value)), inplace_known=False)
-    assert [o.target for o in apply(graph, "most").ops[1:5]] == [
+    assert [o.target for o in in_place(graph, "most").ops[1:5]] == [
         "aten::mul.Tensor", "aten::mul_.Tensor", "aten::mul_.Tensor", "aten::mul.Tensor",
     ]  # fmt: skip

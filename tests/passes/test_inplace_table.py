@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prepared import in_place
 from small_graphs import Builder, targets
 
 from staticmem.ir.graph import Graph, Ref
 from staticmem.passes import inplace
-from staticmem.passes.inplace import CANDIDATES, apply, known_places, owner_and_place
+from staticmem.passes.inplace import CANDIDATES, known_places, owner_and_place
 
 CONV = "torch.nn.modules.conv.Conv2d"
 LEAKY = "torch.nn.modules.activation.LeakyReLU"
@@ -34,12 +35,12 @@ def activation(cls: str, child: str, leaf: str = LEAKY) -> Graph:
     ("timm.models.cspnet.BottleneckBlock", "other", "leaky_relu_"),  # not in the table: timm's habit
 ])  # fmt: skip
 def test_a_place_in_the_table_decides(cls: str, child: str, ran: str) -> None:
-    assert targets(apply(activation(cls, child)))[2].rstrip(".") == ran
+    assert targets(in_place(activation(cls, child)))[2].rstrip(".") == ran
 
 
 @pytest.mark.parametrize(("policy", "ran"), [("none", "leaky_relu"), ("all", "leaky_relu_")])
 def test_the_user_overrides_the_table(policy: str, ran: str) -> None:
-    graph = apply(activation("timm.models.cspnet.BottleneckBlock", "act3"), policy)
+    graph = in_place(activation("timm.models.cspnet.BottleneckBlock", "act3"), policy)
     assert targets(graph)[2].rstrip(".") == ran
 
 
@@ -48,17 +49,17 @@ def test_what_autograd_forbids_does_not_run_in_place(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(inplace, "known_places", lambda: {"lib.Block": {"act:aten::leaky_relu": True}})
     monkeypatch.setattr(inplace, "_LIBRARIES", ("lib.",))
     graph = activation("lib.Block", "act")
-    assert targets(apply(graph))[2].rstrip(".") == "leaky_relu_"
+    assert targets(in_place(graph))[2].rstrip(".") == "leaky_relu_"
     second = replace(graph.ops[-1], name="second", args=(Ref(graph.ops[1].outputs[0]),), outputs=("second",))
-    assert targets(apply(replace(graph, ops=(*graph.ops, second))))[2].rstrip(".") == "leaky_relu"
+    assert targets(in_place(replace(graph, ops=(*graph.ops, second))))[2].rstrip(".") == "leaky_relu"
 
 
 def test_a_class_that_does_both_is_told_apart_by_the_classes_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"lib.Block>lib.Act": {":aten::leaky_relu": False}, "lib.Other>lib.Act": {":aten::leaky_relu": True}}
     monkeypatch.setattr(inplace, "known_places", lambda: table)
     monkeypatch.setattr(inplace, "_LIBRARIES", ("lib.",))
-    assert targets(apply(activation("lib.Block", "act", "lib.Act")))[2].rstrip(".") == "leaky_relu"
-    assert targets(apply(activation("lib.Other", "act", "lib.Act")))[2].rstrip(".") == "leaky_relu_"
+    assert targets(in_place(activation("lib.Block", "act", "lib.Act")))[2].rstrip(".") == "leaky_relu"
+    assert targets(in_place(activation("lib.Other", "act", "lib.Act")))[2].rstrip(".") == "leaky_relu_"
 
 
 def test_the_script_writes_classes_around_only_where_they_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared import run_step
 
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
 from staticmem.report.formats import report_perfetto as perfetto

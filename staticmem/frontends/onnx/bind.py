@@ -11,9 +11,10 @@ from staticmem.frontends.onnx import branches, loops, sequences, shapes, weights
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value, with_metadata
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.rebind import Rebinder
-from staticmem.ir.graph import Graph, Note, Parameter, Value, bases_of
+from staticmem.ir.graph import Graph, Note, Parameter, Value, count_bases
 from staticmem.ir.model_file import Binding
 from staticmem.ir.onnx_graph import Net, Node, Recovered
+from staticmem.ops import kinds_of
 from staticmem.passes import recover
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 
 _STRUCTURED = frozenset((*branches.OPERATORS, *loops.OPERATORS, *sequences.OPERATORS))
-_BY_DATA = frozenset(("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "torchvision::nms"))
 
 
 def bind(model: OnnxModel, binding: Binding) -> Graph:
@@ -67,7 +67,7 @@ def bind(model: OnnxModel, binding: Binding) -> Graph:
     if origin := converted_from(model.producer):
         text = f"the file was converted from {origin}: figures are of PyTorch running these operators"
         notes.append(Note("assumption", "SM270", text))
-    by_data = sum(op.base in _BY_DATA for op in found.ops) if not _BY_DATA.isdisjoint(bases_of(found.ops)) else 0
+    by_data = sum(count for base, count in count_bases(found.ops).items() if "data_sized" in kinds_of(base))
     if by_data:
         text = "sizes that are in the data (NonZero, Unique, masks) were taken as large as they can get"
         notes.append(Note("assumption", "SM267", text, by_data))
