@@ -2,7 +2,7 @@
 
 torch.export (and the ONNX exporter built on it) keep the Python frames of every op, with the source line of each. A
 line `x = self.conv(x)` says which name holds the result: until the name is assigned again in that frame, or the frame
-returns. Where a file has no traces (they can be stripped), `training.locals` states a policy instead.
+returns. Where a file has no traces (they can be stripped), `frames.policy` states a policy instead.
 
 A frame is told from the next call of the same function by its caller's frame and line, and by its module call. A
 statement ends when its frame moves to another line, or calls another module on a line that has one call (a loop).
@@ -11,7 +11,7 @@ statement ends when its frame moves to another line, or calls another module on 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Graph, Op, Ref, SourceLine
@@ -34,83 +34,71 @@ class _Frame:
 
     line: SourceLine
     modules: int  # how many module calls enclose it (itself included)
+    began: int  # index of the first op
+    since: int  # of the first op of the running statement
     names: dict[str, list[str]] = field(default_factory=dict)  # a list `xs` is kept under `xs[]`
     reads: set[str] = field(default_factory=set)  # by the ops of the running statement
-    began: int = 0  # index of the first op
-    since: int = 0  # of the first op of the running statement
     opened: set[str] = field(default_factory=set)  # lists that a line of this frame assigned
     aliases: set[str] = field(default_factory=set)  # names that were given without an op
     called: bool = False  # the running statement has called a function whose ops the traces show
     listed: tuple[int, str] = (0, "")  # the line and list of the statement before, where that made one
 
 
-def held_until(graph: Graph) -> Mapping[str, int]:
-    """For every op result that a Python name holds: the index of the last op during which it holds it.
-
-    Empty where the graph has no stack traces.
-    """
+def held_by_lines(graph: Graph) -> Mapping[str, int]:
+    """For every op result that a Python name holds: the index of the last op during which it holds it."""
     if not any(op.stack for op in graph.ops[:64]):
         return {}
-    return _Walk(graph).run()
+    return _Execution(graph).run()
 
 
-def names_taken(graph: Graph) -> list[tuple[int, str, str]]:
-    """Every assignment that the stack traces show: level of the module whose `forward` assigns, name, value."""
-    walk = _Walk(graph)
-    walk.run()
-    return walk.taken
+class _Execution:
+    """Follows the Python frames from op to op. `now` is always the op that ran last."""
 
-
-class _Walk:
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self.last_read = graph, graph.last_read
         self.frames: list[_Frame] = []
         self.modules: tuple[object, ...] = ()
-        self.holders: dict[str, int] = {}
+        self.holders: dict[str, int] = {}  # how many names hold a value
         self.released: dict[str, int] = {}
         self.latest: tuple[str, ...] = ()
-        self.last_read = {name: index for index, op in enumerate(graph.ops) for name in op.refs()}
-        self.made: dict[str, int] = {}  # the op that made a value
+        self.made_by: dict[str, int] = {}  # the op that made a value
         self.attributes: dict[tuple[object, ...], list[str]] = {}  # `self.x = ...`: the module holds it on
-        self.taken: list[tuple[int, str, str]] = []  # level of a frame, a name in it and the value that it takes
 
     def run(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
             if op.stack:
-                self._advance(op, index - 1)
+                self._move_to(op, index - 1)
                 if op.outputs:
                     self.latest = op.outputs
-                    self.made.update(dict.fromkeys(op.outputs, index))
+                    self.made_by.update(dict.fromkeys(op.outputs, index))
                 for frame in self.frames:
                     frame.reads.update(op.refs())
-        last = len(self.graph.ops) - 1
-        while self.frames:
-            self._finish(self.frames[-1], last)
-            self._return(last)
+        self._return_to(0, len(self.graph.ops) - 1)
         return self.released
 
-    def _advance(self, op: Op, now: int) -> None:
+    def _move_to(self, op: Op, now: int) -> None:
         """Moves from the frames of the op before to those of `op`; what ends, ends after op `now`."""
-        depth = self._common(op)
-        while len(self.frames) > depth:
-            self._finish(self.frames[-1], now)
-            self._return(now)
+        depth = self._still_running(op)
+        self._return_to(depth, now)
         modules = 0
         for level, line in enumerate(op.stack):
+            calls = level + 1 < len(op.stack)
             modules += line.function == "forward"
-            if level < len(self.frames):
-                frame = self.frames[level]
-                if frame.line.line != line.line or (level == depth - 1 and self._again(frame, op, level)):
-                    self._finish(frame, now)
-                    frame.since, frame.called = now + 1, False
-                frame.line = line
-            else:
-                self.frames.append(_Frame(line, modules, began=now + 1, since=now + 1))
-            self.frames[level].called |= level + 1 < len(op.stack)
+            if level == len(self.frames):
+                self.frames.append(_Frame(line, modules, now + 1, now + 1))
+            frame = self.frames[level]
+            # the same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
+            # goes on with what the line did for its arguments (`k = f(y + dt * k1)`)
+            turns = level == depth - 1 and frame.called and calls and len(_CALL.findall(frame.line.text)) < 2
+            if frame.line.line != line.line or turns:
+                self._finish(frame, now)
+                frame.since, frame.called = now + 1, False
+            frame.line = line
+            frame.called |= calls
         self.modules = op.modules
 
-    def _common(self, op: Op) -> int:
-        """How many of the running frames still run: same functions, and same lines in all callers."""
+    def _still_running(self, op: Op) -> int:
+        """How many of the frames still run: same functions, and same lines in all callers."""
         calls = 0
         for x, y in zip(self.modules, op.modules, strict=False):
             if x != y:
@@ -125,44 +113,41 @@ class _Walk:
                 break
         return depth
 
-    def _again(self, frame: _Frame, op: Op, level: int) -> bool:
-        """The same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
-        goes on with what the line did for its arguments (`k = f(y + dt * k1)`)."""
-        return frame.called and level + 1 < len(op.stack) and len(_CALL.findall(frame.line.text)) <= 1
+    def _return_to(self, depth: int, now: int) -> None:
+        while len(self.frames) > depth:
+            self._finish(self.frames[-1], now)
+            for values in self.frames.pop().names.values():
+                self._drop(values, now)
+
+    # -- statements ----------------------------------------------------------------------------------------------
 
     def _finish(self, frame: _Frame, now: int) -> None:
         """The frame's statement is done: its names take the last op's results."""
         text = frame.line.text
         reads, frame.reads = frame.reads, set()
         if ".pop(" in text:  # what the statement read of a list is gone from it
-            for name, kept in frame.names.items():
+            for name, values in frame.names.items():
                 if name.endswith("[]"):
-                    popped = [v for v in kept if v in reads]
-                    frame.names[name] = [v for v in kept if v not in reads]
-                    self._drop(popped, now)
+                    self._drop([v for v in values if v in reads], now)
+                    frame.names[name] = [v for v in values if v not in reads]
         joined = _JOINED.search(text)
         if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
             reads = self._joined_parts(frame, now) or reads
             owner, name = self._list_owner(frame, joined[1], reads)
-            kept = owner.names.setdefault(name + "[]", [])
-            parts = tuple(v for v in reads if v not in kept and len(reads) > 1 and v in self.made)
-            kept.extend(parts)
-            self._hold(parts)
-            self._note(owner, name + "[]", parts)
-            if owner is not frame:
-                self._note(frame, f"^{name}[]", parts)
+            parts = owner.names.setdefault(name + "[]", [])
+            self._extend(parts, [v for v in reads if v not in parts and len(reads) > 1 and v in self.made_by])
         self._aliases(frame, text, now)
         listed, frame.listed = frame.listed, (0, "")
         append = _APPEND.match(text)
         if append is not None:
-            frame.names.setdefault(append[1] + "[]", []).extend(self.latest[-1:])
-            self._hold(self.latest[-1:])
-            self._note(frame, append[1] + "[]", self.latest[-1:])
+            self._extend(frame.names.setdefault(append[1] + "[]", []), self.latest[-1:])
             return
         assign = _ASSIGN.match(text)
-        if assign is None:
-            return
-        names = [n.strip(" *") for n in assign[1].split(",")]
+        if assign is not None:
+            names = [name.strip(" *") for name in assign[1].split(",")]
+            self._assign(frame, names, text[assign.end() :].lstrip().startswith("["), listed, now)
+
+    def _assign(self, frame: _Frame, names: list[str], is_list: bool, listed: tuple[int, str], now: int) -> None:
         values = self.latest
         each = self._results(frame.since, now) if len(names) > 1 and len(values) == 1 else ()
         for position, name in enumerate(names):
@@ -171,39 +156,30 @@ class _Walk:
                 self._hold(values[:1])
                 self._drop(self.attributes.pop(key, []), now)
                 self.attributes[key] = list(values[:1])
-                self._note(frame, name, values[:1])
+            elif name == "_" or "." in name:
                 continue
-            if name == "_" or "." in name:
-                continue
-            if len(names) == 1:
-                taken = values[:1]
-                if text[assign.end() :].lstrip().startswith("["):
-                    frame.opened.add(name)
-                    self._list(frame, name, listed, now)
-                    continue
-            elif len(values) != len(names) and len(each) == len(names):
-                taken = each[position : position + 1]
-            elif len(values) == len(names):
-                taken = values[position : position + 1]
+            elif len(names) == 1 and is_list:
+                # `xs = [f(x) for f in fs]`: all that the line makes and later ones read. A comprehension with one call
+                # on its line ends a statement with each turn, and the list goes on
+                frame.opened.add(name)
+                taken = self._results(frame.since, now) or values[:1]
+                self._hold(taken)
+                if listed != (frame.line.line, name):
+                    self._forget(frame, name, now)
+                frame.listed = frame.line.line, name
+                frame.names.setdefault(name + "[]", []).extend(taken)
             else:
-                taken = values if position == 0 else ()
-            self._hold(taken)
-            self._drop(frame.names.pop(name, []), now)
-            self._drop(frame.names.pop(name + "[]", []), now)
-            frame.names[name] = list(taken)
-            self._note(frame, name, taken)
-
-    def _list(self, frame: _Frame, name: str, before: tuple[int, str], now: int) -> None:
-        """`xs = [f(x) for f in fs]`: all that the line makes and later ones read. A comprehension with one call on its
-        line ends a statement with each turn, and the list goes on."""
-        taken = self._results(frame.since, now) or self.latest[:1]
-        self._hold(taken)
-        if before != (frame.line.line, name):
-            self._drop(frame.names.pop(name, []), now)
-            self._drop(frame.names.pop(name + "[]", []), now)
-        frame.listed = frame.line.line, name
-        frame.names.setdefault(name + "[]", []).extend(taken)
-        self._note(frame, name + "[]", taken)
+                if len(names) == 1:
+                    taken = values[:1]
+                elif len(values) != len(names) and len(each) == len(names):
+                    taken = each[position : position + 1]
+                elif len(values) == len(names):
+                    taken = values[position : position + 1]
+                else:
+                    taken = values if position == 0 else ()
+                self._hold(taken)
+                self._forget(frame, name, now)
+                frame.names[name] = list(taken)
 
     def _aliases(self, frame: _Frame, text: str, now: int) -> None:
         """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand
@@ -215,7 +191,7 @@ class _Walk:
         for pattern, value in ((_SECOND, operands[1]), (_FIRST, operands[0])):
             match = pattern.search(text)
             name = match[1] if match is not None else ""
-            made = self.made.get(value, -1)
+            made = self.made_by.get(value, -1)
             if not name or made < frame.began or (name in frame.names and name not in frame.aliases):
                 continue
             if value in frame.names.get(name, ()):
@@ -225,9 +201,6 @@ class _Walk:
                 self._drop([old], max(made, self.last_read.get(old, made)))
             frame.names[name] = [value]
             frame.aliases.add(name)
-
-    def _note(self, frame: _Frame, name: str, values: tuple[str, ...]) -> None:
-        self.taken += [(frame.modules - 1, name, value) for value in values]
 
     def _results(self, since: int, now: int) -> tuple[str, ...]:
         """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
@@ -247,7 +220,7 @@ class _Walk:
         list came with contents: something in it is older than the frame (`self.conv_mid(x, output)`).
         """
         depth = self.frames.index(frame)
-        if depth == 0 or name in frame.opened or not any(self.made.get(v, -1) < frame.began for v in reads):
+        if depth == 0 or name in frame.opened or not any(self.made_by.get(v, -1) < frame.began for v in reads):
             return frame, name
         caller = self.frames[depth - 1]
         passed = _ARGUMENTS.search(caller.line.text)
@@ -255,26 +228,28 @@ class _Walk:
         lists = [a for a in names if a.isidentifier() and a not in caller.names and a not in ("None", "True", "False")]
         if not lists:
             return frame, name
-        moved = caller.names.setdefault(lists[-1] + "[]", [])
         appended = frame.names.pop(name + "[]", [])  # by this frame
-        self._note(frame, f"^{name}[]", tuple(appended))
-        moved.extend(appended)
+        caller.names.setdefault(lists[-1] + "[]", []).extend(appended)
         return caller, lists[-1]
+
+    # -- holders -------------------------------------------------------------------------------------------------
+
+    def _extend(self, values: list[str], more: Iterable[str]) -> None:
+        more = tuple(more)
+        values.extend(more)
+        self._hold(more)
 
     def _hold(self, values: tuple[str, ...]) -> None:
         for value in values:
             self.holders[value] = self.holders.get(value, 0) + 1
+
+    def _forget(self, frame: _Frame, name: str, now: int) -> None:
+        """A name is assigned again, whether it meant a value or a list."""
+        self._drop(frame.names.pop(name, []), now)
+        self._drop(frame.names.pop(name + "[]", []), now)
 
     def _drop(self, values: list[str], now: int) -> None:
         for value in values:
             self.holders[value] -= 1
             if self.holders[value] == 0:
                 self.released[value] = now
-
-    def _return(self, now: int) -> None:
-        frame = self.frames.pop()
-        for values in frame.names.values():
-            self._drop(values, now)
-
-
-__all__ = ["held_until", "names_taken"]

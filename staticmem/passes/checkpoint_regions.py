@@ -1,0 +1,356 @@
+"""Which ops of a graph run under a checkpoint: those that a scenario asks for, and those that the model's code calls.
+
+Asked for are modules by class or path, groups of them, and segments of a Sequential.
+
+An export inlines a call in the model's own code, `x = checkpoint(block, x)`: its ops look like all others. Only the
+source lines of stack traces show it, where the line is in a `forward` (torch.export keeps the frames of no other
+function). A file without traces cannot tell.
+
+Source: torch/utils/checkpoint.py (`checkpoint`, `checkpoint_sequential`: all segments but the last are checkpoints).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from staticmem.errors import UsageError, did_you_mean
+from staticmem.ir.classes import alternatives
+from staticmem.ir.graph import Frame, Graph, Note, Op
+from staticmem.ir.record import record
+from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.scenario.step import SQRT, Scenario
+
+_CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
+_FUNCTION = re.compile(r"\s*([A-Za-z_][\w.]*)")
+_SEGMENTS = re.compile(r"\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
+
+
+@record(frozen=True)
+class Region:
+    """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it."""
+
+    start: int
+    end: int
+    depth: int
+    name: str
+
+    def is_within(self, other: Region) -> bool:
+        return other.start <= self.start and self.end <= other.end and self.depth > other.depth
+
+    def crosses(self, other: Region) -> bool:
+        """Whether two regions are the same calls, or overlap without one being inside of the other."""
+        overlap = self.start < other.end and other.start < self.end
+        return overlap and not self.is_within(other) and not other.is_within(self)
+
+
+def all_regions(graph: Graph, scenario: Scenario) -> tuple[tuple[Region, ...], list[Note]]:
+    """The checkpoints of the scenario, and those of the code that do not contradict them; notes of the latter."""
+    asked = regions_of(graph, scenario)
+    written, notes = written_regions(graph)
+    return _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))}), notes
+
+
+def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
+    """The checkpoints of a scenario in order, outer ones before those inside them.
+
+    Raises:
+        UsageError: a name that no module has, or no Sequential with that many modules.
+    """
+    if not scenario.checkpoint and not scenario.checkpoint_segments:
+        return ()
+    calls = _calls(graph)
+    regions: set[Region] = set()
+    if scenario.checkpoint:
+        regions.update(_groups(_selected(calls, scenario.checkpoint), scenario.checkpoint_every))
+    if scenario.checkpoint_segments:
+        regions.update(_segments(calls, scenario.checkpoint_segments, scenario.checkpoint_sequential))
+    return _in_order(regions)
+
+
+def _in_order(regions: set[Region]) -> tuple[Region, ...]:
+    return tuple(sorted(regions, key=lambda r: (r.start, r.depth, -r.end)))
+
+
+# -- module calls ------------------------------------------------------------------------------------------------
+
+
+@record(frozen=True)
+class _Call:
+    """A module call: the frames down to it, and its ops [start, end)."""
+
+    stack: Stack
+    start: int
+    end: int
+
+    @property
+    def cls(self) -> str:
+        return self.stack[-1].cls
+
+    @property
+    def path(self) -> str:
+        return self.stack[-1].path
+
+
+def _calls(graph: Graph) -> list[_Call]:
+    """Every module call with ops of its own or in modules below it, in order of start."""
+    ended: list[_Call] = []
+    running: list[tuple[Stack, int]] = []
+    stack: Stack = ()
+    last = 0
+    for index, op in enumerate(graph.ops):
+        if not op.modules or op.modules == stack:  # shape arithmetic carries no module: it belongs to what runs
+            last = index + 1 if op.modules else last
+            continue
+        common = common_depth(stack, op.modules)
+        ended.extend(_Call(frames, start, last) for frames, start in running[common:])
+        running[common:] = [(op.modules[: depth + 1], index) for depth in range(common, len(op.modules))]
+        stack, last = op.modules, index + 1
+    ended.extend(_Call(frames, start, last) for frames, start in running)
+    return _joined(graph, _by_start(ended))
+
+
+def _joined(graph: Graph, calls: Sequence[_Call]) -> list[_Call]:
+    """Joins the parts of a call between which a file has ops of a caller (a mask that an export computes in place)."""
+    parts_of: dict[Stack, list[_Call]] = {}
+    for call in calls:
+        parts = parts_of.setdefault(call.stack, [])
+        if parts:
+            gap = {op.modules for op in graph.ops[parts[-1].end : call.start]}
+            if all(call.stack[: len(m)] == m and len(m) < len(call.stack) for m in gap):
+                call = _Call(call.stack, parts.pop().start, call.end)
+        parts.append(call)
+    return _by_start(call for parts in parts_of.values() for call in parts)
+
+
+def _by_start(calls: Iterable[_Call]) -> list[_Call]:
+    return sorted(calls, key=lambda c: (c.start, len(c.stack)))
+
+
+def _by_parent(calls: Sequence[_Call]) -> dict[Stack, list[_Call]]:
+    children: dict[Stack, list[_Call]] = {}
+    for call in calls:
+        children.setdefault(call.stack[:-1], []).append(call)
+    return children
+
+
+def _region(row: Sequence[_Call]) -> Region:
+    first, last = row[0], row[-1]
+    name = first.path if first is last else f"{first.path} to {last.path}"
+    # one call is the module's own frame; more of them are statements of the parent
+    return Region(first.start, last.end, len(first.stack) - (first is not last), name)
+
+
+# -- by class or path --------------------------------------------------------------------------------------------
+
+
+def _selected(calls: Sequence[_Call], selectors: Sequence[str]) -> list[_Call]:
+    selected: set[_Call] = set()
+    for selector in selectors:
+        matches = [call for call in calls if _matches(call, selector)]
+        if not matches:
+            raise _names_no_module(calls, selector)
+        selected.update(matches)
+    return _by_start(selected)
+
+
+def _matches(call: _Call, selector: str) -> bool:
+    if selector and any(selector in (cls, cls.rpartition(".")[2]) for cls in alternatives(call.cls)):
+        return True
+    parts, wanted = call.path.split("."), selector.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)) and bool(call.path)
+
+
+def _names_no_module(calls: Sequence[_Call], selector: str) -> UsageError:
+    classes = {cls.rpartition(".")[2] for call in calls if call.cls for cls in alternatives(call.cls)}
+    paths = {call.path for call in calls if call.path}
+    if not classes and not paths:
+        why = "The file does not say which modules its ops belong to."
+        return UsageError("--checkpoint cannot be used with this file", why, "Export with torch.export.", code="SM163")
+    why = "It is neither a class nor a path of a module of this model."
+    if not classes:
+        why = "It is not the path of a module, and this file does not have the classes of modules."
+    listed = sorted(classes or (path for path in paths if path.count(".") < 2))
+    close = did_you_mean(selector, classes | paths)
+    hint = close if close.startswith("Did") else f"Known: {', '.join(listed[:20])}{', ...' if len(listed) > 20 else ''}"
+    return UsageError(f"--checkpoint '{selector}' names no module", why, hint, code="SM163")
+
+
+def _groups(calls: Sequence[_Call], every: int) -> Iterator[Region]:
+    """`every` calls that follow each other in one parent are one region."""
+    for row in _by_parent(calls).values():
+        for first in range(0, len(row), every):
+            yield _region(row[first : first + every])
+
+
+# -- segments ----------------------------------------------------------------------------------------------------
+
+
+def _segments(calls: Sequence[_Call], segments: int | str, path: str | None) -> Iterator[Region]:
+    """`checkpoint_sequential`: all segments but the last, which takes what the division leaves, are checkpoints."""
+    for sequential, children in _sequentials(calls, path):
+        length = _length(children)
+        wanted = max(1, round(length**0.5)) if segments == SQRT else int(segments)
+        size = length // wanted
+        if size == 0:
+            what = f"--checkpoint-segments {wanted} is more than '{sequential.path}' has modules"
+            raise UsageError(what, f"It has {length}.", f"Use at most {length}, or {SQRT}.", code="SM164")
+        for start in range(0, size * (wanted - 1), size):
+            row = [c for k, c in enumerate(children) if start <= _position(c, k) < start + size]
+            if row:
+                yield _region(row)
+
+
+def _sequentials(calls: Sequence[_Call], path: str | None) -> list[tuple[_Call, list[_Call]]]:
+    """The calls of the Sequential at `path`, or of the one with the most modules, each with its children in order."""
+    children = _by_parent(calls)
+    every = [(c, children[c.stack]) for c in calls if c.stack in children and _is_sequential(c, children[c.stack])]
+    if path is None and every:
+        path = max(every, key=lambda pair: _length(pair[1]))[0].path
+    chosen = [pair for pair in every if pair[0].path == path]
+    if chosen:
+        return chosen
+    paths = sorted({call.path for call, _ in every})
+    what = "this model has no Sequential" if not paths else f"'{path}' is not a Sequential of this model"
+    hint = did_you_mean(path or "", paths) if paths else "Use --checkpoint with the class of its blocks."
+    raise UsageError(what, "--checkpoint-segments divides the modules of a torch.nn.Sequential.", hint, code="SM164")
+
+
+def _is_sequential(call: _Call, children: Sequence[_Call]) -> bool:
+    """By class, or where a file has no classes, by children that are numbered."""
+    if call.cls:
+        return call.cls.rpartition(".")[2] == "Sequential"
+    return all(child.path.rpartition(".")[2].isdigit() for child in children)
+
+
+def _position(call: _Call, index: int) -> int:
+    """A module's place in its Sequential: its number; modules that run no op are not in the graph."""
+    name = call.path.rpartition(".")[2]
+    return int(name) if name.isdigit() and len(name) < 6 else index
+
+
+def _length(children: Sequence[_Call]) -> int:
+    return max((_position(c, k) for k, c in enumerate(children)), default=-1) + 1
+
+
+# -- in the model's code -----------------------------------------------------------------------------------------
+
+
+@record(frozen=True)
+class _Line:
+    """A line with a checkpoint, in one call of the module whose `forward` it is in: the ops [start, end)."""
+
+    frames: Stack
+    text: str
+    start: int
+    end: int
+
+
+def written_regions(graph: Graph) -> tuple[list[Region], list[Note]]:
+    """The checkpoints that source lines show, and what a report has to say of them."""
+    regions: list[Region] = []
+    notes: list[Note] = []
+    lost = 0
+    for line in _lines(graph):
+        of_line = list(_written(graph, line))
+        regions += of_line
+        lost += not of_line
+    if regions:
+        names = list(dict.fromkeys(region.name or "the model" for region in regions))
+        text = (
+            "the model's code calls torch.utils.checkpoint, which was followed (as use_reentrant=False): "
+            f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        )
+        notes.append(Note("assumption", "SM316", text, len(regions)))
+    if lost:
+        text = (
+            "the model's code calls checkpoint_sequential with a number of segments that its line does not show: its "
+            "ops are taken to save everything, so that the peak is too high (--checkpoint-segments says how many)"
+        )
+        notes.append(Note("warning", "SM317", text, lost))
+    return regions, notes
+
+
+def _lines(graph: Graph) -> Iterator[_Line]:
+    """Runs of ops under one line; ops without a trace (shape arithmetic) belong to what is around them."""
+    current: tuple[Stack, str, int, str] | None = None
+    start = last = 0
+    for index, op in enumerate(graph.ops):
+        if not op.stack:
+            continue
+        line = _checkpoint_line(op)
+        if line != current:
+            if current is not None:
+                yield _Line(current[0], current[3], start, last + 1)
+            current, start = line, index
+        last = index
+    if current is not None:
+        yield _Line(current[0], current[3], start, last + 1)
+
+
+def _checkpoint_line(op: Op) -> tuple[Stack, str, int, str] | None:
+    """The outermost line of an op that calls a checkpoint: module frames down to it, file, line, text."""
+    depth = 0
+    for line in op.stack:
+        depth += line.function == "forward"
+        if "checkpoint" in line.text and _CALL.search(line.text) and not line.text.lstrip().startswith("def "):
+            return op.modules[:depth], line.file, line.line, line.text
+    return None
+
+
+def _written(graph: Graph, line: _Line) -> Iterator[Region]:
+    """The regions of a line; none where it does not show the number of segments."""
+    match = _CALL.search(line.text)
+    assert match is not None
+    depth = len(line.frames)
+    parts = _by_child(graph, line)
+    if match["segments"]:
+        segments = _SEGMENTS.match(match["rest"])
+        count = int(segments[1]) if segments is not None else 0
+        size = len(parts) // count if count else 0
+        for first in range(0, size * (count - 1), size or 1):
+            row = parts[first : first + size]
+            yield Region(row[0][1], row[-1][2], depth, f"{_path(row[0][0])} to {_path(row[-1][0])}")
+    elif _are_modules(line, parts, match["rest"]):
+        for child, start, end in parts:
+            yield Region(start, end, depth + 1, _path(child))
+    else:
+        yield Region(line.start, line.end, depth, line.frames[-1].path if line.frames else "")
+
+
+def _path(frame: Frame | None) -> str:
+    return frame.path if frame is not None else ""
+
+
+def _by_child(graph: Graph, line: _Line) -> list[tuple[Frame | None, int, int]]:
+    """The ops of a line by the child module that runs; None for those of the frame itself."""
+    depth = len(line.frames)
+    parts: list[tuple[Frame | None, int, int]] = []
+    for index in range(line.start, line.end):
+        op = graph.ops[index]
+        child = op.modules[depth] if len(op.modules) > depth else None
+        if parts and (not op.modules or parts[-1][0] == child):  # shape arithmetic has no modules
+            parts[-1] = (*parts[-1][:2], index + 1)
+        else:
+            parts.append((child, index, index + 1))
+    return parts
+
+
+def _are_modules(line: _Line, parts: Sequence[tuple[Frame | None, int, int]], rest: str) -> bool:
+    """Whether each call runs one child module: `checkpoint(self.block, x)`, or a loop over children of one list.
+
+    A function or a method (`checkpoint(self._inner, x)`) is one call that may run several.
+    """
+    children = [child.path for child, _, _ in parts if child is not None]
+    if len(children) < len(parts):
+        return False
+    if len(children) == 1:
+        return True
+    given = _FUNCTION.match(rest)
+    own = line.frames[-1].path if line.frames else ""
+    if given is not None and given[1].startswith("self."):
+        named = f"{own}.{given[1][5:]}" if own else given[1][5:]
+        return all(path == named or path.startswith(named + ".") for path in children)
+    lists = {path.rpartition(".")[0] for path in children}
+    return len(lists) == 1 and all(path.rpartition(".")[2].isdigit() for path in children)

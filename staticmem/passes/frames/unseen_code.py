@@ -1,0 +1,130 @@
+"""Python code that stack traces leave out: methods other than `forward`, and functions of torch.nn.functional.
+
+torch.export keeps only the frames of `forward` (torch/fx/proxy.py, `_record_forward_stack_traces_only`). A line such as
+`x = self.forward_features(x)` then stands for a whole function, whose variables no line shows. It is told from a call
+of a child module by the children that run during it and that it does not name.
+
+Of functions of torch.nn.functional that are written in Python only those are listed that hold something longer than its
+last use. Source: torch/nn/functional.py, `gumbel_softmax` (every intermediate has a name until the function returns),
+`local_response_norm` (`div = div.mul(alpha).add(k).pow(beta)`: the name lets go of the pooled tensor when the line is
+done) and `multilabel_soft_margin_loss` (a target that the call's line converts has no other name than the parameter,
+which holds it until the loss is divided by the number of classes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+from staticmem.ir.graph import Frame, Graph, Op, SourceLine
+from staticmem.passes.frames.policy import Stack, common_depth
+
+_METHOD = re.compile(r"\bself\.(\w+)\(")
+_Line = tuple[Stack, str, int]  # a running module call, and where it is
+
+_RETURN = ""  # held until the function returns
+# function -> op whose result has a name -> the op that runs last while it has
+_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "gumbel_softmax": dict.fromkeys(("aten::div", "aten::softmax", "aten::max", "aten::scatter_"), _RETURN),
+    "multilabel_soft_margin_loss": {"aten::to": "aten::div"},
+    "local_response_norm": {"aten::avg_pool2d": "aten::pow", "aten::avg_pool3d": "aten::pow"},
+}
+_FUNCTION = re.compile(rf"\b({'|'.join(_VARIABLES)})\(")
+
+
+def has_unseen_code(graph: Graph) -> bool:
+    """Whether some of the code that handles values is not in the stack traces, or all of it."""
+    return not any(op.stack for op in graph.ops) or bool(values_in_methods(graph))
+
+
+# -- methods -----------------------------------------------------------------------------------------------------
+
+
+def values_in_methods(graph: Graph) -> set[str]:
+    """Names of values that a method which is not in the traces may hold."""
+    lines = _lines_of_methods(graph)
+    values: set[str] = set()
+    producers: dict[str, Op] = {}
+    for op in graph.ops if lines else ():
+        for name in op.refs():
+            producer = producers.get(name)
+            if producer is not None and len(op.stack) >= len(op.modules):
+                level = common_depth(producer.modules, op.modules) - 1
+                if level >= 0 and _place(op, level) in lines:
+                    values.add(name)
+        for name in op.outputs:
+            producers[name] = op
+    return values
+
+
+def _lines_of_methods(graph: Graph) -> set[_Line]:
+    """Lines that call a method, during which children run that they do not name."""
+    children = _children(graph)
+    lines: set[_Line] = set()
+    for op in graph.ops:
+        if len(op.stack) < len(op.modules):
+            continue
+        for level, (module, inner) in enumerate(pairwise(op.modules)):
+            text = _source(op, level).text
+            methods = _METHOD.findall(text)
+            if not methods or all(method in children[module.path] for method in methods):
+                continue
+            child = _child(module, inner)
+            if child and not re.search(rf"\b{re.escape(child)}\b", text):
+                lines.add(_place(op, level))
+    return lines
+
+
+def _children(graph: Graph) -> Mapping[str, set[str]]:
+    """The names of the children that run in each module."""
+    children: dict[str, set[str]] = {}
+    for stack in {op.modules for op in graph.ops}:
+        for outer, inner in pairwise(stack):
+            children.setdefault(outer.path, set()).add(_child(outer, inner))
+    return children
+
+
+def _child(parent: Frame, inner: Frame) -> str:
+    """The name of the child module on the way to `inner`."""
+    prefix = f"{parent.path}." if parent.path else ""
+    below = inner.path.startswith(prefix) and inner.path != parent.path
+    return inner.path[len(prefix) :].split(".", 1)[0] if below else ""
+
+
+def _source(op: Op, level: int) -> SourceLine:
+    """Where a module of an op is. `super().forward(x)` is a frame more: the innermost ones belong to the modules."""
+    return op.stack[len(op.stack) - len(op.modules) + level]
+
+
+def _place(op: Op, level: int) -> _Line:
+    source = _source(op, level)
+    return op.modules[: level + 1], source.file, source.line
+
+
+# -- functions of torch.nn.functional ----------------------------------------------------------------------------
+
+
+def held_in_functions(graph: Graph) -> dict[str, int]:
+    """For results that such a function names: the index of the last op during which it holds them."""
+    held: dict[str, int] = {}
+    ops = graph.ops
+    start = 0
+    while start < len(ops):
+        stop = start + 1
+        while stop < len(ops) and ops[stop].stack in (ops[start].stack, ()):  # an optimiser may have lost some
+            stop += 1
+        call = _FUNCTION.search(ops[start].stack[-1].text) if ops[start].stack else None
+        if call is not None:
+            held.update(_held_in_call(ops[start:stop], start, _VARIABLES[call[1]]))
+        start = stop
+    return held
+
+
+def _held_in_call(ops: tuple[Op, ...], start: int, variables: Mapping[str, str]) -> Mapping[str, int]:
+    """Ops of one line: what they keep, and until which of them."""
+    until = {op.outputs[-1]: variables[op.base] for op in ops if op.base in variables and op.outputs}  # max: the index
+    last = {name: start + index for index, op in enumerate(ops) for name in op.refs()}
+    end = max((last[name] for name in until if name in last), default=start)
+    ends = {op.base: start + index for index, op in enumerate(ops)}
+    return {name: end if base == _RETURN else ends.get(base, end) for name, base in until.items()}
