@@ -1,4 +1,4 @@
-"""Makes the tables of published classes: staticmem/passes/module_names.json and staticmem/passes/inplace.json.
+"""Makes the tables of published classes, in staticmem/passes: frames/published_names.json and inplace.json.
 
     python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt [--state FILE]
 
@@ -92,7 +92,7 @@ def main(versions: str, models: Path, path: Path | None) -> None:
     state.save(path)
     source = f"scripts/class_tables.py; {versions}"
     about = f"names that forward gives results; {source}"
-    write(PACKAGE / "passes" / "module_names.json", about, module_names.table(state.names))
+    write(PACKAGE / "passes" / "frames" / "published_names.json", about, module_names.table(state.names))
     about = f"what classes run in place; {source}"
     write(PACKAGE / "passes" / "inplace.json", about, inplace.table(state.places))
 

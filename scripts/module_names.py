@@ -1,4 +1,4 @@
-"""Names that `forward` of published classes gives results: staticmem/passes/module_names.json.
+"""Names that `forward` of published classes gives results: staticmem/passes/frames/published_names.json.
 
 `class_tables.py` calls this for every model that it runs (`watch`). For every call of a class of torchvision, timm or
 transformers: which name takes each result that the call receives, and which names let go then, so that replaying the
@@ -15,7 +15,7 @@ from typing import Any
 from watch import Held, Observed
 
 from staticmem.ir.graph import Frame
-from staticmem.passes.module_names import Entry, Result, ends, place, results, signature
+from staticmem.passes.frames.published_names import Entry, Result, call_ends, place, results, signature
 
 LAST = "?"  # a result of the last op of a call: whatever takes it lets go at once
 LIBRARIES = ("torchvision.", "timm.", "transformers.")
@@ -38,7 +38,7 @@ def calls_named(seen: Observed) -> Iterator[tuple[Stack, list[tuple[Result, str]
     received: dict[Stack, list[Result]] = {}
     for result in results(seen.graph):
         received.setdefault(result.call, []).append(result)
-    last = ends(seen.graph)
+    last = call_ends(seen.graph)
     passed = {(result.value, len(result.call)) for each in received.values() for result in each}
     for call, found in received.items():
         if call[-1].cls.startswith(LIBRARIES):

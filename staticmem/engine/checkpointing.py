@@ -20,7 +20,7 @@ from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import Ref
 from staticmem.ops import in_place
-from staticmem.passes.regions import Region
+from staticmem.passes.checkpoint_regions import Region
 
 
 class _StopRecomputationError(Exception):

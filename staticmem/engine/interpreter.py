@@ -25,10 +25,9 @@ from staticmem.ops import lookup
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call, fallback
 from staticmem.ops.registry import Rule
-from staticmem.passes.hidden_frames import held_values
-from staticmem.passes.locals import common_depth
+from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.passes.frames.releases import Releases, releases_of
 
-Stack = tuple[Frame, ...]
 # what a rule raises when an argument is not what the ATen schema says
 _RESOLVED = (Ref, tuple)
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
@@ -45,43 +44,11 @@ class Around(Protocol):
         """Op `index` is about to run; the number of ops at the end."""
 
 
-class _Ends:
-    """When the values that ops make end: what the graph and a policy alone say.
-
-    `last_use` has the op during which a value is held last, in the order in which they are made: what ends with one op
-    ends in that order. `locals` has the depth of the frame that keeps it on; `expiring` for each op the names whose
-    last use it is, which is one for most, or none.
-    """
-
-    def __init__(self, graph: Graph, policy: str, training: bool) -> None:
-        read = graph.last_read
-        last: dict[str, int] = {}
-        for index, op in enumerate(graph.ops):
-            for name in op.outputs:
-                at = read.get(name, index)
-                last[name] = at if at > index else index
-        last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
-        held = held_values(graph, policy, training=training)
-        for name, index in held.until.items():
-            last[name] = max(last.get(name, index), index)
-        self.last_use: Mapping[str, int] = last
-        self.locals = held.frames
-        self.expiring: list[str | list[str] | None] = [None] * (len(graph.ops) + 1)
-        for name, index in last.items():
-            names = self.expiring[index]
-            if names is None:
-                self.expiring[index] = name
-            elif type(names) is str:
-                self.expiring[index] = [names, name]
-            else:
-                names.append(name)  # type: ignore[union-attr]
-
-
 class Interpreter:
     """Executes a graph's ops once. `env` maps names to tensors and integers."""
 
     def __init__(
-        self, e: Eager, graph: Graph, cast: WholeModelCast | None = None, locals_policy: str = "expected"
+        self, e: Eager, graph: Graph, cast: WholeModelCast | None = None, releases: Releases | None = None
     ) -> None:
         self.e, self.graph, self.cast = e, graph, cast
         # results of up-casts that only a cast model has: outside of the module they mean the input
@@ -103,11 +70,9 @@ class Interpreter:
         self.unknown: Counter[str] = Counter()
         self.unknown_bytes: Counter[str] = Counter()
         self.covered: Counter[str] = Counter()
-        key = f"ends of values {locals_policy} training={e.training}"
-        known: _Ends | None = graph.derived.get(key)
-        if known is None:
-            known = graph.derived[key] = _Ends(graph, locals_policy, e.training)
-        self.last_use, self.locals, self._expiring = known.last_use, known.locals, known.expiring
+        if releases is None:
+            releases = releases_of(graph, "expected", e.training)
+        self.last_use, self.held_by_frames, self.released_after = releases.last_use, releases.frames, releases.after
 
     def define(self, name: str, tensor: Tensor, lasting: bool = False) -> None:
         """A tensor that someone else owns (parameters, inputs) under a name. `lasting`: to the end, whatever runs, so
@@ -124,10 +89,10 @@ class Interpreter:
     def run_ops(self, start: int, end: int) -> None:
         """Runs the ops of [start, end) and leaves the module frames. `around` is told before each op and at the end."""
         e, around = self.e, self.around
-        expiring = self._expiring
+        released_after = self.released_after
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
-        keeps, frames, frame_of = self.keeps_values or around is not None, self.frames, self.locals
+        keeps, frames, frame_of = self.keeps_values or around is not None, self.frames, self.held_by_frames
         produced = self.produced_in
         self.known, signatures = known_calls(e), self.signatures
         for index in range(start, end):
@@ -146,7 +111,7 @@ class Interpreter:
                 self._run_alone(op)
             else:
                 self._run(op, signature)
-            names = expiring[index]
+            names = released_after[index]
             if names is not None:
                 for name in (names,) if type(names) is str else names:
                     held = owners.pop(name, None)

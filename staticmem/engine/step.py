@@ -25,11 +25,10 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Parameter, Value
 from staticmem.ir.record import record
+from staticmem.passes.checkpoint_regions import Region, all_regions
+from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.graph_notes import notes_of_graph
-from staticmem.passes.kept_attributes import kept_attributes
 from staticmem.passes.pipeline import COUNTED_AGAIN
-from staticmem.passes.regions import Region
-from staticmem.passes.written_checkpoints import all_regions
 from staticmem.scenario.step import Scenario
 
 
@@ -53,7 +52,7 @@ class StepResult:
 def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") -> StepResult:
     """Runs the scenario's step over a graph that the passes prepared for it (`passes.pipeline.for_step`).
 
-    `locals_policy` is one of `training.locals.POLICIES`.
+    `locals_policy` is one of `passes.frames.policy.POLICIES`.
     """
     # reports count these edits as notes of the graph and again as notes of the step
     notes = [note for edit in graph.edits if edit.name in COUNTED_AGAIN for note in edit.notes]
@@ -79,7 +78,8 @@ class _Step:
         self.e = Eager(training=scenario.training)
         self.e.sdpa = scenario.sdpa
         low = scenario.dtype if scenario.dtype in (dtypes.float16, dtypes.bfloat16) else None
-        self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low else None, locals_policy)
+        self.releases = releases = releases_of(graph, locals_policy, scenario.training)
+        self.interpreter = Interpreter(self.e, graph, WholeModelCast(low) if low else None, releases)
         self.interpreter.keeps_values = False
         self.notes: list[Note] = list(notes)
         self.persistent = Owner("model", "")
@@ -164,7 +164,7 @@ class _Step:
 
     def _place_attributes(self) -> None:
         """What modules keep of the step before, until this one assigns it."""
-        for name, p in kept_attributes(self.graph).items():
+        for name, p in self.releases.attributes.items():
             kept = self.interpreter.attributes[name] = Owner("module", name)
             if self.scenario.training:
                 old = self.e.empty(p.value.shape or (), self._cast(p.value.dtype), kernel="model")

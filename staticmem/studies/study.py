@@ -23,7 +23,7 @@ from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
 from staticmem.passes import pipeline
-from staticmem.passes.hidden_frames import has_hidden_frames
+from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
@@ -131,7 +131,7 @@ class Study:
         if scenario.training:
             return self._training_band()
         ends = self._ends_of_inplace()
-        if not has_hidden_frames(graph):
+        if not has_unseen_code(graph):
             if ends is None:
                 return None
             policies = ("expected", "expected")
@@ -186,7 +186,7 @@ class Study:
             notes.append(_unknown(unknown))
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
-        if self.live_band is not None and not self.scenario.training and has_hidden_frames(result.graph):
+        if self.live_band is not None and not self.scenario.training and has_unseen_code(result.graph):
             text = "the file has no stack traces, so which values Python variables keep alive is assumed"
             notes.append(Note("assumption", "SM306", text))
         elif self.live_band is not None:

@@ -15,7 +15,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.liveness import liveness
-from staticmem.passes.regions import Region, regions_of
+from staticmem.passes.checkpoint_regions import Region, regions_of
 from staticmem.scenario.step import Scenario
 
 

@@ -116,10 +116,10 @@ class _Variables:
                     continue
                 candidates[name] = None
                 depth = common_depth(outer, inner)
-                if depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name:
-                    # a module that reads what it returned from its previous call: the name takes the new result
-                    if depth >= len(outer) or outer[depth].path != inner[depth].path:
-                        self.later_arguments.add(name)
+                later = depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name
+                # a module that reads what it returned from its previous call: the name takes the new result
+                if later and (depth >= len(outer) or outer[depth].path != inner[depth].path):
+                    self.later_arguments.add(name)
             for name in op.outputs:
                 producers[name] = op
 

@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from staticmem.ir.classes import alternatives
@@ -106,7 +105,9 @@ def table_of(graph: Graph) -> Table | None:
     return table if table is not None and table.classes else None
 
 
-def with_published_names(graph: Graph, held: Held, table: Table, only_add: bool = False, training: bool = False) -> Held:
+def with_published_names(
+    graph: Graph, held: Held, table: Table, only_add: bool = False, training: bool = False
+) -> Held:
     """`held` of the policy, with what the table says where it says something; `only_add` lets go of nothing."""
     decided, until = _held_by_names(graph, _with_alternatives(graph, table), only_add, training)
     if not decided:

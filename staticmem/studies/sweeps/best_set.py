@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from staticmem.passes.regions import regions_of
+from staticmem.passes.checkpoint_regions import regions_of
 from staticmem.report.sweep import LeverRow
 from staticmem.studies.sweeps.blocks import blocks_to_choose
 from staticmem.studies.sweeps.compute import Counter

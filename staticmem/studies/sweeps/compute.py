@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from staticmem.engine.shapes import known_values
 from staticmem.ir.graph import Graph, Op
 from staticmem.ops.flops import flops
-from staticmem.passes.regions import regions_of
+from staticmem.passes.checkpoint_regions import regions_of
 from staticmem.scenario.step import Scenario
 
 ATTENTION = 2.5  # products of the backward over those of the forward: 5 against 2

@@ -20,7 +20,7 @@ from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.liveness import liveness  # noqa: E402
-from staticmem.passes.written_checkpoints import written_regions  # noqa: E402
+from staticmem.passes.checkpoint_regions import written_regions  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch

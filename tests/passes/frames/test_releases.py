@@ -6,10 +6,11 @@ import pytest
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.passes.hidden_frames import has_hidden_frames, held_values, hidden_values
-from staticmem.passes.locals import Held
-from staticmem.passes.module_names import Table
-from staticmem.passes.source_locals import held_until
+from staticmem.passes.frames.policy import Held
+from staticmem.passes.frames.published_names import Table
+from staticmem.passes.frames.releases import held_values
+from staticmem.passes.frames.source_lines import held_by_lines
+from staticmem.passes.frames.unseen_code import has_unseen_code, values_in_methods
 
 CHILD = SourceLine("linear.py", 10, "forward", "return F.linear(input, self.weight, self.bias)")
 
@@ -29,8 +30,8 @@ def network(*lines: str) -> Graph:
 
 def test_a_method_hides_its_variables() -> None:
     graph = network(*["x = self.features(x)"] * 3)
-    assert has_hidden_frames(graph)
-    assert hidden_values(graph) == {"v0", "v1"}
+    assert has_unseen_code(graph)
+    assert values_in_methods(graph) == {"v0", "v1"}
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,8 @@ def test_a_method_hides_its_variables() -> None:
 )
 def test_children_that_are_named_hide_nothing(lines: tuple[str, str, str]) -> None:
     graph = network(*lines)
-    assert not has_hidden_frames(graph)
-    assert hidden_values(graph) == set()
+    assert not has_unseen_code(graph)
+    assert values_in_methods(graph) == set()
 
 
 def test_only_inference_guesses_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +50,9 @@ def test_only_inference_guesses_at_them(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(graph)
         return set()
 
-    monkeypatch.setattr("staticmem.passes.hidden_frames.hidden_values", hidden)
+    monkeypatch.setattr("staticmem.passes.frames.unseen_code.values_in_methods", hidden)
     graph = network(*["x = self.features(x)"] * 3)
-    assert held_values(graph, training=True) == Held(until=held_until(graph))
+    assert held_values(graph, training=True) == Held(until=held_by_lines(graph))
     assert not asked
     held_values(graph)
     assert asked == [graph]
@@ -59,15 +60,15 @@ def test_only_inference_guesses_at_them(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_traces_everything_is_hidden() -> None:
     builder = Builder(x=(4, 8))
-    assert has_hidden_frames(builder.graph(builder.call("relu.default", Ref("x"))))
+    assert has_unseen_code(builder.graph(builder.call("relu.default", Ref("x"))))
 
 
 def test_names_of_published_classes_tell_of_functions_that_traces_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table({"Net": {"a": "kept'", "b": "y'", "c": ""}})
-    monkeypatch.setattr("staticmem.passes.hidden_frames.known_names", lambda classes: table)
+    monkeypatch.setattr("staticmem.passes.frames.published_names.table_of", lambda graph: table)
     graph = network(*["x = self.features(x)"] * 3)
     assert held_values(graph).until == {"v0": 2, "v1": 2, "v2": 2}
-    assert held_values(graph, "last-use") == Held(until=held_until(graph))
+    assert held_values(graph, "last-use") == Held(until=held_by_lines(graph))
 
 
 def test_what_modules_keep_in_evaluation_mode_is_kept_although_traces_are_of_training(
@@ -75,9 +76,9 @@ def test_what_modules_keep_in_evaluation_mode_is_kept_although_traces_are_of_tra
 ) -> None:
     """LeViT computes its attention biases anew in training, and keeps them afterwards."""
     table = Table({"Net": {"a": "", "b": "", "c": ""}}, {}, {"Net": {"a": ["self.cache[]"]}})
-    monkeypatch.setattr("staticmem.passes.hidden_frames.known_names", lambda classes: table)
+    monkeypatch.setattr("staticmem.passes.frames.published_names.table_of", lambda graph: table)
     graph = network("x = self.a(x)", "x = self.b(x)", "x = self.c(x)")
-    traced = held_until(graph)
+    traced = held_by_lines(graph)
     assert traced["v0"] == 1
     assert held_values(graph).until == {**traced, "v0": 2}
     assert held_values(graph, training=True).until == traced

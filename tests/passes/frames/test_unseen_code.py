@@ -5,7 +5,7 @@ from __future__ import annotations
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.passes.torch_functions import held_within
+from staticmem.passes.frames.unseen_code import held_in_functions
 
 
 def gumbel(text: str) -> Graph:
@@ -25,11 +25,11 @@ def gumbel(text: str) -> Graph:
 def test_all_names_of_gumbel_softmax_last_until_it_returns() -> None:
     graph = gumbel("z = F.gumbel_softmax(x, tau=0.7, hard=True)")
     end = next(index for index, op in enumerate(graph.ops) if op.outputs == ("result",))
-    assert held_within(graph) == dict.fromkeys(("gumbels", "soft", "index", "hard"), end)
+    assert held_in_functions(graph) == dict.fromkeys(("gumbels", "soft", "index", "hard"), end)
 
 
 def test_other_lines_say_nothing() -> None:
-    assert held_within(gumbel("z = self.choose(x)")) == {}
+    assert held_in_functions(gumbel("z = self.choose(x)")) == {}
 
 
 def test_a_local_response_norm_lets_go_of_the_pool_after_the_power() -> None:
@@ -39,7 +39,7 @@ def test_a_local_response_norm_lets_go_of_the_pool_after_the_power() -> None:
     b.call("pow.Tensor_Scalar", b.call("add.Scalar", b.call("mul.Tensor", pooled, 1e-4), 1.0), 0.75, name="power")
     graph = b.graph(b.call("div.Tensor", Ref("x"), Ref("power")))
     power = next(index for index, op in enumerate(graph.ops) if op.outputs == ("power",))
-    assert held_within(graph) == {"pooled": power}
+    assert held_in_functions(graph) == {"pooled": power}
 
 
 def test_a_converted_target_lasts_until_the_loss_is_divided() -> None:
@@ -55,4 +55,4 @@ def test_a_converted_target_lasts_until_the_loss_is_divided() -> None:
     b.call("div.Tensor", loss, 8, name="quotient")
     graph = b.graph(b.call("mean", Ref("quotient")))
     divided = next(index for index, op in enumerate(graph.ops) if op.outputs == ("quotient",))
-    assert held_within(graph) == {"target": divided}
+    assert held_in_functions(graph) == {"target": divided}

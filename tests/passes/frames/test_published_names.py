@@ -16,15 +16,23 @@ torch = pytest.importorskip("torch")  # its exports are among the cases
 
 from local_models import MODELS  # noqa: E402
 from small_graphs import Builder  # noqa: E402
-from test_source_locals import exported  # noqa: E402
+from test_source_lines import exported  # noqa: E402
 
 from staticmem.ir.graph import Graph, Ref  # noqa: E402
-from staticmem.passes.hidden_frames import held_values  # noqa: E402
-from staticmem.passes.locals import Held, held_locals  # noqa: E402
-from staticmem.passes.module_names import Names, Table, known_names, place, results, signature, with_known_names  # noqa: E402
-from staticmem.passes.source_locals import held_until  # noqa: E402
+from staticmem.passes.frames.policy import Held, held_by_policy  # noqa: E402
+from staticmem.passes.frames.published_names import (  # noqa: E402
+    Names,
+    Table,
+    place,
+    published,
+    results,
+    signature,
+    with_published_names,
+)
+from staticmem.passes.frames.releases import held_values  # noqa: E402
+from staticmem.passes.frames.source_lines import held_by_lines  # noqa: E402
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 X = Ref("x")
 BLOCK = "a:lib.Block"
 
@@ -35,7 +43,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.delitem(sys.modules, "module_names", raising=False)
     made = importlib.import_module("module_names")
-    monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn.", "test_module_names."))
+    monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn.", "test_published_names."))
     return made, importlib.import_module("watch")
 
 
@@ -54,7 +62,7 @@ def block(extra: bool = False) -> Graph:
 
 def until(graph: Graph, names: Names | Table, held: Held | None = None) -> dict[str, int]:
     table = names if isinstance(names, Table) else Table(names)
-    return dict(with_known_names(graph, held or Held(), table).until)
+    return dict(with_published_names(graph, held or Held(), table).until)
 
 
 def test_a_name_holds_until_it_is_assigned_again_or_forward_returns() -> None:
@@ -82,8 +90,8 @@ def test_attributes_live_on() -> None:
 def test_a_child_that_the_table_lacks_leaves_the_call_to_the_policy() -> None:
     names: Names = {"lib.Block": {"conv": "y", "norm": "y", "aten::neg": [""], "aten::sin": ["z"], "aten::add": [""]}}
     policy = Held({"norm": 1})
-    assert with_known_names(block(extra=True), policy, Table(names)) == policy
-    assert with_known_names(block(), policy, Table(names)).frames == {}
+    assert with_published_names(block(extra=True), policy, Table(names)) == policy
+    assert with_published_names(block(), policy, Table(names)).frames == {}
 
 
 def test_results_that_differed_leave_the_call_to_the_policy() -> None:
@@ -93,7 +101,7 @@ def test_results_that_differed_leave_the_call_to_the_policy() -> None:
 
 def test_the_upper_bound_lets_go_of_nothing() -> None:
     names: Names = {"lib.Block": {"conv": "y", "norm": "", "aten::neg": [""], "aten::sin": [""], "aten::add": [""]}}
-    found = with_known_names(block(), Held({"norm": 1}), Table(names), only_add=True)
+    found = with_published_names(block(), Held({"norm": 1}), Table(names), only_add=True)
     assert found.frames == {"norm": 1}
     assert found.until == {"conv": 4}
 
@@ -102,8 +110,8 @@ def test_the_upper_bound_has_the_known_names_of_calls_that_are_not_all_known() -
     """DLA's tree: `bottom` is known, and a child that only some trees have is not; the policy alone let `bottom` go."""
     names: Names = {"lib.Block": {"conv": "bottom", "norm": "y", "aten::neg": [""], "aten::sin": [""]}}
     graph = block(extra=True)
-    assert with_known_names(graph, Held(), Table(names)) == Held()
-    assert with_known_names(graph, Held(), Table(names), only_add=True).until == {"conv": 5, "norm": 5}
+    assert with_published_names(graph, Held(), Table(names)) == Held()
+    assert with_published_names(graph, Held(), Table(names), only_add=True).until == {"conv": 5, "norm": 5}
 
 
 def test_producers_are_children_numbers_or_ops() -> None:
@@ -166,8 +174,8 @@ def test_what_evaluation_mode_keeps_is_no_matter_of_training() -> None:
     b = Builder(x=(4, 4))
     b.ops = list(block().ops)
     graph = b.graph(b.within().call("cos", b.call("neg", Ref("sum"))))
-    assert with_known_names(graph, Held(), table).until == {"conv": len(graph.ops) - 1}
-    assert with_known_names(graph, Held(), table, training=True).until == {}
+    assert with_published_names(graph, Held(), table).until == {"conv": len(graph.ops) - 1}
+    assert with_published_names(graph, Held(), table, training=True).until == {}
 
 
 def test_slices_that_take_all_do_not_count() -> None:
@@ -182,7 +190,7 @@ def test_slices_that_take_all_do_not_count() -> None:
 
 def test_the_table_is_well_formed() -> None:
     name = re.compile(r"(\^\[\]|(self\.)?[A-Za-z_][\w.]*'*~*(\.\d+)?(\[\])?)?( -[A-Za-z_][\w.]*'*~*(\.\d+)?(\[\])?)*")
-    table = known_names()
+    table = published()
     assert len(table.classes) > 500
     assert {*table.calls, *table.evaluation} <= set(table.classes)
 
@@ -217,7 +225,7 @@ def test_a_published_block_without_traces_is_not_left_to_the_policy() -> None:
         parts.append(y)
     y = b.within(osa, mid).call("cat", tuple(parts), 1, name="joined")
     graph = b.graph(b.within(osa, "b.conv_concat:ConvNormAct").call("exp", y, name="out"))
-    assert held_locals(graph).frames["y0"] == 2
+    assert held_by_policy(graph).frames["y0"] == 2
     found = held_values(graph)
     assert found.until["y0"] == 4
     assert "y0" not in found.frames
@@ -229,9 +237,9 @@ def replayed(made: dict[str, Any]) -> Table:
 
 
 def test_single_classes_are_found_without_reading_all() -> None:
-    every = known_names()
+    every = published()
     wanted = ["timm.models.vovnet.OsaBlock", "timm.models.levit.Attention", "timm.models.levit.Attention2", "a\n.b"]
-    some = known_names(frozenset(wanted))
+    some = published(frozenset(wanted))
     assert set(some.classes) == set(wanted[:2])
     assert all(some.classes[cls] == every.classes[cls] for cls in wanted[:2])
     assert some.evaluation["timm.models.levit.Attention"] == {"aten::index": ["self.attention_bias_cache[]"]}
@@ -249,7 +257,7 @@ def test_what_the_script_sees_is_what_stack_traces_say(
     names.collect(watch.observed(model().train(), (torch.ones(6, 6),)), seen)
     bare = replace(graph, ops=tuple(replace(op, stack=()) for op in graph.ops))
     last = {name: index for index, op in enumerate(graph.ops) for name in (*op.outputs, *op.refs())}
-    theirs = {n: i for n, i in held_until(graph).items() if i > last[n]}
+    theirs = {n: i for n, i in held_by_lines(graph).items() if i > last[n]}
     mine = {n: i for n, i in until(bare, replayed(names.table(seen))).items() if i > last[n]}
     assert mine == theirs
 
@@ -294,10 +302,10 @@ def test_functions_that_forward_calls_are_seen(scripts: tuple[ModuleType, Module
     ops = [op.base.removeprefix("aten::") for op in watched.graph.ops]
     assert ops == ["relu", "exp", "neg", "relu", "add", "sin", "tan", "cos", "add", "abs", "sqrt"]
     made = {op.outputs[0]: name for op, name in zip(watched.graph.ops, ops, strict=True)}
-    held = {made[v]: ops[i] for v, i in with_known_names(watched.graph, Held(), table, training=True).until.items()}
+    held = {made[v]: ops[i] for v, i in with_published_names(watched.graph, Held(), table, training=True).until.items()}
     # `kept` until `inner` returns, `y` until it is assigned again and then until `inner` returns; `first` until `del`
     assert held == {"relu": "add", "exp": "neg", "neg": "add", "sin": "tan", "tan": "sqrt"}
-    held = {made[v]: ops[i] for v, i in with_known_names(watched.graph, Held(), table).until.items()}
+    held = {made[v]: ops[i] for v, i in with_published_names(watched.graph, Held(), table).until.items()}
     assert held["cos"] == "sqrt"
 
 
@@ -325,8 +333,8 @@ def test_calls_with_the_same_children_are_told_apart_by_their_ops(scripts: tuple
     watched = watch.observed(torch.nn.Sequential(Shifted(True), Shifted(False)), (torch.ones(6, 6),))
     names.collect(watched, seen)
     made = names.table(seen)
-    assert made["test_module_names.Shifted"]["names"]["a"] is None
-    until = with_known_names(watched.graph, Held(), replayed(made), training=True).until
+    assert made["test_published_names.Shifted"]["names"]["a"] is None
+    until = with_published_names(watched.graph, Held(), replayed(made), training=True).until
     ops = {op.outputs[0]: op.base.removeprefix("aten::") for op in watched.graph.ops}
     last = [(ops[value], watched.graph.ops[until[value]].base) for value in ops if ops[value] == "relu"]
     assert last == [("relu", "aten::neg"), ("relu", "aten::exp")]
@@ -341,7 +349,7 @@ def test_repeated_layers_and_lists_have_entries_for_any_number(scripts: tuple[Mo
     by_count = names.entry("aten::view", {2: ["a", "b"], 3: ["a", "c", "d"]})
     assert by_count == {"2": ["a", "b"], "3": ["a", "c", "d"]}
     table = Table({"lib.Block": {"conv": {"1": ["y"], "2": ["z", "z"]}, "norm": {"2": ["", ""]}}})
-    assert with_known_names(block(), Held(), table, only_add=True).until == {"conv": 4}
+    assert with_published_names(block(), Held(), table, only_add=True).until == {"conv": 4}
     assert names.entry("layers", {2: ["a", None], 3: ["a", "c", "d"]}) == ["a", None, "d"]
 
 

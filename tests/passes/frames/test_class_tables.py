@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")  # what the script watches
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 VERSIONS = "lib 1.0"
 
 
@@ -25,8 +25,9 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         monkeypatch.delitem(sys.modules, name, raising=False)
     made = importlib.import_module("class_tables")
     monkeypatch.setattr(made, "PACKAGE", tmp_path)
-    for table, entry in (("passes/module_names", {"names": {"conv": "y"}}), ("passes/inplace", {"act": True})):
-        (tmp_path / table).parent.mkdir(exist_ok=True)
+    entries = {"passes/frames/published_names": {"names": {"conv": "y"}}, "passes/inplace": {"act": True}}
+    for table, entry in entries.items():
+        (tmp_path / table).parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"about": "", "classes": {"lib.Old": entry}})
         (tmp_path / f"{table}.json").write_text(text, encoding="utf-8")
     (tmp_path / "models.txt").write_text("a\nstops\nb\n", encoding="utf-8")
@@ -61,7 +62,7 @@ def test_a_stopped_run_goes_on_behind_the_model_that_it_was_at(
     made = table(tmp_path, "passes/inplace")
     assert made["classes"] == {"lib.Old": {"act": True}, "lib.a": {"act": True}, "lib.b": {"act": False}}
     assert made["about"].endswith(VERSIONS)
-    names = table(tmp_path, "passes/module_names")["classes"]
+    names = table(tmp_path, "passes/frames/published_names")["classes"]
     assert {cls: entry["names"] for cls, entry in names.items()} == {
         "lib.Old": {"conv": "y"}, "lib.a": {"conv": "x_a"}, "lib.b": {"conv": "x_b"}
     }  # fmt: skip
@@ -80,4 +81,4 @@ def test_models_that_fail_are_said_and_left_out(
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("a: seen")
     assert said[1].startswith("stops: ValueError 'no such model'")
-    assert set(table(tmp_path, "passes/module_names")["classes"]) == {"lib.Old"}
+    assert set(table(tmp_path, "passes/frames/published_names")["classes"]) == {"lib.Old"}

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
-from staticmem.passes.source_locals import held_until  # noqa: E402
+from staticmem.passes.frames.source_lines import held_by_lines  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -119,7 +119,7 @@ def written(*lines: tuple[str, int]) -> Graph:
     ([("xs.append(f(x))", 1), ("x = f(x)", 2), ("xs = [f(x)]", 3), ("return f(x)", 4)], {"v0": 2, "v1": 3, "v2": 3}),
 ])  # fmt: skip
 def test_statements(lines: list[tuple[str, int]], held: dict[str, int]) -> None:
-    assert held_until(written(*lines)) == held
+    assert held_by_lines(written(*lines)) == held
 
 
 def test_a_list_lives_as_long_as_the_name_that_is_joined() -> None:
@@ -132,7 +132,7 @@ def test_a_list_lives_as_long_as_the_name_that_is_joined() -> None:
     b.stack = (SourceLine("m.py", 3, "forward", "x = torch.cat(parts, 1)"),)
     out = b.call("cat", tuple(values), 1)
     b.stack = (SourceLine("m.py", 4, "forward", "return f(x)"),)
-    assert held_until(b.graph(b.call("sin", out))) == {"v0": 3, "v1": 3, "v2": 3}
+    assert held_by_lines(b.graph(b.call("sin", out))) == {"v0": 3, "v1": 3, "v2": 3}
 
 
 def test_a_list_ends_where_its_name_is_assigned_again() -> None:
@@ -141,7 +141,7 @@ def test_a_list_ends_where_its_name_is_assigned_again() -> None:
     for number, text in enumerate(("x = f(x)", "x = g(x)", "x = torch.cat(parts, dim)", "parts = f(x)", "return f(x)")):
         b.stack = (SourceLine("m.py", number, "forward", text),)
         b.call("cat", (Ref("v0"), Ref("v1"))) if number == 2 else b.call("sin", Ref("x"))
-    held = held_until(b.graph(Ref("v4")))
+    held = held_by_lines(b.graph(Ref("v4")))
     assert (held["v0"], held["v1"]) == (3, 3)
 
 
@@ -168,10 +168,10 @@ def test_whose_list_is_joined(first: str, older: bool, until: int) -> None:
     b.call("cat", (h, made[0]) if older else tuple(made), 1)
     b.within().stack = (SourceLine("m.py", 3, "forward", "return f(x)"),)
     b.call("sin", Ref("v3"))
-    assert held_until(b.graph(Ref("v4")))["v1"] == until
+    assert held_by_lines(b.graph(Ref("v4")))["v1"] == until
 
 
 def test_no_traces_no_claims() -> None:
     b = Builder(x=(4,))
-    assert held_until(b.graph(b.call("sin", Ref("x")))) == {}
-    assert held_until(Builder().graph()) == {}
+    assert held_by_lines(b.graph(b.call("sin", Ref("x")))) == {}
+    assert held_by_lines(Builder().graph()) == {}

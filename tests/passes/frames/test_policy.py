@@ -8,7 +8,7 @@ import pytest
 from small_graphs import Builder
 
 from staticmem.ir.graph import Frame, Graph, Ref
-from staticmem.passes.locals import POLICIES, common_depth, held_locals
+from staticmem.passes.frames.policy import POLICIES, common_depth, held_by_policy
 
 X = Ref("x")
 CHILD, OTHER = "a:Block", "b:Block"
@@ -106,12 +106,12 @@ RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
 
 @pytest.mark.parametrize(("make", "held"), RULES, ids=lambda v: getattr(v, "__name__", ""))
 def test_expected(make: Callable[[], Graph], held: dict[str, int]) -> None:
-    assert held_locals(make()).frames == held
+    assert held_by_policy(make()).frames == held
 
 
 @pytest.mark.parametrize("make", [make for make, _ in RULES], ids=lambda v: v.__name__)
 def test_the_policies_enclose_each_other(make: Callable[[], Graph]) -> None:
-    last, expected, named = (held_locals(make(), p).frames for p in ("last-use", "expected", "named"))
+    last, expected, named = (held_by_policy(make(), p).frames for p in ("last-use", "expected", "named"))
     assert set(last) <= set(expected) <= set(named)
     assert last == {}
     assert POLICIES == ("expected", "last-use", "named")
@@ -136,8 +136,8 @@ def test_what_must_have_a_name(first: tuple[object, ...], readers: list[tuple[ob
     for target, *others in readers:
         b.call(str(target), p, *others)
     graph = b.graph(b.call("sin", X))
-    assert ("p" in held_locals(graph, "named").frames) is held
-    assert "p" not in held_locals(graph).frames
+    assert ("p" in held_by_policy(graph, "named").frames) is held
+    assert "p" not in held_by_policy(graph).frames
 
 
 def test_a_joined_list_with_something_from_outside_may_be_the_callers() -> None:
@@ -145,8 +145,8 @@ def test_a_joined_list_with_something_from_outside_may_be_the_callers() -> None:
     p = b.call("relu", X, name="p")
     b.within(CHILD)
     graph = b.graph(b.call("cat", (p, b.call("exp", X, name="q"), b.call("neg", X, name="r"))))
-    assert held_locals(graph, "named").frames == {"p": 0, "q": 0, "r": 0}
-    assert held_locals(graph).frames == {"p": 1, "q": 1, "r": 1}
+    assert held_by_policy(graph, "named").frames == {"p": 0, "q": 0, "r": 0}
+    assert held_by_policy(graph).frames == {"p": 1, "q": 1, "r": 1}
 
 
 def test_the_argument_of_a_call_lives_until_the_product_of_its_result() -> None:
@@ -156,8 +156,8 @@ def test_the_argument_of_a_call_lives_until_the_product_of_its_result() -> None:
     inner = b.within(CHILD).call("exp", p)
     inner = b.call("neg", inner)
     graph = b.graph(b.within().call("mul.Tensor", Ref("gamma"), inner))
-    assert held_locals(graph).until == {"p": 3}
-    assert held_locals(graph, "last-use").until == {}
+    assert held_by_policy(graph).until == {"p": 3}
+    assert held_by_policy(graph, "last-use").until == {}
 
 
 def test_depth() -> None:
