@@ -68,7 +68,7 @@ def snapshot(path: str, _: random.Random) -> None:
 
 def config(path: str, _: random.Random) -> None:
     from staticmem.config.discover import read
-    from staticmem.studies.sweeps.points import points
+    from staticmem.studies.points import points
 
     points(read(path), None, {}, {})
 
@@ -120,7 +120,7 @@ def gpus(path: str, _: random.Random) -> None:
 
 def prices(path: str, _: random.Random) -> None:
     from staticmem.devices.gpus import cards
-    from staticmem.studies.sizing.prices import load
+    from staticmem.studies.prices import load
 
     load(path, cards())
 
@@ -416,7 +416,7 @@ _PT2 = (
     "frontends/fields", "ir/expressions",
 )  # fmt: skip
 _YAML = ("devices/documents",)
-_CONFIG = ("config/document", "config/config", "config/kinds", "studies/sweeps/points", "config/discover")
+_CONFIG = ("config/document", "config/config", "config/kinds", "studies/points", "config/discover")
 
 TARGETS: dict[str, Target] = {
     "pt2": Target("pt2", "json", small_exports, analyse, _PT2, archive),
@@ -429,7 +429,7 @@ TARGETS: dict[str, Target] = {
     "toml": Target("toml", "bytes", tables, config, _CONFIG),
     "profile": Target("yaml", "yaml", profiles, profile, ("devices/profile", *_YAML)),
     "gpus": Target("yaml", "yaml", catalogs, gpus, ("devices/gpus", *_YAML)),
-    "prices": Target("yaml", "yaml", price_lists, prices, ("studies/sizing/prices", *_YAML)),
+    "prices": Target("yaml", "yaml", price_lists, prices, ("studies/prices", *_YAML)),
     "report": Target("json", "json", small_reports, report, ("report/load",)),
     "diff": Target("json", "json", small_reports, diff, ("report/load", "report/changes", "report/diff", "cli/diff")),
     "record": Target("json", "json", records, record, ("validate/load", "validate/aggregate", "validate/calibrate")),

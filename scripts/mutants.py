@@ -111,14 +111,14 @@ AREAS: dict[str, list[str]] = {
     **{f"parallel/{name}.py": _PARALLEL for name in (
         "ddp", "facts", "fsdp", "pipeline", "rank", "tensor", "zero", "zero3",
     )},
-    **{f"scenarios/{name}.py": ["tests/studies/sweeps/test_scenarios_by_hand.py", "tests/studies/sweeps/test_levers.py"]
+    **{f"scenarios/{name}.py": ["tests/studies/test_scenarios_by_hand.py", "tests/studies/test_levers.py"]
        for name in ("best_set", "levers")},
-    "scenarios/largest.py": ["tests/studies/sweeps/test_largest.py"],
-    "scenarios/points.py": ["tests/studies/sweeps/test_scenarios_by_hand.py", "tests/studies/sweeps/test_sweep.py",
-                            "tests/studies/sweeps/test_config.py"],
-    "scenarios/check.py": ["tests/studies/sweeps/test_check.py"],
-    "scenarios/blocks.py": ["tests/studies/sweeps/test_structure.py", "tests/studies/sweeps/test_levers.py"],
-    "scenarios/structure.py": ["tests/studies/sweeps/test_structure.py"],
+    "scenarios/largest.py": ["tests/studies/test_largest.py"],
+    "scenarios/points.py": ["tests/studies/test_scenarios_by_hand.py", "tests/studies/test_sweep.py",
+                            "tests/studies/test_config.py"],
+    "scenarios/check.py": ["tests/studies/test_budgets.py"],
+    "scenarios/blocks.py": ["tests/studies/test_structure.py", "tests/studies/test_levers.py"],
+    "scenarios/structure.py": ["tests/studies/test_structure.py"],
     **{f"sizing/{name}.py": ["tests/sizing"] for name in ("build", "levers", "prices", "search")},
 }  # fmt: skip
 

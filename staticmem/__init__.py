@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from staticmem.report.model import Report as Report
-    from staticmem.studies.api import analyze
-    from staticmem.studies.sweeps.api import levers, max_batch
-    from staticmem.studies.sweeps.sweep import sweep
+    from staticmem.studies.api import analyze, levers, max_batch
+    from staticmem.studies.sweep import sweep
 
 __all__ = ["Report", "StaticmemError", "__version__", "analyze", "levers", "max_batch", "sweep"]
 
@@ -23,9 +22,9 @@ from staticmem.version import __version__
 _PLACES = {
     "analyze": "staticmem.studies.api",
     "Report": "staticmem.report.model",
-    "sweep": "staticmem.studies.sweeps.sweep",
-    "max_batch": "staticmem.studies.sweeps.api",
-    "levers": "staticmem.studies.sweeps.api",
+    "sweep": "staticmem.studies.sweep",
+    "max_batch": "staticmem.studies.api",
+    "levers": "staticmem.studies.api",
 }
 
 

@@ -131,7 +131,7 @@ def _name_passes(study: Study) -> None:
 
 def _largest(study: Study) -> LargestBatch:
     """The largest batch on the card that was named."""
-    from staticmem.studies.sweeps.largest import largest_batch, no_card
+    from staticmem.studies.largest import largest_batch, no_card
 
     if study.request.gpu is None:
         raise no_card()
@@ -154,7 +154,7 @@ def _page(study: Study, largest: LargestBatch | None, args: argparse.Namespace) 
 def _levers(study: Study) -> tuple[LeverRow, ...] | None:
     """What would make the step smaller, for graphs of which a score of steps takes no more than seconds."""
     from staticmem.report.html import LeverRow
-    from staticmem.studies.sweeps.levers import levers
+    from staticmem.studies.levers import levers
 
     if len(study.result.graph.ops) > LEVERS_LIMIT:
         return None

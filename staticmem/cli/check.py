@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put, style_of
     from staticmem.cli.progress import Progress
     from staticmem.report.formats import check as check_text
-    from staticmem.studies.sweeps.check import check
-    from staticmem.studies.sweeps.points import points
-    from staticmem.studies.sweeps.sweep import run as evaluate
+    from staticmem.studies.budgets import check
+    from staticmem.studies.points import points
+    from staticmem.studies.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

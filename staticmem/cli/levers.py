@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.report.formats.levers import render, verdict
     from staticmem.report.json import plain_text
     from staticmem.studies import Study
-    from staticmem.studies.sweeps.levers import levers
+    from staticmem.studies.levers import levers
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

@@ -131,7 +131,7 @@ def config_of(args: argparse.Namespace) -> Config:
         UsageError: a config is given twice.
     """
     from staticmem.config.config import Config
-    from staticmem.studies.sweeps.sweep import is_config
+    from staticmem.studies.sweep import is_config
 
     if args.model is not None and is_config(args.model):
         if args.config is not None:

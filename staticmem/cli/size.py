@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.source import model_path
     from staticmem.devices import gpus
     from staticmem.studies import Study
-    from staticmem.studies.sizing.build import Options, size
-    from staticmem.studies.sweeps.sweep import is_config
+    from staticmem.studies.sizing import Options, size
+    from staticmem.studies.sweep import is_config
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     cards = choose(args, names or (config.gpus if config is not None else ()))
     prices = {}
     if args.prices is not None:
-        from staticmem.studies.sizing.prices import load
+        from staticmem.studies.prices import load
 
         prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.words])

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.progress import Progress
     from staticmem.report.formats import sweep as render
     from staticmem.report.json import plain_text
-    from staticmem.studies.sweeps.points import parse_axes, points
-    from staticmem.studies.sweeps.sweep import run as evaluate
+    from staticmem.studies.points import parse_axes, points
+    from staticmem.studies.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = args.jobs or os.cpu_count() or 1
     with Progress("configurations", args.quiet) as bar:
         if args.max_batch:
-            from staticmem.studies.sweeps.largest import with_largest
+            from staticmem.studies.largest import with_largest
 
             found = with_largest(made, cards, jobs=jobs, progress=bar.update)
         else:

@@ -2,7 +2,7 @@
 
 Who looks for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and cuDNN
 change what a replay does, never the step. Only steps of graphs that are kept themselves are (`frontends.recent`), so
-nothing is held for long that nobody else holds. What is kept is never changed (`tests/test_steps.py`).
+nothing is held for long that nobody else holds. What is kept is never changed (`tests/studies/test_steps.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from staticmem.devices.gpus import cards
 from staticmem.devices.profile import version
 from staticmem.frontends.onnx import loops as loops_of_onnx
 from staticmem.report.json import dumps
-from staticmem.studies.sizing.prices import load as load_prices
+from staticmem.studies.prices import load as load_prices
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = str(ROOT / "models" / "seed.pt2")

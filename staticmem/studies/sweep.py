@@ -13,9 +13,9 @@ from staticmem.config.config import Config, load
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.report.sweep import SCHEMA, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
-from staticmem.studies.sweeps.evaluate import Done, key_of
-from staticmem.studies.sweeps.measure import Found, Measured, measure
-from staticmem.studies.sweeps.points import Point, points, settings_of, varying
+from staticmem.studies.evaluate import Done, key_of
+from staticmem.studies.measure import Found, Measured, measure
+from staticmem.studies.points import Point, points, settings_of, varying
 
 METERS = ("live", "device")
 CHUNK = 8  # configurations of a task whose every step is run: enough to be worth a process, few enough to show progress
@@ -136,7 +136,7 @@ def _tasks(made: Sequence[Point], device: bool) -> list[Task]:
 
 
 def _size_and_kind(request: Request) -> Request:
-    from staticmem.studies.sweeps.evaluate import OPTIMIZER_WORDS, without_words
+    from staticmem.studies.evaluate import OPTIMIZER_WORDS, without_words
 
     return replace(without_words(request, OPTIMIZER_WORDS), batch=None)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from staticmem.studies import Request, Study
-from staticmem.studies.sweeps.levers import candidates
-from staticmem.studies.sweeps.points import plain
+from staticmem.studies.levers import candidates
+from staticmem.studies.points import plain
 
-SEED = Path(__file__).parents[3] / "models" / "seed.pt2"
-BLOCKS = Path(__file__).parents[2] / "data" / "graphs" / "mlp_blocks.pt2"
+SEED = Path(__file__).parents[2] / "models" / "seed.pt2"
+BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"
 
 
 def offered(path: Path = SEED, **words: Any) -> list[dict[str, Any]]:

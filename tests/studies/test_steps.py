@@ -19,7 +19,7 @@ from staticmem.studies import Request, Study, request_of, steps
 from staticmem.studies.export import EXPORTS
 from staticmem.studies.page import page
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 ADAM = Request(optimizer="adam", batch=2)
 # what a replay or a report depends on, and a step does not
 ALIKE: tuple[dict[str, Any], ...] = (

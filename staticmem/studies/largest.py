@@ -16,10 +16,10 @@ from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import LargestBatch
 from staticmem.report.sweep import CardFit, Sweep
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.sweeps.evaluate import key_of
-from staticmem.studies.sweeps.measure import on_card
-from staticmem.studies.sweeps.points import Point
-from staticmem.studies.sweeps.structure import Affine, Core, curves, take_apart
+from staticmem.studies.evaluate import key_of
+from staticmem.studies.measure import on_card
+from staticmem.studies.points import Point
+from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
 ROUNDS = 8  # of solving and running again at what was found: two are enough where there is one structure
@@ -231,7 +231,7 @@ def with_largest(
     Raises:
         UsageError: no card is given.
     """
-    from staticmem.studies.sweeps.sweep import run
+    from staticmem.studies.sweep import run
 
     if not gpus:
         raise no_card()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from staticmem.passes.checkpoint_regions import regions_of
 from staticmem.report.sweep import LeverRow
-from staticmem.studies.sweeps.blocks import blocks_to_choose
-from staticmem.studies.sweeps.compute import Counter
+from staticmem.studies.blocks import blocks_to_choose
+from staticmem.studies.compute import Counter
 
 if TYPE_CHECKING:
-    from staticmem.studies.sweeps.levers import Bench
+    from staticmem.studies.levers import Bench
 
 MOST_RUNS = 64  # analyses of one search
 
@@ -109,7 +109,7 @@ def _groups(bench: Bench, budget: int) -> LeverRow | None:
 
 def _row(bench: Bench, selectors: tuple[str, ...], every: int, count: int) -> LeverRow:
     from staticmem.report.sweep import SAME
-    from staticmem.studies.sweeps.levers import Lever
+    from staticmem.studies.levers import Lever
 
     words = {"checkpoint": selectors, "checkpoint_every": every}
     what = f"{len(selectors)} of {count} blocks" if every == 1 else f"all blocks, {every} together"

@@ -9,9 +9,9 @@ from staticmem.report.sizing import Lever
 from staticmem.report.sweep import TRAINING
 from staticmem.scenario.request import as_flags
 from staticmem.studies import Request, Study
-from staticmem.studies.sizing.bench import Ask, Bench
-from staticmem.studies.sweeps.blocks import repeated_blocks
-from staticmem.studies.sweeps.levers import candidates
+from staticmem.studies.bench import Ask, Bench
+from staticmem.studies.blocks import repeated_blocks
+from staticmem.studies.levers import candidates
 
 DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
 

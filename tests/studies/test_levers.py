@@ -17,11 +17,11 @@ from staticmem.report.sweep import Levers, cheapest
 from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Request, Study
-from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks
-from staticmem.studies.sweeps.compute import Counter
-from staticmem.studies.sweeps.levers import levers
+from staticmem.studies.blocks import last_layer, repeated_blocks
+from staticmem.studies.compute import Counter
+from staticmem.studies.levers import levers
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 RESNET = MODELS / "resnet18.pt2"
 
 

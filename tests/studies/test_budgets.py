@@ -15,10 +15,10 @@ from staticmem.config.config import Budget
 from staticmem.report.formats import check as check_text
 from staticmem.report.markdown import escape
 from staticmem.report.sweep import Check, ErrorInfo, Outcome
-from staticmem.studies.sweeps.check import check
-from staticmem.studies.sweeps.sweep import sweep
+from staticmem.studies.budgets import check
+from staticmem.studies.sweep import sweep
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "resnet18.pt2"
 
 

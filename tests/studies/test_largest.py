@@ -10,9 +10,9 @@ import pytest
 import staticmem
 from staticmem.errors import UsageError
 from staticmem.studies import Request, Study
-from staticmem.studies.sweeps.largest import largest_batch
+from staticmem.studies.largest import largest_batch
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_fixed_batch_is_told_with_the_node(tmp_path: Path) -> None:
 
 def test_in_a_sweep() -> None:
     from staticmem.config.config import Config
-    from staticmem.studies.sweeps.largest import with_largest
-    from staticmem.studies.sweeps.points import points
+    from staticmem.studies.largest import with_largest
+    from staticmem.studies.points import points
 
     made = points(Config(), str(MODELS / "seed.pt2"), {}, {"batch": (1, 2, 3), "optimizer": ("sgd", "adam")})
     found = with_largest(made, ("2GiB",))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from staticmem.errors import StaticmemError
 from staticmem.report.sweep import MAY_FIT, CardFit
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.sweeps.evaluate import Done, Outcome, Row, evaluate, row_of
+from staticmem.studies.evaluate import Done, Outcome, Row, evaluate, row_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
             found = Measured(row_of(one), tuple(on_card(one, gpu) for gpu in gpus))
         if not largest:
             return found
-        from staticmem.studies.sweeps.largest import largest_batch
+        from staticmem.studies.largest import largest_batch
 
         cards = [replace(card, max_batch=largest_batch(one, card.gpu)) for card in found.cards]
         return replace(found, cards=tuple(cards))

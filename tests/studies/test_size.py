@@ -27,11 +27,11 @@ from staticmem.report.json import plain_text
 from staticmem.report.sizing import Sizing
 from staticmem.report.style import Style
 from staticmem.studies import Study, request_of
-from staticmem.studies.sizing.bench import Ask, Bench
-from staticmem.studies.sizing.build import Options, size
-from staticmem.studies.sizing.search import last, rungs
+from staticmem.studies.bench import Ask, Bench
+from staticmem.studies.sizing import Options, size
+from staticmem.studies.sizing_search import last, rungs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 BLOCKS = ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"
 RESNET = ROOT / "models" / "resnet50.pt2"
 SOME = ("rtx-3070", "t4", "l40s", "h100-sxm-80gb", "mi300x")

@@ -12,10 +12,10 @@ from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, Card
 from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import FUSED, OPTIMIZERS
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.sweeps.blocks import last_layer, repeated_blocks
-from staticmem.studies.sweeps.compute import Counter
-from staticmem.studies.sweeps.evaluate import Progress, row_of
-from staticmem.studies.sweeps.measure import on_card
+from staticmem.studies.blocks import last_layer, repeated_blocks
+from staticmem.studies.compute import Counter
+from staticmem.studies.evaluate import Progress, row_of
+from staticmem.studies.measure import on_card
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
             if progress is not None:
                 progress(index + 1, len(listed))
     if budget is not None and study.scenario.training:
-        from staticmem.studies.sweeps.best_set import best_set
+        from staticmem.studies.checkpoints import best_set
 
         best = best_set(bench, budget)
         if best is not None:

@@ -13,10 +13,10 @@ from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import SCHEMA, CardRow, Count, Point, Price, Sizing
 from staticmem.report.verdict import step_name
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.sizing.bench import LIMIT, Ask, Bench
-from staticmem.studies.sizing.levers import block_class, levers
-from staticmem.studies.sizing.recommend import recommend
-from staticmem.studies.sizing.search import Batches, batch_range, fewest
+from staticmem.studies.bench import LIMIT, Ask, Bench
+from staticmem.studies.recommend import recommend
+from staticmem.studies.sizing_levers import block_class, levers
+from staticmem.studies.sizing_search import Batches, batch_range, fewest
 from staticmem.version import __version__
 
 REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded

@@ -16,7 +16,7 @@ import numpy as np
 
 from staticmem.errors import StaticmemError
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.sweeps.structure import Affine, Core, Curves, OptimizerPart, curves, take_apart
+from staticmem.studies.structure import Affine, Core, Curves, OptimizerPart, curves, take_apart
 
 # Words that change the optimizer's part of a step and nothing else of it. Whatever else a request says divides groups.
 # That they change nothing else is checked at every step that is run: `_Group._add`.

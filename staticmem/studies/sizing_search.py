@@ -10,7 +10,7 @@ from staticmem.errors import StaticmemError
 from staticmem.ir.model_file import ModelFile
 from staticmem.report.sizing import Count
 from staticmem.studies import Request
-from staticmem.studies.sizing.bench import Ask, Bench
+from staticmem.studies.bench import Ask, Bench
 from staticmem.units import format_bytes
 
 MOST_BATCH = 1 << 16

@@ -15,16 +15,16 @@ from staticmem.devices.gpus import Gpu
 from staticmem.devices.meters import on_device
 from staticmem.devices.sizing import TIGHT, Fit, verdict
 from staticmem.studies import Study, request_of
+from staticmem.studies.bench import Ask, Bench
 from staticmem.studies.cards import card_rows
 from staticmem.studies.device import device_of
-from staticmem.studies.sizing.bench import Ask, Bench
-from staticmem.studies.sizing.build import Options, size
-from staticmem.studies.sizing.search import rungs
-from staticmem.studies.sweeps.largest import largest_batch
-from staticmem.studies.sweeps.measure import on_card
+from staticmem.studies.largest import largest_batch
+from staticmem.studies.measure import on_card
+from staticmem.studies.sizing import Options, size
+from staticmem.studies.sizing_search import rungs
 from staticmem.studies.verdicts import Verdicts, largest_of, on
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 OPEN = ROOT / "models" / "resnet50.onnx"  # of an inference nobody knows what variables the code kept
 SUMS = ROOT / "tests" / "data" / "graphs" / "vit_b_16.pt2"  # its backward has sums over many rows
 MIB = 1 << 20

@@ -10,10 +10,10 @@ import pytest
 
 from staticmem.errors import StaticmemError
 from staticmem.studies import Request, Study
-from staticmem.studies.sweeps.evaluate import Row, evaluate
-from staticmem.studies.sweeps.structure import Affine, take_apart
+from staticmem.studies.evaluate import Row, evaluate
+from staticmem.studies.structure import Affine, take_apart
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 
 

@@ -20,9 +20,9 @@ from staticmem.report.formats.sweep import render_csv
 from staticmem.report.json import plain_text
 from staticmem.report.schema import schema
 from staticmem.report.sweep import Sweep
-from staticmem.studies.sweeps.points import parse_axes, points, settings_of
+from staticmem.studies.points import parse_axes, points, settings_of
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 SEED, RESNET = str(MODELS / "seed.pt2"), str(MODELS / "resnet18.pt2")
 
 
