@@ -1,4 +1,4 @@
-"""A YAML or TOML file as nodes that know their place. It is read as hostile input: bounded in size, depth and count.
+"""YAML and other plain data as nodes that know their place. A file is hostile input: bounded in size, depth and count.
 
 Only plain data is read: mappings with text keys, lists, text, numbers, true, false and null. No tag makes an object, no
 alias can multiply what is read, merge keys (`<<`) are not followed.
@@ -6,29 +6,26 @@ alias can multiply what is read, merge keys (`<<`) are not followed.
 
 from __future__ import annotations
 
+import errno
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from staticmem import files
 from staticmem.errors import StaticmemError
 
-if TYPE_CHECKING:
-    import yaml
-
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
 MAX_NODES = 20_000
+TOO_DEEP = f"It may have {MAX_DEPTH} levels."
 
 UNREADABLE, MALFORMED = "SM192", "SM193"
 
 
 class DocumentError(StaticmemError):
-    """A config that cannot be read, or that says what is not known. `what` begins with file:line:column."""
+    """A document that cannot be read, or that says what is not known. `what` begins with file:line:column."""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A value and where it stands. `value` is None, bool, int, float, str, a list of nodes, or a dict of (key, value)
     nodes by name. `line` and `column` count from 1; None: the format does not tell. `path`: `train.loss`."""
 
@@ -58,61 +55,63 @@ class Node:
         text = str(self.value)
         return f"'{text[:60]}{'...' if len(text) > 60 else ''}'"
 
+    def plain(self) -> Any:
+        """The value as dicts, lists, texts and numbers."""
+        if isinstance(self.value, dict):
+            return {name: value.plain() for name, (_, value) in self.value.items()}
+        return [value.plain() for value in self.value] if isinstance(self.value, list) else self.value
+
+
+def malformed(what: str, why: str, hint: str = "Is it another file?") -> DocumentError:
+    return DocumentError(what, why, hint, MALFORMED)
+
 
 def read_yaml(path: str) -> Node:
     """The root of a YAML file; an empty file is an empty mapping.
 
     Raises:
-        DocumentError: it cannot be read, is not YAML, or is larger than a config can be.
+        DocumentError: it cannot be read, is not YAML, or is too large.
     """
     return parse_yaml(read_text(path), path)
 
 
 def read_text(path: str) -> str:
-    """The text of a config file, at most 1 MiB of it."""
+    """The text of a file in UTF-8, at most 1 MiB of it."""
     try:
         if os.path.isdir(path):
-            raise DocumentError(f"{path} is a directory", "A config is one file.", "Name the file in it.", UNREADABLE)
-        with files.opened(path) as file:
-            data = file.read(MAX_BYTES + 1)
+            raise DocumentError(f"{path} is a directory", "One file is read.", "Name the file in it.", UNREADABLE)
+        data = files.read(path, MAX_BYTES)
     except OSError as error:
-        raise DocumentError(
-            f"{path} cannot be read", f"{error.strerror or error}.", "'staticmem init' writes a config.", UNREADABLE
-        ) from error
-    if len(data) > MAX_BYTES:
-        raise DocumentError(
-            f"{path} is too large for a config", "It has more than 1 MiB.", "Is it another file?", MALFORMED
-        )
+        if error.errno == errno.EFBIG:
+            raise malformed(f"{path} is too large", "It has more than 1 MiB.") from error
+        why = f"{error.strerror or error}."
+        raise DocumentError(f"{path} cannot be read", why, "'staticmem init' writes a config.", UNREADABLE) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DocumentError(
-            f"{path} is not text", f"Byte {error.start} is not UTF-8.", "A config is YAML in UTF-8.", MALFORMED
-        ) from error
+        raise malformed(f"{path} is not text", f"Byte {error.start} is not UTF-8.") from error
 
 
 def parse_yaml(text: str, file: str) -> Node:
     """The root of a YAML text."""
-    import yaml
+    import yaml  # most starts read no YAML
 
     loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_depth(text, file, loader)
-        made = loader(text)
+        composer = loader(text)
         try:
-            root = made.get_single_node()
-            return Node({}, file, 1, 1) if root is None else _Builder(made, file).node(root, "", 0)
+            root = composer.get_single_node()
+            return Node({}, file, 1, 1) if root is None else _Builder(composer, file).node(root, "", 0)
         finally:
-            made.dispose()
+            composer.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
-        raise DocumentError(
-            f"{where}: not YAML", f"{(error.problem or error.context or 'It cannot be parsed').capitalize()}.",
-            "Check indentation, colons and quotes there.", MALFORMED,
-        ) from error  # fmt: skip
+        why = f"{(error.problem or error.context or 'It cannot be parsed').capitalize()}."
+        raise malformed(f"{where}: not YAML", why, "Check indentation, colons and quotes there.") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(f"{file}: not YAML", " ".join(str(error).split()), "Is it a config?", MALFORMED) from error
+        raise malformed(f"{file}: not YAML", " ".join(str(error).split())) from error
 
 
 def _check_depth(text: str, file: str, loader: type[Any]) -> None:
@@ -125,70 +124,55 @@ def _check_depth(text: str, file: str, loader: type[Any]) -> None:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             mark: Any = event.start_mark
-            raise DocumentError(
-                f"{file}:{mark.line + 1}:{mark.column + 1}: nested too deeply",
-                f"A config has at most {MAX_DEPTH} levels.", "Is it another file?", MALFORMED,
-            )  # fmt: skip
+            raise malformed(f"{file}:{mark.line + 1}:{mark.column + 1}: nested too deeply", TOO_DEEP)
 
 
 class _Builder:
     def __init__(self, loader: Any, file: str) -> None:
         self.loader, self.file, self.count = loader, file, 0
 
-    def node(self, found: yaml.Node, path: str, depth: int) -> Node:
-        import yaml
-
-        mark: Any = found.start_mark
-        line, column = mark.line + 1, mark.column + 1
-        place = Node(None, self.file, line, column, path)
+    def node(self, source: Any, path: str, depth: int) -> Node:
+        mark = source.start_mark
+        place = Node(None, self.file, mark.line + 1, mark.column + 1, path)
         self.count += 1
         if self.count > MAX_NODES or depth > MAX_DEPTH:  # aliases lead to the same place again and again
-            raise DocumentError(
-                f"{place.place}: too much in a config", f"Aliases make it more than {MAX_NODES} values.",
-                "Write it without aliases.", MALFORMED,
-            )  # fmt: skip
-        value: Any
-        if isinstance(found, yaml.SequenceNode):
-            value = [self.node(child, f"{path}[{i}]", depth + 1) for i, child in enumerate(found.value)]
-        elif isinstance(found, yaml.MappingNode):
-            value = self._mapping(found, path, depth)
+            why = f"Aliases make it more than {MAX_NODES} values."
+            raise malformed(f"{place.place}: too many values", why, "Write it without aliases.")
+        if source.id == "sequence":
+            value: Any = [self.node(child, f"{path}[{i}]", depth + 1) for i, child in enumerate(source.value)]
+        elif source.id == "mapping":
+            value = self._mapping(source, path, depth)
         else:
-            value = self._scalar(found, place)
-        return Node(value, self.file, line, column, path)
+            value = self._scalar(source, place)
+        return place._replace(value=value)
 
-    def _mapping(self, found: yaml.MappingNode, path: str, depth: int) -> dict[str, tuple[Node, Node]]:
+    def _mapping(self, source: Any, path: str, depth: int) -> dict[str, tuple[Node, Node]]:
         members: dict[str, tuple[Node, Node]] = {}
-        for key, value in found.value:
+        for key, value in source.value:
             name = self.node(key, path, depth + 1)
             if isinstance(name.value, list | dict):
-                raise DocumentError(f"{name.place}: a key is not text", "", "Keys are words.", MALFORMED)
+                raise malformed(f"{name.place}: a key is not text", "", "Keys are words.")
             text = str(key.value)
             if text in members:
-                raise DocumentError(
-                    f"{name.place}: '{text[:60]}' is given twice", f"First at {members[text][0].place}.",
-                    "Keep one of them.", MALFORMED,
-                )  # fmt: skip
+                why = f"First at {members[text][0].place}."
+                raise malformed(f"{name.place}: '{text[:60]}' is given twice", why, "Keep one of them.")
             below = f"{path}.{text}" if path else text
-            members[text] = (Node(text, self.file, name.line, name.column, below), self.node(value, below, depth + 1))
+            members[text] = (name._replace(value=text, path=below), self.node(value, below, depth + 1))
         return members
 
-    def _scalar(self, found: Any, place: Node) -> Any:
-        tag = str(found.tag).removeprefix("tag:yaml.org,2002:")
-        text = str(found.value)
+    def _scalar(self, source: Any, place: Node) -> Any:
+        tag = str(source.tag).removeprefix("tag:yaml.org,2002:")
+        text = str(source.value)
         if tag in ("bool", "float", "null") or (tag == "int" and len(text) <= 40):
             try:
-                return self.loader.construct_object(found)
+                return self.loader.construct_object(source)
             except (LookupError, AttributeError) as error:  # PyYAML's own: `!!int ''`, `!!bool x`
-                raise DocumentError(
-                    f"{place.place}: the value is not what its tag says", f"{text[:60]!r} is no {tag}.",
-                    "Leave the tag out.", MALFORMED,
-                ) from error  # fmt: skip
+                what, why = f"{place.place}: the value is not what its tag says", f"{text[:60]!r} is no {tag}."
+                raise malformed(what, why, "Leave the tag out.") from error
         if tag in ("str", "timestamp", "int", "value", "merge"):
-            return text  # a number of hundreds of digits, or a date, is no value of a config: the reader will say so
-        raise DocumentError(
-            f"{place.place}: the tag {str(found.tag)[:60]} is not read", "A config has plain values only.",
-            "Leave the tag out.", MALFORMED,
-        )  # fmt: skip
+            return text  # the reader refuses a number of hundreds of digits, and a date where it is none
+        what = f"{place.place}: the tag {str(source.tag)[:60]} is not read"
+        raise malformed(what, "Values are plain.", "Leave the tag out.")
 
 
 def of_plain(value: Any, file: str, path: str, depth: int = 0) -> Node:
@@ -198,17 +182,14 @@ def of_plain(value: Any, file: str, path: str, depth: int = 0) -> Node:
         DocumentError: it is nested too deeply.
     """
     if depth > MAX_DEPTH:
-        raise DocumentError(
-            f"{file}: nested too deeply", f"A config has at most {MAX_DEPTH} levels.", "Is it another file?", MALFORMED
-        )
-    below = depth + 1
+        raise malformed(f"{file}: nested too deeply", TOO_DEEP)
     if isinstance(value, dict):
-        made = {
-            str(k): (Node(str(k), file, path=f"{path}.{k}"), of_plain(v, file, f"{path}.{k}", below))
-            for k, v in value.items()
+        places = {str(k): (f"{path}.{k}", v) for k, v in value.items()}
+        value = {
+            k: (Node(k, file, path=place), of_plain(v, file, place, depth + 1)) for k, (place, v) in places.items()
         }
-        return Node(made, file, path=path)
-    if isinstance(value, list):
-        return Node([of_plain(v, file, f"{path}[{i}]", below) for i, v in enumerate(value)], file, path=path)
-    plain = value if isinstance(value, bool | int | float | str) or value is None else str(value)
-    return Node(plain, file, path=path)
+    elif isinstance(value, list):
+        value = [of_plain(v, file, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
+    elif not isinstance(value, bool | int | float | str) and value is not None:
+        value = str(value)
+    return Node(value, file, path=path)

@@ -174,7 +174,7 @@ def test_a_profile_of_ones_own_replaces_the_figures(tmp_path: Path) -> None:
     ("words", "code"),
     [
         ({"torch_version": "new"}, "SM403"),
-        ({"alloc_conf": "expandable:True"}, "SM150"),
+        ({"alloc_conf": "expandable:True"}, "SM144"),
         ({"cudnn": "guess"}, "SM134"),
         ({"profile": "/nowhere/profile.yaml"}, "SM401"),
     ],

@@ -120,7 +120,7 @@ def parse_settings(text: str | None) -> Settings:
 
 
 def _error(what: str, why: str, hint: str) -> UsageError:
-    return UsageError(what, why, hint, code="SM150")
+    return UsageError(what, why, hint, code="SM144")
 
 
 def _options(text: str) -> list[tuple[str, str]]:

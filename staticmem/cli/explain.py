@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from staticmem.documents import read_yaml
 from staticmem.errors import UsageError, did_you_mean
 
 DESCRIPTION = "What the code of an error, warning or assumption means. Without a code, the list of all."
@@ -29,10 +30,8 @@ def add_parser(verbs: Any) -> None:
 
 def entries() -> dict[str, tuple[str, str]]:
     """Title and text of every code."""
-    import yaml
-
-    found = yaml.safe_load((Path(__file__).with_name("codes.yaml")).read_text(encoding="utf-8"))
-    return {code: (entry["title"], entry["text"]) for code, entry in found.items()}
+    texts = read_yaml(str(Path(__file__).with_name("codes.yaml"))).plain()  # a code that is there twice is an error
+    return {code: (entry["title"], entry["text"]) for code, entry in texts.items()}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from staticmem.config.config import Config, Words, load, of_node
 from staticmem.config.locate import CONFIG_VARIABLE, PREFIX, find
-from staticmem.documents import MALFORMED, DocumentError, of_plain, read_text
+from staticmem.documents import DocumentError, malformed, of_plain, read_text
 from staticmem.errors import did_you_mean
 from staticmem.scenario.request import OPTIONS
 
@@ -26,26 +26,18 @@ def _read_toml(path: str) -> Config:
     try:
         import tomllib
     except ImportError as error:  # Python 3.10
-        raise DocumentError(
-            f"{path} cannot be read with this Python",
-            "tomllib came with Python 3.11.",
-            "Use a staticmem.yaml.",
-            MALFORMED,
-        ) from error
+        what = f"{path} cannot be read with this Python"
+        raise malformed(what, "tomllib came with Python 3.11.", "Use a staticmem.yaml.") from error
     text = read_text(path)
     if _DOTTED.search(text):
-        raise DocumentError(
-            f"{path} is nested too deeply", "A key of it has more than 64 parts.", "Is it another file?", MALFORMED
-        )
+        raise malformed(f"{path} is nested too deeply", "A key of it has more than 64 parts.")
     try:
         document: Any = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits another
         why = "A number has too many digits" if "int_max_str_digits" in str(error) else str(error)
-        raise DocumentError(f"{path} is not TOML", f"{why}.", "Correct it there.", MALFORMED) from error
+        raise malformed(f"{path} is not TOML", f"{why}.", "Correct it there.") from error
     except RecursionError as error:
-        raise DocumentError(
-            f"{path} is nested too deeply", "A config has a few levels.", "Is it another file?", MALFORMED
-        ) from error
+        raise malformed(f"{path} is nested too deeply", "A config has a few levels.") from error
     for part in ("tool", "staticmem"):
         document = document.get(part, {}) if isinstance(document, dict) else {}
     return of_node(of_plain(document, path, "tool.staticmem"), os.path.dirname(path), versioned=False)

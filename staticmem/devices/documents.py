@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from staticmem import files
+from staticmem.documents import DocumentError, parse_yaml
 from staticmem.errors import UsageError, did_you_mean
 
 CODE = "SM401"  # a hardware file that cannot be used
 MAX_BYTES = 4 << 20  # the largest of the package has 60 KiB
-MAX_DEPTH = 20
 _HERE = Path(__file__).parent
 
 
@@ -23,7 +23,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = files.read(path, MAX_BYTES)
         document = _built_json(path, data)
         if document is None:
-            document = _parse(data)
+            document = _parse(data, path)
     except OSError as error:
         raise UsageError(f"cannot read {path}", str(error.strerror or error), code=CODE) from error
     except ValueError as error:
@@ -31,33 +31,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return table(document, path, "the file")
 
 
-def _parse(data: bytes) -> Any:
-    import yaml
+def _parse(data: bytes, path: Path) -> Any:
+    """The plain data of a YAML text.
 
+    Raises:
+        ValueError: it is none, or too much.
+    """
     try:
-        # libyaml's parser is ten times as fast; both build plain data only
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        text = data.decode("utf-8")
-        _check(yaml.parse(text, Loader=loader))
-        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
-    except (yaml.YAMLError, TypeError, RecursionError) as error:  # TypeError: a key that is a list
-        raise ValueError(str(error)) from error
-    except (LookupError, AttributeError) as error:  # PyYAML's own: `!!int ''`, `!!bool x`, `!!timestamp x`
-        raise ValueError("a value is not what its tag says") from error
-
-
-def _check(events: Iterable[Any]) -> None:
-    """Bounds what the loader, which recurses in C, will build: depth, and aliases, which would multiply it."""
-    import yaml
-
-    depth = 0
-    for event in events:
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it has an alias (*{event.anchor}), which these files do not need")
+        return parse_yaml(data.decode("utf-8"), str(path)).plain()
+    except DocumentError as error:
+        raise ValueError(f"{error.what.removeprefix(f'{path}:')}. {error.why}") from error
 
 
 # Reading JSON takes a twentieth of the time, and a start without PyYAML. A build writes the package's YAML files as
@@ -80,7 +63,7 @@ def write_json(folder: Path = _HERE) -> None:
     """Writes the YAML files of a copy of this folder as JSON too."""
     for path in sorted(folder.rglob("*.yaml")):
         data = path.read_bytes()
-        text = json.dumps({"crc32": crc32(data), "document": _parse(data)}, separators=(",", ":"), default=str)
+        text = json.dumps({"crc32": crc32(data), "document": _parse(data, path)}, separators=(",", ":"))
         path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 

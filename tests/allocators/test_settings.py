@@ -69,7 +69,7 @@ def test_bad(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_settings(text)
     assert len(str(caught.value).splitlines()) == 3
-    assert caught.value.code == "SM150"
+    assert caught.value.code == "SM144"
 
 
 def test_a_misspelt_option_is_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from staticmem.cli import explain
 from staticmem.cli.main import main
+from staticmem.documents import DocumentError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +47,10 @@ def test_page_is_fresh(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--overwrite-golden"):
         path.write_text(explain.page(), encoding="utf-8", newline="\n")
     assert path.read_text(encoding="utf-8") == explain.page()
+
+
+def test_a_code_that_stands_twice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "codes.yaml").write_text("SM100: {title: a, text: b.}\nSM100: {title: c, text: d.}\n", encoding="utf-8")
+    monkeypatch.setattr(explain, "__file__", str(tmp_path / "explain.py"))
+    with pytest.raises(DocumentError, match="'SM100' is given twice"):
+        explain.entries()

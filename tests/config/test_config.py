@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "a: b: c\n": ("not YAML", "quotes"),
     "version: 1\n? [a]\n: b\n": ("a key is not text", "words"),
     "[" * 5000: ("nested too deeply", "another file"),
-    "a: &a [*a]\n": ("too much in a config", "without aliases"),
+    "a: &a [*a]\n": ("too many values", "without aliases"),
     "version: 1\ntrain: {<<: {batch: 1}}\n": ("unknown key '<<'", "docs/config.md"),
 }  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_what_is_wrong_has_a_place_and_a_way_out(text: str) -> None:
 def test_aliases_do_not_multiply() -> None:
     lines = ["version: 1", "a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
     lines += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    with pytest.raises(DocumentError, match="too much"):
+    with pytest.raises(DocumentError, match="too many values"):
         parsed("\n".join(lines))
 
 
