@@ -62,7 +62,7 @@ def snapshot(path: str, _: random.Random) -> None:
 
     found = snapshots.read(path)
     compared = snapshot_compare.compare(found, found)
-    snapshot_compare.to_json(compared)
+    snapshot_compare.render_json(compared)
     snapshot_compare.render(compared)
 
 

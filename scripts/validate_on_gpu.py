@@ -118,7 +118,7 @@ def main() -> int:
     if not records:
         print("No record was made.")
         return 1
-    print("\n" + aggregate.render_table(aggregate.errors(records), aggregate.verdicts(records)))
+    print("\n" + aggregate.render(aggregate.summary(records)))
     if args.device == "cuda":
         _profile(records, folder)
     print(f"Records are in {folder}. docs/validate.md says how to send them.")

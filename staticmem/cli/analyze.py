@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli import scenario, session
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import one_of, positive
+from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
+    from staticmem.report.formats import Format
     from staticmem.report.html import LeverRow
-    from staticmem.report.model import LargestBatch
+    from staticmem.report.model import LargestBatch, Report
     from staticmem.studies import Study
 
 RUNTIMES = ("torch", "onnxruntime")
-FORMATS = ("table", "json", "html", "md", "snapshot", "perfetto")
-EXPORTS = ("snapshot", "perfetto")  # of the allocator's replay: for viewers, not for readers
-SUFFIXES = {
-    "json": "json", "txt": "table", "html": "html", "md": "md", "pickle": "snapshot", "perfetto.json": "perfetto",
-}  # fmt: skip
+FORMATS = Formats("report")
 
 LEVERS_LIMIT = 1_000  # ops: each lever is a step of its own
 
@@ -82,34 +80,24 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found an unknown op."""
     from dataclasses import replace
 
-    from staticmem.cli.output import check_target, emit, put
+    from staticmem.cli.output import check_target, put
     from staticmem.cli.source import model_path
     from staticmem.studies import ALL, Study, without_cycle_search
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     if args.runtime == "onnxruntime":
-        return session.run(args, kind)
+        return session.run(args, chosen.name)
     session.check_not_given(args)
-    wanted = scenario.request(args, top=ALL if args.explain_peak and kind == "json" else args.top)
+    wanted = scenario.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
     with model_path(scenario.model_of(args)) as path, without_cycle_search():
         study = Study.open(path, wanted)
         largest = _largest(study) if args.max_batch else None
         if largest is not None and wanted.batch is None:
             study = study.ask(replace(wanted, batch=max(largest.batch, 1)))
-        if kind in EXPORTS:
-            from staticmem.studies.export import EXPORTS as MAKERS
-
-            exported, report = MAKERS[kind](study), None
-        elif kind == "html":
-            exported, report = _page(study, largest, args), None
-        else:
-            exported, report = None, replace(study.report, max_batch=largest)
-    if report is not None:
-        emit(report, kind, args)
-    elif exported is not None:
-        put(exported, args)
+        data = _rendered(study, largest, chosen, args)
+    put(data, args)
     if args.verbose:
         _name_passes(study)
     unknown = sorted(study.result.unknown)
@@ -123,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def _name_passes(study: Study) -> None:
     """What each pass did, on stderr: names and paths are the file's."""
     from staticmem.passes.pipeline import edit_lines
-    from staticmem.report.style import style_for
+    from staticmem.report.text import style_for
 
     plain = style_for(sys.stderr, "never").plain
     sys.stderr.write("".join(f"{plain(line)}\n" for line in edit_lines(study.result.graph)))
@@ -138,16 +126,32 @@ def _largest(study: Study) -> LargestBatch:
     return largest_batch(study, study.request.gpu)
 
 
-def _page(study: Study, largest: LargestBatch | None, args: argparse.Namespace) -> str:
+def _rendered(study: Study, largest: LargestBatch | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
+    """The output. Where only the verdict is asked for, warnings go to stderr."""
+    from dataclasses import replace
+
+    from staticmem.cli.output import view_of, warn
+
+    if chosen.shows == "replay":
+        from staticmem.studies.export import replay_of
+
+        return chosen.render(replay_of(study), view_of(args))
+    report = study.report if largest is None else replace(study.report, max_batch=largest)
+    if chosen.name == "html":
+        return _page(study, report, args)
+    if chosen.name == "table" and args.quiet:
+        warn(report.warnings)
+    return chosen.render(report, view_of(args))
+
+
+def _page(study: Study, report: Report, args: argparse.Namespace) -> str:
     """The HTML page, with the words that made it."""
     import shlex
-    from dataclasses import replace
 
     from staticmem.cli.words import SLIDERS, without
     from staticmem.studies.page import page
 
     command, others = (shlex.join(["staticmem", *words]) for words in (args.words, without(args.words, SLIDERS)))
-    report = replace(study.report, max_batch=largest)
     return page(study, report, units=args.units, command=command, what_if_command=others, levers=_levers(study))
 
 

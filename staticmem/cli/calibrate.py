@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from staticmem.cli.reporting import add_output, chosen_format
+from staticmem.report.formats import Formats
 
-FORMATS = ("yaml",)
-SUFFIXES = {"yaml": "yaml", "yml": "yaml"}
+FORMATS = Formats("calibrate", module="staticmem.validate.calibrate")
 
 DESCRIPTION = """\
 Turns readings into a device profile for 'analyze --profile': the CUDA context of each card, what libraries load, and
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    chosen_format(args, SUFFIXES, "yaml")
+    chosen_format(args, FORMATS)
     text = calibrate.dumps(calibrate.calibrated(load_records(args.records), args.gpu))
     with temporary_folder() as folder:
         calibrate.check(text, Path(folder) / "profile.yaml")  # nobody gets a profile that cannot be read

@@ -11,9 +11,9 @@ from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
 from staticmem.errors import UsageError, did_you_mean
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "github", "md", "json", "junit")
-SUFFIXES = {"txt": "table", "md": "md", "json": "json", "xml": "junit"}
+FORMATS = Formats("check")
 
 DESCRIPTION = """\
 Checks the configurations of a config (what_if, scenarios, or the one that it describes) against its budgets.
@@ -54,16 +54,15 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.progress import Progress
-    from staticmem.report.formats import check as check_text
     from staticmem.studies.budgets import check
     from staticmem.studies.points import points
     from staticmem.studies.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     gpus, args.gpu = args.gpu, None
     config = scenario.config_of(args)
     budgets = (*config.budgets, *(_budget(text) for text in args.budget))
@@ -78,20 +77,7 @@ def run(args: argparse.Namespace) -> int:
         cards = () if meter == "live" else tuple(gpus or config.gpus)
         found = evaluate(made, cards, meter, jobs=args.jobs or os.cpu_count() or 1, progress=bar.update)
     outcome = check(found, budgets)
-    if kind == "json":
-        from staticmem.report.json import plain_text
-
-        text = plain_text(outcome)
-    elif kind == "table":
-        style = style_of(args)
-        line = style.plain(check_text.headline(outcome, args.units)) + "\n"
-        text = line if args.quiet else check_text.render(outcome, style, args.units)
-    else:
-        makers = {
-            "github": check_text.render_github, "md": check_text.render_markdown, "junit": check_text.render_junit
-        }  # fmt: skip
-        text = makers[kind](outcome, args.units)
-    put(text, args)
+    emit(outcome, chosen, args)
     if outcome.broken:
         sys.stderr.write("error: a configuration could not be analysed\n")
         return 2

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
+from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
     from staticmem.validate.snapshots import Snapshot
 
-FORMATS = ("table", "json")
-SUFFIXES = {"txt": "table", "json": "json"}
+FORMATS = Formats("compare_snapshot", module="staticmem.validate.snapshot_compare")
 
 DESCRIPTION = """\
 Compares a predicted memory snapshot with one that torch.cuda.memory._dump_snapshot wrote: peaks of allocated and
@@ -47,20 +47,14 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, put
+    from staticmem.cli.output import check_target, emit
     from staticmem.validate import snapshot_compare, snapshots
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     real = snapshots.read(args.real)
-    found = snapshot_compare.compare(_predicted(args), real)
-    if kind == "json":
-        text = snapshot_compare.to_json(found)
-    else:
-        text = snapshot_compare.render(found, args.units)
-        text = text.splitlines()[-1] + "\n" if args.quiet else text
-    put(text, args)
+    emit(snapshot_compare.compare(_predicted(args), real), chosen, args)
     return 0
 
 

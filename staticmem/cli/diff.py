@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import increase, positive
+from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
     from staticmem.report.model import Report
 
-FORMATS = ("table", "md", "json")
-SUFFIXES = {"txt": "table", "md": "md", "json": "json"}
+FORMATS = Formats("diff")
 
 DESCRIPTION = """\
 What changed: the meters, categories and modules at the peak, tensors that are new, gone or of another size.
@@ -56,27 +56,16 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where the peak grows by more than --max-increase."""
-    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.output import check_target, emit
     from staticmem.report.diff import diff
-    from staticmem.report.formats.diff import headline, render, render_markdown
     from staticmem.units import format_bytes
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     before, after = (_side(path, args) for path in (args.before, args.after))
     found = diff(before, after)
-    if kind == "json":
-        from staticmem.report.json import plain_text
-
-        text = plain_text(found)
-    elif kind == "md":
-        text = render_markdown(found, args.units, args.top)
-    else:
-        style = style_of(args)
-        text = style.plain(headline(found, args.units)) + "\n" if args.quiet else ""
-        text = text or render(found, style, args.units, args.top)
-    put(text, args)
+    emit(found, chosen, args)
     if args.max_increase is not None:
         limit = args.max_increase(before.peak.live_bytes)
         grown = after.peak.live_bytes - before.peak.live_bytes

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
+from staticmem.report.formats import JSON, Format
+from staticmem.report.text import PLAIN, Text, View
 from staticmem.version import __version__
 
 SCHEMA = "staticmem.doctor/1"
@@ -106,3 +108,22 @@ def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers: `2.13.0+cpu` is (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def render(found: Environment, view: View = PLAIN) -> str:
+    """A line for each package, and what is wrong last."""
+    wrong = "; ".join(problems(found)) or "Everything that is needed is here."
+    text, style = Text(view), view.style
+    text.add(f"staticmem {found.staticmem}, Python {found.python}, {found.platform}", "bold")
+    text.lines.append("")
+    wide = max(len(p.name) for p in found.packages)
+    for package in found.packages:
+        state = package.version or ("missing" if package.required else "not installed")
+        colour = "green" if package.version and not package.problem else "red" if package.required else "dim"
+        line = f"  {package.name:<{wide}}  {style.paint(f'{state:<16}', colour)}  {package.use}"
+        text.lines.append(line + (f" ({package.problem})" if package.problem else ""))
+    text.heading(f"  hardware data of {found.hardware_data}; output in {found.encoding}", "")
+    return style.paint(view.line(wrong)[:-1], "bold") + "\n" if view.quiet else text.end(wrong)
+
+
+FORMATS = (Format("table", "txt", render), JSON)

@@ -8,9 +8,9 @@ from typing import Any
 from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "csv", "json")
-SUFFIXES = {"txt": "table", "csv": "csv", "json": "json"}
+FORMATS = Formats("layers")
 
 DESCRIPTION = """\
 A row for each module: its input and output, parameters, the activations that its forward allocates and those that are
@@ -45,32 +45,20 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.source import model_path
     from staticmem.engine.shapes import known_values
-    from staticmem.report.formats.layers import render, render_csv
-    from staticmem.report.layers import layer_table, shown
+    from staticmem.report.layers import down_to, layer_table
     from staticmem.studies import Study, without_cycle_search
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     wanted = scenario.request(args)
     with model_path(args.model) as path, without_cycle_search():
         study = Study.open(path, wanted)
         graph, training = study.result.graph, study.scenario.training
         values = known_values(graph, training)
         table = layer_table(study.model.path, graph, study.lifetimes, values, study.scenario.mode)
-    layers = shown(table, args.depth)
-    if kind == "json":
-        from staticmem.report.json import plain_text
-
-        text = plain_text(replace(table, layers=tuple(layers)))
-    elif kind == "csv":
-        text = render_csv(layers)
-    else:
-        text = render(table, layers[:1] if args.quiet else layers, style_of(args), args.units)
-    put(text, args)
+    emit(down_to(table, args.depth), chosen, args)
     return 0

@@ -8,9 +8,9 @@ from typing import Any
 from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.errors import UsageError
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "json")
-SUFFIXES = {"txt": "table", "json": "json"}
+FORMATS = Formats("levers")
 
 DESCRIPTION = """\
 What would make a step smaller, ranked: mixed precision, checkpointing, gradient accumulation, other optimizers,
@@ -62,25 +62,17 @@ def size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.progress import Progress
     from staticmem.cli.source import model_path
-    from staticmem.report.formats.levers import render, verdict
-    from staticmem.report.json import plain_text
     from staticmem.studies import Study
     from staticmem.studies.levers import levers
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     wanted = scenario.request(args)
     with model_path(scenario.model_of(args)) as path, Progress("levers", args.quiet) as bar:
         found = levers(Study.open(path, wanted), wanted.gpu, args.budget, bar.update)
-    if kind == "json":
-        text = plain_text(found)
-    elif args.quiet:
-        text = style_of(args).plain(verdict(found, args.units)) + "\n"
-    else:
-        text = render(found, style_of(args), args.units)
-    put(text, args)
+    emit(found, chosen, args)
     return 0

@@ -141,7 +141,9 @@ def print_error(error: StaticmemError) -> None:
 
 def _line(text: str) -> str:
     """One line of printable characters: names from a file may have anything in them."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    from staticmem.report.text import printable  # late: for errors only
+
+    return printable(text)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,11 @@ from staticmem.cli.streams import printable
 from staticmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from staticmem.report.model import Report
-    from staticmem.report.style import Style
+    from collections.abc import Iterable
+
+    from staticmem.report.formats import Format
+    from staticmem.report.model import NoteInfo
+    from staticmem.report.text import Style, View
 
 
 def check_target(path: str, force: bool) -> None:
@@ -32,23 +35,18 @@ def check_target(path: str, force: bool) -> None:
         raise UsageError(f"{folder} is not a directory", f"{path} would be in it.", "Make it first.", code="SM142")
 
 
-def emit(report: Report, kind: str, args: argparse.Namespace) -> None:
-    """Writes the report in a format to where the flags say."""
-    if kind == "json":
-        from staticmem.report.json import dumps
+def emit(result: object, chosen: Format, args: argparse.Namespace) -> None:
+    """Writes a result in a format to where the flags say."""
+    put(chosen.render(result, view_of(args)), args)
 
-        text = dumps(report)
-    elif kind == "html":
-        from staticmem.report.html import render as render_page
 
-        text = render_page(report, units=args.units)
-    elif kind == "md":
-        from staticmem.report.formats.report_markdown import render
+def warn(notes: Iterable[NoteInfo]) -> None:
+    """Warnings of a report, on stderr."""
+    from staticmem.report.text import style_for
 
-        text = render(report, args.units)
-    else:
-        text = _table(report, args)
-    put(text, args)
+    style = style_for(sys.stderr, "never")
+    for note in notes:
+        sys.stderr.write(f"warning: {style.plain(note.text)} [{note.code}]\n")
 
 
 def put(data: str | bytes, args: argparse.Namespace) -> None:
@@ -74,24 +72,19 @@ def _put_bytes(data: bytes) -> None:
 
 def style_of(args: argparse.Namespace) -> Style:
     """The style of what the flags write to: a file has no colour unless it is asked for."""
-    from staticmem.report.style import Style, style_for
+    from staticmem.report.text import Style, style_for
 
     if args.output not in (None, "-"):
         return Style(colour=args.color == "always")
     return style_for(sys.stdout, args.color)
 
 
-def _table(report: Report, args: argparse.Namespace) -> str:
-    from staticmem.report.formats.report import render
-    from staticmem.report.style import style_for
-    from staticmem.report.verdict import verdict
+def view_of(args: argparse.Namespace) -> View:
+    """How the flags want a result to be shown."""
+    from staticmem.report.text import View
 
-    style = style_of(args)
-    if args.quiet:
-        for note in report.warnings:
-            sys.stderr.write(f"warning: {style_for(sys.stderr, 'never').plain(note.text)} [{note.code}]\n")
-        return style.plain(verdict(report, args.units)) + "\n"
-    return render(report, style, args.units, args.verbose, args.explain_peak)
+    explain, top = getattr(args, "explain_peak", False), getattr(args, "top", None)
+    return View(style_of(args), args.units, args.quiet, args.verbose, explain, top)
 
 
 def _is_stream(path: str) -> bool:

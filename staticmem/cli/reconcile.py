@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from staticmem.cli.reporting import add_output, chosen_format
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "md", "csv", "json")
-SUFFIXES = {"txt": "table", "md": "md", "csv": "csv", "json": "json"}
+FORMATS = Formats("reconcile", module="staticmem.validate.aggregate")
 
 DESCRIPTION = """\
 How far predictions are from readings, over many records that 'staticmem validate -o record.json' saved: for each meter
@@ -42,28 +42,18 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, put
+    from staticmem.cli.output import check_target, emit
     from staticmem.validate import aggregate
     from staticmem.validate.load import load_records
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     records = load_records(args.records)
     if args.models:
         from staticmem.validate.again import again, models_in
 
         known = models_in(args.models)
         records = [(p, again(r, known[h]) if (h := str(r.model.get("sha256"))) in known else r) for p, r in records]
-    rows, counts = aggregate.errors(records), aggregate.verdicts(records)
-    if kind == "json":
-        text = aggregate.render_json(rows, counts)
-    elif kind == "csv":
-        text = aggregate.render_csv(rows)
-    elif kind == "md":
-        text = aggregate.render_markdown(rows, counts)
-    else:
-        text = aggregate.render_table(rows, counts)
-        text = text.splitlines()[-1] + "\n" if args.quiet else text
-    put(text, args)
+    emit(aggregate.summary(records), chosen, args)
     return 0

@@ -7,9 +7,9 @@ from typing import Any
 
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import positive
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "json", "html", "md")
-SUFFIXES = {"txt": "table", "json": "json", "html": "html", "md": "md"}
+FORMATS = Formats("report", saved=True)
 
 DESCRIPTION = """\
 Shows a report that 'staticmem analyze MODEL -o FILE.json' saved, in any format. The model is not needed.
@@ -41,14 +41,16 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from staticmem.cli.output import check_target, emit
+    from staticmem.cli.output import check_target, emit, warn
     from staticmem.report.load import load_report
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     report = load_report(args.report)
     if args.top is not None:
         report = replace(report, top_tensors=report.top_tensors[: args.top])
-    emit(report, kind, args)
+    if args.quiet and chosen.name == "table":
+        warn(report.warnings)
+    emit(report, chosen, args)
     return 0

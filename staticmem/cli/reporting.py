@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from staticmem.cli.values import one_of
 from staticmem.errors import UsageError
+from staticmem.report.formats import Format, Formats
 
 UNITS = ("binary", "decimal", "bytes")
 
 
-def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> argparse._ArgumentGroup:
-    """The group "output", to which the verb may add; the first of `formats` is the default."""
+def add_output(parser: argparse.ArgumentParser, formats: Formats) -> argparse._ArgumentGroup:
+    """The group "output", to which the verb may add."""
     output = parser.add_argument_group("output")
-    listed = ", ".join((f"{formats[0]} (default)", *formats[1:]))
-    output.add_argument("-f", "--format", type=one_of("--format", formats), metavar="FORMAT", help=listed)
+    output.add_argument(
+        "-f", "--format", type=one_of("--format", formats), choices=formats, metavar="FORMAT",
+        help="%(choices)s; the first is the default",
+    )  # fmt: skip
     output.add_argument("-o", "--output", metavar="FILE", help="write to a file; its suffix gives the format")
     output.add_argument("--force", action="store_true", help="overwrite the output file")
     output.add_argument(
@@ -32,29 +35,23 @@ def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> argpa
     return output
 
 
-def chosen_format(args: argparse.Namespace, suffixes: Mapping[str, str], default: str) -> str:
-    """The format that was asked for, else that of the output file's suffix, else `default`.
-
-    Args:
-        suffixes: formats by suffix without its first dot; of those that fit the longest counts.
-    """
+def chosen_format(args: argparse.Namespace, formats: Formats) -> Format:
+    """The format that was asked for, else that of the output file's suffix, else the default."""
     if args.format is not None:
-        return str(args.format)
+        return formats[args.format]
     if args.output in (None, "-"):
-        return default
-    name = args.output.lower()
-    suffix = max((known for known in suffixes if name.endswith(f".{known}")), key=len, default="")
-    if not suffix:
-        flags = [f"--format {kind}" for kind in dict.fromkeys(suffixes.values())]
+        return formats.default
+    chosen = formats.of_file(args.output)
+    if chosen is None:
         raise UsageError(
             f"no format for '{args.output}'",
-            f"The suffix of the output file gives the format: {_either(suffixes)}.",
-            f"Name the file so, or add {_either(flags, dot='')}.",
+            f"The suffix of the output file gives the format: {_either([f'.{s}' for s in formats.suffixes])}.",
+            f"Name the file so, or add {_either([f'--format {name}' for name in formats])}.",
             code="SM141",
         )
-    return suffixes[suffix]
+    return chosen
 
 
-def _either(words: Mapping[str, str] | Sequence[str], dot: str = ".") -> str:
-    *first, last = [f"{dot}{word}" for word in words]
+def _either(words: Sequence[str]) -> str:
+    *first, last = words
     return f"{', '.join(first)} or {last}" if first else last

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli import scenario
 from staticmem.cli.values import byte_size, one_of, positive
 from staticmem.errors import UsageError
+from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
     from staticmem.allocators.onnxruntime.session import SessionOptions
@@ -17,7 +18,7 @@ PROVIDERS = ("cpu", "cuda")
 LEVELS = ("disable", "basic", "extended", "layout", "all")
 SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
-FORMATS = ("table", "json")
+FORMATS = Formats("session")
 # flags and where they go in `SessionOptions`
 _OPTIONS = {
     "optimization": "graph_optimization_level",
@@ -113,12 +114,10 @@ def refuse_training(words: dict[str, Any]) -> None:
         )
 
 
-def run(args: argparse.Namespace, kind: str) -> int:
+def run(args: argparse.Namespace, name: str) -> int:
     """`analyze --runtime onnxruntime`. The exit code: 0, or 1 where --strict found values that are not counted."""
-    from staticmem.cli.output import put, style_of
+    from staticmem.cli.output import emit, warn
     from staticmem.cli.source import model_path
-    from staticmem.report.formats.session import render, verdict
-    from staticmem.report.json import plain_text
     from staticmem.studies.session import APPLIES, MAX_THREADS, session_report
 
     words = scenario.flags(args)
@@ -132,9 +131,9 @@ def run(args: argparse.Namespace, kind: str) -> int:
             "Leave them out, or leave out --runtime onnxruntime.",
             code="SM513",
         )
-    if kind not in FORMATS:
+    if name not in FORMATS:
         raise UsageError(
-            f"no {kind} of a session", "There are table and json.", "Use -f table or -f json.", code="SM513"
+            f"no {name} of a session", f"There are {' and '.join(FORMATS)}.", "Use -f table or -f json.", code="SM513"
         )
     config = scenario.settings(args)
     unused = sorted(name for name in (config.words if config is not None else ()) if name not in APPLIES)
@@ -144,15 +143,9 @@ def run(args: argparse.Namespace, kind: str) -> int:
     session = options(args, MAX_THREADS, provider=args.provider or PROVIDERS[0])
     with model_path(scenario.model_of(args)) as path:
         report = session_report(path, wanted, session, args.optimized_model, args.threads is not None)
-    if kind == "json":
-        text = plain_text(report)
-    elif args.quiet:
-        for note in report.warnings:
-            sys.stderr.write(f"warning: {note.text} [{note.code}]\n")
-        text = style_of(args).plain(verdict(report, args.units)) + "\n"
-    else:
-        text = render(report, style_of(args), args.units, args.verbose)
-    put(text, args)
+    if args.quiet and name == "table":
+        warn(report.warnings)
+    emit(report, FORMATS[name], args)
     uncounted = [note for note in report.warnings if note.code in ("SM522", "SM523")]
     for note in uncounted if args.strict else ():
         sys.stderr.write(f"strict: {note.text}\n")

@@ -11,9 +11,9 @@ from staticmem.cli import scenario
 from staticmem.cli.cards import add_filters, choose
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.errors import UsageError
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "md", "html", "json", "csv")
-SUFFIXES = {"txt": "table", "md": "md", "html": "html", "json": "json", "csv": "csv"}
+FORMATS = Formats("sizing")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 DESCRIPTION = """\
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 where the report could be made."""
     import shlex
 
-    from staticmem.cli.output import check_target, put
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.progress import Progress
     from staticmem.cli.source import model_path
     from staticmem.devices import gpus
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     names, args.gpu = args.gpu, None
     if args.model is not None and is_config(args.model):
         if args.config is not None:
@@ -86,35 +86,8 @@ def run(args: argparse.Namespace) -> int:
     with model_path(scenario.model_of(args)) as path, Progress("cards", args.quiet) as bar:
         study = Study.open(path, wanted)
         found = size(study, Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update))
-    put(_text(found, kind, args), args)
+    emit(found, chosen, args)
     return 0
-
-
-def _text(found: Any, kind: str, args: argparse.Namespace) -> str:
-    from staticmem.cli.output import style_of
-
-    if kind == "json":
-        from staticmem.report.json import plain_text
-
-        return plain_text(found)
-    if kind == "csv":
-        from staticmem.report.formats.sizing import render_csv
-
-        return render_csv(found)
-    if kind == "md":
-        from staticmem.report.formats.sizing_markdown import render as render_markdown
-
-        return render_markdown(found, args.units)
-    if kind == "html":
-        from staticmem.report.formats.sizing_page import render as render_page
-
-        return render_page(found, args.units)
-    style = style_of(args)
-    if args.quiet:
-        return style.plain(found.recommendation) + "\n"
-    from staticmem.report.formats.sizing import render
-
-    return render(found, style, args.units, args.verbose)
 
 
 def _date(given: str | None) -> str | None:

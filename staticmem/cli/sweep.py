@@ -11,9 +11,9 @@ from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import one_of, positive
 from staticmem.errors import UsageError
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "csv", "json")
-SUFFIXES = {"txt": "table", "csv": "csv", "json": "json"}
+FORMATS = Formats("sweep")
 
 DESCRIPTION = """\
 The memory of many configurations: the cross product of lists (what_if, --what-if), or the scenarios of a config.
@@ -60,16 +60,14 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 where something could be analysed."""
-    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.progress import Progress
-    from staticmem.report.formats import sweep as render
-    from staticmem.report.json import plain_text
     from staticmem.studies.points import parse_axes, points
     from staticmem.studies.sweep import run as evaluate
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     gpus, args.gpu = args.gpu, None
     config = scenario.config_of(args)
     made = points(config, args.model, scenario.flags(args), parse_axes(args.what_if))
@@ -85,15 +83,7 @@ def run(args: argparse.Namespace) -> int:
     errors = [row.error for row in found.rows if row.error is not None]
     if errors and len(errors) == len(found.rows):
         raise UsageError(errors[0].what, errors[0].why, errors[0].hint, errors[0].code)
-    if kind == "json":
-        text = plain_text(found)
-    elif kind == "csv":
-        text = render.render_csv(found)
-    elif args.quiet:
-        text = style_of(args).plain(render.verdict(found, args.units)) + "\n"
-    else:
-        text = render.render(found, style_of(args), args.units)
-    put(text, args)
+    emit(found, chosen, args)
     if errors:
         sys.stderr.write(f"warning: {len(errors):,} of {len(found.rows):,} configurations could not be analysed\n")
     return 0

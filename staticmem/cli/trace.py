@@ -8,9 +8,9 @@ from typing import Any
 from staticmem.cli import scenario
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import byte_size, one_of
+from staticmem.report.formats import Formats
 
-FORMATS = ("table", "csv", "json")
-SUFFIXES = {"txt": "table", "csv": "csv", "json": "json"}
+FORMATS = Formats("trace")
 PHASES = ("setup", "forward", "backward", "optimizer")
 
 DESCRIPTION = """\
@@ -52,30 +52,17 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, put, style_of
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.source import model_path
     from staticmem.report import changes
-    from staticmem.report.formats.trace import render, render_csv
     from staticmem.studies import Study, without_cycle_search
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     wanted = scenario.request(args)
     with model_path(args.model) as path, without_cycle_search():
         study = Study.open(path, wanted)
         listing = changes.changes(study.model.path, study.result.graph, study.lifetimes)
-    stages = changes.select(listing, args.phase, args.module, args.min_size)
-    if kind == "json":
-        from dataclasses import replace
-
-        from staticmem.report.json import plain_text
-
-        text = plain_text(replace(listing, stages=stages))
-    elif kind == "csv":
-        text = render_csv(stages)
-    else:
-        text = render(listing, stages, args.min_size, style_of(args), args.units)
-        text = text.splitlines()[-1] + "\n" if args.quiet else text
-    put(text, args)
+    emit(changes.select(listing, args.phase, args.module, args.min_size), chosen, args)
     return 0

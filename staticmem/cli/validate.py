@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli import scenario, session
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.cli.values import byte_size, one_of, positive
+from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
     from staticmem.validate.record import Record
 
-FORMATS = ("table", "json")
-SUFFIXES = {"txt": "table", "json": "json"}
+FORMATS = Formats("validate", module="staticmem.validate.table")
 RUNTIMES = ("onnxruntime", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -74,21 +74,15 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found a difference."""
-    from staticmem.cli.output import check_target, put
+    from staticmem.cli.output import check_target, emit
     from staticmem.cli.source import model_path
-    from staticmem.validate.table import render
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
-    kind = chosen_format(args, SUFFIXES, "table")
+    chosen = chosen_format(args, FORMATS)
     with model_path(args.model) as path:
         record = _torch_record(path, args) if args.runtime == "torch" else _record(path, args)
-    if kind == "json":
-        text = record.dumps()
-    else:
-        text = render(record, args.units)
-        text = text.splitlines()[-1] + "\n" if args.quiet else text
-    put(text, args)
+    emit(record, chosen, args)
     return 1 if args.strict and record.verdict == "differs" else 0
 
 

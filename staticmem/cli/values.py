@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from staticmem.errors import UsageError, did_you_mean
@@ -80,7 +80,7 @@ def increase(flag: str) -> Callable[[str], Callable[[int], int]]:
     return convert
 
 
-def one_of(flag: str, known: Sequence[str]) -> Callable[[str], str]:
+def one_of(flag: str, known: Collection[str]) -> Callable[[str], str]:
     """One of some words."""
 
     def convert(text: str) -> str:

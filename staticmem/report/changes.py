@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from staticmem.eager.trace import Buffer
 from staticmem.ir.graph import Graph
@@ -48,21 +48,29 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ChangeList:
-    """All stages of a step in order. `peak_bytes` is the largest `highest_bytes`; `peak_stage` its index."""
+    """Stages of a step in order. `peak_bytes` is the largest `highest_bytes`; `peak_stage` the index of that stage.
+
+    `peak` is that stage, and `count` how many there are, also where the list has a part of them. Groups below `least`
+    bytes share a line.
+    """
 
     schema: str
     model: str
     peak_bytes: int
     peak_stage: int
     stages: tuple[Change, ...]
+    peak: Change | None = field(default=None, metadata={"json": False})
+    count: int = field(default=0, metadata={"json": False})
+    least: int = field(default=0, metadata={"json": False})
 
 
 def changes(model: str, graph: Graph, lifetimes: Lifetimes) -> ChangeList:
     """The list of a step's stages."""
     stages = schedule(lifetimes)
-    made = tuple(_change(i, graph, lifetimes, stage) for i, stage in enumerate(stages))
-    peak = next((i for i, stage in enumerate(stages) if stage.highest == lifetimes.peak_bytes), 0)
-    return ChangeList(SCHEMA, model, lifetimes.peak_bytes, peak, made)
+    listed = tuple(_change(i, graph, lifetimes, stage) for i, stage in enumerate(stages))
+    at = next((i for i, stage in enumerate(stages) if stage.highest == lifetimes.peak_bytes), 0)
+    peak = listed[at] if listed else None
+    return ChangeList(SCHEMA, model, lifetimes.peak_bytes, at, listed, peak, len(listed))
 
 
 def _change(index: int, graph: Graph, lifetimes: Lifetimes, stage: Stage) -> Change:
@@ -86,14 +94,13 @@ def _groups(buffers: Sequence[Buffer]) -> tuple[Group, ...]:
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.dtype, g.shape)))
 
 
-def select(
-    listing: ChangeList, phase: str | None = None, module: str | None = None, least: int = 0
-) -> tuple[Change, ...]:
-    """Stages of a phase, of a module and those in it, that make or free at least `least` bytes."""
-    return tuple(
+def select(listing: ChangeList, phase: str | None = None, module: str | None = None, least: int = 0) -> ChangeList:
+    """The list with stages of a phase, of a module and those in it, that make or free at least `least` bytes."""
+    stages = tuple(
         stage
         for stage in listing.stages
         if (phase is None or stage.phase == phase)
         and (module is None or stage.module == module or (stage.module or "").startswith(f"{module}."))
         and max(stage.made_bytes, stage.freed_bytes) >= least
     )
+    return replace(listing, stages=stages, least=least)

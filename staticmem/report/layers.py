@@ -6,8 +6,8 @@ modules in it. `total` of the root is that of the model, and `total` = `own` + t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 from staticmem.engine.shapes import Known
 from staticmem.ir.classes import short as short_class
@@ -223,6 +223,8 @@ class _Tree:
         return tuple(self.layers.values())
 
 
-def shown(table: LayerTable, depth: int | None) -> Sequence[Layer]:
-    """Layers down to a depth; 1 is the model's own children."""
-    return [layer for layer in table.layers if depth is None or layer.depth <= depth]
+def down_to(table: LayerTable, depth: int | None) -> LayerTable:
+    """The table without deeper layers; 1 is the model's own children."""
+    if depth is None:
+        return table
+    return replace(table, layers=tuple(layer for layer in table.layers if layer.depth <= depth))

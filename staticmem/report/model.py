@@ -309,9 +309,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from staticmem.report.formats.report_notebook import render
+        from staticmem.report.formats import fragment  # late: what a report is does not depend on how it is shown
 
-        return render(self)
+        return fragment(self)
 
     def to_pandas(self) -> Any:
         """The tensors alive at the peak as a pandas DataFrame, largest first: one row each, bytes rounded up to 512.

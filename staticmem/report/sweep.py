@@ -129,15 +129,16 @@ def cheapest(found: Levers) -> LeverRow | None:
     then the least compute, then what is not tight, then what saves no more than it has to."""
     if found.budget_bytes is None:
         return None
-    within = [row for row in found.rows if _need(row) <= found.budget_bytes]
+    within = [row for row in found.rows if need(row) <= found.budget_bytes]
     return min(within, key=_cost, default=None)
 
 
 def _cost(row: LeverRow) -> tuple[int, float, bool, int]:
-    return (SAME, NUMERICS, TRAINING).index(row.changes), round(row.compute, 2), row.fit == "tight", -_need(row)
+    return (SAME, NUMERICS, TRAINING).index(row.changes), round(row.compute, 2), row.fit == "tight", -need(row)
 
 
-def _need(row: LeverRow) -> int:
+def need(row: LeverRow) -> int:
+    """What counts: device memory where there is a card, else live memory."""
     return row.live_bytes if row.device_bytes is None else row.device_bytes
 
 

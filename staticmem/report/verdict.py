@@ -1,13 +1,14 @@
-"""Sentences that every human-readable format shares: names of things, and the verdict."""
+"""The verdict on a report, and names of categories, steps, places and tensors, for all formats that people read."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
 from staticmem.liveness.why import short
-from staticmem.report.model import Peak, PhasePeak, Report, ScenarioInfo
+from staticmem.report.model import Peak, PhasePeak, Phases, Report, ScenarioInfo
+from staticmem.report.text import PLAIN, View
 from staticmem.scenario.step import TITLES
-from staticmem.units import format_bytes
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
 CATEGORY_NAMES = {"optimizer_state": "optimizer state"}
@@ -68,18 +69,78 @@ def share(part: int, whole: int) -> str:
     return f"{part / max(whole, 1):.1%}"
 
 
-def verdict(report: Report, units: str = "binary") -> str:
+def of_size(parts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """What is more than nothing, the largest first; equal sizes by name."""
+    return sorted([part for part in parts.items() if part[1]], key=_size_and_name)
+
+
+def _size_and_name(part: tuple[str, int]) -> tuple[int, str]:
+    return -part[1], part[0]
+
+
+def meter_rows(peak: Peak, view: View) -> list[tuple[str, str, str]]:
+    """The meters that are known: name, expected peak, and the band where it is open."""
+    rows = []
+    for name in METERS:
+        expected, band = getattr(peak, f"{name}_bytes"), peak.bands.get(name)
+        if expected is not None:
+            between = f"{view.size(band.low)} to {view.size(band.high)}" if band and band.low < band.high else ""
+            rows.append((name, view.size(expected), between))
+    return rows
+
+
+def phase_rows(phases: Phases) -> list[tuple[str, int, str, int | None]]:
+    """The phases of a step: name, bytes, where the peak is, and the activations that are kept at the forward's end."""
+    kept = phases.forward_end_activation_bytes
+    rows: list[tuple[str, int, str, int | None]] = [("before the step", phases.start_bytes, "", None)]
+    rows.append(("forward, peak", phases.forward.peak_bytes, place(phases.forward), None))
+    rows.append(("forward, end", phases.forward_end_bytes, "", kept))
+    for name, peak in (("backward, peak", phases.backward), ("optimizer, peak", phases.optimizer)):
+        if peak is not None:
+            rows.append((name, peak.peak_bytes, place(peak), None))
+    return rows
+
+
+def shape_text(dtype: str, shape: Sequence[int]) -> str:
+    """`float32[8, 3, 224, 224]`."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def tensor_name(module: str, name: str) -> str:
+    """`layer1.0.conv1: conv2d_1`; a name that begins with the module's says it already."""
+    return f"{module}: {name}" if module and not name.startswith(module) else name
+
+
+def joined(why: Sequence[str]) -> str:
+    """Reasons on one line; "saved for the backward of" once."""
+    prefix = "saved for the backward of "
+    saved = [reason.removeprefix(prefix) for reason in why if reason.startswith(prefix)]
+    parts = [prefix + ", ".join(saved)] if saved else []
+    return "; ".join([*parts, *[reason for reason in why if not reason.startswith(prefix)]])
+
+
+def tflops_text(by_type: Mapping[str, float]) -> str:
+    """The dense 16-bit figure, else that of float32."""
+    return next((f"{by_type[name]:g} {name}" for name in ("bf16", "fp16", "fp32") if name in by_type), "")
+
+
+def plural(n: int, word: str) -> str:
+    """`1 tensor`, `860 tensors`."""
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def verdict(report: Report, view: View = PLAIN) -> str:
     """The one line that a user came for."""
     at = place(report.peak)
     where = f"{_PHASES.get(report.peak.phase, report.peak.phase)}{f' ({at})' if at else ''}"
-    size = format_bytes(report.peak.live_bytes, units)
+    size = view.size(report.peak.live_bytes)
     line = f"Peak {size} live tensor memory in {where} — {step_name(report)}."
     gpu = report.gpu
     if gpu is None:
         return line
-    device = format_bytes(report.peak.device_bytes or 0, units)
-    left = format_bytes(gpu.headroom_bytes, units)
-    missing = format_bytes(gpu.missing_bytes, units)
+    device = view.size(report.peak.device_bytes or 0)
+    left = view.size(gpu.headroom_bytes)
+    missing = view.size(gpu.missing_bytes)
     tight = f"{left} to spare"
     if gpu.missing_bytes:
         tight = f"{missing} over, which the allocator can serve by giving cached memory back"
@@ -88,25 +149,25 @@ def verdict(report: Report, units: str = "binary") -> str:
         "tight": f"is tight on a {gpu.name}: {tight}",
         "does not fit": f"does not fit a {gpu.name}: {missing} short",
     }[gpu.fit]
-    largest = largest_batch(report, units)
+    largest = largest_batch(report, view)
     return f"{line} On the device {device}, which {outcome}.{f' {largest}' if largest else ''}"
 
 
-def largest_batch(report: Report, units: str = "binary") -> str:
+def largest_batch(report: Report, view: View = PLAIN) -> str:
     """`The largest batch on l4 is 234 ...`; empty where it was not asked for."""
     found = report.max_batch
     if found is None:
         return ""
     if found.batch == 0:
-        need = "" if found.next_device_bytes is None else f": {format_bytes(found.next_device_bytes, units)} are needed"
+        need = "" if found.next_device_bytes is None else f": {view.size(found.next_device_bytes)} are needed"
         return f"No batch fits {found.gpu}{need}."
     behind = "the model takes none larger"
     if found.next_device_bytes is not None:
-        behind = f"{found.batch + 1} needs {format_bytes(found.next_device_bytes, units)}"
+        behind = f"{found.batch + 1} needs {view.size(found.next_device_bytes)}"
     safe = f"{found.safe_batch} is" if found.safe_batch else "none is"
     return (
         f"The largest batch on {found.gpu} is {found.batch} "
-        f"({format_bytes(found.device_bytes or 0, units)}; {behind}); "
+        f"({view.size(found.device_bytes or 0)}; {behind}); "
         f"{safe} within 95 % of it with all that is uncertain."
     )
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import ceil
 from statistics import median
 
 from staticmem.report import markdown
+from staticmem.report.formats import JSON, Format
+from staticmem.report.text import PLAIN, View, columns, csv_text
 from staticmem.validate.record import Meter, Record
 
 HEADS = ("runtime", "device", "meter", "records", "median", "p95", "max", "bias", "in band")
@@ -34,6 +33,14 @@ class Errors:
     bias: float
     in_band: float
     worst: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors by meter, and how many records have each verdict."""
+
+    meters: Sequence[Errors]
+    verdicts: dict[str, int]
 
 
 def errors(records: Sequence[tuple[str, Record]]) -> list[Errors]:
@@ -72,58 +79,39 @@ def _row(runtime: str, device: str, meter: str, found: list[tuple[float, bool, s
     )  # fmt: skip
 
 
-def render_table(rows: Sequence[Errors], counts: dict[str, int]) -> str:
+def summary(records: Sequence[tuple[str, Record]]) -> Summary:
+    """Errors and verdicts of records, each with its path."""
+    return Summary(errors(records), verdicts(records))
+
+
+def render(found: Summary, view: View = PLAIN) -> str:
     """Aligned columns, the verdicts last."""
-    cells = [HEADS, *(_cells(row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADS))]
-    lines = []
-    for row in cells:
-        shown = [cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(shown).rstrip())
-    return "\n".join([*lines, "", _verdicts(counts)]) + "\n"
+    if view.quiet:
+        return view.line(_verdicts(found))
+    lines = columns([HEADS, *map(_cells, found.meters)], view.style, right=range(3, len(HEADS)))
+    return "\n".join([*lines, "", _verdicts(found)]) + "\n"
 
 
-def render_markdown(rows: Sequence[Errors], counts: dict[str, int]) -> str:
+def render_markdown(found: Summary, view: View = PLAIN) -> str:
     """A table as GitHub shows it."""
-    cells = [[markdown.escape(c) for c in _cells(row)] for row in rows]
-    return f"{markdown.table(HEADS, cells)}\n\n{markdown.escape(_verdicts(counts))}\n"
+    cells = [[markdown.escape(c) for c in _cells(row)] for row in found.meters]
+    return f"{markdown.table(HEADS, cells)}\n\n{markdown.escape(_verdicts(found))}\n"
 
 
-def render_csv(rows: Sequence[Errors]) -> str:
+def render_csv(found: Summary, view: View = PLAIN) -> str:
     """A line for each meter; errors are fractions."""
-    stream = io.StringIO()
-    names = list(Errors.__dataclass_fields__)
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        found = asdict(row)
-        for name in ("runtime", "device", "meter", "worst"):
-            found[name] = _cell(found[name])
-        writer.writerow(found)
-    return stream.getvalue()
-
-
-def _cell(text: str) -> str:
-    """A spreadsheet must not take a name for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
-
-
-def render_json(rows: Sequence[Errors], counts: dict[str, int]) -> str:
-    """The rows and the verdicts; errors are fractions."""
-    return json.dumps({"meters": [asdict(row) for row in rows], "verdicts": counts}, indent=2) + "\n"
+    return csv_text([[f.name for f in fields(Errors)], *[asdict(row).values() for row in found.meters]])
 
 
 def _cells(row: Errors) -> tuple[str, ...]:
-    return (
-        _plain(row.runtime), _plain(row.device), _plain(row.meter), str(row.records), f"{row.median:.2%}",
-        f"{row.p95:.2%}", f"{row.maximum:.2%}", f"{row.bias:+.2%}", f"{row.in_band:.0%}",
-    )  # fmt: skip
+    errors = [f"{error:.2%}" for error in (row.median, row.p95, row.maximum)]
+    return row.runtime, row.device, row.meter, str(row.records), *errors, f"{row.bias:+.2%}", f"{row.in_band:.0%}"
 
 
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
+def _verdicts(found: Summary) -> str:
+    counts = found.verdicts
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"{sum(counts.values())} records: {listed}."
 
 
-def _verdicts(counts: dict[str, int]) -> str:
-    total = sum(counts.values())
-    return f"{total} records: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) + "."
+FORMATS = (Format("table", "txt", render), Format("md", "md", render_markdown), Format("csv", "csv", render_csv), JSON)

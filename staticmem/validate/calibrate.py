@@ -16,6 +16,8 @@ from typing import Any
 from staticmem.devices import gpus, profile
 from staticmem.devices.documents import read_yaml
 from staticmem.errors import UsageError
+from staticmem.report.formats import Format
+from staticmem.report.text import View, printable
 from staticmem.units import MIB
 from staticmem.validate.record import Record
 from staticmem.validate.torch_cards import card_of
@@ -74,7 +76,7 @@ def _card(record: Record) -> str:
     name, total = str(record.device.get("name", "")), record.device.get("memory") or 0
     slug = card_of(name, total)
     if slug is None:
-        shown = "".join(c if c.isprintable() else " " for c in name)[:80]
+        shown = printable(name)[:80]
         raise UsageError(
             f"'{shown}' is not in the catalog of cards",
             "A profile keeps contexts by the names of 'staticmem gpus'.",
@@ -162,4 +164,11 @@ def _too_few(what: str) -> UsageError:
 
 
 def _plain(text: Any) -> str:
-    return "".join(c for c in str(text) if c.isprintable())[:40]
+    return printable(str(text), "")[:40]
+
+
+def _text(text: str, view: View) -> str:
+    return text
+
+
+FORMATS = (Format("yaml", "yaml yml", _text),)

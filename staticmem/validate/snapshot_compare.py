@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from staticmem.units import format_bytes
+from staticmem.report.formats import Format
+from staticmem.report.text import PLAIN, View, printable
 from staticmem.validate.snapshots import Allocation, Snapshot
 
 WORK = 20_000_000  # pairs of equal sizes that an alignment looks at: more takes minutes
@@ -218,48 +219,45 @@ def _moments(
     )  # fmt: skip
 
 
-def to_json(found: SnapshotComparison) -> str:
+def render_json(found: SnapshotComparison, view: View = PLAIN) -> str:
     """All of it as JSON."""
     return json.dumps(asdict(found), indent=2, ensure_ascii=False) + "\n"
 
 
-def render(found: SnapshotComparison, units: str = "binary") -> str:
+def render(found: SnapshotComparison, view: View = PLAIN) -> str:
     """Lines for people; the last one is the sum of it."""
-
-    def shown(nbytes: int) -> str:
-        return format_bytes(nbytes, units)
-
+    mine, theirs = found.allocated
+    share = f"{mine / theirs - 1:+.2%}" if theirs else "nothing"
+    matching = f"{found.matched:,} of {found.allocations[0]:,} allocations match"
+    total = f"Allocated {share} of the real peak; {matching}."
+    if view.quiet:
+        return view.line(total)
+    size = view.size
     lines = [f"{'Meter':<10}  {'predicted':>12}  {'measured':>12}  {'difference':>10}"]
     for name, (mine, theirs) in (("allocated", found.allocated), ("reserved", found.reserved)):
         share = f"{mine / theirs - 1:+.2%}" if theirs else "-"
-        lines.append(f"{name:<10}  {shown(mine):>12}  {shown(theirs):>12}  {share:>10}")
-    lines += ["", f"Peak, predicted  {_plain(found.predicted_at)}", f"Peak, measured   {_plain(found.measured_at)}", ""]
+        lines.append(f"{name:<10}  {size(mine):>12}  {size(theirs):>12}  {share:>10}")
+    moments = (("predicted", found.predicted_at), ("measured", found.measured_at))
+    lines += ["", *[f"Peak, {what:<9}  {printable(moment)}" for what, moment in moments], ""]
     lines.append(f"Last step: {found.matched:,} of {found.allocations[0]:,} predicted allocations are in the real one")
     for c in found.categories:
-        lines.append(f"  {_plain(c.name):<16}  {shown(c.predicted):>12}  matched {shown(c.matched):>12}")
+        lines.append(f"  {printable(c.name):<16}  {size(c.predicted):>12}  matched {size(c.matched):>12}")
     for title, groups in (
         ("Predicted, and not in the real step", found.predicted_only),
         ("In the real step, and not predicted", found.measured_only),
     ):
         if groups:
             lines += ["", title]
-            lines += [f"  {shown(g.nbytes):>12}  {g.count:>6,}  {_plain(g.what)}" for g in groups]
+            lines += [f"  {size(g.nbytes):>12}  {g.count:>6,}  {printable(g.what)}" for g in groups]
     if found.moments:
         lines += ["", "Allocated over the step: predicted, measured"]
         for m in found.moments:
             lines.append(
-                f"  {m.share:>5.0%}  {shown(m.predicted):>12}  {shown(m.measured):>12}  {_plain(m.what)}".rstrip()
+                f"  {m.share:>5.0%}  {size(m.predicted):>12}  {size(m.measured):>12}  {printable(m.what)}".rstrip()
             )
     if found.notes:
-        lines += ["", *(f"Note: {_plain(note)}." for note in found.notes)]
-    mine, theirs = found.allocated
-    total = f"{mine / theirs - 1:+.2%}" if theirs else "nothing"
-    lines += [
-        "",
-        f"Allocated {total} of the real peak; {found.matched:,} of {found.allocations[0]:,} allocations match.",
-    ]
-    return "\n".join(lines) + "\n"
+        lines += ["", *(f"Note: {printable(note)}." for note in found.notes)]
+    return "\n".join([*lines, "", total]) + "\n"
 
 
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
+FORMATS = (Format("table", "txt", render), Format("json", "json", render_json))

@@ -14,6 +14,7 @@ from staticmem.report.diff import diff
 from staticmem.report.formats.diff import headline, render, render_markdown
 from staticmem.report.markdown import code, escape
 from staticmem.report.model import Report
+from staticmem.report.text import View
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 
@@ -71,8 +72,8 @@ def test_headline_with_a_card() -> None:
 
 def test_text_ends_with_the_headline_and_markdown_begins_with_it(small: Report, large: Report) -> None:
     found = diff(small, large)
-    assert render(found, top=3).splitlines()[-1] == headline(found)
-    text = render_markdown(found, top=3)
+    assert render(found, View(top=3)).splitlines()[-1] == headline(found)
+    text = render_markdown(found, View(top=3))
     assert text.startswith(f"**{escape(headline(found))}**")
     assert text.count("<details>") == text.count("</details>") == 1
 

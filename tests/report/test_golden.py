@@ -11,7 +11,7 @@ import staticmem
 from staticmem.report import json as report_json
 from staticmem.report.formats.report import render
 from staticmem.report.model import Report
-from staticmem.report.style import Style
+from staticmem.report.text import Style, View
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,7 +41,7 @@ def report_of(case: str, monkeypatch: pytest.MonkeyPatch) -> Report:
 def test_golden(case: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     overwrite = bool(request.config.getoption("--overwrite-golden"))
     report = report_of(case, monkeypatch)
-    check(f"{case}.txt", render(report, Style()), overwrite)
+    check(f"{case}.txt", render(report), overwrite)
     check(f"{case}.json", report_json.dumps(report), overwrite)
 
 
@@ -49,7 +49,7 @@ def test_golden_variants(monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     """Everything alive by module, verbose, decimal, on a narrow terminal that knows neither colour nor Unicode."""
     overwrite = bool(request.config.getoption("--overwrite-golden"))
     report = report_of("seed-onnx-textbook", monkeypatch)
-    text = render(report, Style(unicode=False, width=80), units="decimal", verbose=True, explain=True)
+    text = render(report, View(Style(unicode=False, width=80), "decimal", verbose=True, explain=True))
     check("seed-onnx-explain-ascii.txt", text, overwrite)
     assert text.isascii()
     assert max(len(line) for line in text.splitlines()[:-1]) <= 80  # the verdict may be longer

@@ -13,6 +13,7 @@ from staticmem.cli.main import main
 from staticmem.report.formats.report_markdown import render
 from staticmem.report.markdown import escape
 from staticmem.report.model import NoteInfo, Report
+from staticmem.report.text import View
 from staticmem.report.verdict import verdict
 from staticmem.units import format_bytes
 
@@ -33,7 +34,7 @@ def test_verdict_comes_first_and_meters_are_there(report: Report) -> None:
 
 
 def test_categories_are_those_of_the_peak(report: Report) -> None:
-    rows = re.findall(r"\| [a-z ]+ \| ([\d,]+) B \| [\d.]+% \|", render(report, units="bytes"))
+    rows = re.findall(r"\| [a-z ]+ \| ([\d,]+) B \| [\d.]+% \|", render(report, View(units="bytes")))
     assert sum(int(n.replace(",", "")) for n in rows) == report.peak.live_bytes
 
 

@@ -19,8 +19,7 @@ from staticmem.allocators.result import Replay
 from staticmem.engine.step import StepResult
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
-from staticmem.report.formats import report_perfetto as perfetto
-from staticmem.report.formats import report_snapshot as snapshot
+from staticmem.report.formats.report_viewers import PHASES, Replayed, dump_snapshot, dump_trace
 from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -37,7 +36,7 @@ def replayed(capacity: int | None = None) -> tuple[StepResult, Process, Replay]:
 
 def made(capacity: int | None = None) -> dict[str, Any]:
     result, found, replay = replayed(capacity)
-    data = pickle.loads(snapshot.dumps(found, replay, result.trace, result.graph))
+    data = pickle.loads(dump_snapshot(Replayed(found, replay, result.trace, result.graph)))
     assert isinstance(data, dict)
     return data
 
@@ -48,9 +47,9 @@ def test_the_pickle_has_plain_types_only() -> None:
             raise AssertionError(f"{module}.{name}")
 
     result, found, replay = replayed()
-    data = snapshot.dumps(found, replay, result.trace, result.graph)
+    data = dump_snapshot(Replayed(found, replay, result.trace, result.graph))
     assert Plain(io.BytesIO(data)).load() == made()
-    assert data == snapshot.dumps(found, replay, result.trace, result.graph)
+    assert data == dump_snapshot(Replayed(found, replay, result.trace, result.graph))
 
 
 def test_segments_add_up_to_what_the_replay_says() -> None:
@@ -115,11 +114,11 @@ def test_pytorch_reads_it(capacity: int | None) -> None:
 
 def test_the_counter_track_is_json_with_both_peaks() -> None:
     result, found, replay = replayed()
-    data = json.loads(perfetto.dumps(found, replay, result.trace))
+    data = json.loads(dump_trace(Replayed(found, replay, result.trace)))
     events = data["traceEvents"]
     for name, peak in (("allocated", replay.peak_allocated), ("reserved", replay.peak_reserved)):
         assert max(e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == name) == peak
-    phases = [e["name"] for e in events if e["ph"] == "X" and e["tid"] == perfetto.PHASES]
+    phases = [e["name"] for e in events if e["ph"] == "X" and e["tid"] == PHASES]
     assert phases[:4] == ["setup", "step 1: forward", "step 1: backward", "step 1: optimizer"]
     assert len(phases) == 10
     slices = [e for e in events if e["ph"] == "X"]

@@ -12,7 +12,7 @@ import pytest
 import staticmem
 from staticmem.report.formats.report import render
 from staticmem.report.model import Coverage, NoteInfo, OpCount, Report, UnknownOp
-from staticmem.report.style import Style, style_for
+from staticmem.report.text import Style, View, style_for
 from staticmem.report.verdict import optimizer_name, verdict
 
 ROOT = Path(__file__).parents[2]
@@ -58,27 +58,22 @@ def test_unicode(encoding: str) -> None:
 
 
 def test_colour_changes_nothing_but_colour(report: Report) -> None:
-    plain, painted = render(report, Style()), render(report, Style(colour=True))
+    plain, painted = render(report), render(report, View(Style(colour=True)))
     assert "\x1b[" in painted
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == plain
-
-
-def test_a_bar_shows_what_is_not_nothing() -> None:
-    style = Style()
-    assert [len(style.bar(share, 20)) for share in (0.0, 0.001, 0.5, 1.0)] == [0, 1, 10, 20]
 
 
 def test_verdict(report: Report) -> None:
     assert verdict(report).endswith("training seed.pt2, batch 2, Adam.")
     # 4 tensors of 2 x 64 x 682 x 700 floats are 932.4 MiB; the image, parameters, gradients and Adam's state the rest
     assert verdict(report).startswith("Peak 944.92 MiB live tensor memory in backward (threshold_backward in 3)")
-    assert verdict(report, "bytes").startswith(f"Peak {report.peak.live_bytes:,} B live")
+    assert verdict(report, View(units="bytes")).startswith(f"Peak {report.peak.live_bytes:,} B live")
     fused = dataclasses.replace(report.scenario, optimizer="sgd", momentum=0.9, optimizer_impl="fused")
     assert optimizer_name(fused) == "SGD with momentum 0.9 (fused)"
 
 
 def test_meter_is_explained(report: Report) -> None:
-    text = " ".join(render(report, Style()).split())
+    text = " ".join(render(report).split())
     assert "nvidia-smi shows more" in text
 
 
@@ -88,7 +83,7 @@ def test_warnings_and_unknown_ops_come_just_before_the_verdict(report: Report) -
         warnings=(NoteInfo("SM999", "BatchNorm was folded away", 53),),
         coverage=Coverage(OpCount(5, 0, 1), (UnknownOp("custom::f", 3, 4096),)),
     )
-    text = render(changed, Style())
+    text = render(changed)
     assert "unknown: custom::f, 3 calls, 4.00 KiB of results" in text
     assert "Coverage: 5 of 6 ops known" in text
     assert text.index("BatchNorm was folded away (53 places) [SM999]") > text.index("Assumptions")
@@ -97,6 +92,6 @@ def test_warnings_and_unknown_ops_come_just_before_the_verdict(report: Report) -
 def test_control_characters_are_not_printed(report: Report) -> None:
     entry = dataclasses.replace(report.top_tensors[0], name="evil\x1b[2J\nname", module="m\x07")
     changed = dataclasses.replace(report, top_tensors=(entry,))
-    text = render(changed, Style())
+    text = render(changed)
     assert "\x1b" not in text
     assert "evil?[2J?name" in text

@@ -25,7 +25,7 @@ from staticmem.report.formats import sizing_page as page
 from staticmem.report.formats.sizing import count_text, outcome
 from staticmem.report.json import plain_text
 from staticmem.report.sizing import Sizing
-from staticmem.report.style import Style
+from staticmem.report.text import Style, View
 from staticmem.studies import Study, request_of
 from staticmem.studies.bench import Ask, Bench
 from staticmem.studies.sizing import Options, size
@@ -228,12 +228,12 @@ def test_markdown_says_the_sentence_first(resnet: Sizing) -> None:
 
 
 def test_the_terminal_says_the_sentence_last(resnet: Sizing) -> None:
-    made = text.render(resnet, Style())
+    made = text.render(resnet)
     assert made.rstrip().splitlines()[-1] == resnet.recommendation
     for row in resnet.cards:
         assert row.name in made
         assert outcome(row) in made
-    assert text.render(resnet, Style(unicode=False)).isascii()
+    assert text.render(resnet, View(Style(unicode=False))).isascii()
 
 
 class Reader(HTMLParser):
@@ -285,7 +285,7 @@ def test_names_of_a_model_stay_text(resnet: Sizing) -> None:
     assert "img" not in reader.tags
     prose = re.sub(r"`[^`]*`", "", markdown.render(replace(bad, command="")))  # a code span is text
     assert "<img" not in prose
-    assert "\x1b" not in text.render(replace(bad, recommendation="\x1b[2J"), Style())
+    assert "\x1b" not in text.render(replace(bad, recommendation="\x1b[2J"))
 
 
 def test_the_same_input_gives_the_same_report(resnet: Sizing) -> None:

@@ -16,7 +16,7 @@ import staticmem
 from staticmem.frontends import recent
 from staticmem.report.json import dumps
 from staticmem.studies import Request, Study, request_of, steps
-from staticmem.studies.export import EXPORTS
+from staticmem.studies.export import replay_of
 from staticmem.studies.page import page
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -97,8 +97,7 @@ def test_reports_are_those_of_a_step_that_nobody_asked_for_before(path: str) -> 
     study = Study.open(path, asked())
     assert study.result is Study.open(path, asked()).result
     page(study)
-    for export in EXPORTS.values():
-        export(study)
+    replay_of(study)
     assert [dumps(Study.open(path, asked(**words)).report) for words in reversed(ALIKE)] == fresh[::-1]
 
 

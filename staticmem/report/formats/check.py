@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape, table
-from staticmem.report.style import Style
 from staticmem.report.sweep import Check, Outcome
-from staticmem.units import format_bytes
+from staticmem.report.text import PLAIN, Text, View, columns, printable
 
+HEADS = ("budget", "limit", "needs", "left", "configuration")
+_COLOURS = {"": "bold", "ok": "green", "over": "red", "warn": "yellow", "error": "red"}
 ANNOTATIONS = 10  # GitHub shows no more of a level and step
 
 
-def headline(check: Check, units: str = "binary") -> str:
+def headline(check: Check, view: View = PLAIN) -> str:
     """`2 of 6 budgets exceeded, the worst by 1.20 GiB.`"""
     known = [o for o in check.outcomes if o.error is None]
     over = [o for o in known if not o.passed]
@@ -23,36 +25,30 @@ def headline(check: Check, units: str = "binary") -> str:
         worst = min(o.margin_bytes or 0 for o in over)
         warnings = sum(o.level == "warning" for o in over)
         mild = f" ({warnings} of them warnings)" if warnings else ""
-        text = f"{len(over)} of {_count(len(check.outcomes))} exceeded{mild}, by at most {format_bytes(-worst, units)}"
+        text = f"{len(over)} of {_count(len(check.outcomes))} exceeded{mild}, by at most {view.size(-worst)}"
         return f"{text}; {unknown}." if unknown else f"{text}."
     if unknown:
         return f"{unknown}."
     least = min((o.margin_bytes or 0 for o in known), default=0)
-    return f"{_count(len(known))} kept; the tightest leaves {format_bytes(least, units)}."
+    return f"{_count(len(known))} kept; the tightest leaves {view.size(least)}."
 
 
 def _count(n: int) -> str:
     return f"{n} budget" if n == 1 else f"{n} budgets"
 
 
-def render(check: Check, style: Style | None = None, units: str = "binary") -> str:
+def render(check: Check, view: View = PLAIN) -> str:
     """A row for each outcome, and the headline as the last line."""
-    style = style or Style()
-    rows = [("", "budget", "limit", "needs", "left", "configuration")]
-    rows += [(_mark(o), _metric(o), *_sizes(o, units), _configuration(o)) for o in check.outcomes]
-    cells = [tuple(style.plain(cell) for cell in row) for row in rows]
-    wide = [max(len(row[i]) for row in cells) for i in range(6)]
-    lines = []
-    for index, row in enumerate(cells):
-        line = (
-            f"{row[0]:<{wide[0]}}  {row[1]:<{wide[1]}}  {row[2]:>{wide[2]}}  {row[3]:>{wide[3]}}  {row[4]:>{wide[4]}}  "
-        )
-        colour = "bold" if index == 0 else {"ok": "green", "over": "red", "warn": "yellow"}.get(row[0], "red")
-        lines.append(style.paint((line + row[5]).rstrip(), colour))
+    if view.quiet:
+        return view.line(headline(check, view))
+    text, marks = Text(view), [_mark(o) for o in check.outcomes]
+    rows = [("", *HEADS), *[(_mark(o), _metric(o), *_sizes(o, view), _configuration(o)) for o in check.outcomes]]
+    lines = columns(rows, view.style, right=(2, 3, 4))
+    text.lines = [view.style.paint(line, _COLOURS[mark]) for line, mark in zip(lines, ["", *marks], strict=True)]
     for outcome in check.outcomes:
         if outcome.error is not None:
-            lines += ["", style.plain(f"{_configuration(outcome)}: {outcome.error.what}: {outcome.error.why}")]
-    return "\n".join([*lines, "", style.paint(style.plain(headline(check, units)), "bold")]) + "\n"
+            text.heading(f"{_configuration(outcome)}: {outcome.error.what}: {outcome.error.why}", "")
+    return text.end(headline(check, view))
 
 
 def _mark(o: Outcome) -> str:
@@ -65,40 +61,38 @@ def _metric(o: Outcome) -> str:
     return f"{o.metric} on {o.gpu}" if o.gpu else o.metric
 
 
-def _sizes(o: Outcome, units: str) -> tuple[str, str, str]:
+def _sizes(o: Outcome, view: View) -> tuple[str, str, str]:
     if o.bytes is None or o.margin_bytes is None:
-        return format_bytes(o.limit_bytes, units), "-", "-"
-    return tuple(format_bytes(n, units) for n in (o.limit_bytes, o.bytes, o.margin_bytes))  # type: ignore[return-value]
+        return view.size(o.limit_bytes), "-", "-"
+    return tuple(view.size(n) for n in (o.limit_bytes, o.bytes, o.margin_bytes))  # type: ignore[return-value]
 
 
 def _configuration(o: Outcome) -> str:
     return f"{os.path.basename(o.model)}: {o.configuration}"
 
 
-def render_markdown(check: Check, units: str = "binary") -> str:
+def render_markdown(check: Check, view: View = PLAIN) -> str:
     """The headline, and a table."""
     marks = {"ok": "kept", "over": "**exceeded**", "warn": "exceeded (warning)", "error": "not checked"}
-    rows = [
-        (marks[_mark(o)], code(_metric(o)), *_sizes(o, units), code(_configuration(o))) for o in check.outcomes
-    ]  # fmt: skip
-    heads = ("", "budget", "limit", "needs", "left", "configuration")
-    return f"**{escape(headline(check, units))}**\n\n{table(heads, rows)}\n"
+    rows = [(marks[_mark(o)], code(_metric(o)), *_sizes(o, view), code(_configuration(o))) for o in check.outcomes]
+    listed = table(["", *HEADS], rows)
+    return f"**{escape(headline(check, view))}**\n\n{listed}\n"
 
 
-def render_github(check: Check, units: str = "binary") -> str:
+def render_github(check: Check, view: View = PLAIN) -> str:
     """Workflow commands: an annotation for each budget that is exceeded, the worst first."""
     bad: Sequence[Outcome] = [o for o in check.outcomes if not o.passed]
     ordered = sorted(bad, key=lambda o: (o.error is None, o.level == "warning", o.margin_bytes or 0))
     lines = []
     for o in ordered[:ANNOTATIONS]:
         level = "warning" if o.level == "warning" and o.error is None else "error"
-        limit, needs, _ = _sizes(o, units)
+        limit, needs, _ = _sizes(o, view)
         text = f"{o.error.what}: {o.error.why}" if o.error else f"needs {needs}, {limit} are allowed"
         title = f"GPU memory: {_metric(o)}"
         lines.append(f"::{level} title={_property(title)}::{_data(f'{_configuration(o)}: {text}')}")
     if len(ordered) > ANNOTATIONS:
         lines.append(_data(f"and {len(ordered) - ANNOTATIONS} more"))
-    return "\n".join([*lines, _data(headline(check, units))]) + "\n"
+    return "\n".join([*lines, _data(headline(check, view))]) + "\n"
 
 
 def _data(text: str) -> str:
@@ -110,7 +104,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def render_junit(check: Check, units: str = "binary") -> str:
+def render_junit(check: Check, view: View = PLAIN) -> str:
     """JUnit XML: a test case for each outcome; exceeded budgets of level warning pass, with a note."""
     from xml.etree import ElementTree
 
@@ -120,19 +114,22 @@ def render_junit(check: Check, units: str = "binary") -> str:
         "testsuite", name="staticmem", tests=str(len(check.outcomes)), failures=str(failures), errors=str(errors)
     )
     for o in check.outcomes:
-        name = f"{_metric(o)} <= {format_bytes(o.limit_bytes, units)}"
-        case = ElementTree.SubElement(suite, "testcase", classname=_xml(_configuration(o)), name=_xml(name))
-        text = f"needs {_sizes(o, units)[1]}"
+        name = f"{_metric(o)} <= {view.size(o.limit_bytes)}"
+        case = ElementTree.SubElement(suite, "testcase", classname=printable(_configuration(o)), name=printable(name))
+        text = f"needs {_sizes(o, view)[1]}"
         if o.error is not None:
-            ElementTree.SubElement(case, "error", message=_xml(f"{o.error.what}: {o.error.why}"))
+            ElementTree.SubElement(case, "error", message=printable(f"{o.error.what}: {o.error.why}"))
         elif not o.passed and o.level == "error":
-            ElementTree.SubElement(case, "failure", message=_xml(text))
+            ElementTree.SubElement(case, "failure", message=printable(text))
         else:
-            ElementTree.SubElement(case, "system-out").text = _xml(text if o.passed else f"warning: {text}")
+            ElementTree.SubElement(case, "system-out").text = printable(text if o.passed else f"warning: {text}")
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def _xml(text: str) -> str:
-    """XML 1.0 has no way to write most control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
+FORMATS = (
+    Format("table", "txt", render),
+    Format("github", "", render_github),
+    Format("md", "md", render_markdown),
+    Format("junit", "xml", render_junit),
+)

@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from staticmem.report.formats.trace import cell
+from staticmem.report.formats import Format
 from staticmem.report.layers import NAMES, Layer, LayerTable
-from staticmem.report.style import Style
-from staticmem.units import format_bytes, format_count
+from staticmem.report.text import PLAIN, View, columns, csv_text
+from staticmem.units import format_count
 
-HEADS = (
-    "layer", "input", "output", "parameters", "activations", "saved", "MACs", "read + write", "at the peak", "share",
-)  # fmt: skip
-_LEFT = 3  # columns of text; the others are numbers
-_WIDEST = (44, 26, 26)
+HEADS = "layer,input,output,parameters,activations,saved,MACs,read + write,at the peak,share".split(",")
+_WIDEST = {0: 44, 1: 26, 2: 26}
 
 
-def render(table: LayerTable, layers: Sequence[Layer], style: Style | None = None, units: str = "binary") -> str:
+def render(table: LayerTable, view: View = PLAIN) -> str:
     """Text with a final newline. Figures of a row include the modules in it; the last row is the whole model."""
-    style = style or Style()
-    root, rows = layers[0], [_row(table, layer, style, units) for layer in layers[1:]]
-    total = ("total", *_row(table, root, style, units)[1:])
-    heads = tuple(name.upper() if style.colour else name for name in HEADS)
-    wide = [max(len(row[i]) for row in (HEADS, *rows, total)) for i in range(len(HEADS))]
-    wide[:_LEFT] = [min(width, most) for width, most in zip(wide[:_LEFT], _WIDEST, strict=True)]
-    lines = [style.paint(style.plain(f"{table.model}: {_step(table)}"), "bold"), ""]
-    lines.append(style.paint(_line(heads, wide, style), "bold"))
-    lines += [_line(row, wide, style) for row in rows]
-    lines += [_line(tuple("-" * width for width in wide), wide, style), style.paint(_line(total, wide, style), "bold")]
-    own = root.own
-    if own.peak_bytes and rows:
-        outside = format_bytes(own.peak_bytes, units)
+    style, root, layers = view.style, table.layers[0], table.layers[:0] if view.quiet else table.layers[1:]
+    step = "training step" if table.mode == "train" else "inference"
+    title = f"layers of one {step}" if table.by == "module" else f"ops of one {step} (the file has no modules)"
+    heads = [name.upper() if style.colour else name for name in HEADS]
+    rows: list[Sequence[str]] = [heads, *[_row(table, layer, view) for layer in layers]]
+    rows += [(), ("total", *_row(table, root, view)[1:])]
+    lines = columns(rows, style, range(3, len(HEADS)), widest=_WIDEST)
+    lines[0], lines[-1] = style.paint(lines[0], "bold"), style.paint(lines[-1], "bold")
+    if root.own.peak_bytes and layers:
+        outside = view.size(root.own.peak_bytes)
         lines += ["", f"{outside} at the peak belong to no layer: inputs, the loss, gradients on their way."]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join([style.paint(style.plain(f"{table.model}: {title}"), "bold"), "", *lines]) + "\n"
 
 
-def _step(table: LayerTable) -> str:
-    what = "training step" if table.mode == "train" else "inference"
-    return f"layers of one {what}" if table.by == "module" else f"ops of one {what} (the file has no modules)"
-
-
-def _row(table: LayerTable, layer: Layer, style: Style, units: str) -> tuple[str, ...]:
+def _row(table: LayerTable, layer: Layer, view: View) -> Sequence[str]:
     f = layer.total
     name = layer.path.rpartition(".")[2] if layer.depth > 1 else layer.path
     calls = f" x{layer.calls}" if layer.calls > 1 else ""
     kind = f" ({layer.cls})" if layer.cls else ""
     share = f.peak_bytes / table.peak_bytes if table.peak_bytes else 0.0
-    return (
-        style.plain(f"{'  ' * (layer.depth - 1)}{name}{kind}{calls}"), _shapes(layer.inputs), _shapes(layer.outputs),
-        f"{f.parameters:,}" if f.parameters else "", _size(f.activation_bytes, units), _size(f.saved_bytes, units),
-        format_count(f.macs) if f.macs else "", _size(f.read_bytes + f.write_bytes, units),
-        _size(f.peak_bytes, units), f"{share:.1%}" if f.peak_bytes else "",
-    )  # fmt: skip
-
-
-def _size(n: int, units: str) -> str:
-    return format_bytes(n, units) if n else ""
+    cells = [f"{'  ' * (layer.depth - 1)}{name}{kind}{calls}", _shapes(layer.inputs), _shapes(layer.outputs)]
+    cells.append(f"{f.parameters:,}" if f.parameters else "")
+    cells += [view.size(n) if n else "" for n in (f.activation_bytes, f.saved_bytes)]
+    cells.append(format_count(f.macs) if f.macs else "")
+    cells += [view.size(n) if n else "" for n in (f.read_bytes + f.write_bytes, f.peak_bytes)]
+    return [*cells, f"{share:.1%}" if f.peak_bytes else ""]
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
@@ -68,23 +51,17 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"[{', '.join(map(str, shapes[0]))}]{more}"
 
 
-def _line(row: Sequence[str], wide: Sequence[int], style: Style) -> str:
-    cells = [
-        f"{style.cut(text, width):<{width}}" if i < _LEFT else f"{text:>{width}}"
-        for i, (text, width) in enumerate(zip(row, wide, strict=True))
-    ]
-    return "  ".join(cells)
-
-
-def render_csv(layers: Sequence[Layer]) -> str:
+def render_csv(table: LayerTable, view: View = PLAIN) -> str:
     """A header and a row for each layer: own figures and, with `total_` before the name, those with its modules."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ("path", "class", "depth", "calls", "inputs", "outputs", *NAMES, *(f"total_{name}" for name in NAMES))
-    )
+    return csv_text(_csv_rows(table.layers))
+
+
+def _csv_rows(layers: Sequence[Layer]) -> Iterator[Sequence[object]]:
+    yield ("path", "class", "depth", "calls", "inputs", "outputs", *NAMES, *(f"total_{name}" for name in NAMES))
     for layer in layers:
-        shapes = (" ".join("x".join(map(str, s)) for s in some) for some in (layer.inputs, layer.outputs))
+        shapes = [" ".join("x".join(map(str, s)) for s in some) for some in (layer.inputs, layer.outputs)]
         figures = [getattr(f, name) for f in (layer.own, layer.total) for name in NAMES]
-        writer.writerow((cell(layer.path), cell(layer.cls), layer.depth, layer.calls, *shapes, *figures))
-    return text.getvalue()
+        yield layer.path, layer.cls, layer.depth, layer.calls, *shapes, *figures
+
+
+FORMATS = (Format("table", "txt", render), Format("csv", "csv", render_csv))

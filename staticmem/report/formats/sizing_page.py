@@ -6,32 +6,35 @@ import json
 import os
 from collections.abc import Callable, Sequence
 
+from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
     batch_text,
+    checkpointing,
     count_text,
     outcome,
     price_text,
-    tflops_text,
 )
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
 from staticmem.report.json import plain_text
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
+from staticmem.report.text import PLAIN, View
+from staticmem.report.verdict import shape_text, tflops_text
 from staticmem.scenario.step import TITLES
-from staticmem.units import GIB, format_bytes
+from staticmem.units import GIB
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 118, 14, 34
 
 
-def render(found: Sizing, units: str = "binary") -> str:
+def render(found: Sizing, view: View = PLAIN) -> str:
     """The page as text; the same report gives the same text."""
     parts = [
-        _head(found, units),
+        _head(found, view),
         _inputs(found),
-        _cards(found, units),
-        _curves(found, units),
-        _levers(found, units),
+        _cards(found, view),
+        _curves(found, view),
+        _levers(found, view),
         _confidence(found),
         _reproduce(found),
     ]
@@ -42,8 +45,8 @@ def render(found: Sizing, units: str = "binary") -> str:
     return page(title, body + footer, styles=("report.css", "sizing.css"), blocks=blocks)
 
 
-def _head(found: Sizing, units: str) -> str:
-    live = format_bytes(found.live_bytes, units)
+def _head(found: Sizing, view: View) -> str:
+    live = view.size(found.live_bytes)
     return (
         f'<div class="hero"><p class="eyebrow">Sizing of {name(os.path.basename(found.model.path))}</p>'
         f'<h1 class="sentence">{esc(found.recommendation)}</h1>'
@@ -57,7 +60,7 @@ def _inputs(found: Sizing) -> str:
         ("from", esc(f"{found.model.format}, {found.model.producer}")),
         (
             "inputs",
-            "<br>".join(name(f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]") for i in found.model.inputs),
+            "<br>".join(name(f"{i.name}: {shape_text(i.dtype, i.shape)}") for i in found.model.inputs),
         ),
         ("parameters", f"{found.parameters:,}"),
         ("SHA-256", f'<code class="digest">{esc(found.model.sha256)}</code>' if found.model.sha256 else "large file"),
@@ -68,22 +71,22 @@ def _inputs(found: Sizing) -> str:
     return section("inputs", "What was sized", f'<dl class="facts">{body}</dl>')
 
 
-def _cards(found: Sizing, units: str) -> str:
+def _cards(found: Sizing, view: View) -> str:
     heads = ["card", "nominal", "usable", "needs", "low to high", "", "headroom", "max batch", "checkpointed"]
     heads += [TITLES[text] for text in found.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     right = [i for i, head in enumerate(heads) if head not in ("card", "", "link", "price")]
-    rows = [_row(row, found, units) for row in found.cards]
+    rows = [_row(row, found, view) for row in found.cards]
     classes = ["asked" if row.slug == found.recommended else "" for row in found.cards]
     lead = "Usable is what the driver gives to a process; a card fits where the whole band is within 95 % of it."
     if found.strategies:
         lead += " Under each strategy stands the fewest cards, of 1, 2, 4, 8 and so on."
-    if any(count.checkpointing for row in found.cards for count in row.counts):
+    if checkpointing(found):
         lead += f" † with every {name(found.blocks or '')} checkpointed."
     body = table(heads, rows, id="cards", right=right, classes=classes, caption="Cards")
     return section("fit", "Cards", f'<div class="cards">{body}</div>', lead)
 
 
-def _row(row: CardRow, found: Sizing, units: str) -> list[str]:
+def _row(row: CardRow, found: Sizing, view: View) -> list[str]:
     word = outcome(row)
     kind = "fits" if row.fit == FITS else "tight" if row.fit == TIGHT or word == "with checkpointing" else "short"
     share = min(row.device_bytes / row.usable_bytes, 1.0)
@@ -91,22 +94,22 @@ def _row(row: CardRow, found: Sizing, units: str) -> list[str]:
     bar = stacked_bar([(f"b-{kind}", share, word)], f"{row.name}: {word}", band)
     form = f" <small>{esc(row.form)}</small>" if row.form else ""
     mark = f' <abbr title="assumed: {esc(", ".join(row.assumed))}">*</abbr>' if row.assumed else ""
-    range_ = f"{format_bytes(row.device_low_bytes, units, 1)} - {format_bytes(row.device_high_bytes, units, 1)}"
+    range_ = f"{view.size(row.device_low_bytes, 1)} - {view.size(row.device_high_bytes, 1)}"
     cells = [
-        f"{esc(row.name)}{mark}{form}", format_bytes(row.nominal_bytes, units, 0),
-        format_bytes(row.usable_bytes, units, 1), format_bytes(row.device_bytes, units, 1),
+        f"{esc(row.name)}{mark}{form}", view.size(row.nominal_bytes, 0),
+        view.size(row.usable_bytes, 1), view.size(row.device_bytes, 1),
         f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>',
-        format_bytes(row.headroom_bytes, units, 1) if row.headroom_bytes else "", batch_text(row.max_batch),
+        view.size(row.headroom_bytes, 1) if row.headroom_bytes else "", batch_text(row.max_batch),
         batch_text(row.max_batch_with_checkpointing),
     ]  # fmt: skip
     cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
     return [
-        *cells, str(row.bandwidth_gb_s or ""), esc(tflops_text(row)), str(row.tdp_w or ""), esc(row.link or ""),
+        *cells, str(row.bandwidth_gb_s or ""), esc(tflops_text(row.tflops)), str(row.tdp_w or ""), esc(row.link or ""),
         str(row.year or ""), esc(price_text(row)),
     ]  # fmt: skip
 
 
-def _curves(found: Sizing, units: str) -> str:
+def _curves(found: Sizing, view: View) -> str:
     charts = []
     if len(found.batches) > 1:
         xs = [float(point.batch or 0) for point in found.batches]
@@ -128,7 +131,7 @@ def _curves(found: Sizing, units: str) -> str:
             lines.append(("checkpointed", [n or 0 for n in less]))
         lines.append(("live", [point.live_bytes for point in points]))
         figures.append(
-            f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, units)}</figure>"
+            f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, view)}</figure>"
         )
     lead = "What a device needs, on the architecture of an H100; dashed lines are the usable memory of cards."
     return section(
@@ -145,13 +148,13 @@ def _limits(cards: Sequence[CardRow]) -> list[tuple[str, int]]:
     return made
 
 
-def _levers(found: Sizing, units: str) -> str:
+def _levers(found: Sizing, view: View) -> str:
     if not found.levers:
         return ""
     rows = [
         [
-            esc(lever.what), f"<code>{esc(lever.flags)}</code>", format_bytes(lever.live_bytes, units),
-            f"-{format_bytes(lever.saved_bytes, units)}",
+            esc(lever.what), f"<code>{esc(lever.flags)}</code>", view.size(lever.live_bytes),
+            f"-{view.size(lever.saved_bytes)}",
             stacked_bar([("c-plain", lever.saved_bytes / found.live_bytes, lever.what)], lever.what),
         ]
         for lever in found.levers
@@ -184,7 +187,7 @@ def _reproduce(found: Sizing) -> str:
 
 def curve(
     title: str, xs: Sequence[float], labels: Sequence[str], lines: Sequence[tuple[str, Sequence[int]]],
-    limits: Sequence[tuple[str, int]], units: str = "binary",
+    limits: Sequence[tuple[str, int]], view: View = PLAIN,
 ) -> str:  # fmt: skip
     """Lines over one axis, and horizontal lines at limits that lie in the picture.
 
@@ -207,7 +210,7 @@ def curve(
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - value / ceiling * (HEIGHT - TOP - BOTTOM)
 
-    parts = [_grid(ceiling, y, units), _axis(xs, labels, x)]
+    parts = [_grid(ceiling, y, view), _axis(xs, labels, x)]
     for text, at in shown:
         parts.append(f'<path class="limit" d="M{LEFT} {y(at):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="limit-name" x="{WIDTH - RIGHT + 6}" y="{y(at) + 4:.1f}">{esc(text[:20])}</text>')
@@ -216,7 +219,7 @@ def curve(
         parts.append(f'<polyline class="curve {esc(text)}" points="{points}"/>')
         for value, label, n in zip(xs, labels, values, strict=True):
             place = f'cx="{x(value):.1f}" cy="{y(n):.1f}" r="3"'
-            said = esc(f"{text} at {label}: {format_bytes(n, units)}")
+            said = esc(f"{text} at {label}: {view.size(n)}")
             parts.append(f'<circle class="dot {esc(text)}" {place}><title>{said}</title></circle>')
     keys = "".join(f'<span class="key"><i class="k-{esc(text)}"></i>{esc(text)}</span>' for text, _ in lines)
     return (
@@ -225,13 +228,13 @@ def curve(
     )
 
 
-def _grid(ceiling: float, y: Callable[[float], float], units: str) -> str:
+def _grid(ceiling: float, y: Callable[[float], float], view: View) -> str:
     step = _step(ceiling)
     found: list[str] = []
     at = 0.0
     while at <= ceiling:
         height = y(at)
-        text = esc(format_bytes(int(at), units, 0 if step >= GIB else 1))
+        text = esc(view.size(int(at), 0 if step >= GIB else 1))
         found.append(f'<path class="grid" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>')
         found.append(f'<text class="y" x="{LEFT - 8}" y="{height + 4:.1f}">{text}</text>')
         at += step
@@ -258,3 +261,6 @@ def _axis(xs: Sequence[float], labels: Sequence[str], x: Callable[[float], float
             found.append(f'<text class="x" x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}">{esc(label)}</text>')
             free = place
     return "".join(found)
+
+
+FORMATS = (Format("html", "html", render),)

@@ -1,0 +1,183 @@
+"""Results as plain text: what a terminal can show, aligned columns, CSV, and texts from files made harmless."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TextIO
+
+from staticmem.ir.record import record
+from staticmem.units import format_bytes
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_ASCII = {"—": "-", "·": "-", "…": "...", "\u00d7": "x", "█": "#", "░": ".", "│": "|", "─": "-", "≤": "<=", "→": "->"}
+
+
+def printable(text: str, instead: str = " ") -> str:
+    """Text that a file may have put there, with every character replaced that has no shape of its own.
+
+    Control characters would move a cursor or begin another line; those that turn the direction of what follows are in
+    names only to deceive. `instead` may have the code point in it: `<{:04X}>`.
+    """
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else instead.format(ord(c)) for c in text])
+
+
+@record(frozen=True)
+class Style:
+    """What a stream can show. `width` is in columns; None: lines are as long as they need to be."""
+
+    colour: bool = False
+    unicode: bool = True
+    width: int | None = None
+
+    def paint(self, text: str, *names: str) -> str:
+        """`text` in colour, where there is colour."""
+        if not self.colour or not text or not any(names):
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names if name)}m{text}\x1b[0m"
+
+    def plain(self, text: str) -> str:
+        """`text` in the characters that the stream can write, without what would change the terminal."""
+        text = printable(text, "?")
+        if self.unicode:
+            return text
+        for character, replacement in _ASCII.items():
+            text = text.replace(character, replacement)
+        return text.encode("ascii", "replace").decode("ascii")
+
+    def cut(self, text: str, room: int | None) -> str:
+        """`text` in at most `room` columns."""
+        if room is None or len(text) <= room:
+            return text
+        mark = "…" if self.unicode else "..."
+        return text[: max(room - len(mark), 0)] + mark if room > len(mark) else text[: max(room, 0)]
+
+
+def style_for(stream: TextIO, colour: str = "auto", environment: Mapping[str, str] | None = None) -> Style:
+    """The style for a stream. NO_COLOR (any value but empty) and TERM=dumb turn `auto` off; `always` overrides them."""
+    env = os.environ if environment is None else environment
+    tty = stream.isatty()
+    wanted = tty and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    painted = colour == "always" or (colour == "auto" and wanted)
+    width = max(shutil.get_terminal_size((100, 24)).columns, 60) if tty else None
+    try:
+        "█—…".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return Style(painted, False, width)
+    return Style(painted, True, width)
+
+
+@record(frozen=True)
+class View:
+    """How a result is shown. `units` is as in `units.format_bytes`; `quiet` asks for the most important line alone.
+
+    `explain` lists everything alive at the peak; `top` is how many rows of a kind are listed, where not all are.
+    """
+
+    style: Style = Style()
+    units: str = "binary"
+    quiet: bool = False
+    verbose: bool = False
+    explain: bool = False
+    top: int | None = None
+
+    def size(self, nbytes: int, digits: int = 2) -> str:
+        """Bytes as text."""
+        return format_bytes(nbytes, self.units, digits)
+
+    def line(self, text: str) -> str:
+        """One line of text, harmless and with its line break."""
+        return f"{self.style.plain(text)}\n"
+
+
+PLAIN = View()
+
+
+class Text:
+    """The lines of a result for a terminal, section by section."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.style, self.lines = view, view.style, list[str]()
+
+    def add(self, text: str, colour: str = "") -> None:
+        """A line as it is."""
+        self.lines.append(self.style.paint(self.style.plain(text), colour))
+
+    def heading(self, text: str, colour: str = "bold") -> None:
+        """The first line of a section, with an empty one above it."""
+        if self.lines:
+            self.lines.append("")
+        self.add(text, colour)
+
+    def columns(self, rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
+        """Aligned rows, indented; columns in `right` are numbers."""
+        self.lines += columns(rows, self.style, right, indent="  ")
+
+    def wrap(self, text: str, indent: str = "", first: str | None = None, colour: str = "") -> None:
+        """Lines of at most the terminal's width (100 where there is none), with a hanging indent."""
+        import textwrap  # late: half a millisecond, and not every result has sentences
+
+        width = min(self.style.width or 100, 120)
+        lines = textwrap.wrap(
+            self.style.plain(text), width, initial_indent=indent if first is None else first, subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        self.lines += [self.style.paint(line, colour) for line in lines] if colour else lines
+
+    def end(self, verdict: str) -> str:
+        """The text, with its most important line last."""
+        self.heading(verdict)
+        return "\n".join(self.lines) + "\n"
+
+
+def columns(
+    rows: Sequence[Sequence[str]],
+    style: Style,
+    right: Container[int] = (),
+    *,
+    indent: str = "",
+    widest: Mapping[int, int] | None = None,
+    colour: Callable[[int, int, str], str] | None = None,
+) -> list[str]:
+    """Rows of the same length as aligned lines; an empty row is a rule.
+
+    Args:
+        right: columns of numbers, which are aligned to the right.
+        widest: the most that a column may take; longer texts are cut.
+        colour: the name of a colour, or nothing, by the numbers of row and column, and the text.
+    """
+    table = [[style.plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*filter(None, table), strict=True)]
+    for column, most in (widest or {}).items():
+        widths[column] = min(widths[column], most)
+    lines = []
+    for number, row in enumerate(table):
+        cells = []
+        for column, (text, width) in enumerate(zip(row or ["-" * width for width in widths], widths, strict=True)):
+            text = style.cut(text, width)
+            padding = " " * (width - len(text))
+            if colour is not None:
+                text = style.paint(text, colour(number, column, text))
+            cells.append(padding + text if column in right else text + padding)
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """CSV. Text that a spreadsheet would run as a formula is quoted: names are from files."""
+    import csv  # late: few results are asked for as CSV
+    import io
+
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerows([[_not_a_formula(cell) for cell in row] for row in rows])
+    return stream.getvalue()
+
+
+def _not_a_formula(cell: object) -> object:
+    """A lone sign is none."""
+    formula = isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") and cell not in ("+", "-")
+    return f"'{cell}" if formula else cell
