@@ -415,8 +415,8 @@ _PT2 = (
     "frontends/export_program", "frontends/export_binder", "frontends/export_bounds", "frontends/export_rebind",
     "frontends/fields", "ir/expressions",
 )  # fmt: skip
-_YAML = ("devices/documents",)
-_CONFIG = ("config/document", "config/config", "config/kinds", "studies/points", "config/discover")
+_YAML = ("devices/documents", "documents")
+_CONFIG = ("documents", "scenario/kinds", "config/config", "config/kinds", "studies/points", "config/discover")
 
 TARGETS: dict[str, Target] = {
     "pt2": Target("pt2", "json", small_exports, analyse, _PT2, archive),
