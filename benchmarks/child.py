@@ -31,7 +31,7 @@ def floor(path: str) -> None:
 def warm(path: str, count: int, how: str) -> None:
     import staticmem
     from staticmem.frontends import recent
-    from staticmem.studies import steps
+    from staticmem.studies.study import kept_steps
 
     staticmem.analyze(path, optimizer="adam")
     taken = []
@@ -41,7 +41,7 @@ def warm(path: str, count: int, how: str) -> None:
         if how == "read":
             recent.models.clear()
         if how == "step":
-            steps.known.clear()
+            kept_steps.clear()
         start = time.process_time()
         staticmem.analyze(path, optimizer=optimizer, batch=batch, gpu=gpu)
         taken.append(time.process_time() - start)

@@ -12,7 +12,7 @@ from staticmem.devices.meters import on_device
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import CATEGORIES, DEVICE_CATEGORIES, Band, Report
 from staticmem.studies import Request, Study
-from staticmem.studies.cards import card_rows
+from staticmem.studies.bench import card_rows
 from staticmem.studies.device import device_of
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -77,7 +77,7 @@ def test_what_was_not_verified_is_said() -> None:
 
 
 def test_a_large_graph_is_replayed_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staticmem.studies.device.LIMIT", 100)
+    monkeypatch.setattr("staticmem.studies.study.REPLAY_LIMIT", 100)
     report = staticmem.analyze(str(MODELS / "resnet18.pt2"), batch=2)
     assert report.device is None
     assert report.peak.allocated_bytes is None

@@ -16,6 +16,7 @@ from staticmem.ir.graph import Note
 from staticmem.liveness import liveness
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
 from staticmem.parallel.rewrite import Rewrite, Weight
+from staticmem.scenario.request import Request
 from staticmem.scenario.step import TITLES
 
 DEFAULTS = zero.ZeroConfig()
@@ -52,6 +53,42 @@ class Strategy:
                 "Example: --parallel zero3 --devices 8",
                 "SM181",
             )
+
+
+def strategy_of(request: Request) -> Strategy:
+    """The strategy that a request names, with what else it says of it.
+
+    Raises:
+        UsageError: no number of devices was given.
+    """
+    assert request.parallel is not None
+    if request.devices is None:
+        raise UsageError(
+            f"--parallel {request.parallel} needs --devices",
+            "What a device holds depends on how many share the work.",
+            f"Example: --parallel {request.parallel} --devices 8; 'staticmem size' finds the fewest.",
+            code="SM180",
+        )
+    micro_batches = request.accumulate if request.accumulate > 1 else None
+    return Strategy(request.parallel, request.devices, _mixed_precision(request), micro_batches)
+
+
+def _mixed_precision(request: Request) -> bool:
+    """Whether the strategy's own mixed precision runs the step: FSDP2's policy under `amp`, DeepSpeed's bf16 and fp16
+    under `amp` and `dtype`."""
+    if request.parallel not in MIXED_BY_ITSELF:
+        return False
+    options = (request.amp,) if request.parallel == "fsdp" else (request.amp, request.dtype)
+    return any(option is not None and option.lower() not in ("none", "fp32", "float32") for option in options)
+
+
+def on_one_device(request: Request) -> Request:
+    """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, and a
+    pipeline's step is one micro-batch."""
+    one = replace(request, parallel=None, devices=None)
+    if _mixed_precision(request) and request.amp is not None and request.amp.lower() != "none":
+        one = replace(one, amp=None, dtype=request.amp)
+    return replace(one, accumulate=1) if request.parallel == "pp" else one
 
 
 def on_rank(result: StepResult, strategy: Strategy) -> StepResult:

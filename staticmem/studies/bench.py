@@ -1,10 +1,15 @@
-"""Steps and their needs, each worked out once: what the rows, counts and curves of a sizing report ask for again and
-again. What the allocator takes depends on a card's architecture only, the context on the card."""
+"""Steps of one model and what they need on cards: each is worked out once, whoever asks for it again.
+
+What the allocator takes depends on a card's architecture until the card is full; only the partial sums of reductions
+depend on its multiprocessors too (`devices.reductions`). So a step is replayed for the largest card of each
+architecture, and again for a card of its own where all of those sums together could change the verdict (`Verdicts`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from staticmem.allocators.band import is_quick
 from staticmem.allocators.cuda_caching import simulate
@@ -14,103 +19,205 @@ from staticmem.allocators.process import Process
 from staticmem.devices import communicators, gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, usable_on
-from staticmem.devices.sizing import TIGHT, Verdict
+from staticmem.devices.meters import Device, on_device, usable_on
+from staticmem.devices.reductions import Multiprocessors
+from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
-from staticmem.parallel.rank import on_rank
+from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
+from staticmem.report.html.cards import CardRow
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.device import device_of
-from staticmem.studies.ranks import on_one_device, strategy_of
-from staticmem.studies.verdicts import Verdicts, largest_of, on
 from staticmem.units import Band
 
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
+ROOMY = 1 << 60  # bytes: a card on which nothing has to be given back
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A step: a request, on one device or as one rank of a strategy."""
+def on(device: Device, card: Gpu) -> Device:
+    """The same software on another card."""
+    multiprocessors = Multiprocessors(card.processors, gpus.THREADS[card.architecture])
+    return replace(
+        device, gpu=card, setup=replace(device.setup, architecture=card.architecture, multiprocessors=multiprocessors)
+    )
 
-    request: Request
-    strategy: str | None = None
-    devices: int = 1
+
+def largest_of(architecture: str, cards: Iterable[Gpu]) -> Gpu | None:
+    """The card with the most memory of an architecture."""
+    rivals = [card for card in cards if card.architecture == architecture]
+    return max(rivals, key=lambda card: (card.usable, card.slug), default=None)
 
 
 @dataclass
+class Verdicts:
+    """Verdicts of a step with the software of `device`.
+
+    `spread` gives what the file leaves open (`meters.on_device`); it is asked for only where it is needed. `cards` are
+    those whose largest stand for their architectures. `stand_in`: one card that stands for all, whatever their
+    architecture: for graphs of which few replays can be made.
+    """
+
+    result: StepResult
+    device: Device
+    spread: Callable[[], tuple[int, int]]
+    cards: Iterable[Gpu]
+    stand_in: Gpu | None = None
+    shared: dict[str, tuple[Band, Band]] = field(default_factory=dict)  # allocated and reserved by architecture
+    _own: dict[str, Verdict] = field(default_factory=dict)
+    _sums: dict[Multiprocessors, dict[int, int]] = field(default_factory=dict)
+
+    def of(self, card: Gpu, own: bool = False) -> Verdict:
+        """The verdict with its band; `own`: from a replay for this card alone, to the byte that of `on_device`."""
+        less, more = self.spread()
+        return self._without_spread(card, more, own).widened(less, more)
+
+    def fits(self, card: Gpu) -> bool:
+        """Whether the whole band is within 95 % of the card, by the replay that its architecture shares: for searches.
+
+        Where the band is not without it, the spread is not asked for.
+        """
+        needed, usable = self._shared(card), usable_on(on(self.device, card))
+        bare = verdict(needed, usable)
+        return bare.fit is Fit.FITS and bare.widened(*self.spread()).fit is Fit.FITS
+
+    def representative(self, card: Gpu) -> Gpu:
+        """The card whose replay stands for this one's."""
+        return self.stand_in or largest_of(card.architecture, self.cards) or card
+
+    def _without_spread(self, card: Gpu, more: int, own: bool = False) -> Verdict:
+        """`more` is what the band's upper end will be raised by."""
+        if card.slug in self._own:
+            return self._own[card.slug]
+        device, needed = on(self.device, card), self._shared(card)
+        overhead, usable = device.setup.profile.overhead(card), usable_on(device)
+        allocated, _ = self.shared[self.representative(card).architecture]
+        doubt = self._doubt(card)
+        alive = allocated.expected + overhead.expected
+        if alive - doubt > usable and not own:  # does not fit, whatever the cache gives back
+            return verdict(needed, usable)
+        near = abs(needed.high + more - usable * TIGHT) <= doubt if doubt else False
+        if own or near or needed.expected + doubt > usable or self._counts_the_card(needed, card):
+            if self.stand_in is not None:
+                device = replace(device, setup=on(self.device, self.stand_in).setup)
+            self._own[card.slug] = on_device(self.result, device).verdict
+            return self._own[card.slug]
+        return verdict(needed, usable)
+
+    def _shared(self, card: Gpu) -> Band:
+        """The need on a card, with what the allocator takes on the one that stands for it."""
+        roomy = self.representative(card)
+        if roomy.architecture not in self.shared:
+            found = on_device(self.result, on(self.device, replace(roomy, usable=ROOMY)))
+            self.shared[roomy.architecture] = found.allocated, found.reserved
+        return self.shared[roomy.architecture][1].plus(self.device.setup.profile.overhead(card))
+
+    def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
+        """Whether the allocator's settings look at the size of the card: a limit from which it collects, and the
+        addresses that expandable segments reserve, 9/8 of the card, whose end a step of half its size does not reach.
+        """
+        settings = self.device.settings
+        if self.stand_in is not None:
+            return False
+        if settings.garbage_collection_threshold > 0 and settings.per_process_memory_fraction < 1:
+            return True
+        return settings.expandable_segments and 2 * needed.high > card.usable
+
+    def _doubt(self, card: Gpu) -> int:
+        """Bytes by which all partial sums of the step together differ from those of the card that stands in."""
+        roomy = self.representative(card)
+        if self.stand_in is not None or card.slug == roomy.slug:
+            return 0
+        mine, theirs = self._partial_sums(card), self._partial_sums(roomy)
+        return sum(abs(mine.get(kernel, 0) - theirs.get(kernel, 0)) for kernel in mine.keys() | theirs.keys())
+
+    def _partial_sums(self, card: Gpu) -> dict[int, int]:
+        setup = on(self.device, card).setup
+        if setup.multiprocessors not in self._sums:
+            found = KernelWorkspaces(self.result.trace, self.result.graph, setup).partial_sums()
+            self._sums[setup.multiprocessors] = found
+        return self._sums[setup.multiprocessors]
+
+
+Key = tuple[Any, ...]
+
+
+def key_of(request: Request) -> Key:
+    """A request as something that a dict can have as its key."""
+    values = (getattr(request, f.name) for f in fields(Request))
+    return tuple(tuple(sorted(v.items())) if isinstance(v, Mapping) else v for v in values)
+
+
 class Bench:
-    """Needs of a model. All are kept, so nothing is asked of a graph twice."""
+    """Needs of a model. A request names a step: on one device, or that of a rank where it has a strategy."""
 
-    study: Study
-    _studies: dict[str, Study] = field(default_factory=dict)
-    _steps: dict[tuple[str, str | None, int], StepResult | StaticmemError] = field(default_factory=dict)
-    _live: dict[tuple[str, str | None, int], int] = field(default_factory=dict)
-    _nominal: dict[tuple[tuple[str, str | None, int], str], tuple[int, int]] = field(default_factory=dict)
-    _made: dict[tuple[str, str | None, int], Verdicts] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.device = device_of(replace(self.study.request, gpu=None, parallel=None))
-        self.cards = tuple(gpus.catalog(self.study.request.gpus_file).values())
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.device = device_of(replace(study.request, gpu=None, parallel=None))
+        self.cards = tuple(gpus.catalog(study.request.gpus_file).values())
+        self._studies: dict[Key, Study] = {key_of(study.request): study}
+        self._steps: dict[Key, StepResult | StaticmemError] = {}
+        self._live: dict[Key, int] = {}
+        self._nominal: dict[tuple[Key, str], tuple[int, int]] = {}
+        self._verdicts: dict[Key, Verdicts] = {}
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def ask(self, request: Request) -> Study:
         """The study of a request on this model."""
-        key = repr(request)
+        key = key_of(request)
         if key not in self._studies:
-            self._studies[key] = self.study if request == self.study.request else self.study.ask(request)
+            self._studies[key] = self.study.ask(request)
         return self._studies[key]
 
-    def step(self, ask: Ask) -> StepResult:
+    def step(self, request: Request) -> StepResult:
         """The step, as the rank with the most memory runs it.
 
         Raises:
             StaticmemError: it cannot be run so; the same error at every call.
         """
-        key = _key(ask)
+        key = key_of(request)
         if key not in self._steps:
             try:
                 with without_cycle_search():
-                    self._steps[key] = self._run(ask)
+                    self._steps[key] = self._run(request)
             except StaticmemError as error:
                 self._steps[key] = error
-        found = self._steps[key]
-        if isinstance(found, StaticmemError):
-            raise found
-        return found
+        outcome = self._steps[key]
+        if isinstance(outcome, StaticmemError):
+            raise outcome
+        return outcome
 
-    def _run(self, ask: Ask) -> StepResult:
-        if ask.strategy is None:
-            return self.ask(ask.request).result
-        one = self.step(Ask(on_one_device(ask.request, ask.strategy)))
-        return on_rank(one, strategy_of(ask.request, ask.strategy, ask.devices))
+    def _run(self, request: Request) -> StepResult:
+        if request.parallel is None or request == self.study.request:
+            return self.ask(request).result
+        return on_rank(self.step(on_one_device(request)), strategy_of(request))
 
-    def live(self, ask: Ask) -> int:
+    def live(self, request: Request) -> int:
         """Bytes of tensors at the peak."""
-        key = _key(ask)
+        key = key_of(request)
         if key not in self._live:
-            result = self.step(ask)
-            one = ask.strategy is None
-            self._live[key] = (self.ask(ask.request).lifetimes if one else liveness(result.trace)).peak_bytes
+            result = self.step(request)
+            one = request.parallel is None or request == self.study.request
+            self._live[key] = (self.ask(request).lifetimes if one else liveness(result.trace)).peak_bytes
         return self._live[key]
 
     # -- needs ---------------------------------------------------------------------------------------------------
 
-    def overhead(self, ask: Ask, card: Gpu) -> Band:
+    def overhead(self, request: Request, card: Gpu) -> Band:
         """Context and libraries, and a communicator's buffers where devices talk."""
-        return self._device(ask).setup.profile.overhead(card)
+        return self._device(request).setup.profile.overhead(card)
 
-    def expected(self, ask: Ask, card: Gpu) -> int:
+    def expected(self, request: Request, card: Gpu) -> int:
         """Bytes on the card by one replay: what counts of devices and curves compare."""
-        return self._reserved(ask, card)[0] + self.overhead(ask, card).expected
+        return self._reserved(request, card)[0] + self.overhead(request, card).expected
 
-    def _reserved(self, ask: Ask, card: Gpu) -> tuple[int, int]:
+    def _reserved(self, request: Request, card: Gpu) -> tuple[int, int]:
         """Reserved memory by one replay, and with every workspace at its most, which no band is below."""
-        stands = self._verdicts(ask).representative(card)
-        key = (_key(ask), stands.architecture)
+        stands = self._of(request).representative(card)
+        key = (key_of(request), stands.architecture)
         if key not in self._nominal:
-            result, setup = self.step(ask), on(self.device, stands).setup
+            result, setup = self.step(request), on(self.device, stands).setup
             with without_cycle_search():
                 found = process_of_trace(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
                 nominal = self._replayed(found, found.sizes)
@@ -124,67 +231,79 @@ class Bench:
             return peaks(joined(found.calls, len(sizes)), list(sizes)).reserved
         return simulate(found.served(sizes), settings, fallbacks=found.fallbacks).peak_reserved
 
-    def allows(self, ask: Ask, card: Gpu) -> bool:
+    def allows(self, request: Request, card: Gpu) -> bool:
         """Whether the expected need is within 95 % of the card. What live tensors rule out is not replayed."""
-        return self._alive(ask, card) and self.expected(ask, card) <= self._limit(ask, card)
+        return self._alive(request, card) and self.expected(request, card) <= self._limit(request, card)
 
-    def may_fit(self, ask: Ask, card: Gpu) -> bool:
+    def may_fit(self, request: Request, card: Gpu) -> bool:
         """Whether the least that a band can reach up to is within 95 %: nearly always the verdict, at a tenth of it."""
-        if not self._alive(ask, card):
+        if not self._alive(request, card):
             return False
-        return self._reserved(ask, card)[1] + self.overhead(ask, card).high <= self._limit(ask, card)
+        return self._reserved(request, card)[1] + self.overhead(request, card).high <= self._limit(request, card)
 
-    def _alive(self, ask: Ask, card: Gpu) -> bool:
-        return self.live(ask) + self.overhead(ask, card).expected <= self._limit(ask, card)
+    def _alive(self, request: Request, card: Gpu) -> bool:
+        return self.live(request) + self.overhead(request, card).expected <= self._limit(request, card)
 
-    def _limit(self, ask: Ask, card: Gpu) -> int:
-        return int(usable_on(on(self._device(ask), card)) * TIGHT)
+    def _limit(self, request: Request, card: Gpu) -> int:
+        return int(usable_on(on(self._device(request), card)) * TIGHT)
 
-    def verdict(self, ask: Ask, card: Gpu, own: bool = False) -> Verdict:
+    def verdict(self, request: Request, card: Gpu, own: bool = False) -> Verdict:
         """That of `analyze --gpu`; `own`: from a replay for this card alone, so that the bytes are the same too."""
         with without_cycle_search():
-            return self._verdicts(ask).of(card, own)
+            return self._of(request).of(card, own)
 
-    def fits(self, ask: Ask, card: Gpu) -> bool:
+    def fits(self, request: Request, card: Gpu) -> bool:
         """Whether the whole band is within 95 %, by the replay that cards of an architecture share."""
         with without_cycle_search():
-            return self.may_fit(ask, card) and self._verdicts(ask).fits(card)
+            return self.may_fit(request, card) and self._of(request).fits(card)
 
-    def _verdicts(self, ask: Ask) -> Verdicts:
-        key = _key(ask)
-        if key not in self._made:
-            result = self.step(ask)
+    def _of(self, request: Request) -> Verdicts:
+        key = key_of(request)
+        if key not in self._verdicts:
+            result = self.step(request)
             stand_in = None if result.trace.ticks <= LIMIT else largest_of(DEFAULT_ARCHITECTURE, self.cards)
-            made = Verdicts(result, self._device(ask), lambda: self._spread(ask), self.cards, stand_in)
-            self._made[key] = made
-            if ask == Ask(self.study.request) and ask.request.gpu is None:
-                self._take_report(made)
-        return self._made[key]
+            verdicts = Verdicts(result, self._device(request), lambda: self._spread(request), self.cards, stand_in)
+            self._verdicts[key] = verdicts
+            if request == self.study.request and request.gpu is None:
+                self._share_meters(verdicts)
+        return self._verdicts[key]
 
-    def _spread(self, ask: Ask) -> tuple[int, int]:
-        return self.ask(ask.request).spread if ask.strategy is None else (0, 0)
+    def _spread(self, request: Request) -> tuple[int, int]:
+        return self.ask(request).spread if request.parallel is None else (0, 0)
 
-    def _take_report(self, made: Verdicts) -> None:
-        """The study's report has replayed its step already, for one architecture."""
-        peak, default = self.study.report.peak, self.device
-        stands = made.representative(default.gpu)
-        same = on(default, stands).setup == default.setup
-        if same and peak.allocated_bytes is not None and peak.reserved_bytes is not None:
-            less, more = self.study.spread
-            allocated, reserved = peak.bands["allocated"], peak.bands["reserved"]
-            made.shared[stands.architecture] = (
-                Band(allocated.low + less, peak.allocated_bytes, allocated.high - more),
-                Band(reserved.low + less, peak.reserved_bytes, reserved.high - more),
-            )
+    def _share_meters(self, verdicts: Verdicts) -> None:
+        """The study has replayed its step for its report already, for one architecture."""
+        device = self.study.device
+        stands = verdicts.representative(device.gpu)
+        if on(device, stands).setup == device.setup and self.study.replays:
+            meters = self.study.meters
+            verdicts.shared[stands.architecture] = meters.allocated, meters.reserved
 
-    def _device(self, ask: Ask) -> Device:
+    def _device(self, request: Request) -> Device:
         """The software, with a communicator where devices talk."""
-        if ask.devices == 1 and ask.request.parallel is None:
+        if request.parallel is None:
             return self.device
         setup, profile = self.device.setup, self.device.setup.profile
         talking = replace(profile, libraries=profile.libraries.plus(communicators.NCCL))
         return replace(self.device, setup=replace(setup, profile=talking))
 
 
-def _key(ask: Ask) -> tuple[str, str | None, int]:
-    return repr(ask.request), ask.strategy, ask.devices
+def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0)) -> tuple[CardRow, ...]:
+    """The rows of all cards, the smallest first, with the one that was asked for; `spread` as in `meters.on_device`."""
+    cards = {**gpus.cards(), asked.gpu.slug: asked.gpu}
+    wide = result.trace.ticks <= LIMIT
+    verdicts = Verdicts(result, asked, lambda: spread, tuple(cards.values()))
+    rows = []
+    for card in sorted(cards.values(), key=lambda card: (card.usable, card.name)):
+        if wide or card.architecture == asked.gpu.architecture:
+            named = card.slug == asked.gpu.slug
+            rows.append(_row(card, verdicts.of(card, own=named), named))
+    return tuple(rows)
+
+
+def _row(card: Gpu, outcome: Verdict, asked: bool) -> CardRow:
+    low, expected, high = outcome.needed
+    return CardRow(
+        card.slug, card.name, card.architecture, card.nominal, card.usable, low, expected, high, outcome.fit.value,
+        outcome.headroom, asked, card.assumed, card.chip if card.chip != card.architecture else "",
+    )  # fmt: skip

@@ -41,7 +41,7 @@ def extras(
 ) -> Extras:
     """What the page shows beside the report, as far as the graph's size allows."""
     from staticmem.devices.meters import replayed
-    from staticmem.studies.cards import LIMIT, card_rows
+    from staticmem.studies.bench import LIMIT, card_rows
     from staticmem.studies.what_if import what_if
 
     report, result, left_out = study.report, study.result, []

@@ -23,11 +23,11 @@ from staticmem.report.session import (
 )
 from staticmem.scenario.request import Request
 from staticmem.studies.study import assumed_batch, fingerprint
+from staticmem.units import Band, exactly
 
 if TYPE_CHECKING:
     from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction
     from staticmem.devices.gpus import Gpu
-    from staticmem.units import Band
 
 VERSION = "1.31"  # the onnxruntime whose rules are followed and were compared (docs/onnxruntime.md)
 MAX_THREADS = 16  # MLAS_MAXIMUM_THREAD_COUNT: more threads take no more workspaces of convolutions
@@ -143,8 +143,14 @@ def session_report(
         )
         notes.append(Note("assumption", "SM528", text))
     overhead: tuple[Band, Band] | None = None
+    fit: GpuFit | None = None
     if card is not None:
         overhead = _overhead(card, request)
+        if request.gpu is not None:
+            from staticmem.devices.sizing import verdict
+            from staticmem.studies.device import gpu_fit
+
+            fit = gpu_fit(card, verdict(exactly(found.held).plus(overhead[0]).plus(overhead[1]), card.usable))
         text = (
             f"device memory is for this card: {card.name}{'' if request.gpu else ', as --gpu names no other card'}; "
             "context and libraries are those of a PyTorch process there, as no reading of the ONNX Runtime is known"
@@ -161,7 +167,7 @@ def session_report(
         SCHEMA, model, _scenario(opened, options, optimized), _peak(found, overhead), found.exact,
         tuple(SessionNode(row.name, row.op, row.requested, row.workspace) for row in rows[: request.top]),
         card.name if card is not None else None,
-        _fit(card, found, overhead) if card is not None and overhead is not None and request.gpu is not None else None,
+        fit,
         tuple(NoteInfo(n.code, n.text, n.count) for n in notes if n.kind != "warning"),
         tuple(NoteInfo(n.code, n.text, n.count) for n in notes if n.kind == "warning"),
     )  # fmt: skip
@@ -244,14 +250,3 @@ def _overhead(card: Gpu, request: Request) -> tuple[Band, Band]:
 
     known = profile.load(Path(request.profile) if request.profile is not None else None)
     return known.context(card), known.libraries
-
-
-def _fit(card: Gpu, found: SessionPrediction, overhead: tuple[Band, Band]) -> GpuFit:
-    from staticmem.devices.sizing import verdict
-    from staticmem.units import exactly
-
-    outcome = verdict(exactly(found.held).plus(overhead[0]).plus(overhead[1]), card.usable)
-    return GpuFit(
-        card.slug, card.name, card.architecture, card.usable, outcome.fit.value, max(outcome.headroom, 0),
-        outcome.missing, card.assumed,
-    )  # fmt: skip

@@ -13,7 +13,7 @@ from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import SCHEMA, CardRow, Count, Point, Price, Sizing
 from staticmem.report.verdict import step_name
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.bench import LIMIT, Ask, Bench
+from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing_levers import block_class, levers
 from staticmem.studies.sizing_search import Batches, batch_range, fewest
@@ -117,7 +117,7 @@ class _Sizing:
         return made
 
     def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:
-        outcome = self.bench.verdict(Ask(self.request), card, own=len(self.options.cards) <= FEW)
+        outcome = self.bench.verdict(self.request, card, own=len(self.options.cards) <= FEW)
         low, expected, high = outcome.needed
         return CardRow(
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
@@ -136,10 +136,9 @@ class _Sizing:
     def _with_checkpointing(self, card: Gpu, fit: Fit) -> str | None:
         if self.checkpointed is None:
             return None
-        ask = Ask(self.checkpointed)
-        if fit is not Fit.FITS and self.bench.live(ask) > card.usable:
+        if fit is not Fit.FITS and self.bench.live(self.checkpointed) > card.usable:
             return Fit.DOES_NOT_FIT.value  # no replay is needed to see it
-        return self.bench.verdict(ask, card).fit.value
+        return self.bench.verdict(self.checkpointed, card).fit.value
 
     def _count(self, strategy: str, card: Gpu, fit: Fit) -> Count:
         if fit is Fit.FITS:
@@ -172,9 +171,8 @@ class _Sizing:
     ) -> None:
         """Adds a point, unless the model does not take it."""
 
-        def at(request: Request) -> Ask:
-            changed = replace(request, batch=batch) if batch is not None else replace(request, resolution=resolution)
-            return Ask(changed)
+        def at(request: Request) -> Request:
+            return replace(request, batch=batch) if batch is not None else replace(request, resolution=resolution)
 
         try:
             ask = at(self.request)

@@ -9,7 +9,7 @@ from staticmem.report.sizing import Lever
 from staticmem.report.sweep import TRAINING
 from staticmem.scenario.request import as_flags
 from staticmem.studies import Request, Study
-from staticmem.studies.bench import Ask, Bench
+from staticmem.studies.bench import Bench
 from staticmem.studies.blocks import repeated_blocks
 from staticmem.studies.levers import candidates
 
@@ -25,7 +25,7 @@ def block_class(study: Study) -> str | None:
 def levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
     """The levers that save something, the largest saving first. Those that train something else are left out, but for
     the same optimizer with state of 8 bits."""
-    now = bench.live(Ask(request))
+    now = bench.live(request)
     same = f"{bench.study.scenario.optimizer}-8bit"
     found = []
     for lever in candidates(bench.study):
@@ -33,7 +33,7 @@ def levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
         if other or set(lever.words) & set(DEVICE_ONLY):
             continue
         try:
-            live = bench.live(Ask(replace(request, **lever.words)))
+            live = bench.live(replace(request, **lever.words))
         except StaticmemError:
             continue  # it does not go with the rest of the request
         if live < now:

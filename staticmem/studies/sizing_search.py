@@ -10,7 +10,7 @@ from staticmem.errors import StaticmemError
 from staticmem.ir.model_file import ModelFile
 from staticmem.report.sizing import Count
 from staticmem.studies import Request
-from staticmem.studies.bench import Ask, Bench
+from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
 
 MOST_BATCH = 1 << 16
@@ -86,9 +86,9 @@ class Batches:
         if not self.values:
             return None
 
-        def holds(judge: Callable[[Ask, Gpu], bool], batch: int) -> bool:
+        def holds(judge: Callable[[Request, Gpu], bool], batch: int) -> bool:
             try:
-                return judge(Ask(replace(self.request, batch=batch)), card)
+                return judge(replace(self.request, batch=batch), card)
             except StaticmemError:
                 return False  # the model does not take this batch
 
@@ -102,7 +102,7 @@ class Batches:
 
     def _takes_none(self) -> bool:
         try:
-            self.bench.step(Ask(replace(self.request, batch=self.values[0])))
+            self.bench.step(replace(self.request, batch=self.values[0]))
         except StaticmemError:
             return True
         return False
@@ -124,8 +124,8 @@ def fewest(bench: Bench, strategy: str, card: Gpu, request: Request, checkpointe
 def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> tuple[int, int] | str:
     """The fewest devices and the need, or what stands in the way."""
 
-    def ask(devices: int) -> Ask:
-        return Ask(request, strategy, devices)
+    def ask(devices: int) -> Request:
+        return replace(request, parallel=strategy, devices=devices)
 
     def short(devices: int) -> str:
         return f"{format_bytes(bench.live(ask(devices)))} of tensors on each of {devices}"

@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem import files
-from staticmem.engine.step import StepResult
+from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import UsageError
 from staticmem.frontends import open_model
-from staticmem.frontends.recent import MODELS, Recent
+from staticmem.frontends.recent import MODELS, MOST_OPS, Recent
 from staticmem.ir.graph import Graph, Note, bases_of
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
@@ -29,12 +29,39 @@ from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
-from staticmem.studies.steps import Step, step_of
+
+if TYPE_CHECKING:
+    from staticmem.devices.meters import Device, DeviceMeters
 
 BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
+REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it a replay has to be asked for (--gpu)
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
+STEPS = 4  # that are kept: a scenario with both ends of its band, and the scenario that it is compared with
+
+Step = tuple[StepResult, Lifetimes]
+
 _fingerprints: Recent[tuple[files.Stamp, str]] = Recent(MODELS)  # by path
+kept_steps: Recent[tuple[Graph, Step]] = Recent(STEPS)  # by identity of the graph, which is kept too, and scenario
+
+
+def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "expected") -> Step:
+    """The step of a graph of `model`, and when its buffers live; `policy` as in `run_step`.
+
+    Who looks for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and
+    cuDNN change what a replay does, never the step. Only steps of graphs that are kept themselves are
+    (`frontends.recent`), so nothing is held for long that nobody else holds. Nobody changes what is kept
+    (`tests/studies/test_steps.py`).
+    """
+    key = (id(graph), scenario, policy)
+    kept = kept_steps.get(key)
+    if kept is not None:
+        return kept[1]
+    result = run_step(graph, scenario, policy)
+    step = result, liveness(result.trace)
+    if getattr(model, "graphs", None) is not None and len(graph.ops) <= MOST_OPS:
+        kept_steps.put(key, (graph, step))
+    return step
 
 
 class Study:
@@ -45,13 +72,11 @@ class Study:
 
     def __init__(self, model: ModelFile, request: Request) -> None:
         self.model, self.request = model, request
-        self._scenario_notes: list[Note] = []
-        self._size_notes: list[Note] = []
 
     @classmethod
     def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
         """The study of a file, whose content decides the format, or of an object (`frontends.objects`)."""
-        request.scenario()  # wrong words are told before a large file is read
+        request.scenario()  # raises for wrong words before a large file is read
         if request.names_device:
             from staticmem.studies.device import device_of
 
@@ -65,29 +90,37 @@ class Study:
             return cls(open_model(os.fspath(model)), request)
         from staticmem.frontends.objects import model_of
 
-        found, batch = model_of(model, inputs)
+        exported, batch = model_of(model, inputs)
         if request.batch is None and batch:
             request = replace(request, batch=batch)
-        return cls(found, request)
+        return cls(exported, request)
 
     def ask(self, request: Request) -> Study:
         """The same model under another request: the file is not read again."""
         return Study(self.model, request)
 
-    @cached_property
+    @property
     def scenario(self) -> Scenario:
         """What the step does; bytes play no part in it."""
-        scenario, self._scenario_notes = self.request.scenario()
-        return scenario
+        return self._scenario[0]
 
     @cached_property
+    def _scenario(self) -> tuple[Scenario, list[Note]]:
+        return self.request.scenario()
+
+    @property
     def binding(self) -> Binding:
         """Sizes of all inputs and symbols."""
-        request, given = self.request, dict(self.request.dims or {})
+        return self._binding[0]
+
+    @cached_property
+    def _binding(self) -> tuple[Binding, list[Note]]:
+        request, dims = self.request, dict(self.request.dims or {})
+        notes: list[Note] = []
         if request.batch is None:
-            assumed, self._size_notes = assumed_batch(self.model, given)
-            given |= assumed
-        return resolve(self.model, batch=request.batch, resolution=request.image_size, dims=given)
+            assumed, notes = assumed_batch(self.model, dims)
+            dims |= assumed
+        return resolve(self.model, batch=request.batch, resolution=request.image_size, dims=dims), notes
 
     @cached_property
     def graph(self) -> Graph:
@@ -99,24 +132,46 @@ class Study:
         bound = self.model.bind(self.binding)
         return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
 
-    @cached_property
+    @property
     def result(self) -> StepResult:
         """The trace of the step, of one rank where the request is parallel; `result.graph` lacks what only the export
         has."""
-        if self.request.parallel is not None:
-            from staticmem.studies.ranks import rank_step
+        return self._step[0]
 
-            return rank_step(self)
-        return self._step.result
+    @property
+    def lifetimes(self) -> Lifetimes:
+        """When each buffer lives, and the curve of live bytes."""
+        return self._step[1]
 
     @cached_property
     def _step(self) -> Step:
-        return step_of(self.model, self.graph, self.scenario)
+        request = self.request
+        if request.parallel is None:
+            return step_of(self.model, self.graph, self.scenario)
+        from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
+
+        strategy = strategy_of(request)
+        result = on_rank(self.ask(on_one_device(request)).result, strategy)
+        return result, liveness(result.trace)
 
     @cached_property
-    def lifetimes(self) -> Lifetimes:
-        """When each buffer lives, and the curve of live bytes."""
-        return self._step.lifetimes if self.request.parallel is None else liveness(self.result.trace)
+    def meters(self) -> DeviceMeters:
+        """What the step takes on the card of the request. Bands are without what the file leaves open (`spread`)."""
+        from staticmem.devices.meters import on_device
+
+        return on_device(self.result, self.device)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the report has the meters of a card: those of a large graph are worked out for a card with a name."""
+        return self.request.gpu is not None or self.result.trace.ticks <= REPLAY_LIMIT
+
+    @cached_property
+    def device(self) -> Device:
+        """The card of the request, or the one that stands for all, and the software on it."""
+        from staticmem.studies.device import device_of
+
+        return device_of(self.request)
 
     @cached_property
     def live_band(self) -> tuple[int, int] | None:
@@ -138,8 +193,7 @@ class Study:
         else:
             policies, ends = ("last-use", "named"), ends or (graph, graph)
         peaks = [
-            step_of(self.model, end, scenario, policy).lifetimes.peak_bytes
-            for end, policy in zip(ends, policies, strict=True)
+            step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in zip(ends, policies, strict=True)
         ]
         peaks.append(self.lifetimes.peak_bytes)
         return min(peaks), max(peaks)
@@ -155,7 +209,7 @@ class Study:
             return None
         ends = self._ends_of_inplace() or ()
         peaks = [self.lifetimes.peak_bytes]
-        peaks += [step_of(self.model, end, self.scenario).lifetimes.peak_bytes for end in ends]
+        peaks += [step_of(self.model, end, self.scenario)[1].peak_bytes for end in ends]
         low, high = min(peaks), max(peaks)
         return (low, high) if low < high else None
 
@@ -179,11 +233,9 @@ class Study:
     def notes(self) -> list[Note]:
         """What has to be said beside the notes of the graph and of the step."""
         result = self.result
-        notes = [*self._scenario_notes, *self._size_notes, *self._inplace_notes()]
-        said = " ".join(note.text for note in result.graph.notes)
-        unknown = {target: count for target, count in result.unknown.items() if target not in said}
-        if unknown:
-            notes.append(_unknown(unknown))
+        notes = [*self._scenario[1], *self._binding[1], *self._inplace_notes()]
+        if result.unknown:
+            notes += _unknown_ops(result)
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.live_band is not None and not self.scenario.training and has_unseen_code(result.graph):
@@ -221,11 +273,14 @@ class Study:
         if request.parallel is not None:
             shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
             report = replace(report, scenario=shared)
-        from staticmem.studies.device import with_device
+        from staticmem.studies.device import with_device, without_device
 
-        report = with_device(report, self.result, request)
+        if self.replays:
+            report = with_device(report, request, self.device, self.meters, self.spread)
+        else:
+            report = without_device(report)
         if request.method == "textbook":
-            from staticmem.studies.compare import with_textbook
+            from staticmem.studies.textbook import with_textbook
 
             report = with_textbook(report, graph)
         return report
@@ -251,14 +306,19 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     return size, digest
 
 
-def _unknown(unknown: Mapping[str, int]) -> Note:
+def _unknown_ops(result: StepResult) -> list[Note]:
+    """A note of the ops without a rule, but for those that a note of the graph names already."""
+    texts = " ".join(note.text for note in result.graph.notes)
+    unknown = {target: count for target, count in result.unknown.items() if target not in texts}
+    if not unknown:
+        return []
     names = sorted(unknown)
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     text = (
         f"no rule for {listed}: inputs and results are kept for backward as a precaution; "
         "the peak may be too high, or too low by what they make besides"
     )
-    return Note("warning", "SM201", text, sum(unknown.values()))
+    return [Note("warning", "SM201", text, sum(unknown.values()))]
 
 
 def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:
@@ -268,6 +328,5 @@ def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, 
         axis = spec.shape[0] if spec.shape else None
         if isinstance(axis, str) and axis not in dims and f"{spec.name}[0]" not in dims:
             assumed[axis] = max(1, model.symbols.get(axis, SymbolRange()).low or 1)
-    sizes = ", ".join(str(size) for size in dict.fromkeys(assumed.values()))
-    notes = [Note("assumption", "SM301", f"batch {sizes} assumed; give --batch N")] if assumed else []
-    return assumed, notes
+    sizes = ", ".join(map(str, dict.fromkeys(assumed.values())))
+    return assumed, [Note("assumption", "SM301", f"batch {sizes} assumed; give --batch N")] if assumed else []

@@ -13,12 +13,13 @@ of `torch.nn` for the shapes of parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ops import argument, in_place, kinds_of
+from staticmem.report.model import NoteInfo, Report, Textbook
 
 # Where a file has lost which ops ran in place, these count as in place: networks write them so.
 _ACTIVATIONS = frozenset(
@@ -155,3 +156,23 @@ def _first_uses(op: Op, counts: dict[str, int]) -> tuple[int, int]:
     biases = counts.pop(bias.name, 0) if isinstance(bias, Ref) else 0
     weights = sum(counts.pop(name, 0) for name in op.refs())
     return weights, biases
+
+
+_WHY_TEXTBOOK = (
+    "They differ because the textbook adds up results that never coexist, and knows nothing of the gradients of "
+    "parameters, of optimizer state, and of what autograd saves or frees; liveness is what PyTorch holds at the worst "
+    "moment."
+)
+
+
+def with_textbook(report: Report, graph: Graph) -> Report:
+    """The report with the textbook estimate of the same graph beside it."""
+    estimate = textbook_estimate(graph)
+    forward, backward = estimate.intermediate_bytes_forward, estimate.intermediate_bytes_with_backward
+    total = estimate.parameter_bytes + (backward if report.scenario.mode == "train" else forward)
+    textbook = Textbook(estimate.parameter_bytes, forward, backward, total, _WHY_TEXTBOOK)
+    warnings = report.warnings
+    if estimate.unsized:
+        text = "results without a shape in the file, which the textbook estimate leaves out"
+        warnings = (*warnings, NoteInfo("SM203", text, len(estimate.unsized)))
+    return replace(report, textbook=textbook, warnings=warnings)

@@ -15,14 +15,12 @@ from staticmem.devices.gpus import Gpu
 from staticmem.devices.meters import on_device
 from staticmem.devices.sizing import TIGHT, Fit, verdict
 from staticmem.studies import Study, request_of
-from staticmem.studies.bench import Ask, Bench
-from staticmem.studies.cards import card_rows
+from staticmem.studies.bench import Bench, Verdicts, card_rows, largest_of, on
 from staticmem.studies.device import device_of
 from staticmem.studies.largest import largest_batch
 from staticmem.studies.measure import on_card
 from staticmem.studies.sizing import Options, size
 from staticmem.studies.sizing_search import rungs
-from staticmem.studies.verdicts import Verdicts, largest_of, on
 
 ROOT = Path(__file__).parents[2]
 OPEN = ROOT / "models" / "resnet50.onnx"  # of an inference nobody knows what variables the code kept
@@ -124,7 +122,7 @@ def test_settings_of_the_allocator_count(conf: str) -> None:
         report = staticmem.analyze(path, gpu=gpu, **words)
         assert report.gpu is not None
         assert _sized(path, gpus.find(gpu), words).fit == report.gpu.fit
-        assert bench.verdict(Ask(study.request), gpus.find(gpu)).fit.value == report.gpu.fit
+        assert bench.verdict(study.request, gpus.find(gpu)).fit.value == report.gpu.fit
         said.append(report.gpu.fit)
     assert len(set(said)) > 1
     found = largest_batch(study, "6GiB")

@@ -27,7 +27,7 @@ from staticmem.report.json import plain_text
 from staticmem.report.sizing import Sizing
 from staticmem.report.text import Style, View
 from staticmem.studies import Study, request_of
-from staticmem.studies.bench import Ask, Bench
+from staticmem.studies.bench import Bench
 from staticmem.studies.sizing import Options, size
 from staticmem.studies.sizing_search import last, rungs
 
@@ -109,9 +109,9 @@ def test_the_fewest_devices_fit_and_half_of_them_do_not(resnet: Sizing) -> None:
             continue
         words = {"checkpoint": (resnet.blocks,)} if count.checkpointing else {}
         request = replace(bench.study.request, **words)  # type: ignore[arg-type]
-        assert bench.allows(Ask(request, count.strategy, count.devices), card)
+        assert bench.allows(replace(request, parallel=count.strategy, devices=count.devices), card)
         if count.devices > 2:
-            assert not bench.allows(Ask(request, count.strategy, count.devices // 2), card)
+            assert not bench.allows(replace(request, parallel=count.strategy, devices=count.devices // 2), card)
         checked += 1
     assert checked
 

@@ -15,9 +15,10 @@ import pytest
 import staticmem
 from staticmem.frontends import recent
 from staticmem.report.json import dumps
-from staticmem.studies import Request, Study, request_of, steps
+from staticmem.studies import Request, Study, request_of
 from staticmem.studies.export import replay_of
 from staticmem.studies.page import page
+from staticmem.studies.study import STEPS, kept_steps
 
 MODELS = Path(__file__).parents[2] / "models"
 ADAM = Request(optimizer="adam", batch=2)
@@ -36,10 +37,10 @@ ALIKE: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> Iterator[None]:
-    for kept in (recent.models, steps.known):
+    for kept in (recent.models, kept_steps):
         kept.clear()
     yield
-    for kept in (recent.models, steps.known):
+    for kept in (recent.models, kept_steps):
         kept.clear()
 
 
@@ -90,9 +91,9 @@ def test_what_ran_in_place_is_part_of_the_question() -> None:
 def test_reports_are_those_of_a_step_that_nobody_asked_for_before(path: str) -> None:
     fresh = []
     for words in ALIKE:
-        steps.known.clear()
+        kept_steps.clear()
         fresh.append(dumps(Study.open(path, asked(**words)).report))
-    steps.known.clear()
+    kept_steps.clear()
     assert [dumps(Study.open(path, asked(**words)).report) for words in ALIKE] == fresh
     study = Study.open(path, asked())
     assert study.result is Study.open(path, asked()).result
@@ -106,19 +107,19 @@ def test_both_ends_of_a_band_are_kept() -> None:
     path = str(MODELS / "resnet18.onnx")
     first, second = (Study.open(path, Request(mode="infer", batch=2)) for _ in range(2))
     assert first.live_band is not None
-    before = len(kept_steps())
+    before = len(steps_kept())
     assert second.live_band == first.live_band
-    assert len(kept_steps()) == before == 3
+    assert len(steps_kept()) == before == 3
 
 
-def kept_steps() -> list[object]:
-    return list(steps.known._kept.values())
+def steps_kept() -> list[object]:
+    return list(kept_steps._kept.values())
 
 
 def test_few_are_kept(path: str) -> None:
-    batches = range(1, steps.STEPS + 2)
+    batches = range(1, STEPS + 2)
     ran = {batch: Study.open(path, Request(optimizer="sgd", batch=batch)).result for batch in batches}
-    assert len(kept_steps()) == steps.STEPS
+    assert len(steps_kept()) == STEPS
     last = batches[-1]
     assert Study.open(path, Request(optimizer="sgd", batch=last)).result is ran[last]
     assert Study.open(path, Request(optimizer="sgd", batch=1)).result is not ran[1]
@@ -126,10 +127,10 @@ def test_few_are_kept(path: str) -> None:
 
 def test_large_ones_and_those_of_objects_are_not_kept(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     staticmem.analyze(onnx.load(MODELS / "resnet18.onnx", load_external_data=False), optimizer="adam")
-    assert not kept_steps()
-    monkeypatch.setattr(steps, "MOST_OPS", 10)
+    assert not steps_kept()
+    monkeypatch.setattr("staticmem.studies.study.MOST_OPS", 10)
     assert Study.open(path, asked()).result is not Study.open(path, asked()).result
-    assert not kept_steps()
+    assert not steps_kept()
 
 
 @pytest.mark.parametrize("policy", ["auto", "all", "none"])

@@ -22,7 +22,7 @@ from staticmem.studies.textbook import (
 )
 from staticmem.units import MIB, format_bytes
 
-MODELS = Path(__file__).resolve().parent.parent / "models"
+MODELS = Path(__file__).parents[2] / "models"
 f32 = dtypes.float32
 
 
