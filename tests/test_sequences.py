@@ -23,6 +23,7 @@ from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
 from staticmem.liveness import liveness
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
 HERE = Path(__file__).parent
@@ -63,7 +64,7 @@ def ours(scenario: dict[str, Any]) -> Iterator[Row]:
     """The same rows of this project's trace."""
     path = next(found for folder in FOLDERS if (found := folder / f"{scenario['graph']}.pt2").exists())
     model = open_model(str(path))
-    graph = model.bind(resolve(model, batch=scenario["batch"]))
+    graph = bind(model, resolve(model, batch=scenario["batch"]))
     known = {f.name for f in fields(Scenario)}
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in scenario.items() if k in known}
     options["amp"] = dtypes.parse(scenario["amp"]) if "amp" in scenario else None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from staticmem import files
 from staticmem.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from staticmem.ir.model_file import ModelFile
+    from staticmem.frontends.export_program import ExportedArchive
+    from staticmem.frontends.onnx.decode import Decoded
+    from staticmem.frontends.onnx.model import OnnxModel
+    from staticmem.ir.graph import Graph
+    from staticmem.ir.model_file import Binding, ModelFile
 
 HEAD = 4096  # bytes that tell what a file is
 
@@ -57,6 +61,21 @@ def open_model(path: str) -> ModelFile:
                 raise
             raise ModelFileError(f"{path}: {error.what}", error.why, error.hint, error.code) from error
     raise _unknown(path, head)
+
+
+def decode(model: ModelFile, binding: Binding) -> Decoded | Graph:
+    """What a file holds at these sizes: of ONNX its nodes with the sizes of all values, of torch.export the ATen graph.
+
+    Raises:
+        DimensionError: a size contradicts a shape that is fixed in the file; the message names the node.
+    """
+    if model.format == "onnx":
+        from staticmem.frontends.onnx import decode as of_onnx
+
+        return of_onnx.decode(cast("OnnxModel", model), binding)
+    from staticmem.frontends import export_binder
+
+    return export_binder.decode(cast("ExportedArchive", model), binding)
 
 
 def _head(path: str) -> bytes:

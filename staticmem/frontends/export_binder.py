@@ -13,7 +13,7 @@ from typing import Any
 from staticmem.errors import DimensionError
 from staticmem.frontends import fields
 from staticmem.frontends.export_bounds import DataBounds
-from staticmem.frontends.export_program import ExportedArchive, dtype_of
+from staticmem.frontends.export_program import ExportedArchive, dtype_of, malformed
 from staticmem.frontends.export_rebind import BatchRebinder, check_derived
 from staticmem.ir import expressions
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
@@ -23,6 +23,14 @@ from staticmem.ir.source import source_lines
 _BODIES = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap", "checkpoint")
 _CONSTANTS = ("tensor_constant", "custom_obj")
 _MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+
+
+def decode(archive: ExportedArchive, binding: Binding) -> Graph:
+    """The graph at concrete sizes. A batch size that the export fixed is replaced where views repeat it."""
+    try:
+        return Binder(archive, binding).graph()
+    except fields.MALFORMED as error:
+        raise malformed(archive.path, error) from error
 
 
 class Binder:

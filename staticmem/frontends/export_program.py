@@ -20,8 +20,7 @@ from staticmem.frontends import fields, recent
 from staticmem.frontends.export_storages import CONFIGS, tied_names
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph
-from staticmem.ir.model_file import Binding, InputSpec, SymbolRange
+from staticmem.ir.model_file import InputSpec, SymbolRange
 
 SUPPORTED_MAJOR = 8
 MAX_JSON_BYTES = 1 << 30  # the JSON of a 100,000-op graph is about 100 MB
@@ -70,7 +69,7 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
         model = ExportedArchive(path, document, tied=tied)
         small = len(model.graph.get("nodes") or ()) <= recent.MOST_OPS
     except fields.MALFORMED as error:
-        raise _malformed(path, error) from error
+        raise malformed(path, error) from error
     if key is not None and small:
         model.graphs = recent.Graphs()
         recent.models.put(key, model)
@@ -97,7 +96,8 @@ def _key(archive: zipfile.ZipFile, name: str, path: str) -> Hashable:
     return ("pt2", path, tuple(known))
 
 
-def _malformed(path: str, error: Exception) -> ModelFileError:
+def malformed(path: str, error: Exception) -> ModelFileError:
+    """The error for an archive whose JSON breaks the schema."""
     return ModelFileError(
         f"{path} is not a well-formed torch.export archive",
         f"Its graph lacks or misplaces {str(error)[:160] or type(error).__name__}.",
@@ -195,20 +195,6 @@ class ExportedArchive:
             shape.append(symbol)
             self.symbols.setdefault(symbol, SymbolRange())
         return InputSpec(name, dtype_of(meta["dtype"]), tuple(shape))
-
-    def bind(self, binding: Binding) -> Graph:
-        """The graph at concrete sizes. A batch size that the export fixed is replaced where views repeat it."""
-        if self.graphs is not None:
-            return self.graphs.of(binding, lambda: self._bind(binding))
-        return self._bind(binding)
-
-    def _bind(self, binding: Binding) -> Graph:
-        from staticmem.frontends.export_binder import Binder
-
-        try:
-            return Binder(self, binding).graph()
-        except fields.MALFORMED as error:
-            raise _malformed(self.path, error) from error
 
 
 def _bound(bounds: Any, key: str) -> int | None:

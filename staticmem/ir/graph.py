@@ -256,6 +256,12 @@ class Graph:
         """The bases of all ops."""
         return bases_of(self.ops)
 
+    @cached_property
+    def classes(self) -> Set[str]:
+        """The classes of all modules that ops run in; ops of one call have the same tuple of frames."""
+        stacks = {id(op.modules): op.modules for op in self.ops}.values()
+        return {frame.cls for stack in stacks for frame in stack}
+
     def with_targets(self, ops: tuple[Op, ...]) -> Graph:
         """The graph with ops that differ from its own in their targets alone."""
         changed = replace(self, ops=ops)

@@ -6,7 +6,7 @@ called `input[axis]`, so that `--dim 'x[2]=224'` can give it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Protocol
 
@@ -56,8 +56,16 @@ class Binding:
     assumed: tuple[str, ...] = field(default=())
 
 
+class KeptGraphs(Protocol):
+    """Graphs by their bindings."""
+
+    def of(self, binding: Binding, make: Callable[[], Graph]) -> Graph:
+        """The graph at these sizes; `make` is asked where it is not kept."""
+        ...
+
+
 class ModelFile(Protocol):
-    """A model as its file describes it. `bind` gives the graph at concrete sizes."""
+    """A model as its file describes it. `passes.pipeline.bind` gives the graph at concrete sizes."""
 
     path: str
     format: str
@@ -69,12 +77,9 @@ class ModelFile(Protocol):
         """Open dimensions by name, with their bounds."""
         ...
 
-    def bind(self, binding: Binding) -> Graph:
-        """The graph at these sizes.
-
-        Raises:
-            DimensionError: a size contradicts a shape that is fixed in the file; the message names the node.
-        """
+    @property
+    def graphs(self) -> KeptGraphs | None:
+        """The graphs that the model was bound to last, where they are kept."""
         ...
 
 

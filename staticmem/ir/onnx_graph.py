@@ -1,4 +1,4 @@
-"""What recovery reads of an ONNX graph: nodes with plain Python attributes, known sizes and known small contents.
+"""What the ONNX frontend decodes: nodes with plain Python attributes, known sizes and known small contents.
 
 Plain data instead of protobuf messages: a pattern is then a few comparisons, and tests need no files.
 """
@@ -91,13 +91,13 @@ class Net:
 
 
 @dataclass(slots=True)
-class Recovered:
-    """ATen ops in execution order. `renamed` says under which name a dropped result lives on."""
+class Translated:
+    """ATen ops in execution order, and what their translation found out about tensors of the file."""
 
     ops: list[Op]
-    notes: list[Note]
     outputs: tuple[str, ...]
-    module_tree_known: bool
+    notes: Sequence[Note] = ()
+    late_notes: Sequence[Note] = ()  # those that come after the notes of passes
     transposed: set[str] = field(default_factory=set)  # 2-D weights that the file stores as [in, out]
     restored: dict[str, str] = field(default_factory=dict)  # tensors that an optimiser made of a parameter, and which
     added: dict[str, Value] = field(default_factory=dict)  # parameters that the file has merged with others

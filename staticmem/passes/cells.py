@@ -13,16 +13,14 @@ Source: aten/src/ATen/native/RNN.cpp (`LSTMCell`, `GRUCell`, `SimpleCell`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from staticmem.ir.graph import Arg, Op, Ref, Value
+from staticmem.ir.graph import Arg, Note, Op, Ref, Value
+from staticmem.ir.onnx_graph import Net
 from staticmem.passes.edit import Ops
-from staticmem.passes.templates import Finder, Match, Named, Piece, Template
-
-if TYPE_CHECKING:
-    import numpy as np
+from staticmem.passes.templates import Finder, Match, Named, Piece, Template, regrouped
 
 Traced: TypeAlias = "Callable[[str], Value | None]"
 
@@ -80,20 +78,30 @@ _CELLS = (
 )
 
 
-def rewrite(ops: Ops, consts: Mapping[str, np.ndarray], traced: Traced | None = None) -> int:
-    """Puts cells together again; how many. `traced` tells what Constant nodes of a trace make."""
-    finder, count = Finder(ops, consts), 0
-    cells = [cell._replace(templates=finder.possible(cell.templates)) for cell in _CELLS]
-    by_top = {cell.top: cell for cell in cells if cell.templates}
+def cells(ops: Ops, net: Net) -> Sequence[Note]:
+    """Puts cells together again."""
+    return _cells(ops, net, lambda name: None)
+
+
+def traced_cells(ops: Ops, net: Net) -> Sequence[Note]:
+    """The same in a file of the TorchScript exporter, with the states that Constant nodes of its trace make."""
+    traced = {
+        node.outputs[0]: net.values[node.outputs[0]]
+        for node in (net.nodes if net.producer.startswith("pytorch") else ())
+        if node.op == "Constant" and not node.domain and not node.fx and node.outputs and node.outputs[0] in net.values
+    }
+    return _cells(ops, net, traced.get)
+
+
+def _cells(ops: Ops, net: Net, traced: Traced) -> Sequence[Note]:
+    finder, count = Finder(ops, net.consts), 0
+    possible = [cell._replace(templates=finder.possible(cell.templates)) for cell in _CELLS]
+    by_top = {cell.top: cell for cell in possible if cell.templates}
     for op in list(ops.ops) if by_top else ():
         cell = by_top.get(op.base) if op is not None else None
         if op is not None and cell is not None and op.modules and op.modules[-1].cls in (_CLASS + cell.cls, ""):
-            count += _put_together(finder, op, cell, traced or _none)
-    return count
-
-
-def _none(name: str) -> Value | None:
-    return None
+            count += _put_together(finder, op, cell, traced)
+    return regrouped(count)
 
 
 def _named(match: Match, op: Op) -> bool:
@@ -141,6 +149,3 @@ def _made(ops: Ops, op: Op, match: Match, state: Arg, traced: Traced, same: Arg 
         made = made.changed(target="aten::alias", args=(same,), kwargs={})
     ops.insert(ops.producer[op.outputs[0]], made)
     return True
-
-
-__all__ = ["rewrite"]

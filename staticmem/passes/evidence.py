@@ -1,4 +1,4 @@
-"""Signs that an export is not the model as it is trained."""
+"""Notes on what a graph shows of its export, without an edit of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from staticmem.ir.graph import Note, Op, Ref
-from staticmem.ir.onnx_graph import Net
+from staticmem.ir.graph import Graph, Note, Op, Ref
 from staticmem.ops import kinds_of
+from staticmem.passes.onnx_tensors import FromOnnx
 
 _MODULES = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
 # values that a pass of the exporter made, or of the optimiser of ONNX
@@ -16,14 +16,15 @@ _MADE = re.compile(r"(onnx::\w+|_v_\d+|\d+)$")
 MIN_CONVOLUTIONS = 3
 
 
-def folded_norms(net: Net, ops: Sequence[Op]) -> list[Note]:
+def folded_norms(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]:
     """A warning where BatchNorms were folded into convolutions.
 
     The TorchScript exporter does it in evaluation mode, and gives the weight and the bias that result new names
     (torch/csrc/jit/passes/onnx/eval_peephole.cpp, `fuseConvBatchNorm`); what was not folded has those of its module.
     """
+    net, ops = source.net, graph.ops
     if not net.producer.startswith("pytorch") or net.aliases:
-        return []  # a dynamo export names its parameters: a norm would be among them
+        return graph, ()  # a dynamo export names its parameters: a norm would be among them
     convs = [op for op in ops if op.base in ("aten::conv2d", "aten::conv1d", "aten::conv3d")]
     biases = [op.args[2].name for op in convs if len(op.args) > 2 and isinstance(op.args[2], Ref)]
     if any(_MODULES.match(name) for name in net.weights):
@@ -38,7 +39,7 @@ def folded_norms(net: Net, ops: Sequence[Op]) -> list[Note]:
         ", and training memory is underestimated (export with training=TrainingMode.TRAINING and "
         "do_constant_folding=False, or with optimize=False)"
     )
-    return [Note("warning", "SM261", text, folded)] if folded else []
+    return graph, [Note("warning", "SM261", text, folded)] if folded else []
 
 
 def _may_be_folded(convs: Sequence[Op], biases: Sequence[str], ops: Sequence[Op]) -> int:
@@ -67,3 +68,37 @@ def _neighbours(ops: Sequence[Op]) -> bool:
         else:  # named modules, as in SqueezeNet: squeeze, squeeze_activation
             hits += b.startswith(a)
     return total > 0 and hits * 2 > total
+
+
+BY_DATA = frozenset("aten::nonzero aten::masked_select aten::_unique2 aten::unique_dim torchvision::nms".split())
+_APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
+
+
+def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
+    """Warns of ops under `SomeFunction.apply(...)`: an autograd.Function saves what its own backward wants, and an
+    export shows only the ops of its forward, each of which is taken to save what PyTorch's autograd would."""
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        for line in op.stack:
+            match = _APPLY.search(line.text) if ".apply(" in line.text else None
+            if match:
+                found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
+                break
+    text = "is a custom autograd function: what it saves for backward is not in the file"
+    return graph, [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
+
+
+def integer_results(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """Says of how many operators on integers ATen has no counterpart."""
+    from staticmem.ops.onnx import quantized
+
+    whole = sum(op.target.removeprefix("onnx::") in quantized.INTEGERS for op in graph.ops)
+    text = "operators on integers have no counterpart in ATen: their results are counted, no gradient passes them"
+    return graph, [Note("assumption", "SM269", text, whole)] if whole else []
+
+
+def sizes_in_data(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """Says of how many ops the data decide the sizes."""
+    by_data = sum("data_sized" in kinds_of(op.base) for op in graph.ops)
+    text = "sizes that are in the data (NonZero, Unique, masks) were taken as large as they can get"
+    return graph, [Note("assumption", "SM267", text, by_data)]

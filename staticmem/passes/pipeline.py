@@ -1,8 +1,9 @@
 """The passes: every edit of a graph, what it restores, and the order in which they run.
 
 A pass is a record that names its function; the module of the function is imported only when the graph has work for it.
-`run` is the only caller of passes. It keeps each version of a graph (`Graph.version`), so that studies of one file
-share the passes that their requests have in common, and writes down what each pass changed (`Graph.edits`).
+`run` is the only caller of passes, and writes down what each pass changed (`Graph.edits`). `bind` makes the graph of a
+file: the frontend decodes it, a translation makes ATen calls of ONNX nodes, and the passes of its kind of source
+restore what the export changed. `for_step` runs those that depend on the scenario.
 
 The shape is that of onnx/ir-py's `PassManager` (src/onnx_ir/passes/_pass_infra.py) and of sqlglot's optimizer, whose
 `RULES` are one tuple (sqlglot/optimizer/optimizer.py).
@@ -10,19 +11,22 @@ The shape is that of onnx/ir-py's `PassManager` (src/onnx_ir/passes/_pass_infra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from operator import is_not
+from operator import is_, is_not
 from typing import TYPE_CHECKING, Any
 
+from staticmem.frontends import decode
 from staticmem.ir.graph import Edit, Graph, Note, Parameter
+from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
+from staticmem.ops import kinds_of
+from staticmem.ops.registry import Kind
 
 if TYPE_CHECKING:
     from staticmem.scenario.step import Scenario
-
-Function = Callable[[Graph, Any], tuple[Graph, Sequence[Note]]]
 
 
 @record(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Pass:
         function: `module:function` in `staticmem.passes`. It takes the graph and the context of the run and returns
             the edited graph (the same object where nothing changed) with the notes to add.
         bases: the op bases of which the graph needs at least one; empty where any graph may have work.
+        kinds: the kinds of ops (`ops.registry.Kind`) of which the graph needs at least one.
+        classes: beginnings of module classes, of which the graph needs at least one where it has classes.
         option: the field of the context that turns the pass on, unless it is False or None, and that its result depends
             on; empty: the pass always runs.
         ensures: what later passes and stages may rely on.
@@ -48,18 +54,23 @@ class Pass:
     bases: frozenset[str] = frozenset()
     option: str = ""
     ensures: str = ""
+    classes: tuple[str, ...] = ()
+    kinds: tuple[Kind, ...] = ()
 
     def has_work(self, graph: Graph, context: object) -> bool:
         """Whether the context asks for the edit and the graph has an op that it is about."""
         if self.option and getattr(context, self.option) in (False, None):
             return False
-        return not self.bases or not self.bases.isdisjoint(graph.bases)
+        if self.bases and self.bases.isdisjoint(graph.bases):
+            return False
+        if self.kinds and not any(kinds_of(base).intersection(self.kinds) for base in graph.bases):
+            return False
+        return not self.classes or any(cls.startswith(self.classes) or not cls for cls in graph.classes)
 
     def edit(self, graph: Graph, context: object) -> Graph:
         """The edited graph, with its notes and the record of the edit."""
         module, _, name = self.function.partition(":")
-        function: Function = getattr(import_module(f"staticmem.passes.{module}"), name)
-        changed, notes = function(graph, context)
+        changed, notes = self.call(getattr(import_module(f"staticmem.passes.{module}"), name), graph, context)
         if changed is graph and not notes:
             return graph
         before, after = graph.ops, changed.ops
@@ -68,6 +79,26 @@ class Pass:
         else:
             new = len({*map(id, after)}.difference(map(id, before)))
         return changed.with_edit(Edit(self.name, len(before), len(after), new, tuple(notes)))
+
+    def call(self, function: Any, graph: Graph, context: Any) -> tuple[Graph, Sequence[Note]]:
+        """What the function makes of the graph."""
+        edited: tuple[Graph, Sequence[Note]] = function(graph, context)
+        return edited
+
+
+@record(frozen=True, slots=True)
+class Rewrite(Pass):
+    """A pass over a graph from ONNX whose function takes an `edit.Ops` and the net, and gives notes or None."""
+
+    def call(self, function: Any, graph: Graph, context: Any) -> tuple[Graph, Sequence[Note]]:
+        from staticmem.passes.edit import Ops
+
+        edited = Ops(graph.ops, graph.outputs)
+        notes = function(edited, context.net) or ()
+        ops = edited.done()
+        if len(ops) == len(graph.ops) and all(map(is_, ops, graph.ops)):
+            return graph, notes
+        return replace(graph, ops=tuple(ops), outputs=tuple(map(edited.final, graph.outputs))), notes
 
 
 @record(frozen=True, slots=True)
@@ -80,6 +111,190 @@ class Asked:
     freeze: str | None = None  # the pattern, in training only
     parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
 
+
+_DECOMPOSITIONS = "torch/_decomp/decompositions.py"
+_CONVOLUTIONS = frozenset(("aten::conv1d", "aten::conv2d", "aten::conv3d"))
+_RECURRENT = frozenset(("aten::tanh", "aten::relu", "aten::mul", "aten::add"))
+_LAST_OF_LOSSES = frozenset(("aten::sub", "aten::where", "aten::log1p"))
+
+_OF_THE_FILE = (
+    Pass(
+        "folded norms",
+        "nothing: it warns of batch norms that were folded into convolutions",
+        "torch/csrc/jit/passes/onnx/eval_peephole.cpp, fuseConvBatchNorm",
+        "evidence:folded_norms", _CONVOLUTIONS,
+    ),
+    Pass(
+        "tensors of the module",
+        "parameters, buffers and constants in the sizes that PyTorch stores, without those that no op reads",
+        "torch/nn/modules/linear.py and batchnorm.py",
+        "onnx_tensors:own_tensors",
+        ensures="the graph has its parameters, buffers and constants",
+    ),
+    Pass(
+        "sizes in the data",
+        "nothing: it notes the ops whose sizes the data decide",
+        "docs/limitations.md",
+        "evidence:sizes_in_data",
+        kinds=("data_sized",),
+    ),
+)  # fmt: skip
+
+FX_TEXTS: tuple[Pass, ...] = (
+    Pass(
+        "stored tensors",
+        "calls that make tensors of zeros or ones: the exporter's optimiser stores their results",
+        "onnxscript/optimizer/_constant_folding.py",
+        "core_aten:stored_tensors",
+    ),
+    Rewrite(
+        "promotions",
+        "sums of integers that promote inside one kernel: the decomposition casts before them",
+        _DECOMPOSITIONS, "core_aten:promotions", frozenset(("prims::convert_element_type",)),
+    ),
+    Rewrite(
+        "calls of eager code",
+        "the calls of eager code, of which run_decompositions makes calls of core ATen",
+        _DECOMPOSITIONS, "core_aten:plain_calls",
+        ensures="ops have the targets of torch.nn.functional: aten::batch_norm, aten::conv2d",
+    ),
+    Rewrite(
+        "Python numbers",
+        "numbers of arithmetic, which the decomposition makes tensors",
+        _DECOMPOSITIONS, "core_aten:inline_scalars", frozenset(("aten::scalar_tensor",)),
+    ),
+    Rewrite(
+        "aliases",
+        "nothing of the code: it drops ops that only exports have",
+        "torch/_export/passes and torch/fx/passes/runtime_assert.py",
+        "core_aten:drop_aliases",
+        frozenset((
+            "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_assert_tensor_metadata",
+            "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range",
+        )),
+    ),
+    Rewrite(
+        "noise in place",
+        "noise of stochastic depth and dropout_, which functionalisation makes out of place",
+        "torchvision/ops/stochastic_depth.py, ATen/native/Dropout.cpp",
+        "noise:in_place_noise", frozenset(("aten::bernoulli",)),
+    ),
+    Rewrite(
+        "adaptive pools",
+        "adaptive pools, exported as a mean or as a pool with fixed kernels",
+        _DECOMPOSITIONS, "core_aten:adaptive_pools",
+        frozenset(("aten::mean", "aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")),
+    ),
+    Rewrite(
+        "writes into parts",
+        "x[a:b] = y in place on a view, of which functionalisation makes scatters",
+        "aten/src/ATen/FunctionalInverses.cpp",
+        "views:writes_into_parts", frozenset(("aten::slice_scatter", "aten::select_scatter")),
+    ),
+    Rewrite(
+        "views",
+        "views that are taken once, where functionalisation takes them again for each reader",
+        "torch/_functorch/_aot_autograd/functional_utils.py, gen_alias_from_base",
+        "views:views_once",
+    ),
+    Rewrite(
+        "reshapes",
+        "reshape, contiguous and flatten, which are exported as clone and view",
+        _DECOMPOSITIONS, "core_aten:reshapes", frozenset(("aten::clone", "aten::_unsafe_view", "aten::view")),
+    ),
+    Rewrite(
+        "packed projections",
+        "contiguous() of the packed projection of nn.MultiheadAttention, which optimised exports drop",
+        "torch/nn/functional.py, _in_projection_packed",
+        "core_aten:packed_projection", frozenset(("aten::squeeze",)), classes=("torch.nn.modules.activation.",),
+    ),
+    Rewrite(
+        "differences",
+        "diff, which is exported as cat, two slices and sub",
+        _DECOMPOSITIONS, "core_aten:differences", frozenset(("aten::cat",)),
+    ),
+    Rewrite(
+        "exponential noise",
+        "exponential_(), which is exported as the logarithm of a uniform",
+        "torch/_refs/__init__.py, exponential",
+        "taken_apart:exponentials", frozenset(("aten::rand_like",)),
+    ),
+    Rewrite(
+        "losses",
+        "losses that are exported as element-wise ops",
+        _DECOMPOSITIONS, "taken_apart:losses", _LAST_OF_LOSSES,
+    ),
+    Rewrite(
+        "recurrent cells",
+        "steps of recurrent layers that are exported as element-wise ops",
+        "aten/src/ATen/native/RNN.cpp",
+        "cells:cells", _RECURRENT, classes=("torch.nn.modules.rnn.",),
+    ),
+    Pass(
+        "statistics",
+        "std, var and index_add, of which the export makes primitive ops",
+        "torch/_refs/__init__.py, torch/_decomp/decompositions.py",
+        "taken_apart:statistics", frozenset(("prims::var", "aten::index_put")),
+    ),
+    Pass(
+        "calls of modules",
+        "the numbers of calls of a module that is called again: the exporter writes the same path for each",
+        "torch/onnx/_internal/exporter/_core.py",
+        "module_calls:number_calls",
+        ensures="frames of different calls differ",
+    ),
+    Pass(
+        "casts to float32",
+        "casts of norms and rotary embeddings, which return their input in a float32 export",
+        "transformers, modeling_llama.py and modeling_t5.py",
+        "upcasts:restore_casts", classes=("transformers.",),
+    ),
+    Pass(
+        "regions without grad",
+        "regions of torch.no_grad(), of which the exporter makes graphs of their own",
+        "torch/_export/passes/replace_set_grad_with_hop_pass.py",
+        "module_calls:regions_without_grad",
+    ),
+    *_OF_THE_FILE,
+)  # fmt: skip
+"""Passes over ONNX files whose nodes carry the texts of FX nodes: those of torch.onnx.export(dynamo=True)."""
+
+NODES: tuple[Pass, ...] = (
+    Rewrite(
+        "augmented parts",
+        "x[a:b] += y, which the TorchScript exporter writes as two assignments",
+        "torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp",
+        "views:augmented_parts", frozenset(("aten::copy_",)),
+    ),
+    Pass(
+        "unused ops",
+        "nothing of the code: it drops ops whose results no op and no caller reads",
+        "torch/csrc/jit/passes/dead_code_elimination.h",
+        "from_nodes:drop_unused",
+    ),
+    Rewrite(
+        "losses",
+        "losses that are exported as element-wise ops",
+        _DECOMPOSITIONS, "taken_apart:losses", _LAST_OF_LOSSES,
+    ),
+    Rewrite(
+        "recurrent cells",
+        "steps of recurrent layers that are exported as element-wise ops",
+        "aten/src/ATen/native/RNN.cpp",
+        "cells:traced_cells", _RECURRENT,
+    ),
+    Pass(
+        "operators on integers",
+        "nothing: it notes the operators that have no counterpart in ATen",
+        "onnx/docs/Operators.md",
+        "evidence:integer_results",
+    ),
+    *_OF_THE_FILE,
+)  # fmt: skip
+"""Passes over ONNX files of the TorchScript exporter and of others, of which only the nodes tell."""
+
+EXPORTED: tuple[Pass, ...] = ()
+"""Passes over archives of torch.export: they have the calls of eager code, with modules and what ran in place."""
 
 IN_PLACE = (
     Pass(
@@ -97,32 +312,32 @@ STEP = (
         "unfolded batch norms",
         "batch norms that an export in inference mode folded into convolutions",
         "torch/nn/utils/fusion.py, fuse_conv_bn_eval",
-        "add_norms:unfold_batch_norms", frozenset(("aten::conv1d", "aten::conv2d", "aten::conv3d")), "unfold_batchnorm",
+        "batch_norms:unfold_batch_norms", _CONVOLUTIONS, "unfold_batchnorm",
     ),
     Pass(
         "batch norms in training",
         "the training form of batch norms that were exported in eval mode",
         "torch/nn/modules/module.py, Module.train",
-        "export_only:train_batch_norm", frozenset(("aten::batch_norm",)), "training",
+        "batch_norms:train_batch_norm", frozenset(("aten::batch_norm",)), "training",
     ),
     Pass(
         "custom functions",
         "nothing: it names custom autograd functions, of whose backward the file says nothing",
         "torch/autograd/function.py, Function.apply",
-        "export_only:name_custom_functions", option="training",
+        "evidence:name_custom_functions", option="training",
     ),
     Pass(
         "tied parameters",
         "one storage under several names, of which exports keep one",
         "transformers/modeling_utils.py, tie_weights",
-        "export_only:tie_parameters",
+        "parameters:tie_parameters",
         ensures="a parameter comes after the one whose storage it shares",
     ),
     Pass(
         "attention masks",
         "attention without masks, or with is_causal: transformers builds masks only while it exports",
         "transformers/masking_utils.py, _ignore_causal_mask_sdpa",
-        "export_only:drop_masks", frozenset(("aten::scaled_dot_product_attention", "aten::where")),
+        "masks:drop_masks", frozenset(("aten::scaled_dot_product_attention", "aten::where")),
     ),
     Pass(
         "noise of stochastic depth",
@@ -134,24 +349,66 @@ STEP = (
         "trained parameters",
         "requires_grad of a file that was exported for inference, in which no parameter has it",
         "torch/nn/modules/module.py, Module.requires_grad_",
-        "freezing:thaw", option="training",
+        "parameters:thaw", option="training",
     ),
     Pass(
         "frozen parameters",
         "requires_grad False of the parameters whose names match --freeze",
         "torch/nn/modules/module.py, Module.named_parameters",
-        "freezing:freeze", option="freeze",
+        "parameters:freeze", option="freeze",
     ),
 )  # fmt: skip
 """Passes that depend on what the step is asked to do."""
 
 
-def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
-    """The graph after all passes that have work, in order. Versions are kept with the graph that they were made of."""
+def run(passes: Iterable[Pass], graph: Graph, context: object, keep: bool = False) -> Graph:
+    """The graph after all passes that have work, in order.
+
+    `keep`: versions are kept with the graph that they were made of (`Graph.version`), so that studies of one file share
+    the passes that their requests have in common.
+    """
     for each in passes:
         if each.has_work(graph, context):
+            edit = partial(each.edit, context=context)
             key = f"{each.name}: {getattr(context, each.option)}" if each.option else each.name
-            graph = graph.version(key, partial(each.edit, context=context))
+            graph = graph.version(key, edit) if keep else edit(graph)
+    return graph
+
+
+def bind(model: ModelFile, binding: Binding) -> Graph:
+    """The graph of a file at these sizes, as eager PyTorch runs it.
+
+    Raises:
+        DimensionError: a size contradicts a shape that is fixed in the file; the message names the node.
+    """
+    graphs = model.graphs
+    return _bound(model, binding) if graphs is None else graphs.of(binding, lambda: _bound(model, binding))
+
+
+def _bound(model: ModelFile, binding: Binding) -> Graph:
+    decoded = decode(model, binding)
+    if isinstance(decoded, Graph):
+        return run(EXPORTED, decoded, None)
+    from staticmem.frontends.onnx.guard import guarded
+    from staticmem.passes.onnx_tensors import FromOnnx
+
+    with guarded(model.path):
+        if decoded.has_fx_texts:
+            from staticmem.passes.from_fx_texts import translate
+
+            passes = FX_TEXTS
+        else:
+            from staticmem.passes.from_nodes import translate
+
+            passes = NODES
+        source = FromOnnx(decoded, translate(decoded.net))
+        graph = run(passes, source.graph(), source)
+    large = decoded.large
+    del decoded, source
+    if large:
+        from staticmem.frontends.onnx.shapes import give_back
+
+        give_back()
     return graph
 
 
@@ -176,9 +433,10 @@ def for_step(
     what ran in place."""
     training = scenario.training
     freeze = scenario.freeze if training else None
-    return run(passes, graph, Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters))
+    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters)
+    return run(passes, graph, asked, keep=True)
 
 
 COUNTED_AGAIN = ("batch norms in training", "custom functions", "tied parameters", "attention masks")
 
-__all__ = ["COUNTED_AGAIN", "STEP", "Asked", "Pass", "edit_lines", "for_step", "run"]
+__all__ = ["COUNTED_AGAIN", "IN_PLACE", "STEP", "Asked", "Pass", "bind", "edit_lines", "for_step", "run"]

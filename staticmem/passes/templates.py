@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from staticmem.ir.graph import Arg, Op, Ref, count_bases
+from staticmem.ir.graph import Arg, Note, Op, Ref, count_bases
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
@@ -200,4 +200,10 @@ class Finder:
             yield from self._all(parts[1:], args[1:], found)
 
 
-__all__ = ["Finder", "Match", "Named", "Piece", "Template"]
+def regrouped(count: int) -> Sequence[Note]:
+    """The note of calls that were put together."""
+    text = "losses and recurrent cells that the exporter takes apart were put together again"
+    return [Note("regrouped", "SM252", text, count)] if count else ()
+
+
+__all__ = ["Finder", "Match", "Named", "Piece", "Template", "regrouped"]

@@ -7,15 +7,16 @@ whatever the model's dtype is (transformers, `modeling_llama.py`: LlamaRMSNorm.f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Arg, Note, Op, Ref
+from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
 
 
-def restore(ops: list[Op]) -> tuple[list[Op], list[Note]]:
-    """The ops with the casts put back, and a note if there were any."""
+def restore_casts(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """The graph with the casts put back."""
+    ops = graph.ops
     editor = _Editor()
     for group in _modules(ops):
         rule = _rule(group[0])
@@ -24,9 +25,9 @@ def restore(ops: list[Op]) -> tuple[list[Op], list[Note]]:
         else:
             rule(editor, group, ops)
     if not editor.count:
-        return ops, []
+        return graph, ()
     text = "casts to float32 of norms and rotary embeddings were put back: a float32 export leaves them out"
-    return editor.ops, [Note("assumption", "SM255", text, editor.count)]
+    return replace(graph, ops=tuple(editor.ops)), [Note("assumption", "SM255", text, editor.count)]
 
 
 def _reads_float(op: Op, group: list[Op]) -> bool:
@@ -35,7 +36,7 @@ def _reads_float(op: Op, group: list[Op]) -> bool:
     return made is not None and made.base in ("aten::mul", "aten::pow")
 
 
-def _modules(ops: list[Op]) -> list[list[Op]]:
+def _modules(ops: Sequence[Op]) -> list[list[Op]]:
     """Consecutive ops of one module call."""
     groups: list[list[Op]] = []
     for op in ops:
@@ -46,7 +47,7 @@ def _modules(ops: list[Op]) -> list[list[Op]]:
     return groups
 
 
-Rule = Callable[["_Editor", list[Op], list[Op]], None]
+Rule = Callable[["_Editor", list[Op], Sequence[Op]], None]
 
 
 def _rule(op: Op) -> Rule | None:
@@ -83,7 +84,7 @@ def _with(op: Op, old: str, new: str) -> Op:
     return replace(op, args=tuple(swap(a) for a in op.args))
 
 
-def _rms_norm(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
+def _rms_norm(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
     """hidden = x.to(float32); ...; return weight * (hidden * rsqrt(...)).to(dtype of x)."""
     source = cast = product = back = ""
     for op in group:
@@ -101,7 +102,7 @@ def _rms_norm(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
             product = op.outputs[0]
 
 
-def _t5_norm(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
+def _t5_norm(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
     """Only the variance is computed in float32."""
     for op in group:
         if op.base == "aten::pow" and isinstance(op.args[0], Ref):
@@ -110,7 +111,7 @@ def _t5_norm(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
         editor.ops.append(op)
 
 
-def _rotary(editor: _Editor, group: list[Op], ops: list[Op]) -> None:
+def _rotary(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
     """Frequencies in float32, cos and sin back in the dtype of the hidden states."""
     made = {name for op in group for name in op.outputs}
     inside = {id(op) for op in group}

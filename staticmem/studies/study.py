@@ -129,7 +129,7 @@ class Study:
 
     def _graph(self, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
         """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""
-        bound = self.model.bind(self.binding)
+        bound = pipeline.bind(self.model, self.binding)
         return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
 
     @property
@@ -252,7 +252,9 @@ class Study:
             text = "--inplace-activations is not used: the file says what ran in place"
             return [] if self.request.inplace_activations == "auto" else [Note("warning", "SM304", text)]
         name = pipeline.IN_PLACE[0].name
-        if any(edit.name == name for edit in self.graph.edits) or not self._graph("all", pipeline.IN_PLACE).edits:
+        graphs = self.graph, self._graph("all", pipeline.IN_PLACE)
+        by_request, by_all = (any(edit.name == name for edit in graph.edits) for graph in graphs)
+        if by_request or not by_all:
             return []
         text = (
             "activations are taken to run out of place, the file does not say: in place the peak may be lower "

@@ -23,6 +23,7 @@ from staticmem.eager.trace import Trace
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ class Products:
 
 def process_of(case: dict[str, Any]) -> Process:
     model = open_model(str(ROOT / "models" / f"{case['model']}.pt2"))
-    graph = model.bind(resolve(model, batch=case["batch"], resolution=None, dims={}))
+    graph = bind(model, resolve(model, batch=case["batch"], resolution=None, dims={}))
     optimizer = case.get("optimizer")
     scenario = Scenario(
         "train" if optimizer else "infer",

@@ -20,6 +20,7 @@ from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -29,7 +30,7 @@ MODELS = Path(__file__).parents[2] / "models"
 def step(name: str, batch: int = 16, mode: str = "train") -> StepResult:
     model = open_model(str(MODELS / name))
     optimizer = "sgd" if mode == "train" else None
-    return run_step(model.bind(resolve(model, batch=batch)), Scenario(mode, optimizer))
+    return run_step(bind(model, resolve(model, batch=batch)), Scenario(mode, optimizer))
 
 
 def needs(result: StepResult, setup: Setup | None = None) -> list[tuple[str, Need]]:
@@ -196,7 +197,7 @@ def test_attention_backward(kernel: str, taken: list[tuple[int, bool]]) -> None:
 def test_sums_and_copies_of_a_real_step() -> None:
     """ConvNeXt: biases of its linear layers are summed over 16 x 56 x 56 rows; its downsampling norms read permuted."""
     model = open_model(str(MODELS.parent / "tests" / "data" / "graphs" / "convnext_tiny.pt2"))
-    result = run_step(model.bind(resolve(model, batch=16)), Scenario("train", "sgd"))
+    result = run_step(bind(model, resolve(model, batch=16)), Scenario("train", "sgd"))
     found = needs(result)
     sums = [need.band.expected for name, need in found if need.what == "partial sums" and "sum" in name]
     assert max(sums) == 138_412_032

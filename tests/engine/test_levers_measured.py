@@ -17,6 +17,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import resolve
 from staticmem.liveness import liveness
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
 TESTS = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ LEVERS = ("checkpoint", "checkpoint_segments", "accumulate", "freeze")
 def bound(name: str, suffix: str, batch: int) -> Graph:
     path = next(p for folder in FOLDERS if (p := folder / f"{name}{suffix}").exists())
     model = open_model(str(path))
-    return in_place(model.bind(resolve(model, batch=batch)))
+    return in_place(bind(model, resolve(model, batch=batch)))
 
 
 def scenario_of(case: Mapping[str, Any]) -> Scenario:

@@ -20,6 +20,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.ir.model_file import resolve
 from staticmem.ops import lookup
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -57,7 +58,7 @@ def by_rules(graph: Graph, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) 
 @cache
 def graph_of(model: str) -> Graph:
     file = open_model(str(MODELS / model))
-    return file.bind(resolve(file, batch=2))
+    return bind(file, resolve(file, batch=2))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

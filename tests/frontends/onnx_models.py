@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from staticmem.frontends.onnx import open_onnx
 from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 
 Shape = Sequence[int | str | None]
 
@@ -74,7 +75,7 @@ def bound(proto: Any, folder: Path, batch: int | None = None, **dims: int) -> Gr
     path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString())
     opened = open_onnx(str(path))
-    return opened.bind(resolve(opened, batch=batch, dims=dims))
+    return bind(opened, resolve(opened, batch=batch, dims=dims))
 
 
 def targets(graph: Graph) -> list[str]:

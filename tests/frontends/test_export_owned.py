@@ -23,6 +23,7 @@ from staticmem.frontends.export_storages import tied_names  # noqa: E402
 from staticmem.frontends.writing import pt2_bytes  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.liveness import liveness  # noqa: E402
+from staticmem.passes.pipeline import bind  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -123,7 +124,7 @@ def test_a_file_for_inference_is_trained_as_a_whole(tmp_path: Path) -> None:
 def left(norm: Any, path: Path) -> int:
     """Bytes that are alive when a step with SGD is done."""
     archive = read_archive(str(saved(norm(nn.Linear(256, 256, bias=False)), path)))
-    graph = archive.bind(resolve(archive))
+    graph = bind(archive, resolve(archive))
     return liveness(run_step(graph, Scenario(mode="train", optimizer="sgd", loss="mean")).trace).live[-1]
 
 

@@ -20,6 +20,7 @@ from staticmem.errors import DimensionError, ModelFileError, StaticmemError
 from staticmem.frontends.export_program import read_archive
 from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 from staticmem.report.json import dumps
 
 SEED = files.MODELS / "seed.pt2"
@@ -39,7 +40,7 @@ def outcome(path: Path, **scenario: Any) -> str:
 
 def graph_of(path: Path, **sizes: Any) -> Graph:
     model = read_archive(str(path))
-    return model.bind(resolve(model, **sizes))
+    return bind(model, resolve(model, **sizes))
 
 
 # -- what it reads -------------------------------------------------------------------------------------------------

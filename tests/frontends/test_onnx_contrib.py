@@ -13,6 +13,7 @@ from staticmem.engine.interpreter import Interpreter
 from staticmem.frontends.onnx import open_onnx
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 
 MS = "com.microsoft"
 X = value("x", [2, 6, 32])
@@ -25,7 +26,7 @@ def bound(proto: Any, folder: Path) -> Graph:
     path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString())
     opened = open_onnx(str(path))
-    return opened.bind(resolve(opened))
+    return bind(opened, resolve(opened))
 
 
 def shapes(graph: Graph, training: bool = False) -> list[tuple[int, ...]]:

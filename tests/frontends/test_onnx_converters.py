@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx_models import ints, model, node, scalar, value, weight
 
 import staticmem
-from staticmem.frontends.onnx.bind import converted_from
+from staticmem.frontends.onnx.decode import converted_from
 from staticmem.report.model import Report
 
 MS = "com.microsoft"

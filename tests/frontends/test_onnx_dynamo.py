@@ -18,6 +18,7 @@ from staticmem.frontends.onnx import open_onnx
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Ref
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 
 RELU = ("torchvision.models.resnet.ResNet", "torch.nn.modules.activation.ReLU", "aten.relu.default")
 
@@ -313,4 +314,4 @@ def test_damaged_models_end_in_a_message(tmp_path: Path, changes: list[tuple[int
     path.write_bytes(data)
     with contextlib.suppress(StaticmemError):
         opened = open_onnx(str(path))
-        opened.bind(resolve(opened, batch=2, dims={s: 4 for s in opened.symbols if s != "s77"}))
+        bind(opened, resolve(opened, batch=2, dims={s: 4 for s in opened.symbols if s != "s77"}))

@@ -14,6 +14,7 @@ from staticmem.frontends import open_model, recent
 from staticmem.frontends.onnx import model as onnx_model
 from staticmem.frontends.onnx import wire
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 
 
 def chain(path: Path, count: int, output: str = "y") -> None:
@@ -29,7 +30,7 @@ def test_nodes_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tmp_path / "chain.onnx"
     chain(path, 12)
     kept = open_model(str(path))
-    expected = [kept.bind(resolve(kept, batch=b)).values["v3"].shape for b in (2, 5)]
+    expected = [bind(kept, resolve(kept, batch=b)).values["v3"].shape for b in (2, 5)]
     monkeypatch.setattr(onnx_model, "LARGE", 10)
     monkeypatch.setattr(recent, "MOST_OPS", 10)
     recent.models.clear()
@@ -37,7 +38,7 @@ def test_nodes_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(model, onnx_model.OnnxModel)
     found = []
     for batch in (2, 5):
-        graph = model.bind(resolve(model, batch=batch))
+        graph = bind(model, resolve(model, batch=batch))
         assert len(graph.ops) == 12
         found.append(graph.values["v3"].shape)
         assert model.nodes == ()
@@ -50,10 +51,10 @@ def test_a_file_that_changed_is_not_mixed_with_what_was_read(tmp_path: Path, mon
     monkeypatch.setattr(onnx_model, "LARGE", 10)
     monkeypatch.setattr(recent, "MOST_OPS", 10)
     model = open_model(str(path))
-    model.bind(resolve(model, batch=2))
+    bind(model, resolve(model, batch=2))
     chain(path, 12, output="z")
     with pytest.raises(ModelFileError, match="changed while it was analysed"):
-        model.bind(resolve(model, batch=2))
+        bind(model, resolve(model, batch=2))
 
 
 def test_a_model_without_its_nodes() -> None:

@@ -23,6 +23,7 @@ from staticmem.frontends import open_model, recent
 from staticmem.frontends.export_program import read_archive
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 from staticmem.report.json import dumps
 from staticmem.studies import Request, Study
 
@@ -36,6 +37,7 @@ SCENARIOS: tuple[dict[str, Any], ...] = (
 FRESH = """
 import json, sys, staticmem
 from staticmem.report.json import dumps
+from staticmem.passes.pipeline import bind
 sys.stdout.write(dumps(staticmem.analyze(sys.argv[1], **json.loads(sys.argv[2]))))
 """
 
@@ -65,8 +67,8 @@ def test_a_file_is_read_once(path: str) -> None:
     first = open_model(path)
     assert open_model(path) is first
     binding = resolve(first, batch=3)
-    assert first.bind(binding) is first.bind(resolve(first, batch=3))
-    assert first.bind(resolve(first, batch=4)) is not first.bind(binding)
+    assert bind(first, binding) is bind(first, resolve(first, batch=3))
+    assert bind(first, resolve(first, batch=4)) is not bind(first, binding)
 
 
 def test_another_path_is_another_model(path: str, tmp_path: Path) -> None:
@@ -96,8 +98,8 @@ def test_a_small_change_of_the_graph_is_seen(tmp_path: Path) -> None:
     proto.graph.node[-1].output[0] = "changed"
     path.write_bytes(proto.SerializeToString())
     assert (
-        before.bind(resolve(before, batch=1)).outputs
-        != open_model(str(path)).bind(resolve(before, batch=1)).outputs
+        bind(before, resolve(before, batch=1)).outputs
+        != bind(open_model(str(path)), resolve(before, batch=1)).outputs
         == ("changed",)
     )
 
@@ -122,7 +124,7 @@ def test_whatever_else_is_read_of_an_archive_counts(tmp_path: Path) -> None:
     names = ["layer1.0.conv1.weight", "layer1.0.conv2.weight"]
     apart = open_model(with_member(path, member, json.dumps({"-": "-" * 46}).encode()))
     tied = open_model(with_member(path, member, json.dumps({names[0]: names[1]}).encode()))
-    assert tied.bind(resolve(tied, batch=1)).parameters != apart.bind(resolve(apart, batch=1)).parameters
+    assert bind(tied, resolve(tied, batch=1)).parameters != bind(apart, resolve(apart, batch=1)).parameters
 
 
 def test_few_are_kept(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_large_ones_are_not_kept(path: str, monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(recent, limit, 10)
             model = open_model(path)
             assert open_model(path) is not model
-            assert model.bind(resolve(model, batch=1)) is not model.bind(resolve(model, batch=1))
+            assert bind(model, resolve(model, batch=1)) is not bind(model, resolve(model, batch=1))
 
 
 def test_who_reads_an_archive_itself_gets_one_of_his_own() -> None:
@@ -163,7 +165,7 @@ def test_reports_do_not_depend_on_what_was_asked_before(path: str) -> None:
 
 def test_an_analysis_leaves_the_graph_as_it_was(path: str) -> None:
     study = Study.open(path, Request(optimizer="adam", batch=2))
-    bound, graph = study.model.bind(study.binding), study.graph
+    bound, graph = bind(study.model, study.binding), study.graph
     before = described(bound), described(graph)
     for words in SCENARIOS:
         staticmem.analyze(path, **words)

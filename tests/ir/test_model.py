@@ -10,7 +10,6 @@ import pytest
 
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, describe_inputs, resolve
 
 
@@ -21,9 +20,7 @@ class Model:
     path: str = "m"
     format: str = "pt2"
     producer: str = "test"
-
-    def bind(self, binding: Binding) -> Graph:
-        raise NotImplementedError
+    graphs: None = None
 
 
 def model(*shapes: tuple[int | str, ...] | None, dtype: dtypes.DType = dtypes.float32, **ranges: SymbolRange) -> Model:

@@ -16,6 +16,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
 from staticmem.liveness import Lifetimes, arrays, liveness
 from staticmem.liveness.graph import intervals
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -106,7 +107,7 @@ def test_curve_is_numpy() -> None:
 def test_intervals_of_real_exports(model: str, optimizer: str | None) -> None:
     """What follows from the owners is what the engine saw happen."""
     file = open_model(str(MODELS / model))
-    graph = file.bind(resolve(file, batch=2))
+    graph = bind(file, resolve(file, batch=2))
     scenario = Scenario(mode="train" if optimizer else "infer", optimizer=optimizer)
     trace = run_step(graph, scenario).trace
     lifetimes = liveness(trace)
@@ -191,7 +192,7 @@ def test_arrays_say_the_same(trace: Trace) -> None:
 def test_arrays_say_the_same_of_a_real_export(monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(str(MODELS / "resnet18.pt2"))
     scenario = Scenario(mode="train", optimizer="adam")
-    trace = run_step(model.bind(resolve(model, batch=2)), scenario).trace
+    trace = run_step(bind(model, resolve(model, batch=2)), scenario).trace
     expected = answers(trace)
     monkeypatch.setattr(arrays, "LARGE", 1)
     with monkeypatch.context() as patch:

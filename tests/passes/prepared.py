@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 from staticmem.engine import step
 from staticmem.engine.step import StepResult
-from staticmem.ir.graph import Graph
-from staticmem.passes.pipeline import IN_PLACE, STEP, Asked, for_step, run
+from staticmem.ir.graph import Graph, Op, Value
+from staticmem.ir.onnx_graph import Net, Node
+from staticmem.passes.pipeline import FX_TEXTS, IN_PLACE, STEP, Asked, Pass, for_step, run
 from staticmem.scenario.step import Scenario
 
 
@@ -24,9 +29,31 @@ def in_place(graph: Graph, policy: str = "auto") -> Graph:
     return run(IN_PLACE, graph, Asked(inplace=policy))
 
 
+TAKEN_APART = ("exponential noise", "losses", "recurrent cells", "statistics")
+
+
+def restored(
+    ops: Sequence[Op],
+    outputs: Sequence[str],
+    names: Sequence[str] = TAKEN_APART,
+    passes: Sequence[Pass] = FX_TEXTS,
+    values: Mapping[str, Value] | None = None,
+    consts: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Value] | None = None,
+) -> Graph:
+    """The graph of these ops after passes over a file from ONNX. `constants`: what Constant nodes of a trace make."""
+    made = dict(constants or {})
+    nodes = [Node("Constant", "", name, (), (name,)) for name in made]
+    net = Net(
+        nodes, (), tuple(outputs), {**(values or {}), **made}, dict(consts or {}), frozenset(), producer="pytorch"
+    )
+    graph = Graph("g", "onnx", "test", (), (), (), tuple(ops), tuple(outputs), net.values)
+    return run([one for one in passes if one.name in names], graph, SimpleNamespace(net=net))
+
+
 def only(name: str, graph: Graph, asked: Asked) -> Graph:
     """The graph after one pass of this name."""
     return run([one for one in STEP if one.name == name], graph, asked)
 
 
-__all__ = ["clean", "in_place", "only", "run_step"]
+__all__ = ["clean", "in_place", "only", "restored", "run_step"]

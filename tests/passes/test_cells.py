@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prepared import restored as after
 from small_graphs import Builder
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Op, Ref, Value
-from staticmem.passes import decomposed
+from staticmem.passes.pipeline import NODES
 
 RNN = "torch.nn.modules.rnn."
 PARAMETERS = {name: Ref(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh")}
@@ -53,7 +54,7 @@ def simple(activation: str, cls: str = "RNNCell") -> Builder:
 
 
 def restored(b: Builder, *outputs: str) -> list[Op]:
-    return decomposed.restore(b.ops, outputs)[0]
+    return list(after(b.ops, outputs).ops)
 
 
 def arguments(state: Any, bias: bool = True) -> tuple[Any, ...]:
@@ -132,7 +133,7 @@ def read_again(b: Builder) -> Builder:
 
 
 def traced(b: Builder, *outputs: str, constants: dict[str, Value] = CONSTANTS) -> list[Op]:
-    return decomposed.regrouped(b.ops, outputs, None, constants.get)[0]
+    return list(after(b.ops, outputs, passes=NODES, constants=constants).ops)
 
 
 @pytest.mark.parametrize(
@@ -174,5 +175,5 @@ def test_two_states_are_no_gru_cell(other: tuple[int, ...] | None) -> None:
 
 
 def test_the_report_is_told() -> None:
-    _, notes = decomposed.restore(gru().ops, ("hy",))
+    notes = after(gru().ops, ("hy",)).notes
     assert [(n.kind, n.code, n.count) for n in notes] == [("regrouped", "SM252", 1)]

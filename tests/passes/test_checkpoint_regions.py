@@ -21,6 +21,7 @@ from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.liveness import liveness  # noqa: E402
 from staticmem.passes.checkpoint_regions import written_regions  # noqa: E402
+from staticmem.passes.pipeline import bind  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -93,7 +94,7 @@ def exported(model: Any, path: Path) -> Graph:
         warnings.simplefilter("ignore")
         torch.export.save(torch.export.export(model.train(), (torch.ones(64, 32),), strict=False), path)
     archive = read_archive(str(path))
-    return archive.bind(resolve(archive))
+    return bind(archive, resolve(archive))
 
 
 def step(graph: Graph, **levers: Any) -> StepResult:

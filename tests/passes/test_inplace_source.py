@@ -9,7 +9,7 @@ from prepared import in_place
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Op, SourceLine
-from staticmem.passes.inplace_source import written
+from staticmem.passes.inplace import written
 
 MODULE = "return F.relu(input, inplace=self.inplace)"
 

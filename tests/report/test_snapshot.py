@@ -19,6 +19,7 @@ from staticmem.allocators.result import Replay
 from staticmem.engine.step import StepResult
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 from staticmem.report.formats.report_viewers import PHASES, Replayed, dump_snapshot, dump_trace
 from staticmem.scenario.step import Scenario
 
@@ -29,7 +30,7 @@ MIB = 2**20
 @cache
 def replayed(capacity: int | None = None) -> tuple[StepResult, Process, Replay]:
     model = open_model(str(MODELS / "resnet18.pt2"))
-    result = run_step(model.bind(resolve(model, batch=4, resolution=None, dims={})), Scenario("train", "adam"))
+    result = run_step(bind(model, resolve(model, batch=4, resolution=None, dims={})), Scenario("train", "adam"))
     found = process_of_trace(result.trace)
     return result, found, simulate(found.events, capacity=capacity)
 

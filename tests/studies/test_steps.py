@@ -14,6 +14,7 @@ import pytest
 
 import staticmem
 from staticmem.frontends import recent
+from staticmem.passes.pipeline import bind
 from staticmem.report.json import dumps
 from staticmem.studies import Request, Study, request_of
 from staticmem.studies.export import replay_of
@@ -141,7 +142,7 @@ def test_a_graph_that_is_not_kept_goes_with_its_last_user(policy: str) -> None:
     gc.disable()
     try:
         study = Study.open(proto, asked(inplace_activations=policy))
-        graph, bound = weakref.ref(study.graph), weakref.ref(study.model.bind(study.binding))
+        graph, bound = weakref.ref(study.graph), weakref.ref(bind(study.model, study.binding))
         assert study.report.peak.live_bytes
         del study
         assert graph() is None

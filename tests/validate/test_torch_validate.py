@@ -15,6 +15,7 @@ from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
+from staticmem.passes.pipeline import bind
 from staticmem.scenario.request import Request
 from staticmem.validate import child, torch_reconcile, torch_run
 from staticmem.validate.record import Record
@@ -81,7 +82,7 @@ def test_the_graph_that_runs_is_the_one_that_pytorch_loads(path: Path) -> None:
         str(node.target) for node in program.graph.nodes if node.op == "call_function" and "aten" in str(node.target)
     ]
     model = open_model(str(path))
-    graph = model.bind(resolve(model, batch=2))
+    graph = bind(model, resolve(model, batch=2))
     mine = [op.target for op in graph.ops if op.target.startswith("aten::")]
 
     def name(target: str) -> str:

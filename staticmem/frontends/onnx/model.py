@@ -1,4 +1,4 @@
-"""An ONNX file as a `ModelFile`: its inputs and symbols, and the binding of their sizes."""
+"""An ONNX file as a `ModelFile`: its inputs and symbols, its nodes, and the tensors that it owns."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from staticmem.errors import ModelFileError
-from staticmem.frontends.onnx import metadata, sequences, weights
+from staticmem.frontends.onnx import metadata, weights
 from staticmem.frontends.onnx.convert import Converter
 from staticmem.frontends.onnx.functions import check_scans, inlined
-from staticmem.frontends.onnx.guard import guarded
-from staticmem.frontends.onnx.shapes import Body, give_back
+from staticmem.frontends.onnx.shapes import Body
 from staticmem.frontends.recent import Graphs
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph
-from staticmem.ir.model_file import Binding, InputSpec, SymbolRange
+from staticmem.ir.model_file import InputSpec, SymbolRange
 from staticmem.ir.onnx_graph import Attr, Node, Subgraph
 
 LARGE = 20_000  # nodes: from here on it pays to read the file again rather than to keep them
@@ -56,44 +54,38 @@ class OnnxModel:
         self.outputs = tuple(o.name for o in graph.output)
         self._check_defined(converter.bodies)
         self._pair_renamed_inputs()
-        sequences.slice_splits(graph, self.nodes, self.weights.contents)
+        if any(node.op == "SplitToSequence" for node in self.nodes):
+            from staticmem.frontends.onnx.sequences import slice_splits
+
+            slice_splits(graph, self.nodes, self.weights.contents)
         del graph.value_info[:]
         del graph.metadata_props[:]
         del graph.quantization_annotation[:]
         known, self.weights.initializers = self.weights.initializers, {}
         self.body: Body | None = Body(proto, known, count, self.nodes)
 
-    def bind(self, binding: Binding) -> Graph:
-        """The ATen graph at these sizes.
+    def read_again(self) -> None:
+        """Reads the nodes again that `let_go` has let go.
 
         Raises:
-            DimensionError: a size that was asked for contradicts a shape that is fixed in the file.
+            ModelFileError: the file is another one now.
         """
-        if self.graphs is not None:
-            return self.graphs.of(binding, lambda: self._bind(binding))
-        return self._bind(binding)
+        if self.nodes or self.again is None:
+            return
+        fresh = OnnxModel(self.path, self.again())
+        if (fresh.inputs, fresh.outputs) != (self.inputs, self.outputs):
+            raise ModelFileError(
+                f"{self.path} changed while it was analysed",
+                "Its inputs or outputs are not those of before.",
+                "Run it again.",
+                code="SM158",
+            )
+        self.nodes, self.body = fresh.nodes, fresh.body
 
-    def _bind(self, binding: Binding) -> Graph:
-        from staticmem.frontends.onnx.bind import bind
-
-        with guarded(self.path):
-            if not self.nodes and self.again is not None:
-                fresh = OnnxModel(self.path, self.again())
-                if (fresh.inputs, fresh.outputs) != (self.inputs, self.outputs):
-                    raise ModelFileError(
-                        f"{self.path} changed while it was analysed",
-                        "Its inputs or outputs are not those of before.",
-                        "Run it again.",
-                        code="SM158",
-                    )
-                self.nodes, self.body = fresh.nodes, fresh.body
-            spent = len(self.nodes) > LARGE and self.again is not None
-            try:
-                return bind(self, binding)
-            finally:
-                if spent:
-                    self.nodes, self.body = (), None
-                    give_back()
+    def let_go(self) -> None:
+        """Lets the nodes of a large model go: those that it was decoded to take their place in memory."""
+        if len(self.nodes) > LARGE and self.again is not None:
+            self.nodes, self.body = (), None
 
     def _check_defined(self, bodies: bool) -> None:
         """An export without initializers that does not keep them as inputs has lost the weights' shapes."""

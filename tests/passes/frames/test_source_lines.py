@@ -20,6 +20,7 @@ from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.passes.frames.source_lines import held_by_lines  # noqa: E402
+from staticmem.passes.pipeline import bind  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -59,7 +60,7 @@ def exported(model: Any, x: Any, path: Path) -> Graph:
         program = torch.export.export(model.eval(), (x,), strict=False)
         torch.export.save(program, path)
     archive = read_archive(str(path))
-    return archive.bind(resolve(archive))
+    return bind(archive, resolve(archive))
 
 
 def ours(graph: Graph) -> dict[tuple[int, int], int]:

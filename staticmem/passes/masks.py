@@ -1,128 +1,23 @@
-"""Removes what an exporter writes down and eager PyTorch does not run, where that is provable; each removal is a note.
+"""Attention masks that an exporter writes down and eager PyTorch does not run, where that is provable.
 
-- Attention masks that are true everywhere, or plainly causal: transformers builds them while exporting, and passes no
+- Masks that are true everywhere, or plainly causal: transformers builds them while exporting, and passes no
   mask (or `is_causal`) when it runs without padding (transformers/masking_utils.py, `_ignore_causal_mask_sdpa`).
 - The batch dimension of a mask that does not depend on the batch.
 - One causal mask for all layers with a bias by position: without a mask each makes its own
   (transformers/integrations/sdpa_attention.py, `create_position_bias_mask`).
-- Parameters under two names: tied weights.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from staticmem.ir.graph import Arg, Graph, Note, Op, Parameter, Ref
-from staticmem.ops import in_place
+from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
+from staticmem.ops.registry import in_place
 from staticmem.passes.affine import Knowledge, Mask
 
 _SDPA = "aten::scaled_dot_product_attention"
-
-
-_APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
-
-
-def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
-    """Warns of ops under `SomeFunction.apply(...)`: an autograd.Function saves what its own backward wants, and an
-    export shows only the ops of its forward, each of which is taken to save what PyTorch's autograd would."""
-    found: dict[str, int] = {}
-    for op in graph.ops:
-        for line in op.stack:
-            match = _APPLY.search(line.text) if ".apply(" in line.text else None
-            if match:
-                found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
-                break
-    text = "is a custom autograd function: what it saves for backward is not in the file"
-    return graph, [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
-
-
-def train_batch_norm(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
-    """An export in eval mode that is analysed for training: `model.train()` puts every batch norm in training form.
-
-    Where some are in training form already, the others are frozen on purpose and stay.
-    """
-    norms = [op for op in graph.ops if op.base == "aten::batch_norm" and len(op.args) > 5]
-    if not norms or any(op.args[5] is True for op in norms):
-        return graph, ()
-    changed = {id(op): replace(op, args=(*op.args[:5], True, *op.args[6:])) for op in norms}
-    text = "batch norms were exported in eval mode; training runs them in training form"
-    trained = replace(graph, ops=tuple(changed.get(id(op), op) for op in graph.ops))
-    return trained, [Note("assumption", "SM323", text, len(norms))]
-
-
-def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
-    """A parameter that no op reads is another name of the one that its module's op reads.
-
-    A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
-    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`).
-    """
-    used = graph.last_read
-    by_name = {p.value.name: p for p in graph.parameters}
-    unread = [p for p in graph.parameters if p.value.name not in used and p.alias_of is None]
-    if not unread:
-        return graph, ()
-    alias: dict[str, str] = {}
-    foreign = _foreign_reads(graph, by_name)
-    for p in unread:
-        module = p.fqn.rpartition(".")[0]
-        for candidate in (*foreign.get(module, ()), *_of_child(graph, p, used)):
-            if candidate.value.shape == p.value.shape and candidate.value.dtype is p.value.dtype:
-                alias[p.value.name] = candidate.value.name
-                break
-    tables = {a.name for op in graph.ops if op.base == "aten::embedding" for a in op.args[:1] if isinstance(a, Ref)}
-    for p in unread:
-        if p.value.name in alias or p.value.shape is None or len(p.value.shape) < 2:
-            continue
-        same = [q for q in graph.parameters if q.value.shape == p.value.shape and q.value.name in used]
-        if any(q.value.name in tables for q in same):
-            for q in same[1:]:
-                alias[q.value.name] = same[0].value.name
-            alias[p.value.name] = same[0].value.name
-    if not alias:
-        return graph, ()
-    names = ", ".join(by_name[n].fqn for n in alias)
-    note = Note("assumption", "SM321", f"tied parameters (one storage under several names): {names}", len(alias))
-    parameters = tuple(
-        replace(p, alias_of=_root(alias, p.value.name)) if p.value.name in alias else p for p in graph.parameters
-    )
-    # an alias can only be placed after what it aliases
-    ordered = sorted(parameters, key=lambda p: p.alias_of is not None)
-    return replace(graph, parameters=tuple(ordered)), [note]
-
-
-def _root(alias: Mapping[str, str], name: str) -> str:
-    seen = {name}
-    while name in alias and alias[name] not in seen:
-        name = alias[name]
-        seen.add(name)
-    return name
-
-
-def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, list[Parameter]]:
-    """Parameters that each module's ops read although they belong to another module."""
-    found: dict[str, list[Parameter]] = {}
-    for op in graph.ops:
-        if not op.modules:
-            continue
-        path = op.modules[-1].path
-        for name in op.refs():
-            p = by_name.get(name)
-            if p is not None and p.fqn.rpartition(".")[0] != path and not p.fqn.startswith(path + "."):
-                found.setdefault(path, []).append(p)
-    return found
-
-
-def _of_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Parameter]:
-    """A parent that registers its child's parameter too (BERT: `predictions.bias` is `predictions.decoder.bias`)."""
-    module, _, name = p.fqn.rpartition(".")
-    return [
-        q
-        for q in graph.parameters
-        if q.value.name in used and q.fqn.startswith(f"{module}.") and q.fqn.endswith(f".{name}") and q is not p
-    ]
 
 
 def drop_masks(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:

@@ -1,16 +1,22 @@
-"""Arithmetic on sizes that torch.export records as ops: evaluated, because bound graphs have integer sizes only.
+"""Sizes and numbers in FX texts: evaluated, because a bound graph has integer sizes only.
 
-The functions are those that FX graphs hold for SymInt expressions
-(torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR).
+Arithmetic on sizes is recorded by torch.export as ops. The functions are those that FX graphs hold for SymInt
+expressions (torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from staticmem.ir.graph import Arg, Ref
+from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Net
+from staticmem.ops import kinds_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 LIMIT = 2**62
 
@@ -90,3 +96,46 @@ def _size(target: str, args: Sequence[Arg], net: Net) -> int | None:
     if target == "aten::sym_stride.int":
         return math.prod(shape[args[1] % len(shape) + 1 :])
     return shape[args[1]]
+
+
+def list_length(op: Op, net: Net) -> int:
+    """How many tensors a split or unbind gives."""
+    args = dict(enumerate(op.args))
+    shape = net.shape(args[0].name) if isinstance(args[0], Ref) else None
+    axis = args.get(1, 0) if op.base == "aten::unbind" else op.kwargs.get("dim", args.get(2, 0))
+    sizes = args.get(1)
+    if isinstance(sizes, tuple):
+        return len(sizes) + (op.base == "aten::tensor_split")
+    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return 0
+    if op.base == "aten::unbind":
+        return min(shape[axis], 1 << 16)
+    if not isinstance(sizes, int) or sizes < 1:
+        return 0
+    count = -(-shape[axis] // sizes)
+    return min(count if op.base in ("aten::split", "aten::unsafe_split") else sizes, 1 << 16)
+
+
+def numbers(consts: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Constants that were Python numbers: type promotion for ONNX wraps them (`scalar_tensor_default`)."""
+    named = ((name, array) for name, array in consts.items() if name.startswith("scalar_tensor"))
+    return {name: array.item() for name, array in named if array.ndim == 0 and array.dtype.kind in "if"}
+
+
+def with_numbers(op: Op, known: Mapping[str, float]) -> Op:
+    """The op with the numbers that its code has: `2 * x`, `x > 0`, `1 - x`."""
+    if len(op.args) != 2 or kinds_of(op.base).isdisjoint(("arithmetic", "comparison")):
+        return op
+    left, right = op.args
+    if isinstance(right, Ref) and right.name in known and isinstance(left, Ref):
+        target = op.target.removesuffix(".Tensor") + ".Scalar" if "comparison" in kinds_of(op.base) else op.target
+        return op.changed(target=target, args=(left, known[right.name]))
+    if (
+        isinstance(left, Ref)
+        and left.name in known
+        and isinstance(right, Ref)
+        and op.base in ("aten::sub", "aten::mul")
+    ):
+        target = "aten::rsub.Scalar" if op.base == "aten::sub" else op.target
+        return op.changed(target=target, args=(right, known[left.name]))
+    return op

@@ -10,30 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
-from staticmem.ir.onnx_graph import Net, Node, Recovered, frames
+from staticmem.ir.onnx_graph import Net, Node, Translated, frames
 from staticmem.ir.source import source_lines
 from staticmem.ops import kinds_of
-from staticmem.passes import calls, decomposed, factories, functional, fx_text, lost_scopes, symints, unfold, upcasts
-from staticmem.passes.nodewise import Translator
-from staticmem.passes.patterns import find
+from staticmem.passes import fx_text, fx_values
 
-# calls whose result is a tuple of tensors, taken apart by operator.getitem
+if TYPE_CHECKING:
+    from staticmem.passes.from_nodes import Translator
 
 _UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
-_FACTORIES = (
-    "aten::scalar_tensor",
-    "aten::full",
-    "aten::zeros",
-    "aten::ones",
-    "aten::arange.start_step",
-    "aten::tensor",
-)
-
-
+_FACTORIES = "aten::scalar_tensor aten::full aten::zeros aten::ones aten::arange.start_step aten::tensor".split()
 _ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
 
 
@@ -50,52 +42,29 @@ class _UnresolvedError(Exception):
     """The text names something that the graph no longer has."""
 
 
-def has_metadata(net: Net) -> bool:
-    """Whether most nodes say which FX node they come from."""
-    return sum(1 for node in net.nodes if node.fx) * 2 > len(net.nodes)
-
-
-def recover(net: Net) -> Recovered:
-    """The ATen ops of a graph with FX texts."""
+def translate(net: Net) -> Translated:
+    """The ATen ops of a graph whose nodes have FX texts."""
     groups = _groups(net.nodes)
     builder = _Builder(net)
     for nodes in groups:
         builder.add(nodes)
     if builder.failed:  # once more, with the failed groups' nodes regrouped by patterns
+        from staticmem.passes.patterns import find
+
         net.filled()
         failed = builder.failed
         builder = _Builder(net)
         builder.matches = find(builder.translator.ctx, net.nodes, frames, failed)[0]
         for nodes in groups:
             builder.add(nodes)
-    ops, renamed = functional.to_eager(factories.restore(builder.ops, net), net)
-    ops, regrouped = decomposed.restore(ops, net.outputs, net.consts)
-    ops, notes = upcasts.restore(calls.numbered(ops))
-    notes += regrouped
-    ops, lost = lost_scopes.restore(ops, net.values)
-    notes += lost
-    if builder.unfolded:
-        text = "BatchNorms that the export folded into convolutions were put back from its metadata"
-        notes.append(Note("assumption", "SM260", text, builder.unfolded))
-    if builder.fallbacks:
-        notes.append(
-            Note(
-                "regrouped",
-                "SM251",
-                "nodes that the exporter changed after tracing were translated from their ONNX operators",
-                builder.fallbacks,
-            )
-        )
-    gone = sum(not _FREE.match(name) for name in builder.lost)
-    if gone:
-        text = (
-            "calls that the exporter's optimiser merged with equal ones or left out, and PyTorch runs: "
-            "the peak may be too low, or too high where parts of a loss could not be put together for it"
-        )
-        notes.append(Note("warning", "SM271", text, gone))
-    outputs = tuple(renamed.get(name, name) for name in (builder.lives_as(n) for n in net.outputs))
-    transposed = builder.translator.ctx.transposed
-    return Recovered(ops, notes, outputs, any(op.modules for op in ops), transposed, builder.restored, builder.added)
+    outputs = tuple(builder.lives_as(name) for name in net.outputs)
+    return Translated(builder.ops, outputs, (), builder.notes(), builder.transposed, builder.restored, builder.added)
+
+
+def _is_folded_norm(fx: fx_text.FxNode, node: Node) -> bool:
+    """Whether a convolution or a linear layer stands for itself and a batch norm."""
+    norm = "batch_norm" in kinds_of(fx.target.split(".", 1)[0])
+    return norm and node.op in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) > 1
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
@@ -112,7 +81,7 @@ def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
 class _Builder:
     def __init__(self, net: Net) -> None:
         self.net = net
-        self.translator = Translator(net)
+        self.transposed: set[str] = set()  # 2-D weights that the file stores as [in, out]
         self.ops: list[Op] = []
         self.env: dict[str, Arg] = {}  # FX names: a Ref, an integer, or a tuple for list results
         self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
@@ -131,7 +100,7 @@ class _Builder:
         self.lost: set[str] = set()  # names in texts that nothing makes
         self.copied: dict[str, str] = {}  # clones that an optimiser left out, and of what
         self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
-        self.numbers = factories.numbers(net.consts)
+        self.numbers = fx_values.numbers(net.consts)
         self.inner = {name: node for node in net.nodes for name in node.outputs if name}
         self.users: dict[str, set[str]] = {}
         for node in net.nodes:
@@ -139,6 +108,33 @@ class _Builder:
                 self.users.setdefault(name, set()).add(node.fx)
         for name in net.outputs:
             self.users.setdefault(name, set()).add("\n")
+
+    @cached_property
+    def translator(self) -> Translator:
+        """Translates single nodes, which most graphs with texts have no need of."""
+        from staticmem.passes.from_nodes import Translator
+
+        translator = Translator(self.net)
+        translator.ctx.transposed = self.transposed
+        return translator
+
+    def notes(self) -> list[Note]:
+        """What a reader should know of the translation."""
+        notes = []
+        if self.unfolded:
+            text = "BatchNorms that the export folded into convolutions were put back from its metadata"
+            notes.append(Note("assumption", "SM260", text, self.unfolded))
+        if self.fallbacks:
+            text = "nodes that the exporter changed after tracing were translated from their ONNX operators"
+            notes.append(Note("regrouped", "SM251", text, self.fallbacks))
+        lost = sum(not _FREE.match(name) for name in self.lost)
+        if lost:
+            text = (
+                "calls that the exporter's optimiser merged with equal ones or left out, and PyTorch runs: "
+                "the peak may be too low, or too high where parts of a loss could not be put together for it"
+            )
+            notes.append(Note("warning", "SM271", text, lost))
+        return notes
 
     def lives_as(self, name: str) -> str:
         found = self.env.get(name)
@@ -158,7 +154,7 @@ class _Builder:
         if fx.target == "operator::getitem":
             self._getitem(fx, nodes)
             return
-        if unfold.is_folded(fx, nodes[-1]):
+        if _is_folded_norm(fx, nodes[-1]):
             self._unfold(fx, nodes[-1])
             return
         self._of_norm(fx, nodes)
@@ -166,8 +162,8 @@ class _Builder:
         self._merged(fx, nodes)
         args = tuple(self._resolve(a) for a in fx.args)
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
-        if symints.is_symbolic(fx.target):
-            number = symints.evaluate(fx.target, args, self.net)
+        if fx_values.is_symbolic(fx.target):
+            number = fx_values.evaluate(fx.target, args, self.net)
             if number is None:
                 raise _UnresolvedError
             self.env[fx.name] = number
@@ -185,7 +181,7 @@ class _Builder:
         stack = source_lines(last.stack)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
         if self.numbers:
-            op = factories.with_numbers(op, self.numbers)
+            op = fx_values.with_numbers(op, self.numbers)
         if self.net.rebound:
             op = _resized(op, self.net)
         if "split" in kinds_of(op.base):
@@ -256,7 +252,7 @@ class _Builder:
 
     def _list_names(self, op: Op, nodes: list[Node]) -> tuple[str, ...]:
         """Names of the tensors of a list: those that the nodes of the group give it, else new ones."""
-        count = functional.list_length(op, self.net)
+        count = fx_values.list_length(op, self.net)
         names = [f"{op.name}.{i}" for i in range(count)]
         if len(nodes[-1].outputs) == count and count > 1:
             return tuple(given or name for given, name in zip(nodes[-1].outputs, names, strict=True))
@@ -308,7 +304,9 @@ class _Builder:
         return Ref(alias if alias is not None and alias in self.known else name)
 
     def _unfold(self, fx: fx_text.FxNode, node: Node) -> None:
-        found = unfold.unfold(self.net, self.translator.ctx, fx, node)
+        from staticmem.passes.batch_norms import unfold
+
+        found = unfold(self.net, self.translator.ctx, fx, node)
         if found is None:
             raise _UnresolvedError
         ops, added = found
@@ -380,7 +378,7 @@ class _Builder:
             reader = next(node for node in nodes if tensor in node.inputs)
             plain = reader.op == "MatMul" or (reader.op == "Gemm" and not reader.attrs.get("transB", 0))
             if fx.target == "aten::linear" and plain and len(self.net.shape(tensor) or ()) == 2:
-                self.translator.ctx.transposed.add(tensor)
+                self.transposed.add(tensor)
 
     def _merged(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """An argument whose maker an optimiser merged with an equal one, or left out: the group reads one tensor
@@ -389,7 +387,7 @@ class _Builder:
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
         self.lost.update(lost)
-        if len(lost) != 1 or symints.is_symbolic(fx.target) or not nodes[-1].outputs:
+        if len(lost) != 1 or fx_values.is_symbolic(fx.target) or not nodes[-1].outputs:
             return
         clone = lost[0].startswith("clone")
         if clone and lost[0] not in self.assigned:

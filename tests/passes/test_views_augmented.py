@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prepared import restored
 
 from staticmem.ir.graph import Arg, Op, Ref
-from staticmem.passes.scatter import augmented
+from staticmem.passes.pipeline import NODES
+
+
+def augmented(ops: list[Op], outputs: tuple[str, ...]) -> list[Op]:
+    return list(restored(ops, outputs, ["augmented parts"], NODES).ops)
 
 
 def op(target: str, output: str, *args: Arg) -> Op:

@@ -1,18 +1,96 @@
-"""ATen calls of an ONNX graph without usable exporter metadata: patterns first, then node by node."""
+"""ATen calls of an ONNX graph without usable exporter metadata: patterns first, then node by node.
+
+Module paths come from the node names of the TorchScript exporter: `/layer1/layer1.0/relu_1/Relu`.
+torch/csrc/jit/passes/onnx/naming.cpp builds them from the attribute names of modules. A child of a container that is
+itself called repeats the container's name (`layer1.0`), and the second call of a module has `_1` after its name.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from staticmem.ir.graph import Frame, Note, Op, Value
-from staticmem.ir.onnx_graph import Net, Node, Recovered, frames, is_known
-from staticmem.ops.onnx import quantized, table
+from staticmem.ir.graph import Frame, Graph, Note, Op
+from staticmem.ir.onnx_graph import Net, Node, Translated, frames, is_known
+from staticmem.ops.onnx import table
 from staticmem.ops.onnx.context import Context
-from staticmem.passes import decomposed, module_parts, scatter
+from staticmem.passes import module_parts
+from staticmem.passes.edit import Ops
 from staticmem.passes.patterns import find
-from staticmem.passes.scopes import Scopes
-from staticmem.passes.tidy import drop_unused
+
+_REPEAT = re.compile(r"(.+)_(\d{1,4})$")
+_NAME = re.compile(r"/(?:[^/\s]+/)*[A-Za-z]\w*$")
+
+
+class Scopes:
+    """Frames of node names; one for a graph, because a repeated call is told from a name by what came before."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}  # of scopes, which are most of a name
+        self.stacks: list[tuple[Frame, ...]] = [()]  # by these numbers; 0: no scope
+        self._seen: dict[str, set[str]] = {}
+        self._frames: dict[tuple[str, int], Frame] = {}
+
+    def frames(self, name: str) -> tuple[Frame, ...]:
+        """The module calls around a node, outermost first; none where the name is not a path."""
+        return self.stacks[self.number(name)]
+
+    def number(self, name: str) -> int:
+        """The place of a node's frames in `stacks`."""
+        scope, _, leaf = name.rpartition("/")
+        found = self._numbers.get(scope)
+        if found is None:
+            if not _NAME.match(name):
+                return 0
+            found = self._numbers[scope] = len(self.stacks)
+            self.stacks.append(self._build(scope))
+        # identifiers of ASCII are most of what the pattern takes, and asking for them is cheaper
+        elif not (leaf.isidentifier() and leaf.isascii() and leaf[0] != "_") and not _NAME.match(name):
+            return 0
+        return found
+
+    def told(self, classes: Mapping[str, str]) -> None:
+        """Gives frames the classes of their paths."""
+        if not classes:
+            return
+        same: dict[Frame, Frame] = {}  # the same objects for all nodes of a module: they are compared all the time
+        for number, stack in enumerate(self.stacks):
+            self.stacks[number] = tuple(
+                same.setdefault(f, Frame(f.path, classes.get(f.path, ""), f.call)) for f in stack
+            )
+
+    def _build(self, scope: str) -> tuple[Frame, ...]:
+        frames = [self._frame("", 0)]
+        parent, path = "", ""
+        last = ""
+        for part in scope.split("/"):
+            if not part:
+                continue
+            base, call = self._repeat(parent, part)
+            if last and base.startswith(last + "."):
+                path = path[: len(path) - len(last)] + base
+            else:
+                path = f"{path}.{base}" if path else base
+            frames.append(self._frame(path, call))
+            parent, last = f"{parent}/{part}", base
+        return tuple(frames)
+
+    def _frame(self, path: str, call: int) -> Frame:
+        """The same object for all nodes of a call."""
+        found = self._frames.get((path, call))
+        if found is None:
+            found = self._frames[path, call] = Frame(path, "", call)
+        return found
+
+    def _repeat(self, parent: str, part: str) -> tuple[str, int]:
+        siblings = self._seen.setdefault(parent, set())
+        match = _REPEAT.match(part)
+        if match is not None and match[1] in siblings:
+            return match[1], int(match[2])
+        siblings.add(part)
+        return part, 0
 
 
 class Translator:
@@ -39,14 +117,8 @@ class Translator:
             self.unknown[f"{node.domain or 'onnx'}::{node.op}"] += 1
         return ops
 
-    def traced(self, name: str) -> Value | None:
-        """What a Constant node of a trace makes, None for all other names."""
-        node = self.ctx.producer(name) if self.net.producer.startswith("pytorch") else None
-        constant = node is not None and node.op == "Constant" and not node.domain and not node.fx
-        return self.net.values.get(name) if constant else None
 
-
-def recover(net: Net) -> Recovered:
+def translate(net: Net) -> Translated:
     """The ATen ops of a graph, from its nodes alone."""
     net.filled()
     nodes = list(net.nodes)
@@ -62,21 +134,33 @@ def recover(net: Net) -> Recovered:
             made[index] = translator.node(node, stacks[number] if number >= 0 else None)
     _materialise(translator, nodes, made)
     ops = [op for index in range(len(nodes)) for op in made[index]]
-    if translator.ctx.renamed:
-        ops = [_renamed(op, translator.ctx.renamed) for op in ops]
-    outputs = tuple(translator.ctx.renamed.get(name, name) for name in net.outputs)
-    ops = scatter.augmented(ops, outputs)
-    ops, dropped = drop_unused(ops, outputs)
-    ops, again = decomposed.regrouped(ops, outputs, net.consts, translator.traced)
-    notes = [*notes_of(translator, regrouped, dropped), *again]
-    whole = sum(op.target.removeprefix("onnx::") in quantized.INTEGERS for op in ops)
-    if whole:
-        text = "operators on integers have no counterpart in ATen: their results are counted, no gradient passes them"
-        notes.append(Note("assumption", "SM269", text, whole))
+    renamed = translator.ctx.renamed
+    if renamed:  # results that patterns gave another name after an op was made
+        edit = Ops(ops)
+        edit.renamed = renamed
+        ops = edit.done()
+    outputs = tuple(renamed.get(name, name) for name in net.outputs)
+    late = []
     if told:
         text = "modules have the class of torchvision or timm that has parts of these names"
-        notes.append(Note("assumption", "SM268", text, told))
-    return Recovered(ops, notes, outputs, any(op.modules for op in ops), translator.ctx.transposed)
+        late.append(Note("assumption", "SM268", text, told))
+    return Translated(ops, outputs, _notes(translator, regrouped), late, translator.ctx.transposed)
+
+
+def drop_unused(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """The graph without ops whose results nobody reads. Ops that write in place stay."""
+    needed = set(graph.outputs)
+    kept: list[Op] = []
+    writing = {op.target for op in graph.ops if op.base.endswith("_")}
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.outputs) or op.target in writing:
+            kept.append(op)
+            needed.update(op.refs())
+    dropped = len(graph.ops) - len(kept)
+    if not dropped:
+        return graph, ()
+    text = "operators whose results are not used were left out"
+    return replace(graph, ops=tuple(reversed(kept))), [Note("dropped", "SM253", text, dropped)]
 
 
 def _told_by_parts(net: Net, nodes: list[Node], numbers: list[int], scopes: Scopes) -> int:
@@ -130,25 +214,12 @@ def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list
             pending += [ref for op in ops for ref in op.refs()]
 
 
-def _renamed(op: Op, renamed: dict[str, str]) -> Op:
-    """Results that patterns gave another name after an op was made."""
-    from staticmem.passes.edit import Ops
-
-    if not any(name in renamed for name in op.refs()):
-        return op
-    edit = Ops([op])
-    edit.renamed = renamed
-    return edit.done()[0]
-
-
-def notes_of(translator: Translator, regrouped: Counter[str], dropped: int) -> list[Note]:
-    """What a reader should know of a translation."""
+def _notes(translator: Translator, regrouped: Counter[str]) -> list[Note]:
+    """What a reader should know of the translation."""
     notes = [
         Note("regrouped", "SM252", f"nodes were regrouped as {name}", count)
         for name, count in sorted(regrouped.items())
     ]
-    if dropped:
-        notes.append(Note("dropped", "SM253", "operators whose results are not used were left out", dropped))
     if translator.ctx.copied_masks:
         text = (
             "contiguous(), which exporters leave out, was put back in front of attention: its mask is permuted. Code "
@@ -160,7 +231,3 @@ def notes_of(translator: Translator, regrouped: Counter[str], dropped: int) -> l
         for name, count in sorted(translator.unknown.items())
     ]
     return notes
-
-
-def with_frames(op: Op, modules: tuple[Frame, ...]) -> Op:
-    return replace(op, modules=modules)

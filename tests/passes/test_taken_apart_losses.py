@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from prepared import restored as after
 from small_graphs import Builder
 
 from staticmem.ir.graph import Op, Ref, SourceLine
-from staticmem.passes import decomposed
 
 X, Y = Ref("x"), Ref("y")
 Make = Callable[[Builder], Ref]
@@ -57,7 +57,7 @@ def started(text: str = "") -> Builder:
 
 
 def restored(b: Builder, result: Ref) -> list[Op]:
-    return decomposed.restore(b.ops, (result.name,))[0]
+    return list(after(b.ops, (result.name,)).ops)
 
 
 @pytest.mark.parametrize("text", ["", "loss = self.criterion(x, y)"])
@@ -127,8 +127,8 @@ def test_numbers_may_be_constants_of_the_file() -> None:
     first = b.call("mul.Tensor", b.call("sub.Tensor", Ref("one"), Y), X)
     result = b.call("sub.Tensor", first, b.call("log_sigmoid", X))
     consts = {"one": np.ones((), np.float32)}
-    assert [op.base for op in decomposed.restore(b.ops, (result.name,), consts)[0]] == [
+    assert [op.base for op in list(after(b.ops, (result.name,), consts=consts).ops)] == [
         "aten::binary_cross_entropy_with_logits"
     ]
     consts["one"] = np.full((), 2, np.float32)
-    assert decomposed.restore(b.ops, (result.name,), consts)[0] == b.ops
+    assert list(after(b.ops, (result.name,), consts=consts).ops) == b.ops

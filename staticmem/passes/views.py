@@ -1,24 +1,78 @@
-"""Writes into a part of a tensor: `x[a:b] = value` and `x[a:b] += y` run in place on a view.
+"""Views as eager code takes them: once, with writes into them in place.
 
-Functionalisation turns them into the view, the op on it, and one `slice_scatter` or `select_scatter` for each view on
-the way back to the base (torch/_functorch and aten/src/ATen/FunctionalInverses.cpp).
+`run_decompositions` makes in-place ops functional. Views of what such an op writes to are made again from the new base,
+each where it is read next (torch/_functorch, "view replay"): `a, b = x.split(n)` becomes one split in the convolution
+that reads `a` and one where `b` is read. Eager makes them once, in the module that has the base.
+
+Writes into a part of a tensor, `x[a:b] = value` and `x[a:b] += y`, become the view, the op on it, and one
+`slice_scatter` or `select_scatter` for each view on the way back to the base
+(torch/_functorch and aten/src/ATen/FunctionalInverses.cpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
-from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.graph import Arg, Frame, Op, Ref
 from staticmem.ir.onnx_graph import Net
+from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
+
+# Modules whose forward is one op; none of them makes a view of its input (torch/nn/modules)
+_ONE_OP = tuple(
+    f"torch.nn.modules.{name}."
+    for name in ("conv", "linear", "batchnorm", "normalization", "pooling", "dropout", "activation", "instancenorm")
+)
+_NOT_ONE_OP = ("torch.nn.modules.activation.MultiheadAttention",)
+
+
+def views_once(ops: Ops, net: Net) -> None:
+    """Puts views together again, and where the base is known."""
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    for op in ops.ops:
+        if op is not None and "view" in kinds_of(op.base) and op.outputs and isinstance(op.args[0], Ref):
+            groups.setdefault((op.target, op.args, tuple(op.kwargs.items())), []).append(op)
+    for group in groups.values():
+        if any(_is_one_op(op.modules) for op in group) or (len(group) > 1 and "split" in kinds_of(group[0].base)):
+            _merge(ops, group)
+
+
+def _is_one_op(modules: tuple[Frame, ...]) -> bool:
+    return bool(modules) and modules[-1].cls.startswith(_ONE_OP) and modules[-1].cls not in _NOT_ONE_OP
+
+
+def _shared(a: tuple[Frame, ...], b: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    return tuple(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _merge(ops: Ops, group: list[Op]) -> None:
+    first = group[0]
+    modules = first.modules
+    for op in group[1:]:
+        modules = _shared(modules, op.modules)
+    maker = ops.made_by(first.args[0])
+    if _is_one_op(modules):
+        if maker is None:
+            return
+        modules = _shared(modules, maker.modules)
+    outputs = []
+    for position in range(max(len(op.outputs) for op in group)):
+        names = [op.outputs[position] for op in group if position < len(op.outputs)]
+        chosen = next((name for name in names if name in ops.outputs or ops.readers.get(name)), names[0])
+        outputs.append(chosen)
+        ops.renamed.update({name: chosen for name in names if name != chosen})
+    for op in group[1:]:
+        ops.drop(op)
+    ops.put(first, replace(first, modules=modules, outputs=tuple(outputs)))
+
 
 _VIEW_OF = {"aten::slice_scatter": "aten::slice", "aten::select_scatter": "aten::select"}
 _FULL = 2**63 - 1
 
 
-def rewrite(ops: Ops, net: Net) -> None:
+def writes_into_parts(ops: Ops, net: Net) -> None:
     """Puts in-place writes into views back."""
     for index, op in enumerate(list(ops.ops)):
         if op is None or op.base not in _VIEW_OF or len(op.args) < 2 or ops.ops[index] is not op:
@@ -105,16 +159,13 @@ _STEPS = 64  # of views in views, at most: names may form a circle in a damaged 
 _SAME_NUMBERS = ("aten::expand", "aten::reshape", "aten::view")
 
 
-def augmented(given: list[Op], outputs: Sequence[str]) -> list[Op]:
+def augmented_parts(ops: Ops, net: Net) -> None:
     """`x[a:b] += y` as the TorchScript exporter writes it: the sum is made anew and written to the part twice.
 
     The trace has `__iadd__` of the view and `__setitem__` of its result; the exporter makes an assignment of each
     (torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp). `x[a:b] = x[a:b] + y` is written once.
     """
-    writes = [op for op in given if op.target == "aten::copy_" and len(op.args) > 1]
-    if len(writes) < 2:
-        return given
-    ops = Ops(given, outputs)
+    writes = [op for op in ops.given if op.target == "aten::copy_" and len(op.args) > 1]
     for first, second in pairwise(writes):
         value, way = _origin(ops, first.args[1], _SAME_NUMBERS)
         made = ops.made_by(value)
@@ -133,7 +184,6 @@ def augmented(given: list[Op], outputs: Sequence[str]) -> list[Op]:
                 ops.drop(op)
         namespace, _, overload = made.target.partition(".")
         ops.put(made, replace(made, target=f"{namespace}_.{overload}"))
-    return ops.done()
 
 
 def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:

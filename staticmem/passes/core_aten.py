@@ -9,55 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
-from staticmem.ir.graph import Arg, Op, Ref, bases_of
+from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref
 from staticmem.ir.onnx_graph import Net
 from staticmem.ops import kinds_of
-from staticmem.passes import pools, scatter, stochastic, views_again
 from staticmem.passes.edit import Ops
+from staticmem.passes.onnx_tensors import FromOnnx
 
 _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
-
-
-def to_eager(ops: list[Op], net: Net) -> tuple[list[Op], dict[str, str]]:
-    """The ops as eager PyTorch runs them, and the names of dropped results with what they are now called."""
-    renamed: dict[str, str] = {}
-    for rewrite, bases in _REWRITES:
-        if bases and bases.isdisjoint(bases_of(ops)):
-            continue
-        edited = Ops(ops, [renamed.get(n, n) for n in net.outputs])
-        rewrite(edited, net)
-        ops = edited.done()
-        for name in edited.renamed:
-            renamed[name] = edited.final(name)
-        renamed = {name: edited.final(target) for name, target in renamed.items()}
-    return ops, renamed
-
-
-def list_length(op: Op, net: Net) -> int:
-    """How many tensors a split or unbind gives."""
-    args = dict(enumerate(op.args))
-    shape = net.shape(args[0].name) if isinstance(args[0], Ref) else None
-    axis = args.get(1, 0) if op.base == "aten::unbind" else op.kwargs.get("dim", args.get(2, 0))
-    sizes = args.get(1)
-    if isinstance(sizes, tuple):
-        return len(sizes) + (op.base == "aten::tensor_split")
-    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
-        return 0
-    if op.base == "aten::unbind":
-        return min(shape[axis], 1 << 16)
-    if not isinstance(sizes, int) or sizes < 1:
-        return 0
-    count = -(-shape[axis] // sizes)
-    return min(count if op.base in ("aten::split", "aten::unsafe_split") else sizes, 1 << 16)
 
 
 _INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
 
 
-def _promotions(ops: Ops, net: Net) -> None:
+def promotions(ops: Ops, net: Net) -> None:
     """Sums of integers and bools promote inside one kernel; the decomposition casts before them."""
     for op in list(ops.ops):
         if op is None or op.base != "prims::convert_element_type" or not isinstance(op.args[0], Ref):
@@ -67,7 +35,7 @@ def _promotions(ops: Ops, net: Net) -> None:
             ops.alias(op, op.args[0].name)
 
 
-def _each(ops: Ops, net: Net) -> None:
+def plain_calls(ops: Ops, net: Net) -> None:
     for op in list(ops.ops):
         if op is not None and op.outputs:
             changed = _single(op)
@@ -183,7 +151,7 @@ _RULES: dict[str, Callable[[Op], Op]] = {
 }
 
 
-def _inline_scalars(ops: Ops, net: Net) -> None:
+def inline_scalars(ops: Ops, net: Net) -> None:
     """`scalar_tensor` as an argument of arithmetic is a Python number in eager code."""
     for op in list(ops.ops):
         if op is None or op.base == "aten::scalar_tensor":
@@ -216,7 +184,7 @@ _SAME = ("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_ass
 _NOTHING = ("aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range", "aten::_assert_tensor_metadata")
 
 
-def _drop_aliases(ops: Ops, net: Net) -> None:
+def drop_aliases(ops: Ops, net: Net) -> None:
     """Ops that exist in exports only."""
     for op in list(ops.ops):
         if op is None or not op.outputs:
@@ -227,7 +195,7 @@ def _drop_aliases(ops: Ops, net: Net) -> None:
             ops.drop(op)
 
 
-def _reshapes(ops: Ops, net: Net) -> None:
+def reshapes(ops: Ops, net: Net) -> None:
     """`clone(contiguous)` + `_unsafe_view` is `reshape` of a tensor whose strides allow no view; a clone to a
     contiguous format alone is `contiguous()`."""
     for op in list(ops.ops):
@@ -257,7 +225,7 @@ def _copies(op: Op) -> bool:
     return bool(op.stack) and re.search(r"\bclone\(", op.stack[-1].text) is not None
 
 
-def _packed_projection(ops: Ops, net: Net) -> None:
+def packed_projection(ops: Ops, net: Net) -> None:
     """`nn.MultiheadAttention` makes its packed projection contiguous; optimised exports drop that as an identity
     (torch/nn/functional.py, `_in_projection_packed`)."""
     for index, op in enumerate(list(ops.ops)):
@@ -283,7 +251,7 @@ def _flattens(op: Op, net: Net) -> bool:
     return shape is not None and len(shape) == 4 and size == (shape[0], math.prod(shape[1:]))
 
 
-def _differences(ops: Ops, net: Net) -> None:
+def differences(ops: Ops, net: Net) -> None:
     """`diff(x, 1, dim, prepend)` is decomposed to `cat`, two slices and `sub`."""
     for op in list(ops.ops):
         if op is None or op.target != "aten::sub.Tensor" or len(op.args) != 2:
@@ -307,17 +275,108 @@ def _differences(ops: Ops, net: Net) -> None:
         ops.put(op, replace(op, target="aten::diff", args=(parts[1], 1, dim, parts[0])))
 
 
-# what each looks for: where none of it is, it has nothing to do
-_REWRITES: tuple[tuple[Callable[[Ops, Net], None], frozenset[str]], ...] = (
-    (_promotions, frozenset(("prims::convert_element_type",))),
-    (_each, frozenset()),
-    (_inline_scalars, frozenset(("aten::scalar_tensor",))),
-    (_drop_aliases, frozenset((*_SAME, *_NOTHING))),
-    (stochastic.rewrite, frozenset(("aten::bernoulli",))),
-    (pools.rewrite, frozenset(("aten::mean", "aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"))),
-    (scatter.rewrite, frozenset(("aten::slice_scatter", "aten::select_scatter"))),
-    (views_again.rewrite, frozenset()),
-    (_reshapes, frozenset(("aten::clone", "aten::_unsafe_view", "aten::view"))),
-    (_packed_projection, frozenset(("aten::squeeze",))),
-    (_differences, frozenset(("aten::sub",))),
-)
+def adaptive_pools(ops: Ops, net: Net) -> None:
+    """Puts `adaptive_avg_pool` back where the module says so."""
+    for op in list(ops.ops):
+        if op is None:
+            continue
+        adaptive = bool(op.modules) and op.modules[-1].cls.rpartition(".")[2].startswith("AdaptiveAvgPool")
+        if op.target == "aten::mean.dim" and (adaptive or op.args[1:] == ((-1, -2), True)):
+            _mean_pool(ops, op)  # the decomposition writes these dims in this order
+        elif adaptive and op.base in ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"):
+            _adaptive_pool(ops, net, op)
+
+
+def _mean_pool(ops: Ops, op: Op) -> None:
+    dims = op.args[1]
+    count = len(dims) if isinstance(dims, tuple) else 1
+    ops.put(op, replace(op, target=f"aten::adaptive_avg_pool{count}d", args=(op.args[0], (1,) * count), kwargs={}))
+    strided = ops.only_reader(op.outputs[0])
+    if strided is not None and strided.base == "aten::as_strided" and strided.modules == op.modules:
+        ops.alias(strided, op.outputs[0])  # the channels-last strides of the decomposition
+
+
+def _adaptive_pool(ops: Ops, net: Net, op: Op) -> None:
+    """The output size is the file's, unless a linear layer after it says that another one was meant: kernel sizes
+    were fixed for the size at export."""
+    shape = net.shape(op.outputs[0])
+    count = int(op.base[-2])
+    if shape is None or len(shape) < count + 1:
+        return
+    sizes = shape[-count:]
+    expected = _from_linear(ops, net, op, shape[-count - 1], count)
+    if expected is not None and expected != sizes:
+        sizes = expected
+        _flatten_after(ops, op)
+    args: tuple[Arg, ...] = (op.args[0], sizes)
+    ops.put(op, replace(op, target=f"aten::adaptive_avg_pool{count}d", args=args, kwargs={}))
+
+
+def _from_linear(ops: Ops, net: Net, op: Op, channels: int, count: int) -> tuple[int, ...] | None:
+    """Sizes that make `flatten` + `linear` fit, if they are equal in all directions."""
+    view = ops.only_reader(op.outputs[0])
+    if view is None or view.base != "aten::view":
+        return None
+    linear = ops.only_reader(view.outputs[0])
+    if linear is None or linear.base != "aten::linear" or not isinstance(linear.args[1], Ref):
+        return None
+    weight = net.shape(linear.args[1].name)
+    if weight is None or len(weight) != 2 or channels == 0 or weight[1] % channels:
+        return None
+    side = round((weight[1] // channels) ** (1 / count))
+    return (side,) * count if math.pow(side, count) * channels == weight[1] else None
+
+
+def _flatten_after(ops: Ops, op: Op) -> None:
+    view = ops.only_reader(op.outputs[0])
+    if view is not None:
+        ops.put(view, replace(view, target="aten::flatten.using_ints", args=(view.args[0], 1), kwargs={}))
+
+
+# names that torch/fx/graph.py makes of the call's: `aten.new_zeros.default` -> `new_zeros`, `new_zeros_1`
+_NAMED = re.compile(r"(?:new_)?(zeros|ones|full|empty)(?:_like)?(?:_\d+)?\Z")
+
+
+def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]:
+    """The calls that made tensors of zeros or ones which the exporter's optimiser computed and stored in the file, each
+    before its first reader.
+
+    `torch.zeros(n, 64)` in a model's code makes a tensor in every step; with fixed sizes it is a constant of the file,
+    under the name that the FX graph gave it (`zeros`, `new_zeros_1`). What belongs to a module is in the graph's
+    signature.
+    """
+    ops, net = graph.ops, source.net
+    made = {name for op in ops for name in op.outputs} | {*net.inputs, *net.aliases.values()}
+    readers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in dict.fromkeys(op.refs()):
+            if name not in made and _NAMED.match(name):
+                readers.setdefault(name, []).append(op)
+    if not readers:
+        return graph, ()
+    found: list[Op] = []
+    pending = dict(readers)
+    for op in ops:
+        for name in [n for n in dict.fromkeys(op.refs()) if n in pending]:
+            call = _stored(name, pending.pop(name), net)
+            found += [call] if call is not None else []
+        found.append(op)
+    return replace(graph, ops=tuple(found)), ()
+
+
+def _stored(name: str, readers: list[Op], net: Net) -> Op | None:
+    value, match = net.values.get(name), _NAMED.match(name)
+    if value is None or value.shape is None or value.numel < 2 or match is None:
+        return None
+    args = (value.shape, 0) if match[1] == "full" else (value.shape,)
+    return Op(name, f"aten::{match[1]}", args, {"dtype": value.dtype}, (name,), _around(readers))
+
+
+def _around(readers: list[Op]) -> tuple[Frame, ...]:
+    """The modules that enclose all readers."""
+    modules = readers[0].modules
+    for op in readers[1:]:
+        modules = tuple(
+            x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(modules, op.modules, strict=False))
+        )
+    return modules

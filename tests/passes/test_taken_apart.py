@@ -6,13 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prepared import restored as after
 from small_graphs import Builder
 
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Op, Ref, SourceLine, Value
-from staticmem.passes import decomposed, lost_scopes
+from staticmem.ir.graph import Note, Op, Ref, SourceLine, Value
 
 X = Ref("x")
+
+
+def without_grad(ops: list[Op], values: dict[str, Value]) -> tuple[list[Op], list[Note]]:
+    graph = after(ops, (), ["regions without grad"], values=values)
+    return list(graph.ops), list(graph.notes)
 
 
 def chain(keepdim: bool, root: bool) -> Builder:
@@ -33,7 +38,7 @@ def chain(keepdim: bool, root: bool) -> Builder:
 @pytest.mark.parametrize("root", [True, False])
 def test_a_variance_is_one_call(keepdim: bool, root: bool) -> None:
     parts = chain(keepdim, root).ops
-    (op,) = decomposed.restore(parts, parts[-1].outputs)[0]
+    (op,) = after(parts, parts[-1].outputs).ops
     assert op.target == ("aten::std.correction" if root else "aten::var.correction")
     assert (op.args, op.kwargs) == ((X, (1,)), {"correction": 1.0, "keepdim": keepdim})
     assert op.outputs == parts[-1].outputs
@@ -41,7 +46,7 @@ def test_a_variance_is_one_call(keepdim: bool, root: bool) -> None:
 
 def test_a_variance_that_is_read_besides_stays_one() -> None:
     parts = chain(False, True).ops
-    found = decomposed.restore(parts, (*parts[0].outputs, *parts[-1].outputs))[0]
+    found = after(parts, (*parts[0].outputs, *parts[-1].outputs)).ops
     assert [op.target for op in found] == ["aten::var.correction", "aten::sqrt"]
 
 
@@ -61,7 +66,7 @@ def put(text: str, indices: Any = ONE, accumulate: Any = True) -> Op:
     (put("out.index_add(0, i, s)", (Ref("i"), Ref("j"))), None),
 ])  # fmt: skip
 def test_index_add_is_told_by_its_line(op: Op, args: tuple[Any, ...] | None) -> None:
-    (found,) = decomposed.restore([op], ("y",))[0]
+    (found,) = after([op], ("y",)).ops
     assert (found.target, found.args) == (("aten::index_add", args) if args else (op.target, op.args))
 
 
@@ -74,11 +79,11 @@ def test_an_exponential_in_place(maker: str, restored: bool) -> None:
     large = b.call("ge.Scalar", uniform, 0.9999999403953552)
     chosen = b.call("where.ScalarSelf", large, -5.96e-08, b.call("log", uniform))
     result = b.call("mul.Tensor", chosen, -1.0)
-    ops = decomposed.restore(b.ops, (result.name,))[0]
+    ops = after(b.ops, (result.name,)).ops
     if restored:
         assert [(op.target, op.args) for op in ops[1:]] == [("aten::exponential_", (given,))]
     else:
-        assert ops == b.ops
+        assert list(ops) == b.ops
 
 
 def generated(text: str, target: str = "aten::relu") -> Op:
@@ -91,20 +96,20 @@ FLOAT = {"y": Value("y", dtypes.float32, (2,))}
 
 def test_generated_code_ran_without_gradients_and_says_what_was_in_place() -> None:
     ops = [generated("relu_ = torch.ops.aten.relu_.default(x);  x = None"), OWN]
-    (first, second), notes = lost_scopes.restore(ops, FLOAT)
+    (first, second), notes = without_grad(ops, FLOAT)
     assert (first.target, first.grad, first.stack) == ("aten::relu_", False, ())
     assert second is OWN
     assert [(note.code, note.count) for note in notes] == [("SM262", 1)]
-    (first, _), _ = lost_scopes.restore([generated("relu = torch.ops.aten.relu.default(x)"), OWN], FLOAT)
+    (first, _), _ = without_grad([generated("relu = torch.ops.aten.relu.default(x)"), OWN], FLOAT)
     assert first.target == "aten::relu"
 
 
 def test_half_precision_is_a_region_of_autocast() -> None:
     half = {"y": Value("y", dtypes.float16, (2,))}
-    (first, _), _ = lost_scopes.restore([generated("relu = torch.ops.aten.relu.default(x)"), OWN], half)
+    (first, _), _ = without_grad([generated("relu = torch.ops.aten.relu.default(x)"), OWN], half)
     assert first.grad
 
 
 def test_a_traced_graph_has_generated_code_only() -> None:
     ops = [generated("relu = torch.ops.aten.relu.default(x)")]
-    assert lost_scopes.restore(ops, FLOAT) == (ops, [])
+    assert without_grad(ops, FLOAT) == (ops, [])

@@ -1,0 +1,135 @@
+"""Which parameters are one storage, and which are trained.
+
+Backward then computes only what leads to a parameter that still trains: a layer before the first of them saves nothing,
+a frozen layer after it still passes gradients on, but makes none for its own weights (LoRA's base model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from staticmem.ir.graph import Graph, Note, Parameter, Ref
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
+
+
+def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
+    """A parameter that no op reads is another name of the one that its module's op reads.
+
+    A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
+    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`).
+    """
+    used = graph.last_read
+    by_name = {p.value.name: p for p in graph.parameters}
+    unread = [p for p in graph.parameters if p.value.name not in used and p.alias_of is None]
+    if not unread:
+        return graph, ()
+    alias: dict[str, str] = {}
+    foreign = _foreign_reads(graph, by_name)
+    for p in unread:
+        module = p.fqn.rpartition(".")[0]
+        for candidate in (*foreign.get(module, ()), *_of_child(graph, p, used)):
+            if candidate.value.shape == p.value.shape and candidate.value.dtype is p.value.dtype:
+                alias[p.value.name] = candidate.value.name
+                break
+    tables = {a.name for op in graph.ops if op.base == "aten::embedding" for a in op.args[:1] if isinstance(a, Ref)}
+    for p in unread:
+        if p.value.name in alias or p.value.shape is None or len(p.value.shape) < 2:
+            continue
+        same = [q for q in graph.parameters if q.value.shape == p.value.shape and q.value.name in used]
+        if any(q.value.name in tables for q in same):
+            for q in same[1:]:
+                alias[q.value.name] = same[0].value.name
+            alias[p.value.name] = same[0].value.name
+    if not alias:
+        return graph, ()
+    names = ", ".join(by_name[n].fqn for n in alias)
+    note = Note("assumption", "SM321", f"tied parameters (one storage under several names): {names}", len(alias))
+    parameters = tuple(
+        replace(p, alias_of=_root(alias, p.value.name)) if p.value.name in alias else p for p in graph.parameters
+    )
+    # an alias can only be placed after what it aliases
+    ordered = sorted(parameters, key=lambda p: p.alias_of is not None)
+    return replace(graph, parameters=tuple(ordered)), [note]
+
+
+def _root(alias: Mapping[str, str], name: str) -> str:
+    seen = {name}
+    while name in alias and alias[name] not in seen:
+        name = alias[name]
+        seen.add(name)
+    return name
+
+
+def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, list[Parameter]]:
+    """Parameters that each module's ops read although they belong to another module."""
+    found: dict[str, list[Parameter]] = {}
+    for op in graph.ops:
+        if not op.modules:
+            continue
+        path = op.modules[-1].path
+        for name in op.refs():
+            p = by_name.get(name)
+            if p is not None and p.fqn.rpartition(".")[0] != path and not p.fqn.startswith(path + "."):
+                found.setdefault(path, []).append(p)
+    return found
+
+
+def _of_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Parameter]:
+    """A parent that registers its child's parameter too (BERT: `predictions.bias` is `predictions.decoder.bias`)."""
+    module, _, name = p.fqn.rpartition(".")
+    return [
+        q
+        for q in graph.parameters
+        if q.value.name in used and q.fqn.startswith(f"{module}.") and q.fqn.endswith(f".{name}") and q is not p
+    ]
+
+
+def thaw(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
+    """A file in which no parameter requires a gradient was exported for inference: a training step trains them all."""
+    if not graph.parameters or any(p.trainable for p in graph.parameters):
+        return graph, ()
+    parameters = tuple(replace(p, trainable=p.value.dtype.is_differentiable) for p in graph.parameters)
+    text = "no parameter requires a gradient in the file: all are trained (--freeze says which are not)"
+    return replace(graph, parameters=parameters), [Note("assumption", "SM315", text)]
+
+
+def freeze(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph with `trainable` False where the pattern is found in a name of `Module.named_parameters()`.
+
+    A parameter with several names (tied weights) has the first of them there: `asked.parameters` has the model's order.
+    """
+    pattern = asked.freeze or ""
+    storages = {p.value.name: p.alias_of or p.value.name for p in graph.parameters}
+    names = _tied(graph) if graph.format == "onnx" else {}
+    for p in asked.parameters:
+        names.setdefault(storages.get(p.value.name, p.value.name), p.fqn)
+    from staticmem.passes.backtracking import searcher  # has numpy, which is not needed without
+
+    search = searcher(pattern, names.values())
+    frozen = {storage for storage, name in names.items() if search(name)}
+    if not frozen:
+        text = f"--freeze '{pattern}' matches no parameter: everything is trained"
+        return graph, [Note("warning", "SM310", text)]
+    parameters = tuple(
+        replace(p, trainable=False) if (p.alias_of or p.value.name) in frozen else p for p in graph.parameters
+    )
+    return replace(graph, parameters=parameters), ()
+
+
+def _tied(graph: Graph) -> dict[str, str]:
+    """Names of weights that two modules read, by the module that reads first: an ONNX file keeps one name of them."""
+    leaves = {p.value.name: p.fqn.rpartition(".") for p in graph.parameters}
+    readers: dict[str, dict[str, None]] = {}
+    for op in graph.ops:
+        for name in op.refs():
+            if name in leaves and op.modules and op.modules[-1].path:
+                readers.setdefault(name, {})[op.modules[-1].path] = None
+    return {
+        name: f"{next(iter(paths))}.{leaves[name][2]}"
+        for name, paths in readers.items()
+        if len(paths) > 1 and leaves[name][0] in paths
+    }

@@ -1,0 +1,204 @@
+"""Calls that the dynamo exporter took apart, where the parts tell which they were.
+
+`std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `index_add` becomes an
+`index_put` that accumulates, which its source line tells from a real one. Losses become
+element-wise ops: in PyTorch each is one kernel forward and one backward, which keep the input and the target; of the
+parts autograd would keep every intermediate. Who writes such a formula by hand names its functions on that line, a call
+of a loss not.
+
+Source: torch/_refs/__init__.py (`std`, `var`), torch/_decomp/decompositions.py (`_index_add`,
+`binary_cross_entropy`, `smooth_l1_loss`, `huber_loss`, `soft_margin_loss`, `apply_loss_reduction`),
+aten/src/ATen/native/Loss.cpp (`binary_cross_entropy_with_logits`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
+from staticmem.ir.onnx_graph import Net
+from staticmem.ir.record import record
+from staticmem.passes.edit import Ops
+from staticmem.passes.templates import Finder, Match, Named, Template, regrouped
+
+# `exponential_`: -log(u), where u that rounds to 1 gives a little less than 0 (torch/_refs/__init__.py, `exponential`)
+_UNIFORM = Named("u", ("rand_like", "given"))
+_EXPONENTIAL = ("mul", ("where", ("ge", _UNIFORM, "limit"), "least", ("log", _UNIFORM)), "factor")
+_INDEX_ADD = re.compile(r"\bindex_add_?\(")
+
+
+def exponentials(ops: Ops, net: Net) -> None:
+    """`empty_like(x).exponential_()`, which becomes a tensor of its own."""
+    finder = Finder(ops, {})
+    for op in list(ops.ops):
+        match = finder.find(op, [_EXPONENTIAL]) if op is not None and op.base == "aten::mul" else None
+        if op is None or match is None:
+            continue
+        made = ops.made_by(match.values["given"])
+        if made is not None and made.base in ("aten::empty_like", "aten::empty", "aten::new_empty"):
+            finder.replaced(op, match, replace(op, target="aten::exponential_", args=(match.values["given"],)))
+
+
+def statistics(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """`std`, `var` and `index_add`, put together again."""
+    ops = graph.ops
+    readers: Counter[str] = Counter(name for op in ops for name in op.refs())
+    readers.update(graph.outputs)
+    user = {name: op for op in ops for name in op.refs()}
+    changed: dict[int, Op] = {}
+    gone: set[int] = set()
+    for op in ops:
+        if op.base == "prims::var":
+            _variance(op, user, readers, changed, gone)
+        elif op.base == "aten::index_put":
+            added = _index_add(op)
+            if added is not None:
+                changed[id(op)] = added
+    if not changed:
+        return graph, ()
+    return replace(graph, ops=tuple(changed.get(id(op), op) for op in ops if id(op) not in gone)), ()
+
+
+def _variance(op: Op, user: dict[str, Op], readers: Counter[str], changed: dict[int, Op], gone: set[int]) -> None:
+    """`std.correction` or `var.correction` in the place of the last op of the chain."""
+    dims = op.args[1] if len(op.args) > 1 else None
+    if not isinstance(dims, tuple):
+        return
+    chain, target = [op], "aten::var.correction"
+    following = _only_reader(op, user, readers)
+    if following is not None and following.base == "prims::broadcast_in_dim":
+        chain.append(following)
+        following = _only_reader(following, user, readers)
+    if following is not None and following.base == "aten::sqrt":
+        chain.append(following)
+        target = "aten::std.correction"
+    keepdim = any(part.base == "prims::broadcast_in_dim" for part in chain)
+    correction = op.args[2] if len(op.args) > 2 else op.kwargs.get("correction", 1)
+    last = chain[-1]
+    changed[id(last)] = replace(
+        last, target=target, args=(op.args[0], dims), kwargs={"correction": correction, "keepdim": keepdim}
+    )
+    gone.update(id(part) for part in chain[:-1])
+
+
+def _only_reader(op: Op, user: dict[str, Op], readers: Counter[str]) -> Op | None:
+    return user.get(op.outputs[0]) if len(op.outputs) == 1 and readers[op.outputs[0]] == 1 else None
+
+
+def _index_add(op: Op) -> Op | None:
+    """`index_put(self, (None, index), source, True)` on a line with `index_add`: None stands for dimensions before."""
+    if len(op.args) < 4 or op.args[3] is not True or not op.stack or not _INDEX_ADD.search(op.stack[-1].text):
+        return None
+    given, source = op.args[1], op.args[2]
+    if not isinstance(given, tuple) or not given or not isinstance(given[-1], Ref) or any(given[:-1]):
+        return None
+    return replace(op, target="aten::index_add", args=(op.args[0], len(given) - 1, given[-1], source), kwargs={})
+
+
+_MEAN, _SUM = 1, 2
+_REDUCTIONS = {"aten::mean": _MEAN, "aten::sum": _SUM}
+_IN_MODULE = "torch.nn.modules.loss."
+
+
+@record(frozen=True)
+class _Loss:
+    target: str
+    top: str  # the base of the last element-wise op
+    templates: tuple[Template, ...]
+    by_hand: re.Pattern[str]  # what a line says that computes this itself
+    weighted: bool = False
+
+
+_LOG_OF = ("max", ("log", "x"), -100)
+_LOG_OF_REST = ("max", ("log1p", ("neg", "x")), -100)
+_LOGITS: tuple[Template, ...] = tuple(
+    ("sub", ("mul", rest, "x"), log)
+    for rest in (("rsub", "y", 1), ("sub", 1, "y"))
+    for log in (("log_sigmoid", "x"), ("mul", ("add", ("mul", ("sub", "pos", 1), "y"), 1), ("log_sigmoid", "x")))
+)
+_DISTANCE = Named("d", ("abs", ("sub", "x", "y")))
+_LOSSES = (
+    _Loss(
+        "binary_cross_entropy", "aten::sub",
+        (("sub", ("mul", ("sub", "y", 1), _LOG_OF_REST), ("mul", "y", _LOG_OF)),),
+        re.compile(r"\blog1?p?\("), weighted=True,
+    ),
+    _Loss("binary_cross_entropy_with_logits", "aten::sub", _LOGITS, re.compile(r"log_?sigmoid\("), weighted=True),
+    _Loss(
+        "huber_loss", "aten::where",
+        (("where", ("lt", _DISTANCE, "delta"), ("mul", ("mul", _DISTANCE, 0.5), _DISTANCE),
+          ("mul", ("sub", _DISTANCE, "half"), "delta")),),
+        re.compile(r"\bwhere\("),
+    ),
+    _Loss(
+        "smooth_l1_loss", "aten::where",
+        (("where", ("lt", _DISTANCE, "delta"), ("div", ("mul", ("pow", _DISTANCE, 2), 0.5), "delta"),
+          ("sub", _DISTANCE, "half")),),
+        re.compile(r"\bwhere\("),
+    ),
+    _Loss(
+        "soft_margin_loss", "aten::log1p", (("log1p", ("exp", ("mul", ("neg", "x"), "y"))),), re.compile(r"\bexp\("),
+    ),
+)  # fmt: skip
+
+
+def losses(ops: Ops, net: Net) -> Sequence[Note]:
+    """Puts losses together again."""
+    finder, count = Finder(ops, net.consts), 0
+    possible = [loss for loss in _LOSSES if finder.possible(loss.templates)]
+    tops = {loss.top for loss in possible}
+    for op in list(ops.ops) if possible else ():
+        if op is None or op.base not in tops:
+            continue
+        for loss in possible:
+            if op.base == loss.top and not (op.stack and loss.by_hand.search(op.stack[-1].text)):
+                match = finder.find(op, loss.templates)
+                if match is not None and _same_call(op, match.ops.values()):
+                    _replace(finder, loss, op, match)
+                    count += 1
+                    break
+    return regrouped(count)
+
+
+def _same_call(op: Op, others: Iterable[Op]) -> bool:
+    """Whether ops are of one call: of one module, and of one line where their lines are known."""
+    return all(
+        other.modules == op.modules and (other.stack == op.stack or not other.stack or not op.stack) for other in others
+    )
+
+
+def _replace(finder: Finder, loss: _Loss, op: Op, match: Match) -> None:
+    root, weight, reduction = op, None, 0
+    text = op.stack[-1].text if op.stack else ""
+    within = bool(op.modules) and op.modules[-1].cls.startswith(_IN_MODULE)
+    if not re.search(r"reduction\s*=\s*['\"]none", text):
+        reader = finder.ops.only_reader(root.outputs[0])
+        told = within or "weight" in text or text.endswith(("(", ","))
+        if loss.weighted and told and reader is not None and reader.base == "aten::mul" and _same_call(op, [reader]):
+            weight = next((a for a in reader.args if a != Ref(root.outputs[0])), None)
+            root = _extended(finder, match, reader)
+        reader = finder.ops.only_reader(root.outputs[0])
+        if reader is not None and len(reader.args) == 1 and not reader.kwargs and _same_call(op, [reader]):
+            reduction = _REDUCTIONS.get(reader.base, 0)
+            root = _extended(finder, match, reader) if reduction else root
+    args = _arguments(loss, match.values, weight, reduction)
+    finder.replaced(root, match, replace(root, target=f"aten::{loss.target}", args=args, kwargs={}))
+
+
+def _extended(finder: Finder, match: Match, reader: Op) -> Op:
+    match.ops[finder.ops.producer[reader.outputs[0]]] = reader
+    return reader
+
+
+def _arguments(loss: _Loss, values: Mapping[str, Arg], weight: Arg, reduction: int) -> tuple[Arg, ...]:
+    x, y = values["x"], values["y"]
+    if loss.target == "binary_cross_entropy":
+        return x, y, weight, reduction
+    if loss.target == "binary_cross_entropy_with_logits":
+        return x, y, weight, values.get("pos"), reduction
+    if loss.target == "soft_margin_loss":
+        return x, y, reduction
+    return x, y, reduction, values["delta"]
