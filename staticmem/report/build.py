@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, overload
 
-from staticmem.eager.trace import Kernel
+from staticmem.eager.trace import Hold
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.liveness import Lifetimes
-from staticmem.liveness import PhasePeak as Interval
-from staticmem.liveness.why import module_of_op
+from staticmem.liveness.why import module_of, module_of_op, reasons, short
 from staticmem.ops import lookup
-from staticmem.report.alive import Alive
 from staticmem.report.model import (
+    CATEGORIES,
     SCHEMA,
     Band,
     Coverage,
@@ -30,10 +31,13 @@ from staticmem.report.model import (
     Phases,
     Report,
     ScenarioInfo,
+    TensorEntry,
     TensorInfo,
     UnknownOp,
 )
 from staticmem.scenario.step import Scenario
+
+FEW = 64  # entries for which who holds them is looked up by themselves, and not for all at once
 
 
 @record(frozen=True)
@@ -56,46 +60,44 @@ def build(sources: Sources, top: int) -> Report:
     """The report; `top_tensors` has the `top` largest tensors alive at the peak."""
     alive = Alive(sources.graph, sources.lifetimes)
     notes = (*sources.graph.notes, *sources.result.notes, *sources.notes)
-    peak = _peak(sources, alive)
-    parameters = _parameters(sources)
-    phases = _phases(sources)
+    peak, phases = _peak(sources, alive), _phases(sources)
     return Report(
         schema=SCHEMA,
         model=_model(sources),
         scenario=_scenario(sources),
         meter="live",
         peak=peak,
-        parameters=parameters,
+        parameters=_parameters(sources),
         phases=phases,
         multipliers=_multipliers(sources, peak, phases),
         top_tensors=alive[:top],
         coverage=_coverage(sources),
-        assumptions=_notes(notes, ("assumption",)),
-        warnings=_notes(notes, ("warning",)),
-        notes=_notes(notes, ("dropped", "regrouped")),
+        assumptions=_notes(notes, "assumption"),
+        warnings=_notes(notes, "warning"),
+        notes=_notes(notes, "dropped", "regrouped"),
         alive=alive,
     )
 
 
 def _model(s: Sources) -> ModelInfo:
-    graph, binding = s.graph, s.binding
-    inputs = tuple(
-        TensorInfo(spec.name, spec.dtype.name, binding.shapes[spec.name], spec.shape) for spec in s.model.inputs
-    )
-    outputs = [
-        TensorInfo(name, dtype.name, shape)
-        for name, shape, dtype in zip(graph.outputs, s.result.output_shapes, s.result.output_dtypes, strict=False)
-    ]
-    return ModelInfo(
-        s.model.path, graph.format, graph.producer, s.file_bytes, s.sha256, inputs, tuple(outputs), len(graph.ops)
-    )
+    graph, shapes, result = s.graph, s.binding.shapes, s.result
+    inputs = [TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape) for spec in s.model.inputs]
+    outputs = []
+    for name, shape, dtype in zip(graph.outputs, result.output_shapes, result.output_dtypes, strict=False):
+        outputs.append(TensorInfo(name, dtype.name, shape))
+    source = (s.model.path, graph.format, graph.producer, s.file_bytes, s.sha256)
+    return ModelInfo(*source, tuple(inputs), tuple(outputs), len(graph.ops))
 
 
 def _scenario(s: Sources) -> ScenarioInfo:
-    scenario, training = s.scenario, s.scenario.training
-    shapes = [(spec, s.binding.shapes[spec.name]) for spec in s.model.inputs]
-    batch = next((shape[0] for _, shape in shapes if shape), None)
-    resolution = next((shape[2:] for spec, shape in shapes if len(shape) == 4 and spec.dtype.is_floating_point), None)
+    scenario = s.scenario
+    batch = resolution = None
+    for spec in s.model.inputs:
+        shape = s.binding.shapes[spec.name]
+        if batch is None and shape:
+            batch = shape[0]
+        if resolution is None and len(shape) == 4 and spec.dtype.is_floating_point:
+            resolution = shape[2:]
     return ScenarioInfo(
         mode=scenario.mode,
         batch=batch,
@@ -104,105 +106,85 @@ def _scenario(s: Sources) -> ScenarioInfo:
         optimizer=scenario.optimizer,
         optimizer_impl=scenario.optimizer_impl if scenario.optimizer else None,
         momentum=scenario.momentum,
-        loss=s.result.loss if training else None,
+        loss=s.result.loss if scenario.training else None,
         dtype=scenario.dtype.name if scenario.dtype else None,
         amp=scenario.amp.name if scenario.amp else None,
     )
 
 
-# -- the peak ----------------------------------------------------------------------------------------------------
-
-
 def _peak(s: Sources, alive: Alive) -> Peak:
-    lifetimes = s.lifetimes
+    lifetimes, live = s.lifetimes, s.lifetimes.peak_bytes
     categories, modules = alive.by_module()
     rows = [ModuleBytes(name, sum(parts.values()), parts) for name, parts in modules.items()]
     rows.sort(key=lambda row: (-row.bytes, row.module))
-    at = lifetimes.allocation_at(lifetimes.peak_tick)
-    if at is None:
-        phase, op, node, module = "setup", "", None, None
-    else:
-        kernel = _maker(lifetimes, at)
-        phase, op = kernel.phase, kernel.name
-        node, module = _place(s.graph, kernel.op)
-    live = lifetimes.peak_bytes
+    phase, op, node, module = _allocation(s, lifetimes.allocation_at(lifetimes.peak_tick))
     low, high = s.live_band or (live, live)
     bands = {"live": Band(min(low, live), max(high, live))}
-    return Peak(live, phase, op, node, module, len(alive), categories, tuple(rows), bands)
+    return Peak(live, phase, op or "", node, module, len(alive), categories, tuple(rows), bands)
 
 
-def _maker(lifetimes: Lifetimes, buffer: int) -> Kernel:
-    trace = lifetimes.trace
-    return trace.kernels.pick((trace.buffers.kernels[buffer],))[0]
-
-
-def _place(graph: Graph, op: int) -> tuple[str | None, str | None]:
-    """Name of the graph's op, and of its module."""
-    return (graph.ops[op].name, module_of_op(graph, op)) if 0 <= op < len(graph.ops) else (None, None)
-
-
-# -- sums --------------------------------------------------------------------------------------------------------
+def _allocation(s: Sources, buffer: int | None) -> tuple[str, str | None, str | None, str | None]:
+    """The phase and the kernel that allocate a buffer, and the graph's op and module whose kernel it is."""
+    if buffer is None:
+        return "setup", None, None, None
+    trace = s.lifetimes.trace
+    kernel = trace.kernels.pick((trace.buffers.kernels[buffer],))[0]
+    if not 0 <= kernel.op < len(s.graph.ops):
+        return kernel.phase, kernel.name, None, None
+    return kernel.phase, kernel.name, s.graph.ops[kernel.op].name, module_of_op(s.graph, kernel.op)
 
 
 def _parameters(s: Sources) -> Parameters:
     count = nbytes = trainable = tensors = 0
-    by_dtype: dict[str, tuple[int, int]] = {}
+    by_dtype: dict[str, DTypeBytes] = {}
     for p in s.graph.parameters:
         if p.alias_of is not None:
             continue
-        dtype = p.value.dtype
+        dtype, numel = p.value.dtype, p.value.numel
         if s.scenario.dtype is not None and dtype.is_floating_point:
             dtype = s.scenario.dtype
-        numel, size = p.value.numel, dtype.nbytes(p.value.numel)
+        size = dtype.nbytes(numel)
         tensors, count, nbytes = tensors + 1, count + numel, nbytes + size
         trainable += numel if p.trainable else 0
-        known = by_dtype.get(dtype.name, (0, 0))
-        by_dtype[dtype.name] = (known[0] + numel, known[1] + size)
-    return Parameters(count, nbytes, trainable, tensors, {k: DTypeBytes(*v) for k, v in sorted(by_dtype.items())})
+        before = by_dtype.get(dtype.name)
+        so_far = (before.count, before.bytes) if before is not None else (0, 0)
+        by_dtype[dtype.name] = DTypeBytes(so_far[0] + numel, so_far[1] + size)
+    return Parameters(count, nbytes, trainable, tensors, dict(sorted(by_dtype.items())))
 
 
 def _phases(s: Sources) -> Phases:
     lifetimes = s.lifetimes
     end = lifetimes.trace.marks["forward_end"]
-
-    def phase(name: str) -> PhasePeak | None:
-        found = lifetimes.phases.get(name)
-        return None if found is None else _phase_peak(s, found)
-
-    forward = lifetimes.phases["forward"]
-    optimizer = phase("optimizer") if s.scenario.optimizer is not None else None
+    peaks = {}
+    for name, interval in lifetimes.phases.items():
+        peaks[name] = PhasePeak(interval.nbytes, *_allocation(s, interval.buffer)[1:])
     return Phases(
-        start_bytes=lifetimes.level_before(forward.start),
-        forward=_phase_peak(s, forward),
+        start_bytes=lifetimes.level_before(lifetimes.phases["forward"].start),
+        forward=peaks["forward"],
         forward_end_bytes=lifetimes.level_before(end),
         forward_end_activation_bytes=lifetimes.by_category(end - 1).get("activation", 0) if end else 0,
-        backward=phase("backward"),
-        optimizer=optimizer,
+        backward=peaks.get("backward"),
+        optimizer=peaks.get("optimizer") if s.scenario.optimizer is not None else None,
     )
-
-
-def _phase_peak(s: Sources, interval: Interval) -> PhasePeak:
-    if interval.buffer is None:
-        return PhasePeak(interval.nbytes, None, None, None)
-    kernel = _maker(s.lifetimes, interval.buffer)
-    return PhasePeak(interval.nbytes, kernel.name, *_place(s.graph, kernel.op))
 
 
 def _multipliers(s: Sources, peak: Peak, phases: Phases) -> Multipliers:
     lifetimes = s.lifetimes
     last = lifetimes.by_category(max(lifetimes.ticks - 1, 0))
-    parameters = last.get("parameter", 0)
-    state = sum(last.get(name, 0) for name in ("parameter", "gradient", "optimizer_state"))
-    forward, activations = phases.forward_end_bytes, phases.forward_end_activation_bytes
-    backward = phases.backward.peak_bytes if phases.backward is not None else None
-    step = None
+    parameters, activations = last.get("parameter", 0), phases.forward_end_activation_bytes
+    state = added = step = backward = None
+    if s.scenario.training:
+        state = parameters + last.get("gradient", 0) + last.get("optimizer_state", 0)
+    if phases.backward is not None:
+        backward = phases.backward.peak_bytes
+        added = backward - phases.forward_end_bytes
     if phases.optimizer is not None:
         step = phases.optimizer.peak_bytes - lifetimes.level_before(lifetimes.phases["optimizer"].start)
     return Multipliers(
         peak_over_parameters=_ratio(peak.live_bytes, parameters),
-        state_over_parameters=_ratio(state, parameters) if s.scenario.training else None,
-        backward_over_forward=_ratio(backward, forward),
-        backward_over_activations=_ratio(None if backward is None else backward - forward, activations),
+        state_over_parameters=_ratio(state, parameters),
+        backward_over_forward=_ratio(backward, phases.forward_end_bytes),
+        backward_over_activations=_ratio(added, activations),
         optimizer_step_over_parameters=_ratio(step, parameters),
     )
 
@@ -223,11 +205,91 @@ def _coverage(s: Sources) -> Coverage:
     return Coverage(OpCount(ruled, len(s.graph.ops) - ruled - unknown, unknown), tuple(rows))
 
 
-def _notes(notes: Sequence[Note], kinds: Sequence[str]) -> tuple[NoteInfo, ...]:
+def _notes(notes: Sequence[Note], *kinds: str) -> tuple[NoteInfo, ...]:
     """Notes of these kinds, in order; those that say the same are one."""
     merged: dict[tuple[str, str], int] = {}
     for note in notes:
         if note.kind in kinds:
             key = (note.code, note.text)
             merged[key] = merged.get(key, 0) + note.count
-    return tuple(NoteInfo(code, text, count) for (code, text), count in merged.items())
+    return tuple([NoteInfo(code, text, count) for (code, text), count in merged.items()])
+
+
+class Alive(Sequence[TensorEntry]):
+    """Everything alive at the peak, largest first; equal sizes in order of allocation. As good as a tuple of it.
+
+    Each entry is made when it is asked for: a large graph has millions, and a reader wants the top.
+    """
+
+    def __init__(self, graph: Graph, lifetimes: Lifetimes) -> None:
+        self.graph, self.lifetimes = graph, lifetimes
+        sizes = lifetimes.sizes
+        ids = [id for id in lifetimes.alive_ids(lifetimes.peak_tick) if sizes[id]]
+        ids.sort(key=sizes.__getitem__, reverse=True)  # a stable sort: ids go up among equals
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TensorEntry, ...]: ...
+    def __getitem__(self, index: int | slice) -> TensorEntry | tuple[TensorEntry, ...]:
+        if isinstance(index, slice):
+            return self._entries(self.ids[index])
+        return self._entries([self.ids[index]])[0]
+
+    def __iter__(self) -> Iterator[TensorEntry]:
+        return iter(self._entries(self.ids))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)  # a copy, or another process, has the entries without the step
+
+    def by_module(self) -> tuple[Mapping[str, int], Mapping[str, Mapping[str, int]]]:
+        """Bytes of each category, and of each category in each module; in order of the largest tensors."""
+        trace, sizes, graph = self.lifetimes.trace, self.lifetimes.sizes, self.graph
+        buffers, ops = trace.buffers, trace.kernels.ops
+        categories, names, kernels = buffers.categories, buffers.names, buffers.kernels
+        every = dict.fromkeys(CATEGORIES, 0)
+        modules: dict[str, dict[str, int]] = {}
+        for id in self.ids:
+            category, size = categories[id], sizes[id]
+            module = module_of(graph, category, names[id], ops[kernels[id]])
+            parts = modules.get(module)
+            if parts is None:
+                parts = modules[module] = {}
+            parts[category] = parts.get(category, 0) + size
+            every[category] = every.get(category, 0) + size
+        return every, modules
+
+    def _entries(self, ids: Sequence[int]) -> tuple[TensorEntry, ...]:
+        if len(ids) > FEW or "_holds" in self.__dict__:
+            holds: Mapping[int, Sequence[Hold]] = self._holds
+        else:
+            holds = self.lifetimes.holds(self.lifetimes.peak_tick, ids)
+        trace, graph, entries = self.lifetimes.trace, self.graph, []
+        for id, buffer in zip(ids, trace.buffers.pick(ids), strict=True):
+            kernel = trace.kernels.pick((buffer.kernel,))[0]
+            op = short(kernel.name)
+            entry = TensorEntry(
+                name=buffer.name or f"({op})",
+                module=module_of(graph, buffer.category, buffer.name, kernel.op),
+                op=op,
+                shape=buffer.shape,
+                dtype=buffer.dtype.name,
+                bytes=buffer.size,
+                category=buffer.category,
+                why=reasons(graph, kernel, buffer, holds.get(id, ())),
+            )
+            entries.append(entry)
+        return tuple(entries)
+
+    @cached_property
+    def _holds(self) -> Mapping[int, Sequence[Hold]]:
+        return self.lifetimes.holds(self.lifetimes.peak_tick)

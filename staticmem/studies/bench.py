@@ -26,7 +26,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
-from staticmem.report.html.cards import CardRow
+from staticmem.report.html.beside import CardRow
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.device import device_of
 from staticmem.units import Band

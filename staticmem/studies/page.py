@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from staticmem.report.html import Extras, LeverRow, render
-from staticmem.report.html.addresses import address_map
-from staticmem.report.html.cards import CardRow
-from staticmem.report.html.timeline import timeline
+from staticmem.report.html import CardRow, Extras, LeverRow, render
+from staticmem.report.html.charts import address_map, timeline
 from staticmem.report.model import Report
+from staticmem.report.text import View
 from staticmem.studies import without_cycle_search
 from staticmem.studies.device import device_of
 from staticmem.studies.study import Study
@@ -33,7 +32,7 @@ def page(
         levers: changes of the step with their peaks, where they are known.
     """
     with without_cycle_search():
-        return render(report or study.report, extras(study, command, what_if_command, levers), units)
+        return render(report or study.report, extras(study, command, what_if_command, levers), View(units=units))
 
 
 def extras(

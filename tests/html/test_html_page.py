@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from staticmem.cli.main import main
 from staticmem.cli.words import SLIDERS, without
 from staticmem.report.html import Extras, LeverRow, render
+from staticmem.report.html.charts import timeline
 from staticmem.report.html.pack import block, packed_text, unpacked_text
 from staticmem.report.html.page import cut, esc, json_text, stacked_bar, table, visible
-from staticmem.report.html.timeline import timeline
 from staticmem.report.json import dumps
 from staticmem.studies import Study
 from staticmem.studies.page import extras, page
@@ -110,9 +110,10 @@ def test_timeline_is_the_step(study: Study) -> None:
     """The columns alone give the curve that the report is of."""
     found = timeline(study.result.graph, study.lifetimes)
     live = [0] * (found.ticks + 1)
-    for born, died, size in zip(found.born, found.died, found.size, strict=True):
+    columns = {name: values for name, (_, values) in found.columns.items()}
+    for born, life, size in zip(columns["born"], columns["life"], columns["size"], strict=True):
         live[born] += size * 512
-        live[died] -= size * 512
+        live[born + life] -= size * 512
     curve = [sum(live[: tick + 1]) for tick in range(found.ticks)]
     assert max(curve) == curve[found.peak_tick] == study.report.peak.live_bytes
 
@@ -123,7 +124,9 @@ def test_blocks_of_the_map_do_not_overlap(study: Study) -> None:
     assert found.reserved_bytes == max(
         sum(row.size for row in found.rows if row.start <= time < row.end) for time in range(found.events)
     )
-    blocks = sorted(zip(found.row, found.offset, found.size, found.born, found.died, strict=True))
+    columns = {name: values for name, (_, values) in found.columns.items()}
+    parts = zip(*(columns[name] for name in ("row", "offset", "size", "born", "life")), strict=True)
+    blocks = sorted((row, offset, size, born, born + life) for row, offset, size, born, life in parts)
     for index, (row, offset, size, born, died) in enumerate(blocks):
         segment = found.rows[row]
         assert 0 <= offset * 512 <= (offset + size) * 512 <= segment.size

@@ -11,7 +11,7 @@ def render(report: Report, view: View = PLAIN) -> str:
     """The page of the report alone. `studies.page` has the one with charts, cards and sliders."""
     from staticmem.report.html import render as page  # late: whoever asks for another format needs none of it
 
-    return page(report, units=view.units)
+    return page(report, view=view)
 
 
 FORMATS = (Format("html", "html", render),)

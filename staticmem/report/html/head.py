@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from staticmem.report.html.cards import CardRow
+from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table
 from staticmem.report.model import LargestBatch, Report
+from staticmem.report.text import View
 from staticmem.report.verdict import category_name, place, step_name
-from staticmem.units import format_bytes
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
 ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary")
@@ -50,7 +50,7 @@ def top_bar(sections: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def verdict(report: Report, cards: Sequence[CardRow], units: str) -> str:
+def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
     """The headline, and what follows from it in a sentence or two."""
     peak, at = report.peak, place(report.peak)
     model = name(os.path.basename(report.model.path))
@@ -65,28 +65,27 @@ def verdict(report: Report, cards: Sequence[CardRow], units: str) -> str:
     made = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
     return (
         f'<div class="verdict"><p class="eyebrow">{step}</p>'
-        f'<h1><span id="peak-bytes" data-bytes="{peak.live_bytes}">{format_bytes(peak.live_bytes, units)}</span> '
+        f'<h1><span id="peak-bytes" data-bytes="{peak.live_bytes}">{view.size(peak.live_bytes)}</span> '
         f'<span class="of">live at the peak</span></h1><p class="lead">Most is alive {phase}{when}: '
-        f"{peak.tensors:,} tensors.{made} {_outcome(report, cards, units)}</p></div>"
+        f"{peak.tensors:,} tensors.{made} {_outcome(report, cards, view)}</p></div>"
     )
 
 
-def _outcome(report: Report, cards: Sequence[CardRow], units: str) -> str:
+def _outcome(report: Report, cards: Sequence[CardRow], view: View) -> str:
     """Whether it fits: the card that was asked for, else the smallest that has the memory."""
     gpu, device = report.gpu, report.peak.device_bytes
     if gpu is not None and device is not None:
-        left = f"{format_bytes(gpu.headroom_bytes, units)} to spare"
-        short = f"{format_bytes(gpu.missing_bytes, units)} short"
+        left = f"{view.size(gpu.headroom_bytes)} to spare"
+        short = f"{view.size(gpu.missing_bytes)} short"
         says = short if gpu.fit == "does not fit" or (gpu.fit == "tight" and gpu.missing_bytes) else left
         return (
-            f'It needs {format_bytes(device, units)} of device memory: <strong class="{_cls(gpu.fit)}">'
+            f'It needs {view.size(device)} of device memory: <strong class="{_cls(gpu.fit)}">'
             f"{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong> on a {esc(gpu.name)}, {says}.{_largest(report.max_batch)}"
         )
     fitting = next((card for card in cards if card.fit == "fits"), None)
     if fitting is not None:
         return (
-            f"The smallest card here that has room is the {esc(fitting.name)} "
-            f"({format_bytes(fitting.headroom, units)} to spare)."
+            f"The smallest card here that has room is the {esc(fitting.name)} ({view.size(fitting.headroom)} to spare)."
         )
     return "No card of the catalogue has the memory." if cards else ""
 
@@ -100,7 +99,7 @@ def _largest(found: LargestBatch | None) -> str:
     return f" The largest batch there is {found.batch:,}{sure}."
 
 
-def meters(report: Report, units: str) -> str:
+def meters(report: Report, view: View) -> str:
     """Four bars on one scale, with bands, and what the device meter consists of."""
     peak = report.peak
     values = {
@@ -114,17 +113,15 @@ def meters(report: Report, units: str) -> str:
         title, says = _METERS[key]
         band = peak.bands.get(key)
         open_ = band is not None and band.high > band.low
-        bounds = (
-            f"{format_bytes(band.low, units)} to {format_bytes(band.high, units)}" if band and open_ else f"{value:,} B"
-        )
+        bounds = f"{view.size(band.low)} to {view.size(band.high)}" if band and open_ else f"{value:,} B"
         whisker = (band.low / scale, band.high / scale) if band and open_ else None
-        parts = _parts(report, key, value, scale, units)
-        label = f"{title}: {format_bytes(value, units)}" + (f", {bounds}" if open_ else "")
+        parts = _parts(report, key, value, scale, view)
+        label = f"{title}: {view.size(value)}" + (f", {bounds}" if open_ else "")
         rows.append(
             f'<div class="meter" id="meter-{key}"><div class="meter-name"><dfn title="{esc(says)}">{title}</dfn>'
             f"<small>{esc(says)}</small></div>"
             f'<div class="meter-bar">{stacked_bar(parts, label, whisker)}</div>'
-            f'<div class="meter-value"><b data-bytes="{value}">{format_bytes(value, units)}</b>'
+            f'<div class="meter-value"><b data-bytes="{value}">{view.size(value)}</b>'
             f"<small>{bounds}</small></div></div>"
         )
     present = [part for part in (*ORDER, *BEYOND) if peak.by_category.get(part) or peak.device_by_category.get(part)]
@@ -143,7 +140,7 @@ def meters(report: Report, units: str) -> str:
     )
 
 
-def _parts(report: Report, key: str, value: int, scale: int, units: str) -> list[tuple[str, float, str]]:
+def _parts(report: Report, key: str, value: int, scale: int, view: View) -> list[tuple[str, float, str]]:
     """The segments of a meter's bar; one where its parts are not known."""
     peak = report.peak
     parts: dict[str, int] = {}
@@ -153,10 +150,8 @@ def _parts(report: Report, key: str, value: int, scale: int, units: str) -> list
         shown = {"allocated": BEYOND[:2], "reserved": BEYOND[:3], "device": BEYOND}[key]
         parts = {part: peak.device_by_category.get(part, 0) for part in (*ORDER, *shown)}
     if sum(parts.values()) != value:
-        return [("c-plain", value / scale, format_bytes(value, units))]
-    return [
-        (f"c-{part}", size / scale, f"{part_name(part)}: {format_bytes(size, units)}") for part, size in parts.items()
-    ]
+        return [("c-plain", value / scale, view.size(value))]
+    return [(f"c-{part}", size / scale, f"{part_name(part)}: {view.size(size)}") for part, size in parts.items()]
 
 
 def _cls(fit: str) -> str:
@@ -167,24 +162,24 @@ def _chip(card: CardRow) -> str:
     return f"{card.stands_for}, as {card.architecture}" if card.stands_for else card.architecture
 
 
-def fit_table(cards: Sequence[CardRow], units: str) -> str:
+def fit_table(cards: Sequence[CardRow], view: View) -> str:
     """Every card, the smallest first: what it has, what the step needs there."""
     if not cards:
         return ""
     rows, classes = [], []
     for card in cards:
         need = min(card.expected / card.usable, 1.0)
-        band = f"{format_bytes(card.low, units)} to {format_bytes(card.high, units)}"
+        band = f"{view.size(card.low)} to {view.size(card.high)}"
         label = f"{card.expected / card.usable:.0%} of {card.name}"
         mark = f'<strong class="{_cls(card.fit)}">{_MARKS[card.fit]} {esc(card.fit)}</strong>'
-        margin = f"{format_bytes(abs(card.headroom), units)} {'free' if card.headroom >= 0 else 'short'}"
+        margin = f"{view.size(abs(card.headroom))} {'free' if card.headroom >= 0 else 'short'}"
         assumed = f' <abbr title="assumed, no source: {esc(", ".join(card.assumed))}">*</abbr>' if card.assumed else ""
         rows.append(
             (
                 f"{esc(card.name)}{assumed}",
                 f"<small>{esc(_chip(card))}</small>",
-                format_bytes(card.usable, units),
-                f'<span title="{band}">{format_bytes(card.expected, units)}</span>',
+                view.size(card.usable),
+                f'<span title="{band}">{view.size(card.expected)}</span>',
                 stacked_bar(
                     [(f"b-{_cls(card.fit)}", need, label)], label, (card.low / card.usable, card.high / card.usable)
                 ),

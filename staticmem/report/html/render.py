@@ -6,39 +6,39 @@ import os
 from typing import Any
 
 from staticmem.report.html import head, sections
-from staticmem.report.html.extras import Extras
+from staticmem.report.html.beside import Extras
+from staticmem.report.html.charts import Span
 from staticmem.report.html.pack import block, packed_text
 from staticmem.report.html.page import cut, data, json_text, page, visible
-from staticmem.report.html.timeline import Span
 from staticmem.report.json import dumps
 from staticmem.report.model import Report
+from staticmem.report.text import PLAIN, View
 
 SCRIPTS = ("pack.js", "chart.js", "timeline.js", "addresses.js", "icicle.js", "what_if.js", "report.js")
 BASE64 = "application/octet-stream;base64"
 
 
-def render(report: Report, extras: Extras | None = None, units: str = "binary") -> str:
+def render(report: Report, extras: Extras | None = None, view: View = PLAIN) -> str:
     """The page as text. The same report and extras always give the same text.
 
     Args:
         extras: what is shown beside the report; the page leaves out what is missing.
-        units: "binary" (GiB), "decimal" (GB) or "bytes".
     """
     from staticmem.version import __version__
 
     extras = extras or Extras()
     parts = [
-        ("", "", f'<div class="hero">{head.verdict(report, extras.cards, units)}</div>'),
-        ("meters", "Meters", head.meters(report, units)),
-        ("fit", "Fit", head.fit_table(extras.cards, units)),
+        ("", "", f'<div class="hero">{head.verdict(report, extras.cards, view)}</div>'),
+        ("meters", "Meters", head.meters(report, view)),
+        ("fit", "Fit", head.fit_table(extras.cards, view)),
         ("timeline", "Timeline", sections.timeline_section(report) if extras.timeline is not None else ""),
-        ("peak", "Peak", sections.peak_section(report, units)),
-        ("modules", "Modules", sections.module_section(report, units)),
-        ("addresses", "Addresses", sections.address_section(extras, units)),
+        ("peak", "Peak", sections.peak_section(report, view)),
+        ("modules", "Modules", sections.module_section(report, view)),
+        ("addresses", "Addresses", sections.address_section(extras, view)),
         ("what-if", "What if", sections.what_if_section(extras.what_if)),
-        ("levers", "Levers", sections.lever_section(extras.levers, report.peak.live_bytes, units)),
-        ("basis", "Basis", sections.basis_section(report, extras, units)),
-        ("model", "Model", sections.model_section(report, extras, units)),
+        ("levers", "Levers", sections.lever_section(extras.levers, report.peak.live_bytes, view)),
+        ("basis", "Basis", sections.basis_section(report, extras, view)),
+        ("model", "Model", sections.model_section(report, extras, view)),
     ]
     links = [(id, title) for id, title, text in parts if id and text]
     body = (
@@ -47,12 +47,12 @@ def render(report: Report, extras: Extras | None = None, units: str = "binary") 
         + f"\n</main>\n<footer>staticmem {__version__} · {report.schema} · one file, no network</footer>"
     )
     title = f"{os.path.basename(report.model.path)}: memory · staticmem"
-    return page(title, body, styles=("report.css",), scripts=SCRIPTS, blocks="\n".join(_blocks(report, extras, units)))
+    return page(title, body, styles=("report.css",), scripts=SCRIPTS, blocks="\n".join(_blocks(report, extras, view)))
 
 
-def _blocks(report: Report, extras: Extras, units: str) -> list[str]:
+def _blocks(report: Report, extras: Extras, view: View) -> list[str]:
     blocks = [
-        data("sm-settings", "application/json", json_text(_settings(report, extras, units))),
+        data("sm-settings", "application/json", json_text(_settings(report, extras, view))),
         data("sm-report", BASE64, packed_text(dumps(report))),
         data("sm-modules", BASE64, _modules(report)),
     ]
@@ -61,20 +61,15 @@ def _blocks(report: Report, extras: Extras, units: str) -> list[str]:
     if extras.addresses is not None:
         blocks.append(data("sm-addresses", BASE64, extras.addresses.packed()))
     if extras.what_if is not None and extras.what_if.settings:
-        blocks.append(
-            data(
-                "sm-what-if",
-                "application/json",
-                json_text(extras.what_if.data() | {"command": visible(extras.what_if_command)}),
-            )
-        )
+        what_if = extras.what_if.data() | {"command": visible(extras.what_if_command)}
+        blocks.append(data("sm-what-if", "application/json", json_text(what_if)))
     return blocks
 
 
-def _settings(report: Report, extras: Extras, units: str) -> dict[str, Any]:
+def _settings(report: Report, extras: Extras, view: View) -> dict[str, Any]:
     """What the script has to know beside the columns."""
     settings: dict[str, Any] = {
-        "units": units,
+        "units": view.units,
         "file": f"{os.path.basename(report.model.path)}.json",
         "model": report.model.path,
         "peak_bytes": report.peak.live_bytes,
@@ -83,16 +78,13 @@ def _settings(report: Report, extras: Extras, units: str) -> dict[str, Any]:
         "cards": [[card.name, card.usable] for card in extras.cards],
     }
     if extras.timeline is not None:
-        found = extras.timeline
-        settings["timeline"] = {
-            "ticks": found.ticks, "peak_tick": found.peak_tick, "categories": list(found.categories),
-            "phases": _spans(found.phases),
-        }  # fmt: skip
+        line = extras.timeline
+        shown = {"ticks": line.ticks, "peak_tick": line.peak_tick, "categories": list(line.categories)}
+        settings["timeline"] = {**shown, "phases": _spans(line.phases)}
     if extras.addresses is not None:
-        settings["addresses"] = {
-            "events": extras.addresses.events, "peak_at": extras.addresses.peak_at,
-            "phases": _spans(extras.addresses.phases),
-        }  # fmt: skip
+        address = extras.addresses
+        phases = _spans(address.phases)
+        settings["addresses"] = {"events": address.events, "peak_at": address.peak_at, "phases": phases}
     return settings
 
 

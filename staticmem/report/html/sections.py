@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.report.html.extras import Extras, LeverRow
+from staticmem.report.html.beside import Extras, LeverRow
 from staticmem.report.html.head import ORDER, part_name
 from staticmem.report.html.page import esc, name, section, stacked_bar, table
 from staticmem.report.html.what_if import WhatIf
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
+from staticmem.report.text import View
 from staticmem.report.verdict import place
-from staticmem.units import format_bytes, format_count
+from staticmem.units import format_count
 
 MINUS = "\u2212"
 ROWS = 50  # tensors in the table; the timeline and the JSON have more
@@ -49,20 +50,20 @@ def timeline_section(report: Report) -> str:
     )
 
 
-def address_section(extras: Extras, units: str) -> str:
+def address_section(extras: Extras, view: View) -> str:
     found = extras.addresses
     if found is None:
         return ""
     lead = (
         f"Where PyTorch's caching allocator puts them: step {found.step} of a replayed process, "
-        f"{format_bytes(found.reserved_bytes, units)} reserved in {len(found.rows):,} segments ({esc(found.setting)}). "
+        f"{view.size(found.reserved_bytes)} reserved in {len(found.rows):,} segments ({esc(found.setting)}). "
         "A band across is a segment; grey in it is memory that is held and not used."
         + (' <strong class="short">The next allocation fails: the card is full.</strong>' if found.failed else "")
     )
     return section("addresses", "Address map", _chart("address-chart", "Segments of the allocator over the step"), lead)
 
 
-def peak_section(report: Report, units: str) -> str:
+def peak_section(report: Report, view: View) -> str:
     """What the peak consists of: categories, phases, tensors."""
     peak = report.peak
     rows = []
@@ -71,35 +72,33 @@ def peak_section(report: Report, units: str) -> str:
         if size:
             share = size / max(peak.live_bytes, 1)
             rows.append(
-                (_key(part), format_bytes(size, units),
+                (_key(part), view.size(size),
                  f"{share:.1%}", stacked_bar([(f"c-{esc(part)}", share, "")], f"{part_name(part)}: {share:.1%}"))
             )  # fmt: skip
     categories = table(("Category", "Bytes", "Share", ""), rows, right=(1, 2), caption="Categories at the peak")
     return section(
         "peak", "Alive at the peak",
-        f'<div class="two"><div>{categories}</div><div>{_phases(report, units)}</div></div>{_tensors(report, units)}',
+        f'<div class="two"><div>{categories}</div><div>{_phases(report, view)}</div></div>{_tensors(report, view)}',
     )  # fmt: skip
 
 
-def _phases(report: Report, units: str) -> str:
+def _phases(report: Report, view: View) -> str:
     phases = report.phases
-    rows = [("before the step", format_bytes(phases.start_bytes, units), "")]
+    rows = [("before the step", view.size(phases.start_bytes), "")]
     for title, found in (("forward", phases.forward), ("backward", phases.backward), ("optimizer", phases.optimizer)):
         if found is not None:
-            rows.append(
-                (f"{title}, peak", format_bytes(found.peak_bytes, units), name(place(found)) if place(found) else "")
-            )
+            rows.append((f"{title}, peak", view.size(found.peak_bytes), name(place(found)) if place(found) else ""))
         if title == "forward":
-            kept = f"{format_bytes(phases.forward_end_activation_bytes, units)} of activations kept"
-            rows.append(("forward, end", format_bytes(phases.forward_end_bytes, units), kept))
+            kept = f"{view.size(phases.forward_end_activation_bytes)} of activations kept"
+            rows.append(("forward, end", view.size(phases.forward_end_bytes), kept))
     return table(("Phase", "Bytes", ""), rows, right=(1,), caption="Phases")
 
 
-def _tensors(report: Report, units: str) -> str:
+def _tensors(report: Report, view: View) -> str:
     entries: Sequence[TensorEntry] = (report.alive or report.top_tensors)[:ROWS]
     rows = [
         (
-            format_bytes(entry.bytes, units),
+            view.size(entry.bytes),
             _key(entry.category),
             name(entry.name), name(entry.module), name(entry.op),
             f'<span class="shape">{esc(entry.dtype)}[{", ".join(map(str, entry.shape))}]</span>',
@@ -124,13 +123,13 @@ def _key(category: str) -> str:
     return f'<span class="key"><i class="c-{esc(category)}"></i>{esc(part_name(category))}</span>'
 
 
-def module_section(report: Report, units: str) -> str:
+def module_section(report: Report, view: View) -> str:
     """The icicle, and the same as a table for readers that have no script, and for print."""
     rows = [
-        (name(row.module) if row.module else "the model itself", format_bytes(row.bytes, units),
+        (name(row.module) if row.module else "the model itself", view.size(row.bytes),
          f"{row.bytes / max(report.peak.live_bytes, 1):.1%}",
          stacked_bar([(f"c-{part}", row.by_category.get(part, 0) / max(report.peak.live_bytes, 1),
-                       f"{part_name(part)}: {format_bytes(row.by_category.get(part, 0), units)}") for part in ORDER],
+                       f"{part_name(part)}: {view.size(row.by_category.get(part, 0))}") for part in ORDER],
                      f"{row.bytes / max(report.peak.live_bytes, 1):.1%}"))
         for row in report.peak.by_module[:30]
     ]  # fmt: skip
@@ -175,7 +174,7 @@ def what_if_section(found: WhatIf | None) -> str:
     return section("what-if", title, body, lead)
 
 
-def lever_section(levers: Sequence[LeverRow], peak: int, units: str) -> str:
+def lever_section(levers: Sequence[LeverRow], peak: int, view: View) -> str:
     """What changes of the step would save, the most helpful first."""
     saving = sorted((lever for lever in levers if lever.peak_bytes < peak), key=lambda lever: lever.peak_bytes)
     if not saving:
@@ -187,8 +186,8 @@ def lever_section(levers: Sequence[LeverRow], peak: int, units: str) -> str:
         note = f"<br><small>{esc(lever.note)}</small>" if lever.note else ""
         rows.append(
             (f"{esc(lever.name)}{note}", f"<code>{esc(lever.flags)}</code>",
-             stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak"), format_bytes(lever.peak_bytes, units),
-             f"{MINUS}{format_bytes(saved, units)}", compute, "" if lever.changes == "none" else esc(lever.changes))
+             stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak"), view.size(lever.peak_bytes),
+             f"{MINUS}{view.size(saved)}", compute, "" if lever.changes == "none" else esc(lever.changes))
         )  # fmt: skip
     heads = ("Lever", "Flags", "Peak with it", "", "Saves", "Compute", "Changes")
     grid = table(heads, rows, id="lever-table", right=(3, 4, 5), caption="Levers")
@@ -196,7 +195,7 @@ def lever_section(levers: Sequence[LeverRow], peak: int, units: str) -> str:
     return section("levers", "Levers", f'<div class="tall">{grid}</div>', lead)
 
 
-def basis_section(report: Report, extras: Extras, units: str) -> str:
+def basis_section(report: Report, extras: Extras, view: View) -> str:
     """Assumptions, warnings, coverage, inputs: what the numbers rest on."""
     ops = report.coverage.ops
     total = max(ops.ruled + ops.transparent + ops.unknown, 1)
@@ -210,7 +209,7 @@ def basis_section(report: Report, extras: Extras, units: str) -> str:
         + "</p>"
     )
     if report.coverage.unknown:
-        rows = [(name(row.op), f"{row.count:,}", format_bytes(row.bytes, units)) for row in report.coverage.unknown]
+        rows = [(name(row.op), f"{row.count:,}", view.size(row.bytes)) for row in report.coverage.unknown]
         covered += table(("Unknown op", "Count", "Bytes of results"), rows, right=(1, 2), caption="Unknown ops")
     blocks = [f"<h3>Coverage</h3>{covered}"]
     blocks += [
@@ -238,15 +237,15 @@ def _notes(notes: Sequence[NoteInfo]) -> str:
     return f'<ul class="notes">{"".join(items)}</ul>'
 
 
-def model_section(report: Report, extras: Extras, units: str) -> str:
+def model_section(report: Report, extras: Extras, view: View) -> str:
     """The file, its inputs and outputs, and the command."""
     model, parameters = report.model, report.parameters
     rows = [("input", *_tensor(spec)) for spec in model.inputs] + [("output", *_tensor(spec)) for spec in model.outputs]
     grid = table(("", "Name", "Type and shape", "In the file"), rows, caption="Inputs and outputs")
     facts = (
-        f"<p>{name(model.path)}: {esc(model.format)}, {esc(model.producer)}, {format_bytes(model.file_bytes, units)}, "
+        f"<p>{name(model.path)}: {esc(model.format)}, {esc(model.producer)}, {view.size(model.file_bytes)}, "
         f"{model.ops:,} ops, {format_count(parameters.count)} parameters ({parameters.count:,}, "
-        f"{format_bytes(parameters.bytes, units)}).</p>"
+        f"{view.size(parameters.bytes)}).</p>"
     )
     digest = f'<p>SHA-256 <code class="digest">{esc(model.sha256)}</code></p>' if model.sha256 else ""
     command = ""

@@ -1,13 +1,35 @@
-"""What a page shows beside the report. Each part is optional: a page leaves out what it was not given."""
+"""What a page shows beside the report: charts, cards, sliders, levers. A page leaves out what it was not given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from staticmem.report.html.addresses import AddressMap
-from staticmem.report.html.cards import CardRow
-from staticmem.report.html.timeline import Timeline
+from staticmem.report.html.charts import AddressMap, Timeline
 from staticmem.report.html.what_if import WhatIf
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """What the step needs on a card, in bytes: `low`, `expected` and `high` are of device memory.
+
+    `fit` is "fits", "tight" or "does not fit"; `headroom` is what the expected need leaves, negative where it is short.
+    `stands_for` is the card's own chip where another architecture's workspaces are taken for it, else empty. `asked` is
+    the card of the report. `assumed` names figures of the card without a source.
+    """
+
+    slug: str
+    name: str
+    architecture: str
+    nominal: int
+    usable: int
+    low: int
+    expected: int
+    high: int
+    fit: str
+    headroom: int
+    asked: bool = False
+    assumed: tuple[str, ...] = ()
+    stands_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
