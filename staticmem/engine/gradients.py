@@ -11,7 +11,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.pointwise import mul
+from staticmem.ops.arithmetic import mul
 
 
 def _scalar(e: Eager, kernel: str, dtype: DType = dtypes.float32) -> Tensor:

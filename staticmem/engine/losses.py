@@ -11,7 +11,8 @@ from staticmem.eager.tensor import Tensor
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ops.casts import to_copy
-from staticmem.ops.reduction import mean, softmax
+from staticmem.ops.reduction import mean
+from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
 
 _HALVES = (dtypes.float16, dtypes.bfloat16)

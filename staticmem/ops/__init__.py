@@ -1,43 +1,8 @@
-"""Rules: what each ATen op allocates, saves and does in backward. `registry` has the table; the modules fill it."""
+"""What is known of ops, one file a family: properties, rule and backward formulas, ONNX translation, FLOPs.
 
-from staticmem.ops import (  # noqa: F401  (importing a module registers its rules)
-    activations,
-    aliases,
-    attention,
-    casts,
-    cells,
-    comparison,
-    complexes,
-    composed,
-    convolution,
-    custom,
-    distances,
-    dynamic,
-    einsum,
-    elementary,
-    factory,
-    fast_path,
-    fourier,
-    indexing,
-    joining,
-    linear,
-    loss,
-    margins,
-    normalization,
-    order,
-    padding,
-    pointwise,
-    pooling,
-    quantized,
-    recurrent,
-    reduction,
-    resample,
-    scattering,
-    statistics,
-    ternary,
-    various,
-    views,
-)
-from staticmem.ops.registry import RULES, Kind, Rule, argument, in_place, kinds_of, lookup, parameters
+`registry` has the tables, which the families fill when one of their ops is first asked for.
+"""
 
-__all__ = ["RULES", "Kind", "Rule", "argument", "in_place", "kinds_of", "lookup", "parameters"]
+from staticmem.ops.registry import Kind, Rule, argument, flops, in_place, kinds_of, lookup, parameters, rules
+
+__all__ = ["Kind", "Rule", "argument", "flops", "in_place", "kinds_of", "lookup", "parameters", "rules"]

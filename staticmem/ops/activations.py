@@ -1,4 +1,4 @@
-"""Element-wise functions of one tensor: activations and elementary functions.
+"""Activations and clamps.
 
 Each row says what backward needs (`self`, `result`) and which kernels its formula runs, the last one being the gradient
 (tools/autograd/derivatives.yaml; FunctionsManual.cpp for the composed ones).
@@ -7,32 +7,24 @@ Each row says what backward needs (`self`, `result`) and which kernels its formu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.pointwise import clone_for_backward, grad_of, inplace
-from staticmem.ops.registry import Autocast, rule
-
-
-class Unary(NamedTuple):
-    """A row of the table."""
-
-    name: str
-    node: str
-    saves: str  # "self", "result" or ""
-    kernels: tuple[str, ...]  # of the backward formula, in order
-    autocast: Autocast = ""
-    inplace_saves: str = ""  # where the in-place form differs
-
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, Translation, one_input, real, text, translation
+from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, grad_of, inplace
+from staticmem.ops.registry import rule
+from staticmem.ops.views import reshape
 
 TABLE = (
     Unary("relu", "ReluBackward0", "result", ("threshold_backward.default",)),
     Unary("relu6", "HardtanhBackward0", "self", ("hardtanh_backward.default",)),
     Unary("hardtanh", "HardtanhBackward0", "self", ("hardtanh_backward.default",)),
-    Unary("sigmoid", "SigmoidBackward0", "result", ("sigmoid_backward.default",)),
+    Unary("sigmoid", "SigmoidBackward0", "result", ("sigmoid_backward.default",), also="special_expit"),
     Unary("tanh", "TanhBackward0", "result", ("tanh_backward.default",)),
     Unary("silu", "SiluBackward0", "self", ("silu_backward.default",)),
     Unary("gelu", "GeluBackward0", "self", ("gelu_backward.default",)),
@@ -43,107 +35,16 @@ TABLE = (
     Unary("elu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
     Unary("selu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
     Unary("celu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
-    Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32"),
-    Unary("softshrink", "SoftshrinkBackward0", "self", ("softshrink_backward.default",)),
-    Unary("hardshrink", "HardshrinkBackward0", "self", ("hardshrink_backward.default",)),
+    Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32", in_place=False),
+    Unary("softshrink", "SoftshrinkBackward0", "self", ("softshrink_backward.default",), in_place=False),
+    Unary("hardshrink", "HardshrinkBackward0", "self", ("hardshrink_backward.default",), in_place=False),
     Unary("threshold", "ThresholdBackward0", "self", ("threshold_backward.default",)),
-    Unary("log_sigmoid", "LogSigmoidBackward0", "self", ("log_sigmoid_backward.default",)),
-    Unary("exp", "ExpBackward0", "result", ("mul.Tensor",), "float32"),
-    Unary("exp2", "Exp2Backward0", "result", ("mul.Tensor", "mul.Tensor")),
-    Unary("expm1", "Expm1Backward0", "result", ("add.Tensor", "mul.Tensor"), "float32"),
-    Unary("log", "LogBackward0", "self", ("div.Tensor",), "float32"),
-    Unary("log2", "Log2Backward0", "self", ("mul.Tensor", "div.Tensor"), "float32"),
-    Unary("log10", "Log10Backward0", "self", ("mul.Tensor", "div.Tensor"), "float32"),
-    Unary("log1p", "Log1PBackward0", "self", ("add.Tensor", "div.Tensor"), "float32"),
-    Unary("sqrt", "SqrtBackward0", "result", ("mul.Tensor", "div.Tensor")),
-    Unary("rsqrt", "RsqrtBackward0", "result", ("mul.Tensor", "pow.Tensor_Scalar", "mul.Tensor"), "float32"),
-    Unary("reciprocal", "ReciprocalBackward0", "result", ("neg.default", "mul.Tensor", "mul.Tensor"), "float32"),
-    Unary("square", "PowBackward0", "self", ("pow.Tensor_Scalar", "mul.Scalar", "mul.Tensor"), "float32"),
-    Unary("abs", "AbsBackward0", "self", ("sgn.default", "mul.Tensor")),
-    Unary("neg", "NegBackward0", "", ("neg.default",)),
-    Unary("sin", "SinBackward0", "self", ("cos.default", "mul.Tensor")),
-    Unary("cos", "CosBackward0", "self", ("sin.default", "neg.default", "mul.Tensor")),
-    Unary("tan", "TanBackward0", "result", ("pow.Tensor_Scalar", "add.Tensor", "mul.Tensor"), "float32"),
-    Unary("sinh", "SinhBackward0", "self", ("cosh.default", "mul.Tensor"), "float32"),
-    Unary("cosh", "CoshBackward0", "self", ("sinh.default", "mul.Tensor"), "float32"),
-    Unary("asin", "AsinBackward0", "self", ("mul.Tensor", "neg.default", "add.Tensor", "rsqrt.default", "mul.Tensor"),
-          "float32"),
-    Unary("acos", "AcosBackward0", "self",
-          ("neg.default", "mul.Tensor", "neg.default", "add.Tensor", "rsqrt.default", "mul.Tensor"), "float32"),
-    Unary("atan", "AtanBackward0", "self", ("mul.Tensor", "add.Tensor", "div.Tensor")),
-    Unary("asinh", "AsinhBackward0", "self", ("pow.Tensor_Scalar", "add.Tensor", "rsqrt.default", "mul.Tensor")),
-    Unary("acosh", "AcoshBackward0", "self", ("pow.Tensor_Scalar", "sub.Tensor", "rsqrt.default", "mul.Tensor")),
-    Unary("atanh", "AtanhBackward0", "self", ("pow.Tensor_Scalar", "rsub.Scalar", "reciprocal.default", "mul.Tensor")),
-    Unary("erf", "ErfBackward0", "self",
-          ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor")),
-    Unary("erfc", "ErfcBackward0", "self",
-          ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor")),
-    Unary("erfinv", "ErfinvBackward0", "self",
-          ("erfinv.default", "pow.Tensor_Scalar", "exp.default", "mul.Tensor", "mul.Tensor"), "float32"),
-    Unary("logit", "LogitBackward0", "self", ("logit_backward.default",)),
-    Unary("lgamma", "LgammaBackward0", "self", ("digamma.default", "mul.Tensor")),
-    Unary("deg2rad", "Deg2RadBackward0", "", ("mul.Tensor",)),
-    Unary("rad2deg", "Rad2DegBackward0", "", ("mul.Tensor",)),
-    Unary("floor", "FloorBackward0", "", ("zeros_like.default",)),
-    Unary("ceil", "CeilBackward0", "", ("zeros_like.default",)),
-    Unary("round", "RoundBackward0", "", ("zeros_like.default",)),
-    Unary("trunc", "TruncBackward0", "", ("zeros_like.default",)),
-    Unary("sign", "SignBackward0", "", ("zeros_like.default",)),
-    Unary("frac", "FracBackward0", "", ()),
+    Unary("log_sigmoid", "LogSigmoidBackward0", "self", ("log_sigmoid_backward.default",), in_place=False),
 )  # fmt: skip
+for _row in TABLE:
+    define_unary(_row)
 # ATen names, in either form, of ops whose in-place form saves its result where the other one saves its operand
 SAVE_LESS_IN_PLACE = frozenset(f"aten::{row.name}{end}" for row in TABLE if row.inplace_saves for end in ("", "_"))
-
-
-def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
-    saved = self if row.saves == "self" else result
-
-    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        out = grad
-        for name in row.kernels:
-            out = e.pointwise(f"aten.{name}", grad, *((saved,) if row.saves else ()))
-        return out
-
-    return Formula((0,), compute)
-
-
-def _define(row: Unary) -> None:
-    needs = {"self": "its input", "result": "its result", "": "nothing"}[row.saves]
-    saved_in_place = row.inplace_saves or row.saves
-
-    def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        dtype = self.dtype if self.dtype.is_differentiable or row.name in _INTEGER else dtypes.float32
-        if dtype.kind == "complex" and row.name == "abs":
-            dtype = dtypes.real_of(dtype)
-        out = e.pointwise(f"aten.{row.name}.default", self, dtype=dtype)
-        saves = {"self": self, "result": out, "": None}[row.saves]
-        e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
-        return out
-
-    def in_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        original = clone_for_backward(e, self, self) if saved_in_place == "self" else None
-        out = inplace(e, self, f"aten.{row.name}_.default")
-        saves = {"self": original, "result": out, "": None}[saved_in_place]
-        e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
-        return out
-
-    kernels = ", ".join(name.split(".")[0] for name in row.kernels)
-    out_of_place.__doc__ = f"Saves {needs}; backward runs {kernels or 'nothing'}."
-    in_place.__doc__ = (
-        f"In place: saves {'its result' if saved_in_place else 'nothing'}; backward runs {kernels or 'nothing'}."
-    )
-    if saved_in_place == "self":
-        in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
-    rule(f"aten::{row.name}", autocast=row.autocast)(out_of_place)
-    if row.name not in _ONLY_OUT_OF_PLACE:
-        rule(f"aten::{row.name}_")(in_place)
-
-
-_ONLY_OUT_OF_PLACE = {"hardshrink", "softshrink", "softplus", "log_sigmoid"}
-_INTEGER = {"abs", "neg", "sign", "floor", "ceil", "round", "trunc", "square", "relu"}
-for _row in TABLE:
-    _define(_row)
 
 
 def _bounds(self: Tensor, min: Any, max: Any) -> list[Tensor]:
@@ -236,8 +137,6 @@ def clamp_max_(e: Eager, self: Tensor, max: Any) -> Tensor:
 @rule("aten::prelu", autocast="half")
 def prelu(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
     """Saves input and weight; backward makes both gradients at full size always, the weight's is then reduced."""
-    from staticmem.ops.views import reshape
-
     if self.ndim != weight.ndim:
         weight = reshape(e, weight, (weight.numel,) if self.ndim < 2 else (1, weight.numel, *(1,) * (self.ndim - 2)))
     out = e.pointwise("aten._prelu_kernel.default", self, weight)
@@ -263,3 +162,70 @@ def glu(e: Eager, self: Tensor, dim: int = -1) -> Tensor:
 
     e.record("GluBackward0", out, [self], [Formula((0,), compute)], [self])
     return out
+
+
+one_input({
+    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Softplus": "softplus", "Mish": "mish", "Selu": "selu",
+    "HardSwish": "hardswish", "Swish": "silu", "QuickGelu": "silu",
+})  # fmt: skip
+
+
+@translation("Clip")
+def onnx_clip(ctx: Context, node: Node) -> list[Op]:
+    low: Arg = ctx.arg(node.inputs[1]) if len(node.inputs) > 1 else None
+    high: Arg = ctx.arg(node.inputs[2]) if len(node.inputs) > 2 else None
+    if len(node.inputs) == 1:  # before opset 11
+        low = real(node, "min", 0.0) if "min" in node.attrs else None
+        high = real(node, "max", 0.0) if "max" in node.attrs else None
+    x = ctx.ref(node.inputs[0])
+    if low == 0 and high == 6:
+        return [ctx.op(node, "aten::hardtanh", x, 0.0, 6.0)]
+    if isinstance(low, Ref) or isinstance(high, Ref):
+        return [ctx.op(node, "aten::clamp.Tensor", x, low, high)]
+    return [ctx.op(node, "aten::clamp", x, low, high)]
+
+
+@translation("Gelu")
+def onnx_gelu(ctx: Context, node: Node) -> list[Op]:
+    approximate = text(node, "approximate", "none")
+    kwargs: dict[str, Arg] = {"approximate": approximate} if approximate != "none" else {}
+    return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), kwargs=kwargs)]
+
+
+@translation("FastGelu", "BiasGelu")
+def onnx_biased_gelu(ctx: Context, node: Node) -> list[Op]:
+    """com.microsoft BiasGelu and FastGelu: gelu(x + bias), the fast one with tanh."""
+    kwargs: dict[str, Arg] = {"approximate": "tanh"} if node.op == "FastGelu" else {}
+    if ctx.optional(node, 1) is None:
+        return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), kwargs=kwargs)]
+    name = ctx.fresh(node)
+    ctx.define(name, node.inputs[0], ctx.net.shape(node.inputs[0]))
+    return [
+        ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.optional(node, 1), outputs=(name,)),
+        ctx.op(node, "aten::gelu", Ref(name), kwargs=kwargs),
+    ]
+
+
+@translation("HardSigmoid")
+def onnx_hard_sigmoid(ctx: Context, node: Node) -> list[Op] | None:
+    if abs(real(node, "alpha", 0.2) - 1 / 6) > 1e-4:
+        return None
+    return [ctx.op(node, "aten::hardsigmoid", ctx.ref(node.inputs[0]))]
+
+
+def _with_alpha(name: str, default: float) -> Translation:
+    def translate(ctx: Context, node: Node) -> list[Op]:
+        return [ctx.op(node, f"aten::{name}", ctx.ref(node.inputs[0]), real(node, "alpha", default))]
+
+    return translate
+
+
+translation("LeakyRelu")(_with_alpha("leaky_relu", 0.01))
+translation("Elu")(_with_alpha("elu", 1.0))
+translation("Celu")(_with_alpha("celu", 1.0))
+
+
+@translation("PRelu")
+def onnx_prelu(ctx: Context, node: Node) -> list[Op]:
+    slope = ctx.sources(node.inputs[1])  # exporters give it the axes of the input
+    return [ctx.op(node, "aten::prelu", ctx.ref(node.inputs[0]), ctx.ref(slope[0] if slope else node.inputs[1]))]

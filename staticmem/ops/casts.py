@@ -1,4 +1,4 @@
-"""Changes of dtype and device."""
+"""Changes of dtype and device, copies into another tensor, and checks that exports write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, translation
 from staticmem.ops.pointwise import grad_of, inplace
 from staticmem.ops.registry import rule
 
@@ -66,3 +69,17 @@ def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False)
 )  # fmt: skip
 def nothing(e: Eager, *args: Any, **kwargs: Any) -> None:
     """A check that eager does not run, or that allocates nothing."""
+
+
+@rule("aten::item", "aten::_local_scalar_dense", transparent=True)
+def item(e: Eager, self: Tensor) -> None:
+    """A number on the host."""
+
+
+@translation("Cast", "CastLike")
+def onnx_cast(ctx: Context, node: Node) -> list[Op] | None:
+    dtype = dtypes.ONNX_CODES.get(integer(node, "to", 1))
+    if node.op == "CastLike":
+        value = ctx.net.values.get(node.inputs[1])
+        dtype = value.dtype if value is not None else None
+    return None if dtype is None else [ctx.op(node, "aten::to.dtype", ctx.ref(node.inputs[0]), dtype)]

@@ -1,19 +1,27 @@
-"""Comparisons, bit operations, remainders and the larger of two."""
+"""Comparisons, logic on bits, masks and choices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, result_type
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.pointwise import Scalar, grad_of, result_of, same, tensors_of
+from staticmem.ir.graph import Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import onnx_operands, two_inputs
+from staticmem.ops.onnx import Context, Translation, translation
+from staticmem.ops.pointwise import Scalar, grad_of, inplace, result_of, tensors_of
 from staticmem.ops.registry import rule
 
 
-@rule("aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", kinds=("comparison",))
+@rule(
+    "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::not_equal", "aten::less",
+    "aten::less_equal", "aten::greater", "aten::greater_equal", kinds=("comparison",),
+)  # fmt: skip
 @rule("aten::logical_and", "aten::logical_or", "aten::logical_xor")
 def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """A bool result without gradient."""
@@ -21,41 +29,10 @@ def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     return e.pointwise("aten.eq.Tensor", *operands, dtype=dtypes.bool_)
 
 
-@rule("aten::logical_not", "aten::isnan", "aten::isposinf", "aten::isneginf", "aten::isinf")
-def predicate(e: Eager, self: Tensor) -> Tensor:
-    """A bool result without gradient."""
-    return e.pointwise("aten.logical_not.default", self, dtype=dtypes.bool_)
-
-
-@rule("aten::isfinite")
-def isfinite(e: Eager, self: Tensor) -> Tensor:
-    """A bool result without gradient: (self == self) * (abs(self) != inf), as in TensorCompare.cpp."""
-    if not self.dtype.is_differentiable:
-        return e.empty_like(self, dtypes.bool_, "aten.ones_like.default")
-    absolute = e.pointwise("aten.abs.default", self)
-    e.pointwise("aten.ne.Scalar", absolute, dtype=dtypes.bool_)
-    e.pointwise("aten.eq.Tensor", self, self, dtype=dtypes.bool_)
-    return e.pointwise("aten.mul.Tensor", self, dtype=dtypes.bool_)
-
-
-@rule("aten::nan_to_num")
-def nan_to_num(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Saves its input; backward multiplies by a mask of the finite elements."""
-    out = e.pointwise("aten.nan_to_num.default", self)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        e.open_scope()
-        mask = isfinite(e, self)
-        e.close_scope(keep=[mask])
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), mask, dtype=self.dtype)
-
-    e.record("NanToNumBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
-
-
 @rule(
     "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::__and__", "aten::__or__", "aten::__xor__",
-    "aten::floor_divide", "aten::__lshift__", "aten::__rshift__",
+    "aten::floor_divide", "aten::__lshift__", "aten::__rshift__", "aten::bitwise_left_shift",
+    "aten::bitwise_right_shift",
 )  # fmt: skip
 def integer_binary(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """One new result without gradient."""
@@ -63,77 +40,94 @@ def integer_binary(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> T
     return result_of(e, "aten.bitwise_and.Tensor", a, b, self if a is None else other)
 
 
-@rule("aten::remainder", "aten::fmod")
-def remainder(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """`self` receives the incoming gradient; a tensor `other` saves both and takes three products of its size.
+@rule("aten::_is_all_true", "aten::_is_any_true")
+def is_all_true(e: Eager, self: Tensor) -> Tensor:
+    """One bool without gradient."""
+    return e.empty((), dtypes.bool_, kernel="aten._is_all_true.default")
 
-    A number `self` has no derivative for `other`.
-    """
-    a, b = tensors_of(self, other)
-    out = result_of(e, "aten.remainder.Tensor", a, b, self if a is None else other)
-    if a is None:
-        return out
-    if b is None:
-        e.record("RemainderBackward0", out, [a], [Formula((0,), same)])
-        return out
 
-    def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        quotient = e.pointwise("aten.div.Tensor_mode", a, b)
-        negative = e.pointwise("aten.neg.default", grad_of(grads))
-        return e.pointwise("aten.mul.Tensor", negative, quotient)
+@rule("aten::isin")
+def isin(e: Eager, elements: Any, test_elements: Any, **_: Any) -> Tensor:
+    """A bool for each element, without gradient."""
+    like = elements if isinstance(elements, Tensor) else test_elements
+    shape = elements.shape if isinstance(elements, Tensor) else ()
+    return e.empty(shape, dtypes.bool_, kernel=f"aten.isin.{'Tensor_Tensor' if like is elements else 'Scalar_Tensor'}")
 
-    saves = [a, b] if e.needs_grad(b) else []
-    e.record("RemainderBackward1", out, [a, b], [Formula((1,), by_other), Formula((0,), same)], saves)
+
+@rule("aten::where")
+def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> Tensor:
+    """Saves the condition; each gradient is one tensor of the result's size. A number becomes a 0-dim tensor."""
+    operands = []
+    for value in (self, other):
+        if isinstance(value, Tensor):
+            operands.append(value)
+        else:
+            like = self if isinstance(self, Tensor) else other if isinstance(other, Tensor) else None
+            dtype = like.dtype if like is not None else dtypes.float32
+            operands.append(e.empty((), dtype, kernel="aten.scalar_tensor.default"))
+    a, b = operands
+    out = e.pointwise("aten.where.self", condition, a, b, dtype=result_type([a, b]))
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
+        return e.pointwise("aten.where.self", condition, grad, dtype=grad.dtype)
+
+    e.record("WhereBackward0", out, [a, b], [Formula((1,), gradient), Formula((0,), gradient)], [condition])
     return out
 
 
-@rule("aten::bitwise_not")
-def bitwise_not(e: Eager, self: Tensor) -> Tensor:
-    """One new result without gradient."""
-    return e.pointwise("aten.bitwise_not.default", self)
+@rule("aten::masked_fill")
+def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """Saves the mask; result and gradient are contiguous masked copies."""
+    shape = layout.broadcast_shapes(self.shape, mask.shape)
+    out = e.empty(shape, self.dtype, kernel="aten.masked_fill.Scalar")
 
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
-@rule("aten::maximum", "aten::minimum", "aten::min.other", "aten::max.other")
-def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
-    """Saves both operands; each gradient takes a halved gradient, a mask, a choice and a fill mask."""
-    out = e.pointwise("aten.maximum.default", self, other)
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)  # where(self == other, grad / 2, grad).masked_fill_(self < other, 0)
-        half = e.pointwise("aten.div.Tensor", grad)
-        equal = e.pointwise("aten.eq.Tensor", self, other, dtype=dtypes.bool_)
-        result = e.pointwise("aten.where.self", equal, half, grad, dtype=grad.dtype)
-        e.pointwise("aten.lt.Tensor", self, other, dtype=dtypes.bool_)
-        return result
-
-    e.record("MaximumBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
     return out
 
 
-@rule("aten::fmax", "aten::fmin")
-def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
-    """Saves both operands; each gradient is a copy filled where the other operand won."""
-    out = e.pointwise("aten.fmax.default", self, other)
+@rule("aten::masked_fill_")
+def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """In place; saves the mask; the gradient is one masked copy."""
+    out = inplace(e, self, "aten.masked_fill_.Scalar")
 
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        mask = e.pointwise("aten.ge.Tensor", self, other, dtype=dtypes.bool_)
-        e.pointwise("aten.isnan.default", other, dtype=dtypes.bool_)
-        return e.empty(mask.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
-    e.record("FmaxBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
     return out
 
 
-@rule("aten::logaddexp")
-def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
-    """Saves both operands; each gradient takes a difference, its exponential, one more and a quotient."""
-    out = e.pointwise("aten.logaddexp.default", self, other)
+def _compared(name: str, mirrored: str) -> Translation:
+    """`mirrored` is the comparison with its operands changed: of a number that stands first."""
 
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        difference = e.pointwise("aten.sub.Tensor", other, self)
-        exponential = e.pointwise("aten.exp.default", difference)
-        one_more = e.pointwise("aten.add.Tensor", exponential)
-        return e.pointwise("aten.div.Tensor", grad_of(grads), one_more)
+    def translate(ctx: Context, node: Node) -> list[Op]:
+        a, b = onnx_operands(ctx, node)
+        if not isinstance(a, Ref):
+            return [ctx.op(node, f"aten::{mirrored}.Scalar", b, a)]
+        return [ctx.op(node, f"aten::{name}.{'Tensor' if isinstance(b, Ref) else 'Scalar'}", a, b)]
 
-    e.record("LogaddexpBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
-    return out
+    return translate
+
+
+for _operator, _name, _mirrored in (
+    ("Equal", "eq", "eq"), ("Less", "lt", "gt"), ("LessOrEqual", "le", "ge"), ("Greater", "gt", "lt"),
+    ("GreaterOrEqual", "ge", "le"),
+):  # fmt: skip
+    translation(_operator)(_compared(_name, _mirrored))
+for _operator in ("And", "Or", "Xor"):
+    translation(_operator)(two_inputs(f"logical_{_operator.lower()}"))
+    translation(f"Bitwise{_operator}")(two_inputs(f"bitwise_{_operator.lower()}.Tensor"))
+
+
+@translation("Where")
+def onnx_where(ctx: Context, node: Node) -> list[Op]:
+    condition = ctx.ref(node.inputs[0])
+    a, b = ctx.arg(node.inputs[1]), ctx.arg(node.inputs[2])
+    kinds = ("Scalar" if not isinstance(a, Ref) else "", "Scalar" if not isinstance(b, Ref) else "")
+    overload = {("", ""): "self", ("Scalar", ""): "ScalarSelf", ("", "Scalar"): "ScalarOther"}
+    return [ctx.op(node, f"aten::where.{overload.get(kinds, 'Scalar')}", condition, a, b)]

@@ -1,16 +1,20 @@
-"""Convolutions."""
+"""Convolutions, and windows as columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, integers, text, translation
 from staticmem.ops.pointwise import grad_of
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import Shapes, rule, size_of
 from staticmem.ops.views import squeeze, unsqueeze
 
 
@@ -89,7 +93,14 @@ def convolution(
     return squeeze(e, out, 0) if unbatched else out
 
 
-@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", kinds=("convolution",), autocast="half")
+def convolution_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
+    """result x (input channels of a group x kernel); of a transposed one, input x the same of the output."""
+    x, w = size_of(args[0], shapes), size_of(args[1], shapes)
+    transposed = "transpose" in op.base or (op.base == "aten::convolution" and len(args) > 6 and args[6] is True)
+    return 2 * prod(w[1:]) * prod(x if transposed else shapes[op.outputs[0]])
+
+
+@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", kinds=("convolution",), autocast="half", flops=convolution_flops)
 def conv(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
@@ -104,6 +115,7 @@ def conv(
     "aten::conv_transpose3d",
     kinds=("convolution",),
     autocast="half",
+    flops=convolution_flops,
 )
 def conv_transpose(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -113,10 +125,131 @@ def conv_transpose(
     return convolution(e, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-@rule("aten::convolution", "aten::_convolution", kinds=("convolution",), autocast="half")
+@rule("aten::convolution", "aten::_convolution", kinds=("convolution",), autocast="half", flops=convolution_flops)
 def aten_convolution(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, *_: Any,
 ) -> Tensor:  # fmt: skip
     """Saves input and weight, both always; backward makes input, weight and bias gradients in one call."""
     return convolution(e, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+def _windows(size: int, kernel: int, dilation: int, padding: int, stride: int) -> int:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _moved(e: Eager, self: Tensor, shape: tuple[int, ...], name: str, reverse: str) -> Tensor:
+    out = e.empty(shape, self.dtype, kernel=f"aten.{name}.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, grad_of(grads).dtype, kernel=f"aten.{reverse}.default")
+
+    e.record(f"{name.title()}Backward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+@rule("aten::im2col")
+def im2col(e: Eager, self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    """Saves nothing; backward makes one tensor of the input's size."""
+    rows, columns = map(_windows, self.shape[-2:], kernel_size, dilation, padding, stride)
+    channels = self.shape[-3] * kernel_size[0] * kernel_size[1]
+    return _moved(e, self, (*self.shape[:-3], channels, rows * columns), "im2col", "col2im")
+
+
+@rule("aten::col2im")
+def col2im(
+    e: Eager, self: Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> Tensor:
+    """Saves nothing; backward makes one tensor of the input's size."""
+    channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
+    return _moved(e, self, (*self.shape[:-2], channels, *output_size), "col2im", "im2col")
+
+
+_CONVOLUTIONS = {1: "aten::conv1d", 2: "aten::conv2d", 3: "aten::conv3d"}
+
+
+def onnx_pads(ctx: Context, node: Node, kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """Begin and end pads of the spatial axes; `auto_pad` is worked out from sizes."""
+    count = len(kernel)
+    pads = integers(node, "pads", (0,) * 2 * count)
+    mode = text(node, "auto_pad", "NOTSET")
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return pads if len(pads) == 2 * count else (0,) * 2 * count
+    shape = ctx.net.shape(node.inputs[0])
+    strides = integers(node, "strides", (1,) * count)
+    dilations = integers(node, "dilations", (1,) * count)
+    if shape is None or len(shape) < count:
+        return (0,) * 2 * count
+    begin, end = [], []
+    for size, k, s, d in zip(shape[-count:], kernel, strides, dilations, strict=False):
+        total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
+        small, large = total // 2, total - total // 2
+        begin.append(small if mode == "SAME_UPPER" else large)
+        end.append(large if mode == "SAME_UPPER" else small)
+    return (*begin, *end)
+
+
+def onnx_padded(ctx: Context, node: Node, pads: tuple[int, ...], value: float) -> tuple[list[Op], Arg, tuple[int, ...]]:
+    """PyTorch pads symmetrically inside the op, everything else by a `pad` before it."""
+    count = len(pads) // 2
+    if pads[:count] == pads[count:]:
+        return [], ctx.ref(node.inputs[0]), pads[:count]
+    name = ctx.fresh(node)
+    shape = ctx.net.shape(node.inputs[0])
+    order = tuple(p for axis in reversed(range(count)) for p in (pads[axis], pads[axis + count]))
+    if shape is not None:
+        sizes = tuple(s + pads[i] + pads[i + count] for i, s in enumerate(shape[-count:]))
+        ctx.define(name, node.inputs[0], (*shape[:-count], *sizes))
+    pad = ctx.op(node, "aten::pad", ctx.ref(node.inputs[0]), order, "constant", value, outputs=(name,))
+    return [pad], Ref(name), (0,) * count
+
+
+@translation("Conv")
+def onnx_conv(ctx: Context, node: Node) -> list[Op] | None:
+    known = ctx.geometry.get(id(node.attrs))
+    if known is not None:
+        target, tail = known[1], known[2]
+        return [ctx.op(node, target, ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), ctx.optional(node, 2), *tail)]
+    kernel = integers(node, "kernel_shape")
+    weight = ctx.net.shape(node.inputs[1])
+    if not kernel and weight is not None:
+        kernel = weight[2:]
+    count = len(kernel)
+    if not 1 <= count <= 3:
+        return None
+    ops, x, padding = onnx_padded(ctx, node, onnx_pads(ctx, node, kernel), 0.0)
+    tail = (
+        integers(node, "strides", (1,) * count),
+        padding,
+        integers(node, "dilations", (1,) * count),
+        integer(node, "group", 1),
+    )
+    target = _CONVOLUTIONS[count]
+    if not ops and "kernel_shape" in node.attrs and text(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        ctx.geometry[id(node.attrs)] = (node.attrs, target, tail)
+    return [*ops, ctx.op(node, target, x, ctx.ref(node.inputs[1]), ctx.optional(node, 2), *tail)]
+
+
+@translation("ConvTranspose")
+def onnx_conv_transpose(ctx: Context, node: Node) -> list[Op] | None:
+    weight = ctx.net.shape(node.inputs[1])
+    count = len(weight) - 2 if weight is not None else len(integers(node, "kernel_shape"))
+    if not 1 <= count <= 3:
+        return None
+    if "output_shape" in node.attrs or node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return None  # sizes that ONNX works out backwards; PyTorch has no such call
+    pads = integers(node, "pads", (0,) * 2 * count)
+    return [
+        ctx.op(
+            node,
+            f"aten::conv_transpose{count}d" + (".input" if count > 1 else ""),
+            ctx.ref(node.inputs[0]),
+            ctx.ref(node.inputs[1]),
+            ctx.optional(node, 2),
+            integers(node, "strides", (1,) * count),
+            pads[:count],
+            integers(node, "output_padding", (0,) * count),
+            integer(node, "group", 1),
+            integers(node, "dilations", (1,) * count),
+        )
+    ]

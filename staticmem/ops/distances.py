@@ -1,4 +1,7 @@
-"""Distances between rows and between tensors (aten/src/ATen/native/Distance.cpp)."""
+"""Distances between vectors, and losses of their margins: composites of element-wise ops in C++ order.
+
+Source: aten/src/ATen/native/Loss.cpp, Distance.cpp. The in-place steps there are taken as they run on plain tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, scoped
 from staticmem.eager.strides import broadcast_shapes
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.pointwise import grad_of
-from staticmem.ops.registry import rule
+from staticmem.ops.arithmetic import add, div, mul, rsub, sub
+from staticmem.ops.loss import reduced
+from staticmem.ops.pointwise import end_statement, grad_of
+from staticmem.ops.reduction import norm, vector_norm
+from staticmem.ops.reduction import sum as sum_
+from staticmem.ops.registry import function_of, rule
+from staticmem.ops.views import clone, expand
 
 _MATRIX_PRODUCT_ROWS = 25  # Distance.cpp, cdist_impl: p = 2 and more rows than this on a side use a matrix product
 
@@ -88,3 +96,108 @@ def dist(e: Eager, self: Tensor, other: Tensor, p: float = 2) -> Tensor:
     formulas = [Formula((1,), by_other), Formula((0,), by_self)]
     e.record("DistBackward0", out, [self, other], formulas, [self, other, out])
     return out
+
+
+@rule("aten::pairwise_distance")
+@scoped
+def pairwise_distance(
+    e: Eager, x1: Tensor, x2: Tensor, p: float = 2, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    """The norm of x1 - x2 + eps over the last dimension, which saves that sum and its result."""
+    difference = add(e, sub(e, x1, x2), eps)
+    return norm(e, difference, p, (difference.ndim - 1,), keepdim)
+
+
+@rule("aten::cosine_similarity", autocast="promote")
+@scoped
+def cosine_similarity(e: Eager, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Two norms, cloned to clamp them without history, two quotients, their product and its sum (Distance.cpp)."""
+    shape = broadcast_shapes(x1.shape, x2.shape)
+    x1, x2 = (x if x.shape == shape else expand(e, x, shape) for x in (x1, x2))
+    norms = []
+    for x in (x1, x2):
+        norm = vector_norm(e, x, 2, dim, True)
+        norms.append(clone(e, norm))
+        e.free(norm)  # unless its backward saved it
+    e.empty((), x1.dtype, kernel="aten.scalar_tensor.default")
+    second = div(e, x2, norms[1])  # C++ evaluates the second factor first
+    return sum_(e, mul(e, div(e, x1, norms[0]), second), dim)
+
+
+def _chosen(e: Eager, comparison: str, target: Tensor, number: float, self: Tensor, other: Tensor) -> Tensor:
+    mask = function_of(f"aten::{comparison}")(e, target, number)
+    result: Tensor = function_of("aten::where")(e, mask, self, other)
+    e.free(mask)
+    return result
+
+
+@rule("aten::margin_ranking_loss", autocast="float32")
+@scoped
+def margin_ranking_loss(
+    e: Eager, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1
+) -> Tensor:
+    """-target * (input1 - input2) + margin, clamped in place."""
+    difference = sub(e, input1, input2)
+    sign = function_of("aten::neg")(e, target)
+    product = mul(e, sign, difference)
+    loss = add(e, product, margin)
+    end_statement(e, sign, difference, product)
+    return reduced(e, function_of("aten::clamp_min_")(e, loss, 0), reduction)
+
+
+@rule("aten::hinge_embedding_loss", autocast="float32")
+@scoped
+def hinge_embedding_loss(e: Eager, self: Tensor, target: Tensor, margin: float = 1.0, reduction: int = 1) -> Tensor:
+    """Zeros, the margin's rest clamped in place, two masks and two selections, whose sum is the loss."""
+    zeros = function_of("aten::zeros_like")(e, self)
+    rest = function_of("aten::clamp_min_")(e, rsub(e, self, margin), 0)
+    first = _chosen(e, "ne", target, 1, rest, zeros)
+    second = _chosen(e, "ne", target, -1, self, zeros)
+    return reduced(e, add(e, first, second), reduction)
+
+
+@rule("aten::cosine_embedding_loss", autocast="float32")
+@scoped
+def cosine_embedding_loss(
+    e: Eager, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1
+) -> Tensor:
+    """Three products over the last dimension, their cosine, and two selections by the sign of the target."""
+    dim = (target.ndim,)
+
+    product = mul(e, input1, input2)
+    both = sum_(e, product, dim)
+    end_statement(e, product)
+    sizes = []
+    for x in (input1, input2):
+        square = mul(e, x, x)
+        total = sum_(e, square, dim)
+        sizes.append(add(e, total, 1e-12))
+        end_statement(e, square, total)
+    cosine = div(e, both, function_of("aten::sqrt_")(e, mul(e, *sizes)))
+    zeros = function_of("aten::zeros_like")(e, cosine)
+    near = rsub(e, cosine, 1)
+    far = function_of("aten::clamp_min_")(e, sub(e, cosine, margin), 0)
+    first = _chosen(e, "eq", target, 1, near, zeros)
+    second = _chosen(e, "eq", target, -1, far, zeros)
+    return reduced(e, add(e, first, second), reduction)
+
+
+@rule("aten::triplet_margin_loss", autocast="float32")
+@scoped
+def triplet_margin_loss(
+    e: Eager, anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,
+    eps: float = 1e-6, swap: bool = False, reduction: int = 1,
+) -> Tensor:  # fmt: skip
+    """Distances to both (with `swap` also between those), and what is above the margin."""
+    near = pairwise_distance(e, anchor, positive, p, eps)
+    far = pairwise_distance(e, anchor, negative, p, eps)
+    if swap:
+        between = pairwise_distance(e, positive, negative, p, eps)
+        nearest = function_of("aten::minimum")(e, far, between)
+        end_statement(e, far, between)
+        far = nearest
+    raised = add(e, near, margin)
+    difference = sub(e, raised, far)
+    loss = function_of("aten::clamp_min")(e, difference, 0)
+    end_statement(e, raised, difference)
+    return reduced(e, loss, reduction)

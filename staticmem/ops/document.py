@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
-from staticmem.ops import RULES, Rule
+from staticmem.ops import Rule, rules
 
 HEAD = """# Ops
 
@@ -34,9 +34,9 @@ def _row(rules: list[Rule]) -> str:
 def render() -> str:
     """The document: one section a module, one row for targets with the same facts."""
     lines = [HEAD]
-    rules = sorted(RULES.values(), key=lambda rule: (_module(rule), rule.facts, rule.autocast, rule.target))
-    lines.append(f"{len(rules)} targets.\n")
-    for module, members in groupby(rules, key=_module):
+    entries = sorted(rules().values(), key=lambda rule: (_module(rule), rule.facts, rule.autocast, rule.target))
+    lines.append(f"{len(entries)} targets.\n")
+    for module, members in groupby(entries, key=_module):
         lines += [f"## {module}\n", "| op | autocast | what it saves, what backward allocates |", "|---|---|---|"]
         rows = [_row(list(same)) for _, same in groupby(members, key=lambda rule: (rule.facts, rule.autocast))]
         lines += [*sorted(rows), ""]

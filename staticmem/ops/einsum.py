@@ -1,4 +1,4 @@
-"""`einsum` as ATen composes it: permute, reshape and bmm, operand by operand.
+"""`einsum` as ATen composes it (permute, reshape and bmm, operand by operand), and products over named dimensions.
 
 Source: aten/src/ATen/native/Linear.cpp, `einsum` and `sumproduct_pair`. Without opt_einsum's path (which PyTorch uses
 from Python for three operands and more, where that package is installed) operands are contracted from left to right.
@@ -7,15 +7,21 @@ from Python for three operands and more, where that package is installed) operan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
-from staticmem.eager.context import Eager
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager, scoped
 from staticmem.eager.strides import numel
 from staticmem.eager.tensor import Tensor
-from staticmem.ops.linear import bmm
-from staticmem.ops.pointwise import mul
+from staticmem.ir.graph import Arg, Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import mul
+from staticmem.ops.linear import bmm, mm
+from staticmem.ops.onnx import Context, text, translation
+from staticmem.ops.pointwise import grad_of
 from staticmem.ops.reduction import sum as sum_
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import Shapes, rule, size_of
 from staticmem.ops.views import diagonal, movedim, permute, reshape, unsqueeze
 
 ELLIPSIS = "."
@@ -44,7 +50,36 @@ def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[s
     return operands, [*(str(k) for k in range(width)), *once]
 
 
-@rule("aten::einsum", kinds=("product",), autocast="half")
+def _shared(terms: Sequence[str], right: str, operands: Sequence[Arg], shapes: Shapes) -> int:
+    """Sizes of the labels that the result lacks. Labels behind an ellipsis count from the end."""
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        head, _, tail = term.partition("...")
+        shape = size_of(operand, shapes)
+        sizes |= dict(zip(head, shape, strict=False)) | dict(zip(reversed(tail), reversed(shape), strict=False))
+    return prod(n for label, n in sizes.items() if label not in right)
+
+
+def _einsum_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
+    """Operands from left to right: each pair costs the product of all its labels' sizes."""
+    equation, operands = args[0], args[1]
+    assert isinstance(equation, str)
+    assert isinstance(operands, tuple)
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if "..." in equation or len(terms) < 2:
+        return 0 if len(terms) < 2 else 2 * prod(shapes[op.outputs[0]]) * _shared(terms, right, operands, shapes)
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        sizes |= zip(term, size_of(operand, shapes), strict=True)
+    total, done = 0, set(terms[0])
+    for index, term in enumerate(terms[1:], 2):
+        total += 2 * prod(sizes[label] for label in done | set(term))
+        done = (done | set(term)) & set("".join([*terms[index:], right]))
+    return total
+
+
+@rule("aten::einsum", kinds=("product",), autocast="half", flops=_einsum_flops)
 def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
     """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
     tensors = list(tensors)
@@ -112,3 +147,48 @@ def _sumproduct_pair(e: Eager, left: Tensor, right: Tensor, summed: list[int]) -
     right = reshape(e, permute(e, right, [*shared, *summed, *of_right, *of_left]), (batch, inner, columns))
     result = reshape(e, bmm(e, left, right), shape)
     return permute(e, result, [order.index(d) for d in range(len(order))])
+
+
+@rule("aten::tensordot")
+@scoped
+def tensordot(e: Eager, self: Tensor, other: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
+    """Permuted views, flattened (a copy where strides do not allow a view), and `mm`, which saves them."""
+    left, right = [self.dim(d) for d in dims_self], [other.dim(d) for d in dims_other]
+    rows = [d for d in range(self.ndim) if d not in left]
+    columns = [d for d in range(other.ndim) if d not in right]
+    inner = 1
+    for d in left:
+        inner *= self.shape[d]
+    a = reshape(e, permute(e, self, (*rows, *left)), (-1, inner))
+    b = reshape(e, permute(e, other, (*right, *columns)), (inner, -1))
+    return reshape(e, mm(e, a, b), (*(self.shape[d] for d in rows), *(other.shape[d] for d in columns)))
+
+
+@rule("aten::inner")
+def inner(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """As `tensordot` over the last dimensions, or a product with a 0-dim tensor."""
+    if self.ndim == 0 or other.ndim == 0:
+        return mul(e, self, other)
+    return tensordot(e, self, other, (-1,), (-1,))
+
+
+@rule("aten::linalg_cross", "aten::cross")
+def cross(e: Eager, self: Tensor, other: Tensor, dim: int = -1) -> Tensor:
+    """Each factor is saved only if the other one needs a gradient; each gradient is one product."""
+    out = e.pointwise("aten.linalg_cross.default", self, other)
+
+    def by(factor: Tensor) -> Any:
+        def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+            return e.pointwise("aten.linalg_cross.default", factor, grad_of(grads))
+
+        return gradient
+
+    saves = [self if e.needs_grad(other) else None, other if e.needs_grad(self) else None]
+    e.record("LinalgCrossBackward0", out, [self, other], [Formula((1,), by(self)), Formula((0,), by(other))], saves)
+    return out
+
+
+@translation("Einsum")
+def onnx_einsum(ctx: Context, node: Node) -> list[Op]:
+    equation = text(node, "equation", "").replace(" ", "")
+    return [ctx.op(node, "aten::einsum", equation, tuple(ctx.ref(n) for n in node.inputs))]

@@ -1,20 +1,28 @@
-"""Indexing, gathering and masks."""
+"""Reading elements by index or mask.
+
+Where the data decides how many there are, results get the size that the file or the user gives, else the largest
+possible one. `size` is no argument of PyTorch's: frontends add it where the export or `--dim u0=N` says it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager, result_type
+from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.dynamic import masked_index
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import sub
 from staticmem.ops.joining import cat
-from staticmem.ops.pointwise import grad_of, inplace, sub
+from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.pointwise import grad_of, inplace
 from staticmem.ops.registry import rule
-from staticmem.ops.views import expand, narrow, reshape
+from staticmem.ops.views import contiguous, expand, narrow, reshape
 
 
 def _zeros_like(self: Tensor, kernel: str = "aten.zeros.default") -> Any:
@@ -37,6 +45,29 @@ def embedding(
 
     e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
     return out
+
+
+@rule("aten::embedding_bag", "aten::_embedding_bag")
+def embedding_bag(
+    e: Eager, weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Saves contiguous indices, offsets and int64 helpers (one an index, one a bag); a dense gradient of the table's
+    size."""
+    indices, offsets = contiguous(e, indices), contiguous(e, offsets)
+    bags = offsets.shape[0] - (1 if include_last_offset else 0)
+    out = e.empty((bags, weight.shape[1]), weight.dtype, kernel="aten._embedding_bag.default")
+    offset2bag = e.empty(indices.shape, indices.dtype)
+    bag_size = e.empty(offsets.shape, indices.dtype)
+    max_indices = e.empty((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(weight.shape, grad_of(grads).dtype, kernel="aten._embedding_bag_dense_backward.default")
+
+    saves = [indices, offsets, offset2bag, bag_size, max_indices, per_sample_weights]
+    e.record("EmbeddingBagBackward0", [out], [weight], [Formula((0,), gradient)], saves)
+    return out, offset2bag, bag_size, max_indices
 
 
 @rule("aten::index")
@@ -110,73 +141,22 @@ def take_along_dim(e: Eager, self: Tensor, indices: Tensor, dim: int | None = No
     return gather(e, wide, axis, e.pointwise("aten.remainder.Scalar", index))
 
 
-@rule("aten::bucketize")
-def bucketize(e: Eager, self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Integer positions without gradient."""
-    return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.bucketize.Tensor")
-
-
-@rule("aten::searchsorted")
-def searchsorted(
-    e: Eager, sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, right: bool = False,
-    side: str | None = None, sorter: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Integer positions without gradient."""
-    return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.searchsorted.Tensor")
-
-
-@rule("aten::where")
-def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> Tensor:
-    """Saves the condition; each gradient is one tensor of the result's size. A number becomes a 0-dim tensor."""
-    operands = []
-    for value in (self, other):
-        if isinstance(value, Tensor):
-            operands.append(value)
-        else:
-            like = self if isinstance(self, Tensor) else other if isinstance(other, Tensor) else None
-            dtype = like.dtype if like is not None else dtypes.float32
-            operands.append(e.empty((), dtype, kernel="aten.scalar_tensor.default"))
-    a, b = operands
-    out = e.pointwise("aten.where.self", condition, a, b, dtype=result_type([a, b]))
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
-        return e.pointwise("aten.where.self", condition, grad, dtype=grad.dtype)
-
-    e.record("WhereBackward0", out, [a, b], [Formula((1,), gradient), Formula((0,), gradient)], [condition])
-    return out
-
-
-@rule("aten::masked_fill")
-def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """Saves the mask; result and gradient are contiguous masked copies."""
-    shape = layout.broadcast_shapes(self.shape, mask.shape)
-    out = e.empty(shape, self.dtype, kernel="aten.masked_fill.Scalar")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
-
-    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
-    return out
-
-
-@rule("aten::masked_fill_")
-def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """In place; saves the mask; the gradient is one masked copy."""
-    out = inplace(e, self, "aten.masked_fill_.Scalar")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
-
-    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
-    return out
-
-
 @rule("aten::tril", "aten::triu")
 def tril(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
     """A new contiguous tensor; so is its gradient."""
     out = e.empty(self.shape, self.dtype, kernel="aten.tril.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.tril.default")
+
+    e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+@rule("aten::tril_", "aten::triu_")
+def tril_(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
+    """In place; the gradient is a new contiguous tensor."""
+    out = inplace(e, self, "aten.tril_.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.tril.default")
@@ -206,15 +186,97 @@ def one_hot(e: Eager, self: Tensor, num_classes: int = -1) -> Tensor:
     return e.empty((*self.shape, num_classes), dtypes.int64, kernel="aten.zeros.default")
 
 
-@rule("aten::meshgrid")
-def meshgrid(e: Eager, tensors: Sequence[Tensor], indexing: Any = "ij") -> list[Tensor]:
-    """Expanded views; `xy` indexing swaps the first two tensors and transposes the results."""
-    if indexing == "xy" and len(tensors) > 1:
-        first, second, *rest = meshgrid(e, (tensors[1], tensors[0], *tensors[2:]))
-        return [second, first, *rest]
-    shape = tuple(t.numel for t in tensors)
-    views = []
-    for i, tensor in enumerate(tensors):
-        view = reshape(e, tensor, tuple(s if j == i else 1 for j, s in enumerate(shape)))
-        views.append(expand(e, view, shape))
-    return views
+@rule("aten::nonzero", "aten::argwhere", "aten::nonzero_static", kinds=("data_sized",))
+def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int = -1) -> Tensor:
+    """int64 positions, a row an element that is not zero (at most all of them), without gradient."""
+    rows = self.numel if size is None else size
+    strides = (1, rows)  # cuda/Nonzero.cu writes dimension after dimension
+    return e.empty((rows, self.ndim), dtypes.int64, strides, "aten.nonzero.default")
+
+
+@rule("aten::nonzero_numpy", kinds=("data_sized",))
+def nonzero_numpy(e: Eager, self: Tensor, *, size: int | None = None) -> list[Tensor]:
+    """Views of `nonzero`, one a dimension."""
+    found = nonzero(e, self, size=size)
+    return [e.alias(found, found.shape[:1], found.strides[:1]) for _ in range(self.ndim)]
+
+
+@rule("aten::masked_select", kinds=("data_sized",))
+def masked_select(e: Eager, self: Tensor, mask: Tensor, *, size: int | None = None) -> Tensor:
+    """At most all elements. Saves input and mask; backward makes zeros of the common shape and scatters into a copy."""
+    shape = layout.broadcast_shapes(self.shape, mask.shape)
+    out = e.empty((layout.numel(shape) if size is None else size,), self.dtype, kernel="aten.masked_select.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        zeros = e.empty(shape, grad_of(grads).dtype, kernel="aten.zeros_like.default")
+        e.kernel("aten.masked_scatter_.default")
+        return zeros
+
+    e.record("MaskedSelectBackward0", out, [self], [Formula((0,), gradient)], [self, mask])
+    return out
+
+
+def masked_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], size: int | None) -> list[Tensor | None]:
+    """Masks among the indices of `x[mask]` as the positions that `nonzero` makes of them (`expandTensors`)."""
+    expanded: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (dtypes.bool_, dtypes.uint8):
+            expanded.append(index)
+            continue
+        found = nonzero(e, index, size=size)
+        expanded += [e.alias(found, found.shape[:1], found.strides[:1]) for _ in range(index.ndim)]
+    return expanded
+
+
+@translation("Gather")
+def onnx_gather(ctx: Context, node: Node) -> list[Op] | None:
+    axis, rank = integer(node, "axis", 0), ctx.rank(node.inputs[0])
+    index = ctx.net.const(node.inputs[1])
+    x = ctx.ref(node.inputs[0])
+    if index is not None and index.ndim == 0:
+        return [ctx.op(node, "aten::select.int", x, axis, int(index))]
+    weight = node.inputs[0] in ctx.net.weights and rank == 2 and axis == 0
+    leaf = node.inputs[0].rpartition(".")[2]
+    if weight and (leaf == "weight" or not ctx.net.producer.startswith("pytorch") or "." not in node.inputs[0]):
+        return [ctx.op(node, "aten::embedding", x, ctx.ref(node.inputs[1]))]
+    if ctx.rank(node.inputs[1]) == 1:
+        if axis == 0 and weight:
+            return [ctx.op(node, "aten::index.Tensor", x, (ctx.ref(node.inputs[1]),))]
+        return [ctx.op(node, "aten::index_select", x, axis, ctx.ref(node.inputs[1]))]
+    indices: tuple[Arg, ...] = (*(None,) * (axis % max(rank, 1)), ctx.ref(node.inputs[1]))
+    return [ctx.op(node, "aten::index.Tensor", x, indices)]
+
+
+@translation("GatherElements")
+def onnx_gather_elements(ctx: Context, node: Node) -> list[Op]:
+    x, index = ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1])
+    return [ctx.op(node, "aten::gather", x, integer(node, "axis", 0), index)]
+
+
+@translation("Trilu")
+def onnx_trilu(ctx: Context, node: Node) -> list[Op]:
+    k = ctx.number(node, 1)
+    target = "aten::triu" if integer(node, "upper", 1) else "aten::tril"
+    return [ctx.op(node, target, ctx.ref(node.inputs[0]), int(k or 0))]
+
+
+@translation("OneHot")
+def onnx_one_hot(ctx: Context, node: Node) -> list[Op] | None:
+    depth = ctx.number(node, 1)
+    return None if depth is None else [ctx.op(node, "aten::one_hot", ctx.ref(node.inputs[0]), int(depth))]
+
+
+@translation("NonZero")
+def onnx_non_zero(ctx: Context, node: Node) -> list[Op] | None:
+    """[rank, n] positions: the transposed view of PyTorch's; n is at most the number of elements."""
+    shape, result = ctx.net.shape(node.inputs[0]), ctx.net.shape(node.outputs[0])
+    if shape is None:
+        return None
+    count = result[1] if result is not None else math.prod(shape)
+    name = ctx.fresh(node)
+    ctx.define(name, node.outputs[0], (count, len(shape)))
+    kwargs: dict[str, Arg] = {"size": count}
+    return [
+        ctx.op(node, "aten::nonzero", ctx.ref(node.inputs[0]), outputs=(name,), kwargs=kwargs),
+        ctx.op(node, "aten::t", Ref(name)),
+    ]

@@ -1,18 +1,22 @@
-"""Joining and splitting along a dimension."""
+"""Joining tensors, and splitting one into views."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, result_type
+from staticmem.eager.strides import broadcast_shapes
 from staticmem.eager.tensor import Tensor
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
-from staticmem.ops.views import make_view, reshape, reshape_raw, slice_, unsqueeze
+from staticmem.ops.views import at_least, expand, reshape, slice_
 
 
 @rule("aten::cat", "aten::concat", "aten::concatenate")
@@ -66,6 +70,49 @@ def stack(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return out
 
 
+def _stacked(dims: int, axis: int) -> Callable[..., Tensor]:
+    def run(e: Eager, tensors: Sequence[Tensor]) -> Tensor:
+        """Views of at least so many dimensions, and `cat`."""
+        parts = [at_least(e, t, dims) for t in tensors]
+        return cat(e, parts, 0 if parts[0].ndim == 1 else axis)
+
+    return run
+
+
+rule("aten::hstack")(_stacked(1, 1))
+
+rule("aten::vstack", "aten::row_stack")(_stacked(2, 0))
+
+rule("aten::dstack")(_stacked(3, 2))
+
+
+@rule("aten::column_stack")
+def column_stack(e: Eager, tensors: Sequence[Tensor]) -> Tensor:
+    """Columns are views of vectors; then `cat`."""
+    return cat(e, [reshape(e, t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors], 1)
+
+
+@rule("aten::broadcast_tensors", kinds=("view",))
+def broadcast_tensors(e: Eager, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Expanded views."""
+    shape = broadcast_shapes(*(t.shape for t in tensors))
+    return [expand(e, t, shape) for t in tensors]
+
+
+@rule("aten::meshgrid")
+def meshgrid(e: Eager, tensors: Sequence[Tensor], indexing: Any = "ij") -> list[Tensor]:
+    """Expanded views; `xy` indexing swaps the first two tensors and transposes the results."""
+    if indexing == "xy" and len(tensors) > 1:
+        first, second, *rest = meshgrid(e, (tensors[1], tensors[0], *tensors[2:]))
+        return [second, first, *rest]
+    shape = tuple(t.numel for t in tensors)
+    views = []
+    for i, tensor in enumerate(tensors):
+        view = reshape(e, tensor, tuple(s if j == i else 1 for j, s in enumerate(shape)))
+        views.append(expand(e, view, shape))
+    return views
+
+
 def _split(e: Eager, self: Tensor, sizes: Sequence[int], axis: int) -> list[Tensor]:
     outs = [e.alias(self, tuple(n if i == axis else s for i, s in enumerate(self.shape)), self.strides) for n in sizes]
 
@@ -83,7 +130,13 @@ def _split(e: Eager, self: Tensor, sizes: Sequence[int], axis: int) -> list[Tens
     return outs
 
 
-@rule("aten::split", "aten::split_with_sizes", kinds=("split", "view"))
+@rule(
+    "aten::split",
+    "aten::unsafe_split",
+    "aten::split_with_sizes",
+    "aten::unsafe_split_with_sizes",
+    kinds=("split", "view"),
+)
 def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split_sizes: Any = None) -> list[Tensor]:
     """Views; backward joins the gradients into one tensor of the input's size, zeros for missing ones."""
     axis = self.dim(dim)
@@ -94,7 +147,7 @@ def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split
     return _split(e, self, list(size), axis)
 
 
-@rule("aten::chunk", kinds=("split", "view"))
+@rule("aten::chunk", "aten::unsafe_chunk", kinds=("split", "view"))
 def chunk(e: Eager, self: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     """As `split`."""
     axis = self.dim(dim)
@@ -135,129 +188,23 @@ def unbind(e: Eager, self: Tensor, dim: int = 0) -> list[Tensor]:
     return outs
 
 
-@rule("aten::repeat", "aten::tile")
-def repeat(e: Eager, self: Tensor, repeats: Any) -> Tensor:
-    """A copy; backward reshapes (a view where strides allow) and sums over the repetitions."""
-    counts = list(repeats)
-    counts = [1] * (self.ndim - len(counts)) + counts
-    padded = (1,) * (len(counts) - self.ndim) + self.shape
-    shape = tuple(s * n for s, n in zip(padded, counts, strict=True))
-    out = e.empty(shape, self.dtype, kernel="aten.repeat.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        lead = len(counts) - self.ndim
-        for dim in range(1, lead + 1):  # new dimensions are summed away one by one
-            grad = e.empty(shape[dim:], grad.dtype, kernel="aten.sum.dim_IntList")
-        if all(n == 1 for n in counts[lead:]):
-            return grad
-        split: list[int] = []
-        for count, size in zip(counts[lead:], self.shape, strict=True):
-            split += [size] if count == 1 else [count, size]
-        reshape_raw(e, grad, tuple(split))
-        return e.empty(self.shape, grad.dtype, kernel="aten.sum.dim_IntList")
-
-    e.record("RepeatBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+@translation("Concat")
+def onnx_concat(ctx: Context, node: Node) -> list[Op]:
+    parts = tuple(ctx.ref(n) for n in node.inputs if n)
+    return [ctx.op(node, "aten::cat", parts, integer(node, "axis", 0))]
 
 
-@rule("aten::repeat_interleave")
-def repeat_interleave(e: Eager, self: Tensor, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
-    """An integer count: unsqueeze, expand, clone and flatten (Repeat.cpp)."""
-    if not isinstance(repeats, int):
-        raise ValueError("repeat_interleave by a tensor has a size that only its values tell")
-    from staticmem.ops.views import clone, expand, flatten
-
-    source = reshape(e, self, (self.numel,)) if dim is None else self
-    axis = source.dim(dim if dim is not None else 0)
-    wide = unsqueeze(e, source, axis + 1)
-    wide = expand(e, wide, (*source.shape[: axis + 1], repeats, *source.shape[axis + 1 :]))
-    return flatten(e, clone(e, wide, contiguous=True), axis, axis + 1)
-
-
-@rule("aten::flip")
-def flip(e: Eager, self: Tensor, dims: Any) -> Tensor:
-    """A new tensor in the input's layout; so is its gradient."""
-    out = e.empty_like(self, kernel="aten.flip.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty_like(grad_of(grads), kernel="aten.flip.default")
-
-    e.record("FlipBackward0", out, [self], [Formula((0,), gradient)])
-    return out
-
-
-@rule("aten::rot90")
-def rot90(e: Eager, self: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
-    """A flip, transposed for odd turns (TensorTransformations.cpp); backward turns back."""
-    k %= 4
-    order = list(range(self.ndim))
-    a, b = (self.dim(d) for d in dims)
-    if k % 2:
-        order[a], order[b] = order[b], order[a]
-
-    def turned(e: Eager, source: Tensor) -> Tensor:
-        made = e.empty_like(source, kernel="aten.rot90.default")
-        return e.alias(made, tuple(made.shape[d] for d in order), tuple(made.strides[d] for d in order))
-
-    out = turned(e, self)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return turned(e, grad_of(grads))
-
-    e.record("Rot90Backward0", out, [self], [Formula((0,), gradient)])
-    return out
-
-
-@rule("aten::roll")
-def roll(e: Eager, self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    """A new contiguous tensor, one a dimension that is rolled; so is its gradient."""
-    if dims == ():
-        return reshape(e, roll(e, reshape(e, self, (self.numel,)), shifts, 0), self.shape)
-    count = 1 if isinstance(dims, int) else len(dims)
-
-    def rolled(e: Eager, source: Tensor) -> Tensor:
-        return [e.empty(source.shape, source.dtype, kernel="aten.roll.default") for _ in range(count)][-1]
-
-    out = rolled(e, self)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return rolled(e, grad_of(grads))
-
-    e.record("RollBackward0", out, [self], [Formula((0,), gradient)])
-    return out
-
-
-def _copied(e: Eager, self: Tensor, shape: tuple[int, ...], name: str, reverse: str) -> Tensor:
-    out = e.empty(shape, self.dtype, kernel=f"aten.{name}.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel=f"aten.{reverse}.default")
-
-    e.record(f"{name.title().replace('_', '')}Backward0", out, [self], [Formula((0,), gradient)])
-    return out
-
-
-@rule("aten::pixel_shuffle")
-def pixel_shuffle(e: Eager, self: Tensor, upscale_factor: int) -> Tensor:
-    """A copy in the new shape; backward makes the reverse copy."""
-    n, c, h, w = self.shape
-    r = upscale_factor
-    return _copied(e, self, (n, c // r**2, h * r, w * r), "pixel_shuffle", "pixel_unshuffle")
-
-
-@rule("aten::pixel_unshuffle")
-def pixel_unshuffle(e: Eager, self: Tensor, downscale_factor: int) -> Tensor:
-    """A copy in the new shape; backward makes the reverse copy."""
-    n, c, h, w = self.shape
-    r = downscale_factor
-    return _copied(e, self, (n, c * r**2, h // r, w // r), "pixel_unshuffle", "pixel_shuffle")
-
-
-@rule("aten::channel_shuffle")
-def channel_shuffle(e: Eager, self: Tensor, groups: int) -> Tensor:
-    """A copy; backward shuffles back, which is another copy."""
-    return _copied(e, self, self.shape, "channel_shuffle", "channel_shuffle")
-
-
-__all__ = ["cat", "chunk", "make_view", "split", "stack", "unbind"]
+@translation("Split")
+def onnx_split(ctx: Context, node: Node) -> list[Op] | None:
+    axis, shape = integer(node, "axis", 0), ctx.net.shape(node.inputs[0])
+    outputs = tuple(n or ctx.fresh(node) for n in node.outputs)
+    sizes = ctx.ints(node, 1, "split")
+    x = ctx.ref(node.inputs[0])
+    if sizes is None:
+        if shape is None or not outputs:
+            return None
+        size = -(-shape[axis % len(shape)] // len(outputs))
+        return [ctx.op(node, "aten::split.Tensor", x, size, axis, outputs=outputs)]
+    if len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0] and len(sizes) == len(outputs):
+        return [ctx.op(node, "aten::split.Tensor", x, sizes[0], axis, outputs=outputs)]
+    return [ctx.op(node, "aten::split_with_sizes", x, sizes, axis, outputs=outputs)]

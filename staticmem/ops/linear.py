@@ -7,15 +7,20 @@ FunctionsManual.cpp (`mm_mat1_backward`, `mm_mat2_backward`). Generated code eva
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
-from staticmem.ops.pointwise import add, add_, grad_of, mul, same, times
-from staticmem.ops.registry import rule
-from staticmem.ops.views import expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import add, add_, mul
+from staticmem.ops.onnx import Context, integer, real, translation
+from staticmem.ops.pointwise import grad_of, same, times
+from staticmem.ops.registry import Flops, Shapes, rule, size_of
+from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
 
 
 def _check(a: Tensor, b: Tensor) -> None:
@@ -39,7 +44,16 @@ def _factor(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::mm", kinds=("product",), autocast="half")
+def product_flops(first: int) -> Flops:
+    """result x shared dimension; `first` is the position of the left factor, whose last dimension is shared."""
+
+    def count(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
+        return 2 * prod(shapes[op.outputs[0]]) * size_of(args[first], shapes)[-1]
+
+    return count
+
+
+@rule("aten::mm", kinds=("product",), autocast="half", flops=product_flops(0))
 def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
@@ -61,7 +75,7 @@ def _scaled(formula: Any, factor: Any) -> Any:
     return scaled
 
 
-@rule("aten::addmm", kinds=("product",), autocast="half")
+@rule("aten::addmm", kinds=("product",), autocast="half", flops=product_flops(1))
 def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; the bias gradient is summed after both products."""
     _check(mat1, mat2)
@@ -72,7 +86,7 @@ def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alp
     return out
 
 
-@rule("aten::mv", kinds=("product",), autocast="half")
+@rule("aten::mv", kinds=("product",), autocast="half", flops=product_flops(0))
 def mv(e: Eager, self: Tensor, vec: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; an outer product and a product in backward."""
     if self.shape[1] != vec.shape[0]:
@@ -92,7 +106,7 @@ def _filled(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::addmv", kinds=("product",), autocast="half")
+@rule("aten::addmv", kinds=("product",), autocast="half", flops=product_flops(1))
 def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """As `mv`; `self` receives the incoming gradient."""
     out = e.empty((mat.shape[0],), mat.dtype, kernel="aten.addmv.default")
@@ -115,7 +129,7 @@ def _batch(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::bmm", kinds=("product",), autocast="half")
+@rule("aten::bmm", kinds=("product",), autocast="half", flops=product_flops(0))
 def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
@@ -125,7 +139,7 @@ def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::baddbmm", kinds=("product",), autocast="half")
+@rule("aten::baddbmm", kinds=("product",), autocast="half", flops=product_flops(1))
 def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; `self` receives the incoming gradient."""
     _check(batch1, batch2)
@@ -137,7 +151,7 @@ def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 
     return out
 
 
-@rule("aten::linear", kinds=("product",), autocast="half")
+@rule("aten::linear", kinds=("product",), autocast="half", flops=product_flops(0))
 def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """With bias and a contiguous input: view, addmm, view; else matmul and an in-place bias add."""
     if input.shape[-1] != weight.shape[-1]:
@@ -152,7 +166,7 @@ def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return out if bias is None else add_(e, out, bias)
 
 
-@rule("aten::matmul", kinds=("product",), autocast="half")
+@rule("aten::matmul", "aten::linalg_matmul", kinds=("product",), autocast="half", flops=product_flops(0))
 @scoped
 def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """mm where a factor is 1-D or 2-D and folding pays, else expand, reshape (a clone where needed) and bmm."""
@@ -175,7 +189,7 @@ def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return _batched(e, self, other)
 
 
-@rule("aten::dot", "aten::vdot", kinds=("product",))
+@rule("aten::dot", "aten::vdot", kinds=("product",), flops=product_flops(0))
 def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     out = e.empty((), self.dtype, kernel="aten.dot.default")
@@ -210,8 +224,6 @@ def _fold(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     out = unsafe_view(e, mm(e, flat, small), (*large.shape[:-1], small.shape[1]))
     if first_larger:
         return out
-    from staticmem.ops.views import contiguous
-
     return contiguous(e, transpose(e, out, -2, -1))
 
 
@@ -245,3 +257,114 @@ def bilinear(e: Eager, input1: Tensor, input2: Tensor, weight: Tensor, bias: Ten
     saves = [factor if want else None for factor, want in zip(factors, wants, strict=True)]
     e.record("TrilinearBackward0", out, factors, formulas, saves)
     return out if bias is None else add(e, out, bias)
+
+
+@rule("aten::addbmm", kinds=("product",), autocast="half", flops=product_flops(1))
+def addbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Each batch is saved if the other needs a gradient; each gradient is one bmm with the expanded incoming one."""
+    shape = (batch1.shape[1], batch2.shape[2])
+    out = e.empty(shape, batch1.dtype, kernel="aten.addbmm.default")
+
+    def scaled(factor: Any, grad: Tensor) -> Tensor:
+        return grad if factor == 1 else e.pointwise("aten.mul.Tensor", grad)
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return scaled(beta, grad_of(grads))
+
+    def by(like: Tensor) -> Any:
+        def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+            result = e.empty(like.shape, like.dtype, kernel="aten.bmm.default")
+            return scaled(alpha, result)
+
+        return gradient
+
+    formulas = [Formula((1,), by(batch1)), Formula((2,), by(batch2)), Formula((0,), by_self)]
+    saves = [batch1 if e.needs_grad(batch2) else None, batch2 if e.needs_grad(batch1) else None]
+    e.record("AddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
+    return out
+
+
+@rule("transformers::grouped_mm_fallback")
+def grouped_mm(e: Eager, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """One product an expert, each over its rows: saves rows and weights; backward makes zeros of both sizes at once."""
+    shape = (input.shape[0], weight.shape[2])
+    out = e.empty(shape, input.dtype, kernel="transformers.grouped_mm_fallback.default")
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("transformers.grouped_mm_fallback_backward.default")
+        return [e.empty_like(input), e.empty_like(weight)]
+
+    e.record("grouped_mm_fallback", out, [input, weight], [Formula((0, 1), gradients)], [input, weight])
+    return out
+
+
+def named_weight(ctx: Context, name: str) -> bool:
+    """Whether PyTorch stores this tensor as it is in the file: folding by the exporter makes new, numbered names."""
+    return ctx.net.producer.startswith("pytorch") and "." in name and "::" not in name
+
+
+@translation("MatMul")
+def onnx_matmul(ctx: Context, node: Node) -> list[Op]:
+    a, b = node.inputs[:2]
+    if b in ctx.net.weights and ctx.rank(b) == 2 and ctx.rank(a) >= 2 and not named_weight(ctx, b):
+        ctx.transposed.add(b)
+        return [ctx.op(node, "aten::linear", ctx.ref(a), ctx.ref(b))]
+    return [ctx.op(node, "aten::matmul", ctx.ref(a), ctx.ref(b))]
+
+
+@translation("Gemm")
+def onnx_gemm(ctx: Context, node: Node) -> list[Op]:
+    alpha, beta = real(node, "alpha", 1.0), real(node, "beta", 1.0)
+    a, b = node.inputs[:2]
+    bias = ctx.optional(node, 2)
+    ops: list[Op] = []
+    x = ctx.ref(a)
+    if integer(node, "transA", 0):
+        name = ctx.fresh(node)
+        shape = ctx.net.shape(a)
+        ctx.define(name, a, tuple(reversed(shape)) if shape is not None else None)
+        ops.append(ctx.op(node, "aten::t", x, outputs=(name,)))
+        x = Ref(name)
+    plain = alpha == 1.0 and beta == 1.0
+    shape = ctx.net.shape(node.inputs[2]) if bias is not None else None
+    if plain and (bias is None or shape is None or len(shape) == 1):
+        if integer(node, "transB", 0):
+            return [*ops, ctx.op(node, "aten::linear", x, ctx.ref(b), bias)]
+        if b in ctx.net.weights and not named_weight(ctx, b):
+            ctx.transposed.add(b)
+            return [*ops, ctx.op(node, "aten::linear", x, ctx.ref(b), bias)]
+    weight = ctx.ref(b)
+    if integer(node, "transB", 0):
+        name = ctx.fresh(node)
+        sizes = ctx.net.shape(b)
+        ctx.define(name, b, tuple(reversed(sizes)) if sizes is not None else None)
+        ops.append(ctx.op(node, "aten::t", weight, outputs=(name,)))
+        weight = Ref(name)
+    if bias is None:
+        return [*ops, ctx.op(node, "aten::mm", x, weight)]
+    kwargs: dict[str, Arg] = {} if plain else {"beta": beta, "alpha": alpha}
+    return [*ops, ctx.op(node, "aten::addmm", bias, x, weight, kwargs=kwargs)]
+
+
+@translation("FusedMatMul")
+def onnx_fused_matmul(ctx: Context, node: Node) -> list[Op] | None:
+    """com.microsoft FusedMatMul: matmul with transposes and a factor."""
+    if integer(node, "transBatchA", 0) or integer(node, "transBatchB", 0):
+        return None
+    ops: list[Op] = []
+    args: list[Arg] = []
+    for name, flag in zip(node.inputs[:2], ("transA", "transB"), strict=True):
+        if integer(node, flag, 0):
+            fresh, shape = ctx.fresh(node), ctx.net.shape(name)
+            ctx.define(fresh, name, (*shape[:-2], shape[-1], shape[-2]) if shape is not None else None)
+            ops.append(ctx.op(node, "aten::transpose.int", ctx.ref(name), -2, -1, outputs=(fresh,)))
+            args.append(Ref(fresh))
+        else:
+            args.append(ctx.ref(name))
+    alpha = real(node, "alpha", 1.0)
+    if alpha == 1.0:
+        return [*ops, ctx.op(node, "aten::matmul", *args)]
+    product = ctx.fresh(node)
+    ctx.define(product, node.outputs[0], ctx.net.shape(node.outputs[0]))
+    ops.append(ctx.op(node, "aten::matmul", *args, outputs=(product,)))
+    return [*ops, ctx.op(node, "aten::mul.Tensor", Ref(product), alpha)]

@@ -1,4 +1,4 @@
-"""Losses that a model computes itself (`training/losses.py` has those that the tool adds).
+"""Losses that a model computes itself (`engine/losses.py` has those that the tool adds).
 
 `reduction`: 0 none, 1 mean, 2 sum, as in `at::Reduction`.
 """
@@ -12,11 +12,23 @@ from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import add, div, mul, sub
+from staticmem.ops.binary import xlogy
+from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
-from staticmem.ops.pointwise import add, div, grad_of, mul
-from staticmem.ops.reduction import softmax
-from staticmem.ops.registry import RULES, rule
-from staticmem.ops.views import contiguous, reshape
+from staticmem.ops.onnx import Context, Translation, text, translation
+from staticmem.ops.pointwise import end_statement
+from staticmem.ops.reduction import mean
+from staticmem.ops.reduction import sum as sum_
+from staticmem.ops.registry import function_of, rule, rule_of
+from staticmem.ops.softmax import softmax
+from staticmem.ops.views import reshape
+
+
+def reduced(e: Eager, loss: Tensor, reduction: int) -> Tensor:
+    return loss if reduction == 0 else mean(e, loss) if reduction == 1 else sum_(e, loss)
 
 
 def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str) -> Tensor:
@@ -95,8 +107,6 @@ def nll_loss(
 def _nll_nd(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     """nll_loss as the dispatcher calls it: autocast casts log-probabilities to float32, for as long as the call."""
     if e.autocast is not None and log_probs.dtype in (dtypes.float16, dtypes.bfloat16):
-        from staticmem.ops.casts import to_copy
-
         log_probs = to_copy(e, log_probs, dtypes.float32)
     return _nll(e, log_probs, target, weight, reduction)
 
@@ -129,7 +139,7 @@ def _class_weights(e: Eager, weight: Tensor, like: Tensor) -> Tensor:
 
 def _called(e: Eager, name: str, *args: Any) -> Tensor:
     """A call through the dispatcher, so that autocast sees it."""
-    result: Tensor = call(e, RULES[f"aten::{name}"], args, {})
+    result: Tensor = call(e, rule_of(f"aten::{name}"), args, {})
     return result
 
 
@@ -183,24 +193,116 @@ def _mean_over_kept(e: Eager, smooth: Tensor, ignored: Tensor, target: Tensor, w
     return div(e, _called(e, "sum", smooth), count)
 
 
-@rule("aten::embedding_bag", "aten::_embedding_bag")
-def embedding_bag(
-    e: Eager, weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
-    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Saves contiguous indices, offsets and int64 helpers (one an index, one a bag); a dense gradient of the table's
-    size."""
-    indices, offsets = contiguous(e, indices), contiguous(e, offsets)
-    bags = offsets.shape[0] - (1 if include_last_offset else 0)
-    out = e.empty((bags, weight.shape[1]), weight.dtype, kernel="aten._embedding_bag.default")
-    offset2bag = e.empty(indices.shape, indices.dtype)
-    bag_size = e.empty(offsets.shape, indices.dtype)
-    max_indices = e.empty((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
+@rule("aten::l1_loss", autocast="float32")
+@scoped
+def l1_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """sub, abs and a reduction: saves the difference."""
+    size = function_of("aten::abs")(e, sub(e, self, target))
+    return reduced(e, size, reduction)
+
+
+@rule("aten::kl_div", autocast="float32")
+@scoped
+def kl_div(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, *, log_target: bool = False) -> Tensor:
+    """target * (log(target) - input): xlogy, a product and their difference; of a logarithm exp, sub and mul."""
+    if log_target:
+        right = sub(e, target, self)
+        left = function_of("aten::exp")(e, target)
+        loss = mul(e, left, right)
+    else:
+        right = mul(e, target, self)
+        left = xlogy(e, target, target)
+        loss = sub(e, left, right)
+    e.free(left)  # unless their backward saved them
+    e.free(right)
+    return reduced(e, loss, reduction)
+
+
+@rule("aten::binary_cross_entropy_with_logits", autocast="float32")
+def binary_cross_entropy_with_logits(
+    e: Eager,
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """Saves input, target and weights; backward is one tensor, with `pos_weight` three at once."""
+    shape = self.shape if reduction == 0 else ()
+    out = e.empty(shape, self.dtype, kernel="aten.binary_cross_entropy_with_logits.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(weight.shape, grad_of(grads).dtype, kernel="aten._embedding_bag_dense_backward.default")
+        # FunctionsManual.cpp, binary_cross_entropy_with_logits_backward
+        if pos_weight is None:
+            return e.pointwise("aten.sigmoid.default", self)  # the rest runs in it
+        e.pointwise("aten.mul.Tensor", pos_weight, target)
+        result = e.pointwise("aten.add.Scalar", target)
+        e.free(e.pointwise("aten.sigmoid.default", self))
+        return result
 
-    saves = [indices, offsets, offset2bag, bag_size, max_indices, per_sample_weights]
-    e.record("EmbeddingBagBackward0", [out], [weight], [Formula((0,), gradient)], saves)
-    return out, offset2bag, bag_size, max_indices
+    saves = [self, target, weight, pos_weight]
+    e.record("BinaryCrossEntropyWithLogitsBackward0", out, [self], [Formula((0,), gradient)], saves)
+    return out
+
+
+@rule("aten::soft_margin_loss", autocast="float32")
+def soft_margin_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """log(1 + exp(-target * self)) in one buffer, which a reduced result keeps whole (`resize_` does not shrink it).
+
+    Saves both; backward has three buffers at once, of which one is the gradient.
+    """
+    out = e.pointwise("aten.soft_margin_loss.default", self, target)
+    if reduction:
+        out = e.alias(out, (), ())
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        e.kernel("aten.soft_margin_loss_backward.default")
+        parts = [e.empty_like(target), e.pointwise("", target, self)]
+        exponential = e.pointwise("", target, self)
+        end_statement(e, *parts)
+        result = e.pointwise("", target, exponential)
+        e.free(exponential)
+        return result
+
+    e.record("SoftMarginLossBackward0", out, [self], [Formula((0,), gradient)], [self, target])
+    return out
+
+
+@rule("aten::poisson_nll_loss", autocast="float32")
+@scoped
+def poisson_nll_loss(
+    e: Eager, input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int
+) -> Tensor:
+    """exp(input) - target * input, or input - target * log(input + eps); without Stirling's term."""
+    if log_input:
+        product, rate = mul(e, target, input), function_of("aten::exp")(e, input)
+        made = [product, rate]
+        loss = sub(e, rate, product)
+    else:
+        raised = add(e, input, eps)
+        log = function_of("aten::log")(e, raised)
+        made = [raised, log, mul(e, target, log)]
+        loss = sub(e, input, made[-1])
+    end_statement(e, *made)
+    return reduced(e, loss, reduction)
+
+
+_ONNX_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def _class_loss(target: str) -> Translation:
+    """A loss over scores and the numbers of classes; the log-probabilities as a second result are not covered."""
+
+    def translate(ctx: Context, node: Node) -> list[Op] | None:
+        if len(node.outputs) > 1 and node.outputs[1]:
+            return None
+        reduction = _ONNX_REDUCTIONS[text(node, "reduction", "mean")]
+        scores, labels = (ctx.ref(name) for name in node.inputs[:2])
+        weight = ctx.ref(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+        return [ctx.op(node, f"aten::{target}", scores, labels, weight, reduction)]
+
+    return translate
+
+
+translation("SoftmaxCrossEntropyLoss")(_class_loss("cross_entropy_loss"))
+translation("NegativeLogLikelihoodLoss")(_class_loss("nll_loss_nd"))

@@ -10,8 +10,11 @@ from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.joining import repeat
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, real, translation
 from staticmem.ops.pointwise import grad_of
+from staticmem.ops.rearranging import repeat
 from staticmem.ops.registry import declare, rule
 from staticmem.ops.views import contiguous, reshape
 
@@ -207,3 +210,140 @@ def rms_norm(
 
     e.record("FusedRmsNormBackward0", out, [input, weight], [Formula((0, 1), gradients)], [input, weight, stat])
     return out
+
+
+@rule("aten::_weight_norm")
+def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Fused on CUDA for the first and the last dimension: saves v, g and float32 norms; both gradients in one go."""
+    out = e.empty_like(v, kernel="aten._weight_norm_interface.default")
+    norms = e.empty(g.shape, dtypes.float32 if g.dtype in (dtypes.float16, dtypes.bfloat16) else g.dtype)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("aten._weight_norm_interface_backward.default")
+        return e.empty_like(v), e.empty_like(g)
+
+    e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [v, g, norms])
+    return out
+
+
+@translation("BatchNormalization")
+def onnx_batch_norm(ctx: Context, node: Node) -> list[Op]:
+    """Statistics that the graph computes are what the TorchScript exporter writes where PyTorch has none; so are
+    weights of ones and biases of zeros in constant nodes (symbolic_helper.py, `_batchnorm_helper`)."""
+    x, mean, var = (ctx.ref(node.inputs[i]) for i in (0, 3, 4))
+    computed = all(
+        name not in ctx.net.weights and (made := ctx.producer(name)) is not None and made.op != "Constant"
+        for name in node.inputs[3:5]
+    )
+    weight = _unless(ctx, node.inputs[1], 1.0, computed)
+    bias = _unless(ctx, node.inputs[2], 0.0, computed)
+    training = bool(integer(node, "training_mode", 0)) or integer(node, "is_test", 1) == 0
+    if computed:
+        args = (x, weight, bias, None, None, True, 0.0, _onnx_eps(node), True)
+        return [ctx.op(node, "aten::batch_norm", *args)]
+    momentum = round(1.0 - real(node, "momentum", 0.9), 6)  # ONNX weighs the old value, PyTorch the new one
+    return [ctx.op(node, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, _onnx_eps(node), True)]
+
+
+def _constant(ctx: Context, name: str) -> bool:
+    node = ctx.producer(name)
+    return node is not None and node.op == "Constant" and not node.domain
+
+
+def _unless(ctx: Context, name: str, number: float, written: bool) -> Ref | None:
+    """A tensor, but none where it is a constant of one number, or one that the exporter wrote."""
+    if name in ctx.net.weights:
+        return ctx.ref(name)
+    array = ctx.net.const(name)
+    filled = array is not None and array.size > 0 and bool((array == number).all())
+    return None if filled or (written and _constant(ctx, name)) else ctx.ref(name)
+
+
+def _onnx_eps(node: Node) -> float:
+    return float(f"{real(node, 'epsilon', 1e-5):.6g}")
+
+
+@translation("LayerNormalization")
+def onnx_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
+    shape = ctx.net.shape(node.inputs[0])
+    if shape is None:
+        return None
+    axis = integer(node, "axis", -1) % max(len(shape), 1)
+    weight, bias = ctx.optional(node, 1), ctx.optional(node, 2)
+    return [ctx.op(node, "aten::layer_norm", ctx.ref(node.inputs[0]), shape[axis:], weight, bias, _onnx_eps(node))]
+
+
+@translation("RMSNormalization", "SimplifiedLayerNormalization")
+def onnx_rms_norm(ctx: Context, node: Node) -> list[Op] | None:
+    shape = ctx.net.shape(node.inputs[0])
+    if shape is None:
+        return None
+    axis = integer(node, "axis", -1) % max(len(shape), 1)
+    weight = ctx.optional(node, 1)
+    return [ctx.op(node, "aten::rms_norm", ctx.ref(node.inputs[0]), shape[axis:], weight, _onnx_eps(node))]
+
+
+@translation("GroupNormalization")
+def onnx_group_norm(ctx: Context, node: Node) -> list[Op]:
+    groups = integer(node, "num_groups", 1)
+    weight, bias = ctx.optional(node, 1), ctx.optional(node, 2)
+    return [ctx.op(node, "aten::group_norm", ctx.ref(node.inputs[0]), groups, weight, bias, _onnx_eps(node))]
+
+
+@translation("InstanceNormalization")
+def onnx_instance_norm(ctx: Context, node: Node) -> list[Op]:
+    x, weight, bias = ctx.ref(node.inputs[0]), ctx.optional(node, 1), ctx.optional(node, 2)
+    return [ctx.op(node, "aten::instance_norm", x, weight, bias, None, None, True, 0.1, _onnx_eps(node), True)]
+
+
+@translation("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+def onnx_skip_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
+    """com.microsoft: (input + skip + bias), then a layer norm; the fourth output is the sum."""
+    shape = ctx.net.shape(node.inputs[0])
+    total = node.outputs[3] if len(node.outputs) > 3 and node.outputs[3] else ctx.fresh(node)
+    simplified = node.op.startswith("SkipSimplified")
+    bias_at = 3 if simplified else 4
+    ops = [ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), outputs=(total,))]
+    if ctx.optional(node, bias_at) is not None:
+        before = ctx.fresh(node)
+        ops = [
+            ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.optional(node, bias_at), outputs=(before,)),
+            ctx.op(node, "aten::add.Tensor", ctx.ref(before), ctx.ref(node.inputs[1]), outputs=(total,)),
+        ]
+    if shape is None:
+        return None
+    ctx.define(total, node.inputs[0], shape)
+    weight = ctx.ref(node.inputs[2])
+    if simplified:
+        return [*ops, ctx.op(node, "aten::rms_norm", ctx.ref(total), shape[-1:], weight, _onnx_eps(node))]
+    bias = ctx.optional(node, 3)
+    return [*ops, ctx.op(node, "aten::layer_norm", ctx.ref(total), shape[-1:], weight, bias, _onnx_eps(node))]
+
+
+@translation("LRN")
+def onnx_local_response_norm(ctx: Context, node: Node) -> list[Op] | None:
+    """torch.nn.functional.local_response_norm: a mean of squares over neighbouring channels."""
+    shape = ctx.net.shape(node.inputs[0])
+    size = integer(node, "size", 0)
+    if shape is None or len(shape) != 4 or size < 1:
+        return None
+    x = ctx.ref(node.inputs[0])
+    batch, channels, rows, columns = shape
+    lifted = (batch, 1, channels, rows, columns)
+    padded = (batch, 1, channels + size - 1, rows, columns)
+    ops: list[Op] = []
+
+    def call(target: str, *args: Arg, sizes: tuple[int, ...]) -> Ref:
+        name = ctx.fresh(node)
+        ctx.define(name, node.inputs[0], sizes)
+        ops.append(ctx.op(node, f"aten::{target}", *args, outputs=(name,)))
+        return Ref(name)
+
+    square = call("unsqueeze", call("mul.Tensor", x, x, sizes=shape), 1, sizes=lifted)
+    square = call("pad", square, (0, 0, 0, 0, size // 2, (size - 1) // 2), "constant", 0.0, sizes=padded)
+    mean = call("avg_pool3d", square, (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, sizes=lifted)
+    mean = call("squeeze.dim", mean, 1, sizes=shape)
+    mean = call("mul.Tensor", mean, real(node, "alpha", 1e-4), sizes=shape)
+    mean = call("add.Tensor", mean, real(node, "bias", 1.0), sizes=shape)
+    power = call("pow.Tensor_Scalar", mean, real(node, "beta", 0.75), sizes=shape)
+    return [*ops, ctx.op(node, "aten::div.Tensor", x, power)]

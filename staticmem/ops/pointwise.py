@@ -1,20 +1,16 @@
-"""Arithmetic and comparisons: TensorIterator kernels with one new output, or none in place.
-
-Source of what is saved and of each formula: tools/autograd/derivatives.yaml. A formula's temporaries are listed as the
-kernels that it calls; they coexist until the formula ends.
-"""
+"""What elementwise ops share: in-place results, dtypes beside numbers, common formulas, rows of one-input functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager, result_type
+from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import Autocast, rule
 
 Scalar = int | float | bool
 
@@ -39,6 +35,12 @@ def scalar_dtype(self: Tensor, other: Any) -> DType:
     if isinstance(other, int) and self.dtype is dtypes.bool_:
         return dtypes.int64
     return self.dtype
+
+
+def end_statement(e: Eager, *temporaries: Tensor) -> None:
+    """The end of a C++ statement: what its backward has not saved is gone."""
+    for temporary in temporaries:
+        e.free(temporary)
 
 
 def grad_of(grads: Grads) -> Tensor:
@@ -71,72 +73,8 @@ def result_of(e: Eager, kernel: str, a: Tensor | None, b: Tensor | None, number:
     return e.pointwise(kernel, tensor, dtype=scalar_dtype(tensor, number))
 
 
-@rule("aten::add", kinds=("arithmetic",))
-def add(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
-    """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
-    a, b = tensors_of(self, other)
-    out = result_of(e, "aten.add.Tensor", a, b, self if a is None else other)
-    e.record("AddBackward0", out, [a, b], _add_formulas(alpha))
-    return out
-
-
-def _add_formulas(alpha: Scalar) -> list[Formula]:
-    def scaled(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.pointwise("aten.mul.Tensor", grad_of(grads))
-
-    return [Formula((1,), same if alpha == 1 else scaled), Formula((0,), same)]
-
-
-@rule("aten::sub", kinds=("arithmetic",))
-def sub(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
-    """Saves nothing; the gradient of `other` is a negated copy."""
-    a, b = tensors_of(self, other)
-    out = result_of(e, "aten.sub.Tensor", a, b, self if a is None else other)
-    e.record("SubBackward0", out, [a, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
-    return out
-
-
 def negate(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.neg.default", grad_of(grads))
-
-
-def _negated(alpha: Scalar) -> Any:
-    """`maybe_multiply(-grad, alpha)`."""
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        negative = negate(e, grads, need)
-        return negative if alpha == 1 else e.pointwise("aten.mul.Tensor", negative)
-
-    return formula
-
-
-@rule("aten::rsub", kinds=("arithmetic",))
-def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
-    """other - self: saves nothing; the gradient of `self` is a negated copy, that of `other` the incoming tensor."""
-    operands = [t for t in (self, other) if isinstance(t, Tensor)]
-    out = e.pointwise("aten.rsub.Scalar", *operands)
-    e.record(
-        "RsubBackward0", out, operands, [Formula((0,), _negated(alpha)), *([Formula((1,), same)] * (len(operands) - 1))]
-    )
-    return out
-
-
-@rule("aten::sub_", kinds=("arithmetic",))
-def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
-    """In place: saves nothing; the gradient of `other` is a negated copy."""
-    out = inplace(e, self, "aten.sub_.Tensor")
-    b = other if isinstance(other, Tensor) else None
-    e.record("SubBackward0", out, [self, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
-    return out
-
-
-@rule("aten::add_", kinds=("arithmetic",))
-def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
-    """In place: saves nothing; both gradients are the incoming tensor."""
-    out = inplace(e, self, "aten.add_.Tensor")
-    b = other if isinstance(other, Tensor) else None
-    e.record("AddBackward0", out, [self, b], _add_formulas(alpha))
-    return out
 
 
 def times(scale: Tensor) -> Any:
@@ -156,100 +94,69 @@ def scale_grad(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.mul.Tensor", grad_of(grads))
 
 
-@rule("aten::mul", kinds=("arithmetic",))
-def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
-    a, b = tensors_of(self, other)
-    out = result_of(e, "aten.mul.Tensor", a, b, self if a is None else other)
-    if a is None or b is None:
-        e.record("MulBackward0", out, [b if a is None else a], [Formula((0,), scale_grad)])
-    else:
-        record_mul(e, out, a, b, a, b)
-    return out
-
-
-def record_mul(e: Eager, out: Tensor, a: Tensor, b: Tensor, saved_a: Tensor | None, saved_b: Tensor | None) -> None:
-    saves = [saved_a if e.needs_grad(b) else None, saved_b if e.needs_grad(a) else None]
-    formulas = [Formula((1,), times(a)), Formula((0,), times(b))]
-    e.record("MulBackward0", out, [a, b], formulas, saves)
-
-
-@rule("aten::mul_", kinds=("arithmetic",))
-def mul_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
-    """In place: `other` is saved; `self` is cloned first if `other` needs a gradient."""
-    b = other if isinstance(other, Tensor) else None
-    original = clone_for_backward(e, self, b)
-    out = inplace(e, self, "aten.mul_.Tensor")
-    if b is None:
-        e.record("MulBackward0", out, [self], [Formula((0,), scale_grad)])
-    else:
-        record_mul(e, out, self, b, original, b)
-    return out
-
-
-def _div_other(self: Tensor | None, other: Tensor) -> Any:
-    operands = (other,) if self is None else (self, other)
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        # -grad * ((self / other) / other): FunctionsManual.cpp, div_tensor_other_grad
-        grad = grad_of(grads)
-        e.pointwise("aten.div.Tensor", *operands)
-        e.pointwise("aten.div.Tensor", *operands)
-        e.pointwise("aten.neg.default", grad)
-        return e.pointwise("aten.mul.Tensor", grad, *operands)
-
-    return formula
-
-
-def _div_self(other: Tensor) -> Any:
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.pointwise("aten.div.Tensor", grad_of(grads), other)
-
-    return formula
-
-
-def _div_scalar(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-    return e.pointwise("aten.div.Tensor", grad_of(grads))
-
-
-@rule("aten::div", "aten::true_divide", kinds=("arithmetic",))
-def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
-    """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once.
-
-    With a rounding mode both gradients are zeros.
-    """
-    a, b = tensors_of(self, other)
-    inputs = [t for t in (a, b) if t is not None]
-    dtype = result_type(inputs)
-    if rounding_mode is None and not dtype.is_differentiable:
-        dtype = dtypes.float32
-    out = e.pointwise("aten.div.Tensor", *inputs, dtype=dtype)
-    if rounding_mode is None:
-        _record_div(e, out, a, b, a)
-    else:
-        formulas = [Formula((k,), zeros) for k in range(len(inputs) - 1, -1, -1)]
-        e.record("DivBackward1", out, inputs, formulas, [a if e.needs_grad(b) else None, b])
-    return out
-
-
 def zeros(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     """`zeros_like` of the incoming gradient."""
     return e.empty_like(grad_of(grads), kernel="aten.zeros_like.default")
 
 
-def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved_a: Tensor | None) -> None:
-    if b is None:
-        e.record("DivBackward0", out, [a], [Formula((0,), _div_scalar)])
-        return
-    formulas = [Formula((1,), _div_other(a, b)), *([] if a is None else [Formula((0,), _div_self(b))])]
-    e.record("DivBackward0", out, [a, b], formulas, [saved_a if e.needs_grad(b) else None, b])
+class Unary(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    node: str
+    saves: str  # "self", "result" or ""
+    kernels: tuple[str, ...]  # of the backward formula, in order
+    autocast: Autocast = ""
+    inplace_saves: str = ""  # where the in-place form differs
+    also: str = ""  # other names that PyTorch dispatches to it, in-place ones end in `_`
+    in_place: bool = True  # there is an in-place form
 
 
-@rule("aten::div_", kinds=("arithmetic",))
-def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
-    """In place: saves `other`, and a clone of `self` if `other` needs a gradient."""
-    b = other if isinstance(other, Tensor) else None
-    original = clone_for_backward(e, self, b)
-    out = inplace(e, self, "aten.div_.Tensor")
-    _record_div(e, out, self, b, original)
-    return out
+def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
+    saved = self if row.saves == "self" else result
+
+    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        out = grad
+        for name in row.kernels:
+            out = e.pointwise(f"aten.{name}", grad, *((saved,) if row.saves else ()))
+        return out
+
+    return Formula((0,), compute)
+
+
+def define_unary(row: Unary) -> None:
+    """Registers the rules of a row."""
+    needs = {"self": "its input", "result": "its result", "": "nothing"}[row.saves]
+    saved_in_place = row.inplace_saves or row.saves
+
+    def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        dtype = self.dtype if self.dtype.is_differentiable or row.name in _INTEGER else dtypes.float32
+        if dtype.kind == "complex" and row.name == "abs":
+            dtype = dtypes.real_of(dtype)
+        out = e.pointwise(f"aten.{row.name}.default", self, dtype=dtype)
+        saves = {"self": self, "result": out, "": None}[row.saves]
+        e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
+        return out
+
+    def in_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        original = clone_for_backward(e, self, self) if saved_in_place == "self" else None
+        out = inplace(e, self, f"aten.{row.name}_.default")
+        saves = {"self": original, "result": out, "": None}[saved_in_place]
+        e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
+        return out
+
+    kernels = ", ".join(name.split(".")[0] for name in row.kernels)
+    out_of_place.__doc__ = f"Saves {needs}; backward runs {kernels or 'nothing'}."
+    in_place.__doc__ = (
+        f"In place: saves {'its result' if saved_in_place else 'nothing'}; backward runs {kernels or 'nothing'}."
+    )
+    if saved_in_place == "self":
+        in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
+    targets = [f"aten::{name}" for name in (row.name, *row.also.split())]
+    rule(*(target for target in targets if not target.endswith("_")), autocast=row.autocast)(out_of_place)
+    if row.in_place:
+        rule(f"aten::{row.name}_", *(target for target in targets if target.endswith("_")))(in_place)
+
+
+_INTEGER = {"abs", "neg", "sign", "floor", "ceil", "round", "trunc", "square", "relu"}  # of integers give integers

@@ -10,8 +10,13 @@ from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.convolution import pair
+from staticmem.ir.graph import Arg, Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.convolution import onnx_padded, onnx_pads, pair
+from staticmem.ops.onnx import Context, integer, integers, translation
+from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule
+from staticmem.ops.views import as_strided
 
 
 def _formatted(e: Eager, shape: tuple[int, ...], like: Tensor, dtype: dtypes.DType, kernel: str = "") -> Tensor:
@@ -98,9 +103,6 @@ def _full_gradient(self: Tensor, kernel: str) -> Formula:
 @rule("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d")
 def adaptive_avg_pool(e: Eager, self: Tensor, output_size: Any) -> Tensor:
     """Output (1, 1) is a mean over height and width; otherwise saves its input."""
-    from staticmem.ops.reduction import mean
-    from staticmem.ops.views import as_strided
-
     given = (output_size,) if isinstance(output_size, int) else tuple(output_size)
     lead = self.ndim - len(given)
     target = tuple(self.shape[lead + i] if size is None else size for i, size in enumerate(given))
@@ -125,3 +127,59 @@ def adaptive_max_pool(e: Eager, self: Tensor, output_size: Any) -> tuple[Tensor,
     formula = _full_gradient(self, "aten.adaptive_max_pool2d_backward.default")
     e.record("AdaptiveMaxPool2DBackward0", [out, indices], [self], [formula], [self, indices])
     return out, indices
+
+
+@translation("MaxPool")
+def onnx_max_pool(ctx: Context, node: Node) -> list[Op] | None:
+    kernel = integers(node, "kernel_shape")
+    count = len(kernel)
+    if not 1 <= count <= 3:
+        return None
+    ops, x, padding = onnx_padded(ctx, node, onnx_pads(ctx, node, kernel), float("-inf"))
+    args: tuple[Arg, ...] = (
+        x,
+        kernel,
+        integers(node, "strides", (1,) * count),
+        padding,
+        integers(node, "dilations", (1,) * count),
+        bool(integer(node, "ceil_mode", 0)),
+    )
+    if len(node.outputs) > 1 and node.outputs[1]:
+        return [*ops, ctx.op(node, f"aten::max_pool{count}d_with_indices", *args, outputs=node.outputs[:2])]
+    return [*ops, ctx.op(node, f"aten::max_pool{count}d", *args)]
+
+
+@translation("AveragePool")
+def onnx_average_pool(ctx: Context, node: Node) -> list[Op] | None:
+    kernel = integers(node, "kernel_shape")
+    count = len(kernel)
+    if not 1 <= count <= 3:
+        return None
+    if set(integers(node, "dilations", (1,))) != {1}:
+        return None  # PyTorch's average pooling has no dilation
+    pads = onnx_pads(ctx, node, kernel)
+    sizes = ctx.net.shape(node.outputs[0])
+    if set(kernel) == {1} and not any(pads) and sizes is not None:
+        # what adaptive_avg_pool becomes where the sizes are already right
+        return [ctx.op(node, f"aten::adaptive_avg_pool{count}d", ctx.ref(node.inputs[0]), sizes[-count:])]
+    ops, x, padding = onnx_padded(ctx, node, pads, 0.0)
+    args: list[Arg] = [x, kernel, integers(node, "strides", (1,) * count), padding]
+    args += [bool(integer(node, "ceil_mode", 0)), bool(integer(node, "count_include_pad", 0))]
+    return [*ops, ctx.op(node, f"aten::avg_pool{count}d", *args)]
+
+
+@translation("GlobalAveragePool")
+def onnx_global_average_pool(ctx: Context, node: Node) -> list[Op] | None:
+    count = ctx.rank(node.inputs[0]) - 2
+    if not 1 <= count <= 3:
+        return None
+    return [ctx.op(node, f"aten::adaptive_avg_pool{count}d", ctx.ref(node.inputs[0]), (1,) * count)]
+
+
+@translation("GlobalMaxPool")
+def onnx_global_max_pool(ctx: Context, node: Node) -> list[Op] | None:
+    count = ctx.rank(node.inputs[0]) - 2
+    if not 1 <= count <= 3:
+        return None
+    outputs = (node.outputs[0], ctx.fresh(node))
+    return [ctx.op(node, f"aten::adaptive_max_pool{count}d", ctx.ref(node.inputs[0]), (1,) * count, outputs=outputs)]

@@ -1,4 +1,4 @@
-"""Reductions, softmax and scans."""
+"""Reductions: sums, means, products, norms, variances."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, Translation, integer, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
 
@@ -105,87 +108,6 @@ def prod(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     return out
 
 
-@rule("aten::softmax", "aten::_softmax", "aten::log_softmax", "aten::_log_softmax", autocast="float32_dtype")
-def softmax(
-    e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None, *, kernel: str = "aten._softmax"
-) -> Tensor:
-    """Saves its result; backward makes one tensor. A dtype other than fp16 -> float32 copies the input first."""
-    source = self
-    if isinstance(dtype, DType) and dtype is not self.dtype:
-        if self.dtype is dtypes.float16 and dtype is dtypes.float32:  # half_to_float inside the kernel
-            return _softmax_result(e, self, dtype, kernel)
-        from staticmem.ops.casts import to_copy
-
-        source = to_copy(e, self, dtype)
-    return _softmax_result(e, source, source.dtype, kernel)
-
-
-def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor:
-    out = e.empty(self.shape, dtype, kernel=f"{kernel}.default")  # the structured kernel asks for no strides
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, self.dtype, kernel=f"{kernel}_backward_data.default")
-
-    e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], [out])
-    return out
-
-
-@rule("aten::logsumexp", autocast="float32")
-def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    """Saves its input and result; backward holds a difference, its exponential and the product."""
-    axes = axes_of(self, dim)
-    out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.logsumexp.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        difference = e.pointwise("aten.sub.Tensor", self)
-        exponential = e.pointwise("aten.exp.default", difference)
-        return e.pointwise("aten.mul.Tensor", kept(e, grad_of(grads), self, axes, keepdim), exponential)
-
-    e.record("LogsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
-
-
-@rule("aten::cumsum", autocast="float32_dtype")
-def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
-    """Contiguous, saves nothing; backward flips, sums and flips back."""
-    result = dtype or (self.dtype if self.dtype.is_differentiable else dtypes.int64)
-    out = e.empty(self.shape, result, kernel="aten.cumsum.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = e.to_dtype(grad_of(grads), self.dtype)
-        if grad.numel <= 1 or grad.shape[self.dim(dim)] == 1:
-            return grad
-        e.empty_like(grad, kernel="aten.flip.default")
-        for kernel in ("aten.cumsum.default", "aten.flip.default"):
-            grad = e.empty(grad.shape, grad.dtype, kernel=kernel)
-        return grad
-
-    e.record("CumsumBackward0", out, [self], [Formula((0,), gradient)])
-    return out
-
-
-@rule("aten::cumprod", autocast="float32_dtype")
-def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
-    """Saves its input and result; backward without zeros in the input: a product, its reversed sum and a quotient."""
-    out = e.empty(self.shape, dtype or self.dtype, kernel="aten.cumprod.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        if self.numel <= 1 or self.shape[self.dim(dim)] == 1:
-            return grad_of(grads)
-        product = e.pointwise("aten.mul.Tensor", out, grad_of(grads))
-        e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
-        made = [
-            e.empty_like(product, kernel=kernel)
-            for kernel in ("aten.flip.default", "aten.cumsum.default", "aten.flip.default")
-        ]
-        for temporary in made[:2]:
-            e.free(temporary)
-        return e.pointwise("aten.div.Tensor", made[2], self)
-
-    e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
-
-
 @rule("aten::linalg_vector_norm", autocast="float32_dtype")
 def vector_norm(
     e: Eager, self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
@@ -229,3 +151,162 @@ def norm(
 ) -> Tensor:
     """As `linalg_vector_norm`; the first argument after the input is the order."""
     return vector_norm(e, self, 2 if p is None else p, dim, keepdim, dtype)
+
+
+@rule("aten::nansum")
+def nansum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """Saves its input; backward multiplies by a mask of what is a number."""
+    axes = axes_of(self, dim)
+    out = e.empty(reduced_shape(self, axes, keepdim), dtype or self.dtype, kernel="aten.nansum.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        nan = e.pointwise("aten.isnan.default", self, dtype=dtypes.bool_)
+        mask = e.pointwise("aten.logical_not.default", nan, dtype=dtypes.bool_)
+        return e.pointwise("aten.mul.Tensor", kept(e, grad_of(grads), self, axes, keepdim), mask)
+
+    e.record("NansumBackward0", out, [self], [Formula((0,), gradient)], [self])
+    return out
+
+
+@rule("aten::count_nonzero")
+def count_nonzero(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
+    """int64 counts without gradient."""
+    shape = () if dim is None else reduced_shape(self, axes_of(self, dim), False)
+    return e.empty(shape, dtypes.int64, kernel="aten.count_nonzero.default")
+
+
+def _flags(dim: Any, args: Sequence[Any], keepdim: bool) -> tuple[Any, bool]:
+    """(dim, unbiased, keepdim) or (unbiased) or (dim, *, correction, keepdim), by the overload's positions."""
+    if args and isinstance(args[-1], bool) and len(args) == 2:
+        keepdim = args[-1]
+    return (None if isinstance(dim, bool) else dim), keepdim
+
+
+def _var_gradient(e: Eager, grad: Tensor, self: Tensor, axes: Sequence[int]) -> Tensor:
+    """`var_backward`: (2 / (N - correction)) * grad * (self - mean(self)), evaluated from the right."""
+    mean = e.empty(reduced_shape(self, axes, True), self.dtype, kernel="aten.mean.dim")
+    centred = e.pointwise("aten.sub.Tensor", self, mean)
+    scaled = e.pointwise("aten.mul.Tensor", grad)
+    return e.pointwise("aten.mul.Tensor", scaled, centred)
+
+
+def _std_gradient(e: Eager, grad: Tensor, self: Tensor, std: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+    """`std_backward`: the gradient over twice the result, zero where that is zero, is one of the variance."""
+    std = kept(e, std, self, axes, keepdim)
+    e.open_scope()
+    double = e.pointwise("aten.mul.Tensor", std)
+    by_var = e.pointwise("aten.div.Tensor", grad, double)
+    e.pointwise("aten.eq.Scalar", std, dtype=dtypes.bool_)
+    e.close_scope(keep=[by_var])
+    return _var_gradient(e, by_var, self, axes)
+
+
+def _one(e: Eager, self: Tensor, dim: Any, keepdim: bool, std: bool) -> Tensor:
+    axes = axes_of(self, dim)
+    out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.var.correction")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        assert grads[0] is not None
+        grad = kept(e, grads[0], self, axes, keepdim)
+        return _std_gradient(e, grad, self, out, axes, keepdim) if std else _var_gradient(e, grad, self, axes)
+
+    e.record(
+        "StdBackward0" if std else "VarBackward0", out, [self], [Formula((0,), gradient)], [self, out if std else None]
+    )
+    return out
+
+
+@rule("aten::var")
+def var(e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any) -> Tensor:
+    """Saves its input; backward holds the mean, the centred input, the scaled gradient and the product."""
+    return _one(e, self, *_flags(dim, args, keepdim), std=False)
+
+
+@rule("aten::std")
+def std(e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any) -> Tensor:
+    """Saves its input and result; backward divides the gradient by the result, then as `var`."""
+    return _one(e, self, *_flags(dim, args, keepdim), std=True)
+
+
+def _two(e: Eager, self: Tensor, dim: Any, keepdim: bool, std: bool) -> tuple[Tensor, Tensor]:
+    axes = axes_of(self, dim)
+    shape = reduced_shape(self, axes, keepdim)
+    outs = e.empty(shape, self.dtype, kernel="aten.var_mean.correction"), e.empty(shape, self.dtype)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor | None:
+        by_spread = by_mean = None
+        if grads[0] is not None:
+            e.open_scope()
+            grad = kept(e, grads[0], self, axes, keepdim)
+            by_spread = (
+                _std_gradient(e, grad, self, outs[0], axes, keepdim) if std else _var_gradient(e, grad, self, axes)
+            )
+            e.close_scope(keep=[by_spread])
+        if grads[1] is not None:
+            by_mean = e.pointwise("aten.div.Scalar", expanded(e, grads[1], self, axes, keepdim))
+        if by_spread is not None and by_mean is not None:
+            return e.pointwise("aten.add.Tensor", by_spread, by_mean)
+        return by_spread if by_mean is None else by_mean
+
+    name = "StdMeanBackward0" if std else "VarMeanBackward0"
+    e.record(name, outs, [self], [Formula((0,), gradient)], [self, outs[0] if std else None])
+    return outs
+
+
+@rule("aten::var_mean")
+def var_mean(
+    e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Saves its input; backward as `var`, plus an expanded, divided gradient of the mean."""
+    return _two(e, self, *_flags(dim, args, keepdim), std=False)
+
+
+@rule("aten::std_mean")
+def std_mean(
+    e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Saves its input and the deviation; backward as `std`, plus an expanded, divided gradient of the mean."""
+    return _two(e, self, *_flags(dim, args, keepdim), std=True)
+
+
+def _reduced(target: str) -> Translation:
+    def translate(ctx: Context, node: Node) -> list[Op] | None:
+        axes = ctx.ints(node, 1, "axes")
+        if len(node.inputs) > 1 and node.inputs[1] and axes is None:
+            return None
+        if not axes and integer(node, "noop_with_empty_axes", 0):
+            ctx.alias(node.outputs[0], node.inputs[0])
+            return []
+        return [ctx.op(node, f"aten::{target}", ctx.ref(node.inputs[0]), *onnx_axes(ctx, node))]
+
+    return translate
+
+
+def onnx_axes(ctx: Context, node: Node) -> tuple[tuple[int, ...], bool]:
+    """The reduced axes, all where none is named, and whether they stay with size 1."""
+    axes = ctx.ints(node, 1, "axes") or tuple(range(ctx.rank(node.inputs[0])))
+    return axes, bool(integer(node, "keepdims", 1))
+
+
+def _norm(order: int) -> Translation:
+    def translate(ctx: Context, node: Node) -> list[Op]:
+        return [ctx.op(node, "aten::linalg_vector_norm", ctx.ref(node.inputs[0]), order, *onnx_axes(ctx, node))]
+
+    return translate
+
+
+translation("ReduceMean")(_reduced("mean.dim"))
+translation("ReduceSum")(_reduced("sum.dim_IntList"))
+translation("ReduceMax")(_reduced("amax"))
+translation("ReduceMin")(_reduced("amin"))
+translation("ReduceL1")(_norm(1))
+translation("ReduceL2")(_norm(2))
+
+
+@translation("ReduceProd")
+def onnx_prod(ctx: Context, node: Node) -> list[Op] | None:
+    axes = ctx.ints(node, 1, "axes")
+    if axes is None or len(axes) != 1:
+        return None
+    keep = bool(integer(node, "keepdims", 1))
+    return [ctx.op(node, "aten::prod.dim_int", ctx.ref(node.inputs[0]), axes[0], keep)]

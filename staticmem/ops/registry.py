@@ -8,11 +8,12 @@ ask for: its kinds (`kinds_of("aten::split")` has "view"), the names of its argu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-from staticmem.ir.graph import Arg, Op
+from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.record import record
 
 Autocast = Literal["half", "float32", "float32_dtype", "promote", ""]
@@ -26,6 +27,7 @@ Kind = Literal[
     "data_sized",  # sizes of the result are in the data
     "dropout",
     "factory",  # makes a tensor of given sizes, whose contents no tensor decides
+    "integer",  # ONNX operators on integers, which ATen has not
     "norm",  # normalisation layers
     "product",  # matrix product
     "recurrent",  # a whole layer over all steps
@@ -33,6 +35,18 @@ Kind = Literal[
     "view",  # the memory of its input in another shape; `reshape` and its like rarely copy
 ]
 RuleFn = TypeVar("RuleFn", bound=Callable[..., Any])
+Shapes = Mapping[str, tuple[int, ...]]
+Flops = Callable[[Op, Sequence[Arg], Shapes], int]  # of the op, its arguments, and sizes of values by name
+
+# The files of this folder that register ops, the most common ones first. A family is imported when an op is looked up
+# that none before it has, so that a network of few layers needs few of them. Overloads of an op stand in one family.
+FAMILIES = (
+    "arithmetic views linear convolution normalization activations pooling softmax reduction loss factories casts "
+    "attention joining indexing comparison unary binary scattering rearranging sorting recurrent resample einsum "
+    "quantized distances fourier detection encoder_layer"
+).split()
+# Numbers that the engine and passes compute themselves
+_SYMBOLIC = ("operator::", "torch::sym_", "aten::sym_size", "aten::sym_numel", "aten::sym_stride")
 
 
 @record(frozen=True, slots=True)
@@ -49,16 +63,22 @@ class Rule:
         return " ".join((self.function.__doc__ or "").split())
 
 
-RULES: dict[str, Rule] = {}
-_KINDS: dict[str, frozenset[Kind]] = {}  # by target without overload
+RULES: dict[str, Rule] = {}  # of the families that are imported: `rules()` has all
+_KINDS: dict[str, frozenset[Kind]] = {}  # by target without overload, of all ops
+_FLOPS: dict[str, Flops] = {}  # the same
 _NO_KINDS: frozenset[Kind] = frozenset()
+_imported = 0  # families
 
 
 def rule(
-    *targets: str, kinds: tuple[Kind, ...] = (), autocast: Autocast = "", transparent: bool = False
+    *targets: str,
+    kinds: tuple[Kind, ...] = (),
+    autocast: Autocast = "",
+    transparent: bool = False,
+    flops: Flops | None = None,
 ) -> Callable[[RuleFn], RuleFn]:
     """Registers a rule for ATen targets, with or without an overload name; a target can have only one rule."""
-    declare(*targets, kinds=kinds)
+    declare(*targets, kinds=kinds, flops=flops)
 
     def register(function: RuleFn) -> RuleFn:
         for target in targets:
@@ -70,22 +90,88 @@ def rule(
     return register
 
 
-def declare(*targets: str, kinds: tuple[Kind, ...]) -> None:
-    """Kinds of ops. Those without a rule are in exports only: passes replace them by ops that eager code calls."""
-    for target in targets if kinds else ():
+def declare(*targets: str, kinds: tuple[Kind, ...] = (), flops: Flops | None = None) -> None:
+    """Facts of ops. Those without a rule are in exports only: passes replace them by ops that eager code calls."""
+    for target in targets:
         base = target.split(".", 1)[0]
         _KINDS[base] = _KINDS.get(base, _NO_KINDS).union(kinds)
+        if flops is not None:
+            _FLOPS[base] = flops
+
+
+def load_until(known: Callable[[], bool]) -> bool:
+    """Imports families until one has what is asked; False where none has it."""
+    global _imported
+    while not known():
+        position = _imported
+        if position == len(FAMILIES):
+            return False
+        import_module(f"staticmem.ops.{FAMILIES[position]}")
+        _imported = max(_imported, position + 1)  # another thread may have gone on
+    return True
+
+
+def rules() -> Mapping[str, Rule]:
+    """The rules of all families."""
+    load_until(lambda: False)
+    return RULES
+
+
+def _load(base: str) -> None:
+    if base not in _KINDS and not base.startswith(_SYMBOLIC):
+        load_until(lambda: base in _KINDS)
 
 
 def lookup(target: str) -> Rule | None:
     """The rule for `aten::add.Tensor`, else for `aten::add`, else None (an unknown op)."""
-    return RULES.get(target) or RULES.get(target.split(".", 1)[0])
+    base = target.split(".", 1)[0]
+    _load(base)
+    return RULES.get(target) or RULES.get(base)
+
+
+def rule_of(target: str) -> Rule:
+    """The rule of an op that has one: composite ops call others by name."""
+    found = lookup(target)
+    if found is None:
+        raise KeyError(target)
+    return found
+
+
+def function_of(target: str) -> Callable[..., Any]:
+    """The same, past the dispatcher: no autocast."""
+    return rule_of(target).function
 
 
 @lru_cache(maxsize=4096)
 def kinds_of(base: str) -> frozenset[Kind]:
     """What an op is, by its target without overload: `"view" in kinds_of(op.base)`."""
+    _load(base)
     return _KINDS.get(base, _NO_KINDS)
+
+
+def flops(op: Op, shapes: Shapes) -> int:
+    """Floating-point operations of an op's forward: 2 for each multiply-add of a product, convolution or attention.
+
+    Element-wise ops, norms and pooling count as nothing, as in `torch.utils.flop_counter`, whose formulas these are
+    (torch/utils/flop_counter.py: mm_flop, bmm_flop, conv_flop_count, sdpa_flop_count). Backward takes twice the
+    forward's, where both factors of a product need a gradient. `shapes`: sizes of the op's inputs and results by name;
+    what is not in it counts as nothing.
+    """
+    base = op.base
+    _load(base)
+    formula = _FLOPS.get(base)
+    if formula is None or not op.outputs:
+        return 0
+    try:
+        return formula(op, (*op.args, *op.kwargs.values()), shapes)
+    except (KeyError, IndexError, TypeError, AttributeError):  # a shape that is not known, an argument of another kind
+        return 0
+
+
+def size_of(arg: Arg, shapes: Shapes) -> tuple[int, ...]:
+    """Sizes of a tensor argument, for formulas of FLOPs."""
+    assert isinstance(arg, Ref)
+    return shapes[arg.name]
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Up- and down-sampling."""
+"""Interpolation and sampling on grids."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, text, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
 
@@ -95,3 +98,28 @@ def affine_grid_generator(e: Eager, theta: Tensor, size: Any, align_corners: boo
 
     e.record("AffineGridGeneratorBackward0", out, [theta], [Formula((0,), gradient)])
     return out
+
+
+_LINEAR = {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}
+
+
+@translation("Resize", "Upsample")
+def onnx_resize(ctx: Context, node: Node) -> list[Op] | None:
+    before, after = ctx.net.shape(node.inputs[0]), ctx.net.shape(node.outputs[0])
+    if before is None or after is None or len(before) != len(after) or not 3 <= len(after) <= 5:
+        return None
+    sizes, count = after[2:], len(after) - 2
+    corners = text(node, "coordinate_transformation_mode", "half_pixel") == "align_corners"
+    mode = text(node, "mode", "nearest")
+    x = ctx.ref(node.inputs[0])
+    if mode == "nearest":
+        return [ctx.op(node, f"aten::upsample_nearest{count}d.vec", x, sizes, None)]
+    if mode == "linear":
+        return [ctx.op(node, f"aten::upsample_{_LINEAR[count]}.vec", x, sizes, corners, None)]
+    return [ctx.op(node, "aten::upsample_bicubic2d.vec", x, sizes, corners, None)] if count == 2 else None
+
+
+@translation("GridSample")
+def onnx_grid_sample(ctx: Context, node: Node) -> list[Op]:
+    x, grid = ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1])
+    return [ctx.op(node, "aten::grid_sampler", x, grid, 0, 0, bool(integer(node, "align_corners", 0)))]

@@ -12,6 +12,9 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, text, translation
 from staticmem.ops.pointwise import grad_of, inplace, same
 from staticmem.ops.registry import rule
 
@@ -203,3 +206,10 @@ def _sum_gradients(src: Tensor) -> Any:
         return grad, e.empty(src.shape, grad.dtype, kernel="aten.gather.default")
 
     return formula
+
+
+@translation("ScatterElements")
+def onnx_scatter_elements(ctx: Context, node: Node) -> list[Op]:
+    x, index, source = (ctx.ref(n) for n in node.inputs[:3])
+    target = "aten::scatter_add" if text(node, "reduction", "none") == "add" else "aten::scatter.src"
+    return [ctx.op(node, target, x, integer(node, "axis", 0), index, source)]

@@ -5,7 +5,7 @@ Backward of a view is a view of the gradient where strides allow it; slice and s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from staticmem.eager import strides as layout
@@ -13,6 +13,9 @@ from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
+from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, integer, integers, translation
 from staticmem.ops.pointwise import grad_of, same
 from staticmem.ops.registry import rule
 
@@ -174,7 +177,7 @@ def numpy_t(e: Eager, self: Tensor) -> Tensor:
     return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
 
 
-@rule("aten::movedim", kinds=("view",))
+@rule("aten::movedim", "aten::moveaxis", kinds=("view",))
 def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]
@@ -343,3 +346,156 @@ def alias(e: Eager, self: Tensor) -> Tensor:
 def detach(e: Eager, self: Tensor) -> Tensor:
     """A view without gradient."""
     return e.alias(self, self.shape, self.strides)
+
+
+def at_least(e: Eager, self: Tensor, dims: int) -> Tensor:
+    if self.ndim >= dims:
+        return self
+    if self.ndim == 0:
+        return reshape(e, self, (1,) * dims)
+    if dims == 3:
+        return unsqueeze(e, self if self.ndim == 2 else unsqueeze(e, self, 0), -1)
+    return unsqueeze(e, self, 0)
+
+
+def _with_dims(dims: int) -> Callable[..., Any]:
+    def run(e: Eager, self: Any) -> Any:
+        """A view with dimensions of size 1; the tensor itself where it has enough."""
+        return at_least(e, self, dims) if isinstance(self, Tensor) else [at_least(e, t, dims) for t in self]
+
+    return run
+
+
+for _dims in (1, 2, 3):
+    rule(f"aten::atleast_{_dims}d")(_with_dims(_dims))
+
+
+@rule("aten::ravel", kinds=("view",))
+def ravel(e: Eager, self: Tensor) -> Tensor:
+    """As `reshape` to one dimension."""
+    return reshape(e, self, (-1,))
+
+
+@rule("aten::adjoint", "aten::mH", "aten::matrix_H", kinds=("view",))
+def adjoint(e: Eager, self: Tensor) -> Tensor:
+    """A transposed view (complex conjugation is a flag of the view)."""
+    return transpose(e, self, -2, -1)
+
+
+@translation("Reshape")
+def onnx_reshape(ctx: Context, node: Node) -> list[Op] | None:
+    sizes = ctx.net.shape(node.outputs[0])
+    if sizes is None:
+        known = ctx.ints(node, 1, "shape")
+        if known is None or known.count(-1) > 1 or 0 in known:
+            return None
+        sizes = known
+    return [ctx.op(node, "aten::reshape", ctx.ref(node.inputs[0]), sizes)]
+
+
+@translation("Flatten")
+def onnx_flatten(ctx: Context, node: Node) -> list[Op] | None:
+    rank, axis = ctx.rank(node.inputs[0]), integer(node, "axis", 1)
+    axis = axis + rank if axis < 0 else axis
+    if axis == 1 and rank > 1:
+        return [ctx.op(node, "aten::flatten.using_ints", ctx.ref(node.inputs[0]), 1)]
+    return onnx_reshape(ctx, node) if ctx.net.shape(node.outputs[0]) is not None else None
+
+
+@translation("Transpose")
+def onnx_transpose(ctx: Context, node: Node) -> list[Op]:
+    rank = ctx.rank(node.inputs[0])
+    perm = integers(node, "perm", tuple(reversed(range(rank))))
+    moved = [axis for axis, source in enumerate(perm) if axis != source]
+    x = ctx.ref(node.inputs[0])
+    if len(moved) == 2:
+        if len(perm) == 2:
+            return [ctx.op(node, "aten::t", x)]
+        return [ctx.op(node, "aten::transpose.int", x, moved[0], moved[1])]
+    return [ctx.op(node, "aten::permute", x, perm)]
+
+
+def _onnx_steps(ctx: Context, node: Node, target: str, axes: tuple[int, ...], sizes: list[tuple[int, ...]]) -> list[Op]:
+    """One op an axis, as PyTorch has no call for several."""
+    ops: list[Op] = []
+    x = ctx.ref(node.inputs[0])
+    for position, axis in enumerate(axes):
+        last = position == len(axes) - 1
+        name = node.outputs[0] if last else ctx.fresh(node)
+        if not last:
+            ctx.define(name, node.inputs[0], sizes[position])
+        ops.append(ctx.op(node, target, x, axis, outputs=(name,)))
+        x = Ref(name)
+    return ops
+
+
+@translation("Unsqueeze")
+def onnx_unsqueeze(ctx: Context, node: Node) -> list[Op] | None:
+    axes = ctx.ints(node, 1, "axes")
+    shape = ctx.net.shape(node.inputs[0])
+    if axes is None or shape is None:
+        return None
+    rank = len(shape) + len(axes)
+    ordered = tuple(sorted(a % rank for a in axes))
+    sizes: list[tuple[int, ...]] = []
+    current = shape
+    for axis in ordered:
+        current = (*current[:axis], 1, *current[axis:])
+        sizes.append(current)
+    return _onnx_steps(ctx, node, "aten::unsqueeze", ordered, sizes)
+
+
+@translation("Squeeze")
+def onnx_squeeze(ctx: Context, node: Node) -> list[Op] | None:
+    axes = ctx.ints(node, 1, "axes")
+    shape = ctx.net.shape(node.inputs[0])
+    if shape is None:
+        return None
+    if axes is None:
+        return [ctx.op(node, "aten::squeeze", ctx.ref(node.inputs[0]))]
+    ordered = tuple(sorted((a % len(shape) for a in axes), reverse=True))
+    sizes: list[tuple[int, ...]] = []
+    current = shape
+    for axis in ordered:
+        current = (*current[:axis], *current[axis + 1 :])
+        sizes.append(current)
+    return _onnx_steps(ctx, node, "aten::squeeze.dim", ordered, sizes)
+
+
+@translation("Slice")
+def onnx_slices(ctx: Context, node: Node) -> list[Op] | None:
+    starts, ends = ctx.ints(node, 1, "starts"), ctx.ints(node, 2, "ends")
+    shape = ctx.net.shape(node.inputs[0])
+    if starts is None or ends is None or shape is None:
+        return None
+    axes = ctx.ints(node, 3, "axes") or tuple(range(len(starts)))
+    steps = ctx.ints(node, 4) or (1,) * len(starts)
+    ops: list[Op] = []
+    x, current = ctx.ref(node.inputs[0]), list(shape)
+    for position, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=False)):
+        last = position == len(starts) - 1
+        name = node.outputs[0] if last else ctx.fresh(node)
+        axis %= len(shape)
+        kept = len(range(*slice(start, end, step).indices(current[axis]))) if step else 0
+        current[axis] = kept
+        if not last:
+            ctx.define(name, node.inputs[0], tuple(current))
+        if step < 0:  # PyTorch has no negative steps: flip copies
+            ops.append(ctx.op(node, "aten::flip", x, (axis,), outputs=(name,)))
+        else:
+            bounds: tuple[Arg, ...] = (axis, start, end) if step == 1 else (axis, start, end, step)
+            ops.append(ctx.op(node, "aten::slice.Tensor", x, *bounds, outputs=(name,)))
+        x = Ref(name)
+    return ops
+
+
+@translation("Expand")
+def onnx_expand(ctx: Context, node: Node) -> list[Op] | None:
+    sizes = ctx.net.shape(node.outputs[0]) or ctx.ints(node, 1)
+    return None if sizes is None else [ctx.op(node, "aten::expand", ctx.ref(node.inputs[0]), sizes)]
+
+
+@translation("Identity")
+def onnx_identity(ctx: Context, node: Node) -> list[Op]:
+    ctx.alias(node.outputs[0], node.inputs[0])
+    return []

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, SourceLine, Value
 from staticmem.ir.onnx_graph import Net, Node, frames
 from staticmem.ir.source import source_lines
+from staticmem.ops.onnx import Context, calls_of
 from staticmem.passes.fx_text import FxNode
-
-if TYPE_CHECKING:
-    from staticmem.ops.onnx.context import Context
 
 
 def train_batch_norm(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
@@ -110,9 +107,7 @@ def unfold(net: Net, ctx: Context, fx: FxNode, node: Node) -> tuple[list[Op], di
     plain = replace(node, inputs=(*node.inputs[:2], *((bias,) if known else ())))
     name = f"{output}::convolution"
     ctx.frames = _convolution_frames(node, path, len(value.shape) - 2)
-    from staticmem.ops.onnx import table  # has the translations of all operators
-
-    ops, meaning = table.translate(ctx, plain)
+    ops, meaning = calls_of(ctx, plain)
     if not meaning or not ops or ops[-1].outputs != (output,):
         return None
     stack = source_lines(node.stack)

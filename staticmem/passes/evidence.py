@@ -90,9 +90,7 @@ def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Se
 
 def integer_results(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
     """Says of how many operators on integers ATen has no counterpart."""
-    from staticmem.ops.onnx import quantized
-
-    whole = sum(op.target.removeprefix("onnx::") in quantized.INTEGERS for op in graph.ops)
+    whole = sum("integer" in kinds_of(op.base) for op in graph.ops)
     text = "operators on integers have no counterpart in ATen: their results are counted, no gradient passes them"
     return graph, [Note("assumption", "SM269", text, whole)] if whole else []
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 
 from staticmem.ir.graph import Frame, Graph, Note, Op
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames, is_known
-from staticmem.ops.onnx import table
-from staticmem.ops.onnx.context import Context
+from staticmem.ops.onnx import Context, calls_of
 from staticmem.passes import module_parts
 from staticmem.passes.edit import Ops
 from staticmem.passes.patterns import find
@@ -112,7 +111,7 @@ class Translator:
         if (node.op == "Constant" and not node.domain) or (node.outputs and node.outputs[0] in self.net.weights):
             return []
         self.ctx.frames = self.frames(node) if modules is None else modules
-        ops, meaning = table.translate(self.ctx, node)
+        ops, meaning = calls_of(self.ctx, node)
         if not meaning:
             self.unknown[f"{node.domain or 'onnx'}::{node.op}"] += 1
         return ops

@@ -14,8 +14,7 @@ from staticmem.ir.classes import short as short_class
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import module_of, short
-from staticmem.ops import in_place
-from staticmem.ops.flops import flops
+from staticmem.ops import flops, in_place
 
 SCHEMA = "staticmem.layers/1"
 

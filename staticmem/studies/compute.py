@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from staticmem.engine.shapes import known_values
 from staticmem.ir.graph import Graph, Op
-from staticmem.ops.flops import flops
+from staticmem.ops import flops
 from staticmem.passes.checkpoint_regions import regions_of
 from staticmem.scenario.step import Scenario
 

@@ -86,7 +86,7 @@ def test_every_guide_has_commands() -> None:
 @pytest.mark.parametrize("page", [page for page in ALL if "```pycon" in page.read_text(encoding="utf-8")], ids=name)
 def test_sessions_print_what_they_show(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """```pycon blocks are doctests; all of a page share their names, and rules that it registers end with it."""
-    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr(registry, "RULES", dict(registry.rules()))
     text = page.read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"```pycon\n(.*?)```", text, re.S))
     test = doctest.DocTestParser().get_doctest(blocks, {}, page.name, str(page), 0)

@@ -11,7 +11,7 @@ from staticmem.eager.context import Eager, result_type
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import round_up
 from staticmem.ir import dtypes
-from staticmem.ops.pointwise import add, mul
+from staticmem.ops.arithmetic import add, mul
 
 
 @pytest.fixture

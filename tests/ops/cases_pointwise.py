@@ -5,7 +5,7 @@ from __future__ import annotations
 from observe import Case, Spec, b, call, f, h, i
 
 from staticmem.ir import dtypes
-from staticmem.ops.activations import TABLE
+from staticmem.ops import activations, unary
 
 SUBCLASS = "PyTorch takes an out-of-place branch while a dispatch mode watches (clamp_backward)"
 FAKE = "the fake kernel keeps the layout; glu_backward_cuda of aten/src/ATen/native/cuda/GatedLinearUnit.cpp does not"
@@ -116,7 +116,7 @@ _NO_INPLACE = {"hardshrink", "softshrink", "softplus", "log_sigmoid"}
 
 def _unary() -> list[Case]:
     cases = []
-    for row in TABLE:
+    for row in (*activations.TABLE, *unary.TABLE):
         rest = _ARGUMENTS.get(row.name, ())
         device = "cpu" if row.name in _COMPOSED else "cuda"
         xs = (f(4, 3), f(2, 3, 4, 5).channels_last, f(4, 3).wide(), h(4, 3), f(1, 3).expand(4, 3))

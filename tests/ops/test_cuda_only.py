@@ -8,7 +8,7 @@ from observe import Case, Observation, b, call, f, h, i
 
 from staticmem.eager.context import Eager
 from staticmem.ir import dtypes
-from staticmem.ops.fast_path import native_multi_head_attention
+from staticmem.ops.encoder_layer import native_multi_head_attention
 
 CUDNN = f(2, 4, 5, 6), f(4), f(4), f(4).fixed, f(4).fixed
 

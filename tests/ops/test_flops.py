@@ -10,7 +10,7 @@ import pytest
 from small_graphs import Builder
 
 from staticmem.engine.shapes import known_values
-from staticmem.ops.flops import flops
+from staticmem.ops import flops
 from staticmem.studies import Request, Study
 
 MODELS = Path(__file__).resolve().parents[2] / "models"

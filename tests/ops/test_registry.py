@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from staticmem import ops
 from staticmem.ir.graph import Op, Ref
-from staticmem.ops import argument, in_place, kinds_of, parameters
+from staticmem.ops import argument, in_place, kinds_of, parameters, rules
+from staticmem.ops.registry import FAMILIES
+
+SHARED = {"__init__", "registry", "dispatch", "document", "onnx", "pointwise"}
+LOADED = """
+import sys
+from staticmem.ops import lookup
+lookup({!r})
+print(*sorted(name.removeprefix("staticmem.ops.") for name in sys.modules if name.startswith("staticmem.ops.")))
+"""
+
+
+def test_every_file_with_rules_is_a_family() -> None:
+    files = {path.stem for path in Path(ops.__file__).parent.glob("*.py")}
+    assert sorted(FAMILIES) == sorted(files - SHARED)
+
+
+def test_overloads_of_an_op_stand_in_one_family() -> None:
+    """Else the one that is imported first would stand for an overload of the other."""
+    families = defaultdict(set)
+    for target, found in rules().items():
+        families[target.split(".", 1)[0]].add(found.function.__module__)
+    assert {target: names for target, names in families.items() if len(names) > 1} == {}
+
+
+def test_a_family_is_imported_when_an_op_of_it_is_asked_for() -> None:
+    def loaded(target: str) -> list[str]:
+        run = [sys.executable, "-c", LOADED.format(target)]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+
+    assert "attention" not in loaded("aten::conv2d")
+    assert "attention" in loaded("aten::scaled_dot_product_attention")
 
 
 def test_kinds_are_those_of_the_target_without_overload() -> None:

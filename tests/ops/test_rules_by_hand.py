@@ -9,8 +9,8 @@ from observe import Case, Observation, call, f, i
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops import RULES
 from staticmem.ops.indexing import index, take_along_dim
+from staticmem.ops.registry import function_of
 
 
 def observed(case: Case) -> Observation:
@@ -40,7 +40,7 @@ def test_a_change_in_place_is_a_kernel() -> None:
     made = e.empty((4,), dtypes.float32)
     for target in ("relu_", "exp_", "neg_"):
         kernels = len(e.trace.kernels)
-        assert RULES[f"aten::{target}"].function(e, made) is made
+        assert function_of(f"aten::{target}")(e, made) is made
         assert [kernel.name for kernel in list(e.trace.kernels)[kernels:]] == [f"aten.{target}.default"]
 
 
@@ -57,7 +57,7 @@ def test_the_kernel_of_a_loss_says_whether_there_are_positions() -> None:
     for shape, target, name in (((4, 7), (4,), "nll_loss"), ((2, 7, 4, 5), (2, 4, 5), "nll_loss2d")):
         e = Eager()
         e.trace.begin("forward")
-        RULES["aten::nll_loss_nd"].function(e, e.empty(shape, dtypes.float32), e.empty(target, dtypes.int64))
+        function_of("aten::nll_loss_nd")(e, e.empty(shape, dtypes.float32), e.empty(target, dtypes.int64))
         assert f"aten.{name}_forward.default" in {kernel.name for kernel in e.trace.kernels}
 
 
@@ -76,7 +76,7 @@ def batch_norm(shape: tuple[int, ...], exported: bool, training: bool = True) ->
     e.trace.begin("forward")
     x, channels = e.empty(shape, dtypes.float32), [e.empty((shape[1],), dtypes.float32) for _ in range(4)]
     before = len(e.trace.buffers)
-    RULES["aten::batch_norm"].function(e, x, *channels, exported)
+    function_of("aten::batch_norm")(e, x, *channels, exported)
     return e.trace.kernels[-1].name.split(".")[1], [b.shape for b in e.trace.buffers[before:]]
 
 
@@ -124,7 +124,7 @@ def test_a_reduction_says_what_it_reduces(
     e = Eager()
     e.trace.begin("forward")
     x = e.empty((2, 3, 4), dtypes.float32, (12, 1, 3))
-    RULES[f"aten::{target}"].function(e, x, *rest)
+    function_of(f"aten::{target}")(e, x, *rest)
     assert e.trace.reductions == {e.running: ((2, 3, 4), (12, 1, 3), axes)}
     assert e.trace.kernels[e.running].name == kernel
 
@@ -143,5 +143,5 @@ def test_what_is_taken_along_a_dimension_is_broadcast_over_the_others(axis: int)
 def test_one_hot_has_one_more_dimension() -> None:
     e = Eager()
     e.trace.begin("forward")
-    made = RULES["aten::one_hot"].function(e, e.empty((2, 3), dtypes.int64), 7)
+    made = function_of("aten::one_hot")(e, e.empty((2, 3), dtypes.int64), 7)
     assert (made.shape, made.dtype) == ((2, 3, 7), dtypes.int64)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from staticmem.ir.graph import Frame, Op
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx.context import Context
+from staticmem.ops.onnx import Context
 from staticmem.passes.patterns import activations, attention, indexing, linear, noise, norms, packed, pointwise
 from staticmem.passes.patterns.matcher import Matcher, Pattern
 

@@ -8,7 +8,7 @@ be a tensor that the model owns (a table of positions).
 from __future__ import annotations
 
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx.matmul import named_weight
+from staticmem.ops.linear import named_weight
 from staticmem.passes.patterns.matcher import Matcher
 
 

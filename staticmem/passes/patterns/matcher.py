@@ -7,7 +7,7 @@ from functools import cached_property
 
 from staticmem.ir.graph import Arg, Frame, Op
 from staticmem.ir.onnx_graph import Node, is_known
-from staticmem.ops.onnx.context import Context
+from staticmem.ops.onnx import Context
 
 Pattern = Callable[["Matcher", Node], bool]
 

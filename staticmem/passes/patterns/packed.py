@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import shape
+from staticmem.ops.views import onnx_squeeze, onnx_transpose, onnx_unsqueeze
 from staticmem.passes.patterns.matcher import Matcher
 
 
@@ -27,8 +27,7 @@ def match(m: Matcher, node: Node) -> bool:
     ops: list[Op] = []
     for part in (added, turned, node):
         ops.extend(
-            (shape.unsqueeze if part is added else shape.transpose if part is turned else shape.squeeze)(m.ctx, part)
-            or []
+            (onnx_unsqueeze if part is added else onnx_transpose if part is turned else onnx_squeeze)(m.ctx, part) or []
         )
     if len(ops) != 3:
         return False

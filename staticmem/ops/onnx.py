@@ -1,4 +1,4 @@
-"""What a translation of one ONNX node needs: arguments as ATen knows them, known integers, new names."""
+"""Translations of ONNX operators to ATen calls: their table, and the context with arguments, numbers and names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Op, Ref, Value
 from staticmem.ir.onnx_graph import Attr, Net, Node
+from staticmem.ops.registry import load_until
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,7 +127,52 @@ class Context:
             self.net.values[name] = Value(name, value.dtype, shape)
 
 
-Rule = Callable[[Context, Node], "list[Op] | None"]
+Translation = Callable[[Context, Node], "list[Op] | None"]
+TRANSLATIONS: dict[str, Translation] = {}
+# operators of other domains that are known; an equal name elsewhere may mean something else
+_DOMAINS = ("", "com.microsoft")
+
+
+def translation(*operators: str) -> Callable[[Translation], Translation]:
+    """Registers the translation of ONNX operators. It gives None for a node that no ATen call stands for."""
+
+    def register(function: Translation) -> Translation:
+        for operator in operators:
+            if operator in TRANSLATIONS:
+                raise ValueError(f"two translations of {operator}")
+            TRANSLATIONS[operator] = function
+        return function
+
+    return register
+
+
+def calls_of(ctx: Context, node: Node) -> tuple[list[Op], bool]:
+    """The ops of a node, and whether it has a meaning in ATen."""
+    if node.domain in _DOMAINS and load_until(lambda: node.op in TRANSLATIONS):
+        try:
+            ops = TRANSLATIONS[node.op](ctx, node)
+        except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):
+            ops = None  # a node that breaks its operator's definition
+        if ops is not None:
+            return ops, True
+    return [_fallback(ctx, node)], False
+
+
+def _fallback(ctx: Context, node: Node) -> Op:
+    """The node under its own name: the engine assumes that its results are new and its inputs are kept."""
+    args = tuple(ctx.arg(name) for name in node.inputs)
+    outputs = tuple(name for name in node.outputs if name)
+    return ctx.op(node, f"{node.domain or 'onnx'}::{node.op}", *args, outputs=outputs)
+
+
+def one_input(operators: Mapping[str, str]) -> None:
+    """Registers operators that are a call with their first input alone: by name the call without its namespace."""
+
+    def define(target: str) -> Translation:
+        return lambda ctx, node: [ctx.op(node, target, ctx.ref(node.inputs[0]))]
+
+    for operator, name in operators.items():
+        translation(operator)(define(f"aten::{name}"))
 
 
 def _number(array: np.ndarray) -> int | float | bool:

@@ -1,6 +1,7 @@
-"""Powers and products of three tensors, with the composed formulas of FunctionsManual.cpp.
+"""Functions of two and three numbers: powers, angles, blends, with the composed formulas of FunctionsManual.cpp.
 
-C++ evaluates the arguments of a call from the last to the first, which shows in the order of temporaries.
+C++ evaluates the arguments of a call from the last to the first, which shows in the order of temporaries. `e.free` ends
+a C++ temporary where its last reader consumes it (an rvalue); the others live until their formula ends.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, result_type
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.pointwise import Scalar, grad_of, same, scalar_dtype, scale_grad, times
+from staticmem.ir.graph import Op, Ref
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import Context, translation
+from staticmem.ops.pointwise import Scalar, clone_for_backward, grad_of, inplace, same, scalar_dtype, scale_grad, times
 from staticmem.ops.registry import rule
 
 
@@ -155,3 +159,153 @@ def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, expon
 
     formulas = [Formula((1,), by_exponent), Formula((0,), by_self)]
     e.record("PowBackward1", out, [self, exponent], formulas, [saved, exponent, out])
+
+
+@rule("aten::pow_")
+def pow_(e: Eager, self: Tensor, exponent: Tensor | Scalar) -> Tensor:
+    """In place: clones its input first and saves the clone (a tensor exponent and the result too)."""
+    other = exponent if isinstance(exponent, Tensor) else None
+    original = clone_for_backward(e, self, self, other)
+    out = inplace(e, self, "aten.pow_.Scalar")
+    record_pow(e, out, self, original or self, exponent)
+    return out
+
+
+@rule("aten::addcmul_")
+def addcmul_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
+    """In place, else as `addcmul`."""
+    out = inplace(e, self, "aten.addcmul_.default")
+    record_addcmul(e, out, self, tensor1, tensor2)
+    return out
+
+
+@rule("aten::addcdiv_")
+def addcdiv_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
+    """In place, else as `addcdiv`."""
+    out = inplace(e, self, "aten.addcdiv_.default")
+    record_addcdiv(e, out, self, tensor1, tensor2)
+    return out
+
+
+def _atan2_gradients(self: Tensor, other: Tensor) -> Any:
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = grad_of(grads)  # FunctionsManual.cpp, atan2_backward
+        square = e.pointwise("aten.mul.Tensor", other)
+        first = e.pointwise("aten.mul.Tensor", self)
+        total = e.pointwise("aten.add.Tensor", first, square)
+        e.free(first)
+        e.free(square)
+        inverse = e.pointwise("aten.reciprocal.default", total)
+        zero = e.pointwise("aten.eq.Scalar", total, dtype=dtypes.bool_)
+        filled = e.pointwise("aten.masked_fill.Scalar", inverse)
+        for done in (inverse, zero):
+            e.free(done)
+        by_self = by_other = None
+        if need[0]:
+            scaled = e.pointwise("aten.mul.Tensor", grad, other)
+            by_self = e.pointwise("aten.mul.Tensor", scaled, filled)
+        if need[1]:
+            negative = e.pointwise("aten.neg.default", self)
+            product = e.pointwise("aten.mul.Tensor", grad, negative)
+            by_other = e.pointwise("aten.mul.Tensor", product, filled)
+        return by_self, by_other
+
+    return gradients
+
+
+@rule("aten::atan2", "aten::arctan2")
+def atan2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both; backward takes the reciprocal of the sum of squares, masked at zero, and two products a gradient."""
+    out = e.pointwise("aten.atan2.default", self, other, dtype=_floating(self, other))
+    e.record("Atan2Backward0", out, [self, other], [Formula((0, 1), _atan2_gradients(self, other))], [self, other])
+    return out
+
+
+def _floating(*operands: Tensor) -> Any:
+    found = result_type(operands)
+    return found if found.is_differentiable else dtypes.float32
+
+
+@rule("aten::hypot")
+def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves the result, and each operand that needs a gradient: a product and a quotient."""
+    out = e.pointwise("aten.hypot.default", self, other)
+
+    def by(side: Tensor) -> Any:
+        def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+            ratio = e.pointwise("aten.mul.Tensor", grad_of(grads), side)
+            return e.pointwise("aten.div.Tensor", ratio, out)
+
+        return gradient
+
+    formulas = [Formula((1,), by(other)), Formula((0,), by(self))]
+    saves = [self if e.needs_grad(self) else None, other if e.needs_grad(other) else None, out]
+    e.record("HypotBackward0", out, [self, other], formulas, saves)
+    return out
+
+
+@rule("aten::xlogy", "aten::special_xlogy")
+def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both; the gradient of `self` takes a logarithm, three masks and a choice, that of `other` a quotient."""
+    out = e.pointwise("aten.xlogy.Tensor", self, other, dtype=_floating(self, other))
+
+    def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        scaled = e.pointwise("aten.mul.Tensor", grad_of(grads), self)
+        return e.pointwise("aten.div.Tensor", scaled, other)
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        product = e.pointwise("aten.xlogy.Tensor", grad, other)
+        negative = e.pointwise("aten.le.Scalar", other, dtype=dtypes.bool_)
+        zero = e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
+        e.pointwise("aten.bitwise_and.Tensor", zero, negative, dtype=dtypes.bool_)
+        return e.pointwise("aten.masked_fill.Scalar", product)
+
+    formulas = [Formula((1,), by_other), Formula((0,), by_self)]
+    e.record("XlogyBackward0", out, [self, other], formulas, [self, other])
+    return out
+
+
+@rule("aten::copysign")
+def copysign(e: Eager, self: Tensor, other: Tensor | float) -> Tensor:
+    """Saves `self` and the result; its gradient takes a quotient, a mask and a product, that of `other` is zeros."""
+    b = other if isinstance(other, Tensor) else None
+    out = e.pointwise("aten.copysign.Tensor", self, *([] if b is None else [b]))
+
+    def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        assert b is not None
+        return e.empty(b.shape, b.dtype, kernel="aten.zeros.default")
+
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        ratio = e.pointwise("aten.div.Tensor", out, self)
+        e.free(e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_))
+        return e.pointwise("aten.mul.Tensor", grad_of(grads), ratio)
+
+    saves = [self if e.needs_grad(self) else None, out]
+    e.record("CopysignBackward0", out, [self, b], [Formula((1,), by_other), Formula((0,), by_self)], saves)
+    return out
+
+
+@rule("aten::logaddexp")
+def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both operands; each gradient takes a difference, its exponential, one more and a quotient."""
+    out = e.pointwise("aten.logaddexp.default", self, other)
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        difference = e.pointwise("aten.sub.Tensor", other, self)
+        exponential = e.pointwise("aten.exp.default", difference)
+        one_more = e.pointwise("aten.add.Tensor", exponential)
+        return e.pointwise("aten.div.Tensor", grad_of(grads), one_more)
+
+    e.record("LogaddexpBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    return out
+
+
+@translation("Pow")
+def onnx_power(ctx: Context, node: Node) -> list[Op]:
+    exponent = ctx.arg(node.inputs[1])
+    if isinstance(exponent, Ref):
+        base = ctx.arg(node.inputs[0])
+        target = "aten::pow.Tensor_Tensor" if isinstance(base, Ref) else "aten::pow.Scalar"
+        return [ctx.op(node, target, base, exponent)]
+    return [ctx.op(node, "aten::pow.Tensor_Scalar", ctx.ref(node.inputs[0]), exponent)]

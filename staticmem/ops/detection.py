@@ -1,8 +1,8 @@
-"""Custom ops of libraries that exports contain: torchvision's detection ops, transformers' experts.
+"""torchvision's detection ops.
 
 Sources: torchvision/csrc/ops/autograd/*.cpp and csrc/ops/cuda/*.cu (what is saved, which gradients are made; what the
 kernels allocate inside, such as the columns of `deform_conv2d`, is no tensor of the program);
-torchvision/csrc/ops/autocast/*.cpp; transformers/integrations/moe.py.
+torchvision/csrc/ops/autocast/*.cpp.
 """
 
 from __future__ import annotations
@@ -83,18 +83,4 @@ def deform_conv2d(
         return [e.empty(t.shape, t.dtype) for t in tensors]
 
     e.record("DeformConv2dFunction", out, tensors, [Formula((0, 1, 2, 3, 4), gradients)], tensors)
-    return out
-
-
-@rule("transformers::grouped_mm_fallback")
-def grouped_mm(e: Eager, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """One product an expert, each over its rows: saves rows and weights; backward makes zeros of both sizes at once."""
-    shape = (input.shape[0], weight.shape[2])
-    out = e.empty(shape, input.dtype, kernel="transformers.grouped_mm_fallback.default")
-
-    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
-        e.kernel("transformers.grouped_mm_fallback_backward.default")
-        return [e.empty_like(input), e.empty_like(weight)]
-
-    e.record("grouped_mm_fallback", out, [input, weight], [Formula((0, 1), gradients)], [input, weight])
     return out

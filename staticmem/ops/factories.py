@@ -1,4 +1,4 @@
-"""Factories, random numbers and dropout."""
+"""New tensors, random numbers and dropout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.pointwise import add_, grad_of, inplace, mul, mul_, zeros
+from staticmem.ir.graph import Arg, Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import add_, mul, mul_
+from staticmem.ops.onnx import Context, real, translation
+from staticmem.ops.pointwise import grad_of, inplace, zeros
 from staticmem.ops.registry import rule
 
 
@@ -182,3 +186,35 @@ def feature_alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True)
     noise = _feature_noise(e, input)
     offset = e.empty_like(noise, kernel="aten.add.Scalar")
     return add_(e, mul(e, input, noise), offset)
+
+
+@translation("ConstantOfShape")
+def onnx_filled(ctx: Context, node: Node) -> list[Op] | None:
+    sizes = ctx.net.ints(node.inputs[0])
+    value = ctx.net.values.get(node.outputs[0])
+    if sizes is None:
+        return None
+    dtype = value.dtype if value is not None else dtypes.float32
+    fill = node.attrs.get("value")
+    number: Arg = 0
+    if fill is not None and not isinstance(fill, (int, float, str, tuple)) and hasattr(fill, "reshape"):
+        number = float(fill.reshape(-1)[0])
+    return [ctx.op(node, "aten::full", sizes, number, kwargs={"dtype": dtype})]
+
+
+@translation("Range")
+def onnx_arange(ctx: Context, node: Node) -> list[Op] | None:
+    start, end, step = (ctx.number(node, i) for i in range(3))
+    value = ctx.net.values.get(node.outputs[0])
+    if start is None or end is None or step is None or value is None:
+        return None
+    return [ctx.op(node, "aten::arange.start_step", start, end, step, kwargs={"dtype": value.dtype})]
+
+
+@translation("Dropout")
+def onnx_dropout(ctx: Context, node: Node) -> list[Op]:
+    ratio = ctx.number(node, 1)
+    p = real(node, "ratio", 0.5) if ratio is None else float(ratio)
+    training = ctx.number(node, 2)
+    p = float(f"{p:.6g}")
+    return [ctx.op(node, "aten::dropout", ctx.ref(node.inputs[0]), p, bool(training))]

@@ -1,0 +1,160 @@
+"""Softmax, logarithms of sums of exponentials, and running sums and products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.casts import to_copy
+from staticmem.ops.onnx import Context, Translation, integer, translation
+from staticmem.ops.pointwise import grad_of
+from staticmem.ops.reduction import axes_of, kept, onnx_axes, reduced_shape
+from staticmem.ops.registry import rule
+
+
+@rule(
+    "aten::softmax", "aten::_softmax", "aten::special_softmax", "aten::log_softmax", "aten::_log_softmax",
+    "aten::special_log_softmax", autocast="float32_dtype",
+)  # fmt: skip
+def softmax(
+    e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None, *, kernel: str = "aten._softmax"
+) -> Tensor:
+    """Saves its result; backward makes one tensor. A dtype other than fp16 -> float32 copies the input first."""
+    source = self
+    if isinstance(dtype, DType) and dtype is not self.dtype:
+        if self.dtype is dtypes.float16 and dtype is dtypes.float32:  # half_to_float inside the kernel
+            return _softmax_result(e, self, dtype, kernel)
+        source = to_copy(e, self, dtype)
+    return _softmax_result(e, source, source.dtype, kernel)
+
+
+def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor:
+    out = e.empty(self.shape, dtype, kernel=f"{kernel}.default")  # the structured kernel asks for no strides
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, self.dtype, kernel=f"{kernel}_backward_data.default")
+
+    e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], [out])
+    return out
+
+
+@rule("aten::logsumexp", "aten::special_logsumexp", autocast="float32")
+def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """Saves its input and result; backward holds a difference, its exponential and the product."""
+    axes = axes_of(self, dim)
+    out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.logsumexp.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        difference = e.pointwise("aten.sub.Tensor", self)
+        exponential = e.pointwise("aten.exp.default", difference)
+        return e.pointwise("aten.mul.Tensor", kept(e, grad_of(grads), self, axes, keepdim), exponential)
+
+    e.record("LogsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
+    return out
+
+
+@rule("aten::cumsum", autocast="float32_dtype")
+def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
+    """Contiguous, saves nothing; backward flips, sums and flips back."""
+    result = dtype or (self.dtype if self.dtype.is_differentiable else dtypes.int64)
+    out = e.empty(self.shape, result, kernel="aten.cumsum.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = e.to_dtype(grad_of(grads), self.dtype)
+        if grad.numel <= 1 or grad.shape[self.dim(dim)] == 1:
+            return grad
+        e.empty_like(grad, kernel="aten.flip.default")
+        for kernel in ("aten.cumsum.default", "aten.flip.default"):
+            grad = e.empty(grad.shape, grad.dtype, kernel=kernel)
+        return grad
+
+    e.record("CumsumBackward0", out, [self], [Formula((0,), gradient)])
+    return out
+
+
+@rule("aten::cumprod", autocast="float32_dtype")
+def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
+    """Saves its input and result; backward without zeros in the input: a product, its reversed sum and a quotient."""
+    out = e.empty(self.shape, dtype or self.dtype, kernel="aten.cumprod.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        if self.numel <= 1 or self.shape[self.dim(dim)] == 1:
+            return grad_of(grads)
+        product = e.pointwise("aten.mul.Tensor", out, grad_of(grads))
+        e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
+        made = [
+            e.empty_like(product, kernel=kernel)
+            for kernel in ("aten.flip.default", "aten.cumsum.default", "aten.flip.default")
+        ]
+        for temporary in made[:2]:
+            e.free(temporary)
+        return e.pointwise("aten.div.Tensor", made[2], self)
+
+    e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
+    return out
+
+
+@rule("aten::logcumsumexp", autocast="float32")
+def logcumsumexp(e: Eager, self: Tensor, dim: int) -> Tensor:
+    """Saves its input and result; backward sums positive and negative parts apart, each through four full tensors."""
+    out = e.empty(self.shape, self.dtype, kernel="aten.logcumsumexp.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)  # FunctionsManual.cpp, logcumsumexp_backward
+        e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
+        size = e.pointwise("aten.abs.default", grad)
+        log = e.pointwise("aten.log.default", size)
+        e.free(size)
+        signed = []
+        for comparison in ("gt", "lt"):
+            mask = e.pointwise(f"aten.{comparison}.Scalar", grad, dtype=dtypes.bool_)
+            signed.append(e.pointwise("aten.where.self", mask, log, dtype=grad.dtype))
+            e.free(mask)
+        parts = []
+        for part in signed:
+            difference = e.pointwise("aten.sub.Tensor", part, out)
+            reverse = e.empty_like(difference, kernel="aten.flip.default")
+            total = e.empty(reverse.shape, reverse.dtype, kernel="aten.logcumsumexp.default")
+            back = e.empty_like(total, kernel="aten.flip.default")
+            e.free(reverse)
+            e.free(total)
+            shifted = e.pointwise("aten.add.Tensor", back, self)
+            parts.append(e.pointwise("aten.exp.default", shifted))
+            for done in (difference, back, shifted):
+                e.free(done)
+        return e.pointwise("aten.sub.Tensor", *parts)
+
+    e.record("LogcumsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
+    return out
+
+
+def _softmax(name: str) -> Translation:
+    def translate(ctx: Context, node: Node) -> list[Op]:
+        axis = integer(node, "axis", -1 if ctx.net.opset >= 13 else 1)
+        return [ctx.op(node, f"aten::{name}.int", ctx.ref(node.inputs[0]), axis)]
+
+    return translate
+
+
+translation("Softmax")(_softmax("softmax"))
+translation("LogSoftmax")(_softmax("log_softmax"))
+
+
+@translation("ReduceLogSumExp")
+def onnx_log_sum_exp(ctx: Context, node: Node) -> list[Op]:
+    return [ctx.op(node, "aten::logsumexp", ctx.ref(node.inputs[0]), *onnx_axes(ctx, node))]
+
+
+@translation("CumSum")
+def onnx_cumsum(ctx: Context, node: Node) -> list[Op] | None:
+    axis = ctx.number(node, 1)
+    if axis is None or integer(node, "exclusive", 0) or integer(node, "reverse", 0):
+        return None
+    return [ctx.op(node, "aten::cumsum", ctx.ref(node.inputs[0]), int(axis))]

@@ -1,0 +1,253 @@
+"""Sorting, extremes, search in sorted values, and what a sort gives: unique values and counts.
+
+`size` is no argument of PyTorch's: frontends add it where the export or `--dim u0=N` says how many elements there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Op
+from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import any_inputs
+from staticmem.ops.onnx import Context, Translation, integer, translation
+from staticmem.ops.pointwise import grad_of
+from staticmem.ops.reduction import axes_of, kept, reduced_shape
+from staticmem.ops.registry import rule
+
+
+@rule("aten::max", "aten::min")
+def full_max(e: Eager, self: Tensor) -> Tensor:
+    """Saves its input and result; backward spreads the gradient over all equal elements: masks, a count, a product."""
+    out = e.empty((), self.dtype, kernel="aten.max.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        # evenly_distribute_backward: NaNs count as equal; the mask and the NaN mask live until the end
+        e.pointwise("aten.isnan.default", self, dtype=dtypes.bool_)
+        e.empty((), dtypes.bool_, kernel="aten.isnan.default")
+        mask = e.pointwise("aten.eq.Tensor", self, dtype=dtypes.bool_)
+        e.empty((), dtypes.int64, kernel="aten.sum.default")
+        e.empty((), self.dtype, kernel="aten.div.Tensor")
+        return e.pointwise("aten.mul.Tensor", mask, dtype=self.dtype)
+
+    e.record("MaxBackward1", out, [self], [Formula((0,), gradient)], [self, out])
+    return out
+
+
+@rule("aten::amax", "aten::amin")
+def amax(e: Eager, self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """Saves its input and result; backward compares, counts, divides and multiplies."""
+    axes = axes_of(self, dim)
+    out = e.empty(reduced_shape(self, axes, keepdim), self.dtype, kernel="aten.amax.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = kept(e, grad_of(grads), self, axes, keepdim)
+        mask = e.pointwise("aten.eq.Tensor", kept(e, out, self, axes, keepdim), self, dtype=dtypes.bool_)
+        count = e.empty(reduced_shape(self, axes, True), dtypes.int64, kernel="aten.sum.dim_IntList")
+        share = e.pointwise("aten.div.Tensor", grad, count, dtype=self.dtype)
+        return e.pointwise("aten.mul.Tensor", share, mask, dtype=self.dtype)
+
+    e.record("AmaxBackward0", out, [self], [Formula((0,), gradient)], [self, out])
+    return out
+
+
+def _select_values(
+    e: Eager,
+    self: Tensor,
+    shape: layout.Shape,
+    kernel: str,
+    strides: layout.Strides | None = None,
+    saves: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor]:
+    out = e.empty(shape, self.dtype, strides, kernel)
+    indices = e.empty(shape, dtypes.int64, strides)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(self.shape, self.dtype, kernel="aten.zeros.default")
+
+    e.record("ValuesBackward0", [out, indices], [self], [Formula((0,), gradient)], [*saves, indices])
+    return out, indices
+
+
+@rule("aten::max.dim", "aten::min.dim", "aten::median.dim", "aten::mode")
+def max_dim(e: Eager, self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Saves int64 indices; backward scatters into zeros of the input's size."""
+    return _select_values(e, self, reduced_shape(self, axes_of(self, dim), keepdim), "aten.max.dim")
+
+
+@rule("aten::kthvalue")
+def kthvalue(e: Eager, self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Saves int64 indices; backward scatters into zeros of the input's size."""
+    return _select_values(e, self, reduced_shape(self, axes_of(self, dim), keepdim), "aten.kthvalue.default")
+
+
+@rule("aten::cummax", "aten::cummin")
+def cummax(e: Eager, self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Saves its input and int64 indices; backward adds into zeros of the input's size."""
+    return _select_values(e, self, self.shape, "aten.cummax.default", saves=[self])
+
+
+@rule("aten::topk")
+def topk(
+    e: Eager, self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Saves int64 indices; backward scatters into zeros of the input's size."""
+    axis = self.dim(dim)
+    return _select_values(e, self, tuple(k if i == axis else s for i, s in enumerate(self.shape)), "aten.topk.default")
+
+
+@rule("aten::sort")
+def sort(e: Eager, self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """Saves int64 indices, in the input's layout; backward scatters into zeros of the input's size."""
+    return _select_values(e, self, self.shape, "aten.sort.default", layout.dense_like(self.shape, self.strides))
+
+
+@rule("aten::argsort")
+def argsort(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """int64 indices without gradient; the sorted values are made and dropped."""
+    return sort(e, self)[1]
+
+
+@rule("aten::argmax", "aten::argmin")
+def argmax(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """int64 indices without gradient."""
+    return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.int64, kernel="aten.argmax.default")
+
+
+@rule("aten::maximum", "aten::minimum", "aten::min.other", "aten::max.other")
+def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both operands; each gradient takes a halved gradient, a mask, a choice and a fill mask."""
+    out = e.pointwise("aten.maximum.default", self, other)
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)  # where(self == other, grad / 2, grad).masked_fill_(self < other, 0)
+        half = e.pointwise("aten.div.Tensor", grad)
+        equal = e.pointwise("aten.eq.Tensor", self, other, dtype=dtypes.bool_)
+        result = e.pointwise("aten.where.self", equal, half, grad, dtype=grad.dtype)
+        e.pointwise("aten.lt.Tensor", self, other, dtype=dtypes.bool_)
+        return result
+
+    e.record("MaximumBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    return out
+
+
+@rule("aten::fmax", "aten::fmin")
+def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both operands; each gradient is a copy filled where the other operand won."""
+    out = e.pointwise("aten.fmax.default", self, other)
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        mask = e.pointwise("aten.ge.Tensor", self, other, dtype=dtypes.bool_)
+        e.pointwise("aten.isnan.default", other, dtype=dtypes.bool_)
+        return e.empty(mask.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
+
+    e.record("FmaxBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    return out
+
+
+@rule("aten::bucketize")
+def bucketize(e: Eager, self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """Integer positions without gradient."""
+    return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.bucketize.Tensor")
+
+
+@rule("aten::searchsorted")
+def searchsorted(
+    e: Eager, sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Integer positions without gradient."""
+    return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.searchsorted.Tensor")
+
+
+def _unique(
+    e: Eager, shape: tuple[int, ...], self: Tensor, inverse: tuple[int, ...], counts: int, name: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    kernel = f"aten.{name}.default"
+    values = e.empty(shape, self.dtype, kernel=kernel)
+    return values, e.empty(inverse, dtypes.int64), e.empty((counts,), dtypes.int64)
+
+
+@rule("aten::_unique2", "aten::_unique", kinds=("data_sized",))
+def unique(
+    e: Eager, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *,
+    size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """At most all elements, with int64 positions and counts; without gradient."""
+    count = self.numel if size is None else size
+    inverse = self.shape if return_inverse else (0,)
+    return _unique(e, (count,), self, inverse, count if return_counts else 0, "_unique2")
+
+
+@rule("aten::unique_consecutive", kinds=("data_sized",))
+def unique_consecutive(
+    e: Eager, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *,
+    size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `_unique2`, or along a dimension as `unique_dim`."""
+    if dim is not None:
+        return unique_dim(e, self, dim, True, return_inverse, return_counts, size=size)
+    return unique(e, self, True, return_inverse, return_counts, size=size)
+
+
+@rule("aten::unique_dim", kinds=("data_sized",))
+def unique_dim(
+    e: Eager, self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *,
+    size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """At most all slices along a dimension, with int64 positions and counts; without gradient."""
+    axis = self.dim(dim)
+    count = self.shape[axis] if size is None else size
+    shape = tuple(count if d == axis else s for d, s in enumerate(self.shape))
+    inverse = (self.shape[axis],) if return_inverse else (0,)
+    return _unique(e, shape, self, inverse, count if return_counts else 0, "unique_dim")
+
+
+@rule("aten::bincount", kinds=("data_sized",))
+def bincount(
+    e: Eager, self: Tensor, weights: Tensor | None = None, minlength: int = 0, *, size: int | None = None
+) -> Tensor:
+    """Counts of each integer up to the largest one, which only the data tells: as many as there are elements, or
+    `minlength`, unless the file says."""
+    count = max(minlength, self.numel) if size is None else size
+    dtype = dtypes.int64 if weights is None else dtypes.float64
+    return e.empty((count,), dtype, kernel="aten.bincount.default")
+
+
+@rule("aten::histc")
+def histc(e: Eager, self: Tensor, bins: int = 100, *_: Any, **__: Any) -> Tensor:
+    """One number a bin; no gradient reaches the input."""
+    out = e.empty((bins,), self.dtype, kernel="aten.histc.default")
+    e.record("HistcBackward0", out, [self], [])
+    return out
+
+
+def _arg(name: str) -> Translation:
+    def translate(ctx: Context, node: Node) -> list[Op]:
+        keep = bool(integer(node, "keepdims", 1))
+        return [ctx.op(node, f"aten::{name}", ctx.ref(node.inputs[0]), integer(node, "axis", 0), keep)]
+
+    return translate
+
+
+translation("ArgMax")(_arg("argmax"))
+translation("ArgMin")(_arg("argmin"))
+translation("Max")(any_inputs("maximum"))
+translation("Min")(any_inputs("minimum"))
+
+
+@translation("TopK")
+def onnx_top_k(ctx: Context, node: Node) -> list[Op] | None:
+    k = ctx.number(node, 1)
+    if k is None:
+        return None
+    names = tuple(n or ctx.fresh(node) for n in (*node.outputs, "")[:2])
+    largest = bool(integer(node, "largest", 1))
+    x, axis = ctx.ref(node.inputs[0]), integer(node, "axis", -1)
+    return [ctx.op(node, "aten::topk", x, int(k), axis, largest, bool(integer(node, "sorted", 1)), outputs=names)]
