@@ -432,5 +432,5 @@ TARGETS: dict[str, Target] = {
     "prices": Target("yaml", "yaml", price_lists, prices, ("studies/prices", *_YAML)),
     "report": Target("json", "json", small_reports, report, ("report/load",)),
     "diff": Target("json", "json", small_reports, diff, ("report/load", "report/changes", "report/diff", "cli/diff")),
-    "record": Target("json", "json", records, record, ("validate/load", "validate/aggregate", "validate/calibrate")),
+    "record": Target("json", "json", records, record, ("validate/records", "validate/summary", "validate/calibrate")),
 }

@@ -19,7 +19,7 @@ from typing import Any
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
-from staticmem.validate.ort_validate import Scenario, validate
+from staticmem.validate.onnxruntime.validation import Scenario, validate_session
 
 MODES = ((True, True), (False, True), (True, False), (False, False))  # pattern, reuse
 LEVELS = ("disable", "basic", "all")
@@ -43,7 +43,7 @@ def run(path: str, args: argparse.Namespace, options: SessionOptions) -> dict[st
     }  # fmt: skip
     try:
         dims = sizes(path, args.batch, args.image, args.length)
-        record = validate(path, Scenario(dims=dims), options, "cpu", args.timeout)
+        record = validate_session(path, Scenario(dims=dims), options, "cpu", args.timeout)
     except StaticmemError as error:
         return {**row, "verdict": "error", "text": f"{error.what} [{error.code}] {error.why}"}
     meters = {meter.name: meter for meter in record.meters}

@@ -25,10 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from staticmem.allocators.onnxruntime.session import SessionOptions  # noqa: E402 - from this checkout
 from staticmem.errors import StaticmemError  # noqa: E402
-from staticmem.validate import aggregate, calibrate, ort_run  # noqa: E402
-from staticmem.validate.ort_validate import Scenario, validate  # noqa: E402
-from staticmem.validate.record import Record  # noqa: E402
-from staticmem.validate.torch_validate import validate_torch  # noqa: E402
+from staticmem.validate import calibrate, summary  # noqa: E402
+from staticmem.validate.onnxruntime.validation import Scenario, installed, validate_session  # noqa: E402
+from staticmem.validate.pytorch.validation import validate_torch  # noqa: E402
+from staticmem.validate.records import Record  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def chosen(args: argparse.Namespace) -> Iterator[Job]:
             continue
         if args.only and args.only not in job.name:
             continue
-        if job.runtime == "onnxruntime" and not ort_run.installed():
+        if job.runtime == "onnxruntime" and not installed():
             continue
         yield job
 
@@ -85,7 +85,7 @@ def run(job: Job, args: argparse.Namespace, folder: Path) -> Record:
     if job.runtime == "torch":
         snapshot = str(folder / f"{job.name}.pickle") if args.snapshots else None
         return validate_torch(path, job.words, args.device, timeout=timeout, snapshot=snapshot)
-    return validate(path, Scenario(batch=job.words.get("batch")), SessionOptions(), args.device, timeout)
+    return validate_session(path, Scenario(batch=job.words.get("batch")), SessionOptions(), args.device, timeout)
 
 
 def main() -> int:
@@ -118,7 +118,7 @@ def main() -> int:
     if not records:
         print("No record was made.")
         return 1
-    print("\n" + aggregate.render(aggregate.summary(records)))
+    print("\n" + summary.render(summary.summary(records)))
     if args.device == "cuda":
         _profile(records, folder)
     print(f"Records are in {folder}. docs/validate.md says how to send them.")

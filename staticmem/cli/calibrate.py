@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, put
     from staticmem.files import temporary_folder
     from staticmem.validate import calibrate
-    from staticmem.validate.load import load_records
+    from staticmem.validate.records import load_records
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)

@@ -8,7 +8,7 @@ from typing import Any
 from staticmem.cli.reporting import add_output, chosen_format
 from staticmem.report.formats import Formats
 
-FORMATS = Formats("reconcile", module="staticmem.validate.aggregate")
+FORMATS = Formats("reconcile", module="staticmem.validate.summary")
 
 DESCRIPTION = """\
 How far predictions are from readings, over many records that 'staticmem validate -o record.json' saved: for each meter
@@ -43,17 +43,20 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from staticmem.cli.output import check_target, emit
-    from staticmem.validate import aggregate
-    from staticmem.validate.load import load_records
+    from staticmem.validate.records import load_records
+    from staticmem.validate.summary import summary
 
     if args.output not in (None, "-"):
         check_target(args.output, args.force)
     chosen = chosen_format(args, FORMATS)
     records = load_records(args.records)
     if args.models:
-        from staticmem.validate.again import again, models_in
+        from staticmem.validate.repredict import models_in, repredicted
 
-        known = models_in(args.models)
-        records = [(p, again(r, known[h]) if (h := str(r.model.get("sha256"))) in known else r) for p, r in records]
-    emit(aggregate.summary(records), chosen, args)
+        models = models_in(args.models)
+        for index, (path, record) in enumerate(records):
+            model = models.get(str(record.model.get("sha256")))
+            if model is not None:
+                records[index] = path, repredicted(record, model)
+    emit(summary(records), chosen, args)
     return 0

@@ -11,9 +11,9 @@ from staticmem.cli.values import byte_size, one_of, positive
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
-    from staticmem.validate.record import Record
+    from staticmem.validate.records import Record
 
-FORMATS = Formats("validate", module="staticmem.validate.table")
+FORMATS = Formats("validate", module="staticmem.validate.records")
 RUNTIMES = ("onnxruntime", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _torch_record(path: str, args: argparse.Namespace) -> Record:
     from staticmem.cli.output import check_target
-    from staticmem.validate.torch_predict import words_of
-    from staticmem.validate.torch_validate import validate_torch
+    from staticmem.validate.pytorch.prediction import words_of
+    from staticmem.validate.pytorch.validation import validate_torch
 
     if args.snapshot is not None:
         check_target(args.snapshot, args.force)
@@ -102,11 +102,11 @@ def _torch_record(path: str, args: argparse.Namespace) -> Record:
 def _record(path: str, args: argparse.Namespace) -> Record:
     import os
 
-    from staticmem.validate.ort_validate import Scenario, validate
+    from staticmem.validate.onnxruntime.validation import Scenario, validate_session
 
     wanted = scenario.request(args)
     session.refuse_training({"optimizer": wanted.optimizer, "mode": wanted.mode})
     options = session.options(args, os.cpu_count() or 1, runs=args.runs)
     side = wanted.resolution
     sizes = Scenario(wanted.batch, (side, side) if isinstance(side, int) else side, wanted.dims)
-    return validate(path, sizes, options, args.device, args.timeout, args.memory_limit)
+    return validate_session(path, sizes, options, args.device, args.timeout, args.memory_limit)

@@ -19,8 +19,8 @@ from staticmem.errors import UsageError
 from staticmem.report.formats import Format
 from staticmem.report.text import View, printable
 from staticmem.units import MIB
-from staticmem.validate.record import Record
-from staticmem.validate.torch_cards import card_of
+from staticmem.validate.pytorch.prediction import card_of
+from staticmem.validate.records import Record
 
 LEAST = 3  # readings of a card: a median of fewer is one reading
 SPREAD = 0.1  # of a context: more is not one quantity

@@ -1,7 +1,7 @@
 """A process of its own for a run: a crash, a time limit or a memory limit there ends nothing here.
 
-The parent writes a job and reads an answer, both JSON in a temporary folder of its caller; the child (`answer`) writes
-its answer whole or not at all.
+The parent (`run`) writes a job and reads an answer, both JSON in a temporary folder of its caller; the child (`answer`)
+writes its answer whole or not at all. This module imports no part of the analysis.
 """
 
 from __future__ import annotations
@@ -15,34 +15,77 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-class FailedError(Exception):
-    """In the child: it cannot go on. `kind` says what the parent makes of it."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind, self.message = kind, message
+from staticmem.errors import StaticmemError
 
 
-class TookTooLong(Exception):  # noqa: N818 - what happened, for the parent to say in its own words
-    """The child was ended after its time."""
+class RunError(StaticmemError):
+    """The model could not be run on this machine."""
 
 
-@dataclass
-class Crashed(Exception):  # noqa: N818
-    """The child ended without an answer. `said` is the last line of its stderr, empty where it said nothing."""
+@dataclass(frozen=True)
+class Failure:
+    """What the user is told of a kind of failure; `{message}` stands for what is known of it."""
 
-    code: int
-    said: str
-    short_of_memory: bool
+    what: str
+    why: str
+    hint: str
+    code: str
 
-    @property
-    def how(self) -> str:
-        """The signal by name, or the exit code."""
+    def error(self, message: str = "", **facts: str) -> RunError:
+        """The error; the message is one line, short, without a full stop at its end."""
+        facts = {"allowed": "", **facts, "message": " ".join(message.split())[:400].rstrip(".")}
+        return RunError(self.what.format(**facts), self.why.format(**facts), self.hint, code=self.code)
+
+
+# By what the child says of itself; "timeout" and "crash" are the parent's, "run" stands for every other kind.
+Failures = Mapping[str, Failure]
+
+
+def run(module: str, job: Mapping[str, Any], folder: str, timeout: float, failures: Failures, **facts: str) -> Any:
+    """The answer of `python -m module`; `job["answer"]` is where it writes it. `facts` fill in the failures' texts.
+
+    Raises:
+        RunError: after `timeout` seconds, or without an answer, or with one that says why there is none.
+    """
+    path, errors = os.path.join(folder, "job.json"), os.path.join(folder, "stderr.txt")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(job, file)
+    with open(errors, "wb") as stream:
+        command = [sys.executable, "-m", module, path]
+        nothing = subprocess.DEVNULL
         try:
-            return signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
-        except ValueError:
-            return f"exit code {self.code}"
+            ended = subprocess.run(  # noqa: S603
+                command, stdin=nothing, stdout=nothing, stderr=stream, timeout=timeout, check=False, env=environment()
+            )
+        except subprocess.TimeoutExpired as error:
+            raise failures["timeout"].error(timeout=f"{timeout:g}") from error
+    if not os.path.exists(job["answer"]):
+        raise crashed(ended.returncode, errors, failures, **facts)
+    with open(job["answer"], encoding="utf-8") as file:
+        answer: dict[str, Any] = json.load(file)
+    if "error" in answer:
+        raise failed(answer["error"], failures, **facts)
+    return answer
+
+
+def failed(error: Mapping[str, str], failures: Failures, **facts: str) -> RunError:
+    """The error for what a child says of itself."""
+    return failures.get(error["kind"], failures["run"]).error(error["message"], **facts)
+
+
+def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunError:
+    """The error for a child that ended without an answer, by its exit code and the file of its stderr."""
+    with open(errors, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
+    killed = code == -getattr(signal, "SIGKILL", 9)
+    last = "the system ended the process" if killed else lines[-1][:300] if lines else ""
+    if killed or any("bad_alloc" in line or "MemoryError" in line for line in lines):
+        return failures["memory"].error(last, **facts)
+    try:
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    except ValueError:
+        how = f"exit code {code}"
+    return failures["crash"].error(f"{how}: {last or 'it said nothing'}", **facts)
 
 
 def environment() -> dict[str, str]:
@@ -52,54 +95,79 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def ask(module: str, job: Mapping[str, Any], folder: str, timeout: float, env: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of `python -m module`; `job["answer"]` is where it writes it.
+def check_memory(needed: int, limit: int | None, failures: Failures) -> None:
+    """Refuses before the machine is brought down. `limit`: bytes that are allowed, None for what there is.
 
     Raises:
-        TookTooLong: after `timeout` seconds.
-        Crashed: there is no answer.
+        RunError: a run needs more.
     """
-    path, errors = os.path.join(folder, "job.json"), os.path.join(folder, "stderr.txt")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(job, file)
-    with open(errors, "wb") as stream:
-        try:
-            done = subprocess.run(  # noqa: S603
-                [sys.executable, "-m", module, path],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream, timeout=timeout, check=False,
-                env=dict(env),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise TookTooLong from error
-    if not os.path.exists(job["answer"]):
-        raise crash(done.returncode, errors)
-    with open(job["answer"], encoding="utf-8") as file:
-        answer: dict[str, Any] = json.load(file)
-    return answer
+    available = limit if limit is not None else available_memory()
+    if available is not None and needed > available:
+        message = f"it needs about {needed:,} bytes and {available:,} are available"
+        raise failures["memory"].error(message, **allowed(limit))
 
 
-def crash(code: int, errors: str) -> Crashed:
-    """What an exit code and the file of a child's stderr say."""
-    with open(errors, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
-    killed = code == -getattr(signal, "SIGKILL", 9)
-    short = killed or any("bad_alloc" in line or "MemoryError" in line for line in lines)
-    said = "the system ended the process" if killed else lines[-1][:300] if lines else ""
-    return Crashed(code, said, short)
+def allowed(limit: int | None) -> dict[str, str]:
+    """The fact that texts of failures have of a memory limit."""
+    return {} if limit is None else {"allowed": f" (it was allowed {limit:,} bytes)"}
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that the system can give, None where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+
+class FailedError(Exception):
+    """The child cannot go on. `kind` says what the parent makes of it."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
 
 
 def answer(path: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
-    """In the child: reads the job, works, and writes the answer or why there is none."""
+    """Reads the job, works, and writes the answer or why there is none."""
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
     try:
-        found = work(job)
-    except FailedError as failed:
-        found = {"error": {"kind": failed.kind, "message": failed.message}}
+        result = work(job)
+    except FailedError as failure:
+        result = {"error": {"kind": failure.kind, "message": failure.message}}
     except MemoryError as error:
-        found = {"error": {"kind": "memory", "message": str(error) or "the process has no more memory"}}
+        result = {"error": {"kind": "memory", "message": str(error) or "the process has no more memory"}}
     temporary = job["answer"] + ".part"
     with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(found, file)
+        json.dump(result, file)
     os.replace(temporary, job["answer"])
     return 0
+
+
+def limit_memory(job: Mapping[str, Any]) -> None:
+    """Sets the job's memory limit; to be called when the libraries are imported."""
+    if not job["memory_limit"]:
+        return
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (int(job["memory_limit"]),) * 2)
+
+
+def peak_resident() -> int | None:
+    """Bytes of main memory that this process had at most."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)

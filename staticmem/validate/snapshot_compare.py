@@ -210,13 +210,12 @@ def _moments(
     count = len(pairs)
     chosen = {round(k * (count - 1) / (MOMENTS - 1)) for k in range(MOMENTS)}
     chosen.add(max(range(count), key=lambda k: predicted.allocated[pairs[k][0].born]))
-    return tuple(
-        Moment(
-            k / max(count - 1, 1), _own_name(pairs[k][0]), predicted.allocated[pairs[k][0].born],
-            measured.allocated[pairs[k][1].born],
-        )
-        for k in sorted(chosen)
-    )  # fmt: skip
+    moments = []
+    for k in sorted(chosen):
+        mine, theirs = pairs[k]
+        levels = predicted.allocated[mine.born], measured.allocated[theirs.born]
+        moments.append(Moment(k / max(count - 1, 1), _own_name(mine), *levels))
+    return tuple(moments)
 
 
 def render_json(found: SnapshotComparison, view: View = PLAIN) -> str:

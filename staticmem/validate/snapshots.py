@@ -98,11 +98,8 @@ def snapshot_of(document: Any, path: str) -> Snapshot:
 
 
 def _no_snapshot(path: str, why: str) -> UsageError:
-    return UsageError(
-        f"{path} is not a memory snapshot", f"{why}.",
-        "Record with torch.cuda.memory._record_memory_history(), then torch.cuda.memory._dump_snapshot(FILE).",
-        code="SM234",
-    )  # fmt: skip
+    hint = "Record with torch.cuda.memory._record_memory_history(), then torch.cuda.memory._dump_snapshot(FILE)."
+    return UsageError(f"{path} is not a memory snapshot", f"{why}.", hint, code="SM234")
 
 
 def _snapshot(events: list[Mapping[str, Any]], segments: list[Mapping[str, Any]]) -> Snapshot:
@@ -130,10 +127,8 @@ def _snapshot(events: list[Mapping[str, Any]], segments: list[Mapping[str, Any]]
         reserved.append(reserved[-1] + held)
     made += [(size, born, None, frames) for size, born, frames in open_blocks.values()]
     made.sort(key=lambda row: row[1])
-    at_end = sum(
-        round_up(_bytes(b.get("requested_size", b["size"])))
-        for s in segments for b in s["blocks"] if b["state"] == "active_allocated"
-    )  # fmt: skip
+    blocks = [b for s in segments for b in s["blocks"] if b["state"] == "active_allocated"]
+    at_end = sum(round_up(_bytes(b.get("requested_size", b["size"]))) for b in blocks)
     before = max(at_end - allocated[-1], 0)
     held_before = max(sum(_bytes(s["total_size"]) for s in segments) - reserved[-1], 0)
     return Snapshot(

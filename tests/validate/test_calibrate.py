@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch_files import MIB, cuda_record
+from made_records import MIB, cuda_record
 
 import staticmem
 from staticmem.cli.main import main
 from staticmem.devices import gpus, profile
 from staticmem.errors import UsageError
 from staticmem.validate import calibrate
-from staticmem.validate.record import Record
-from staticmem.validate.torch_cards import card_of, gpu_word
+from staticmem.validate.pytorch.prediction import card_of, gpu_word
+from staticmem.validate.records import Record
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet18.pt2"
 

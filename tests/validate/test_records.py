@@ -11,14 +11,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from torch_files import cuda_record
+from made_records import cuda_record
 
 from staticmem.cli.main import main
 from staticmem.errors import UsageError
-from staticmem.validate import aggregate
-from staticmem.validate.again import again, models_in
-from staticmem.validate.load import load_record, load_records
-from staticmem.validate.record import Meter, Record, sha256
+from staticmem.validate import summary
+from staticmem.validate.records import Meter, Record, load_record, load_records, sha256
+from staticmem.validate.repredict import models_in, repredicted
 
 ROOT = Path(__file__).parents[2]
 MODELS = [str(ROOT / "models"), str(ROOT / "tests" / "data" / "graphs")]
@@ -40,10 +39,18 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert load_record(_saved(record, tmp_path / "a.json")) == record
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "measured", "expected"),
+    [(10, 20, 15, 0), (10, 20, 25, 5), (10, 20, 4, -6), (None, None, 4, None), (1, 1, None, None)],
+)
+def test_difference_of_a_band(low: int | None, high: int | None, measured: int | None, expected: int | None) -> None:
+    assert Meter("m", low, high, measured).difference == expected
+
+
 def test_errors_of_many_records() -> None:
     """Readings of 100 against predictions of 100 to 119: errors of 0 % to 19 %."""
     records = [(f"{k}.json", cuda_record(allocated=(100 + k, 100 + k, 100))) for k in range(20)]
-    (row,) = aggregate.errors(records)
+    (row,) = summary.errors(records)
     assert (row.runtime, row.device, row.meter, row.records) == ("torch", "cuda", "allocated", 20)
     assert row.median == pytest.approx(0.095)
     assert row.p95 == pytest.approx(0.18)
@@ -51,11 +58,11 @@ def test_errors_of_many_records() -> None:
     assert row.bias == pytest.approx(0.095)
     assert row.in_band == pytest.approx(0.05)
     assert row.worst == "19.json"
-    assert aggregate.verdicts(records) == {"agrees": 20}
+    assert summary.verdicts(records) == {"agrees": 20}
 
 
 def test_a_band_counts_by_its_middle_and_holds_its_inside() -> None:
-    (row,) = aggregate.errors([("a", cuda_record(reserved=(80, 140, 100)))])
+    (row,) = summary.errors([("a", cuda_record(reserved=(80, 140, 100)))])
     assert row.median == pytest.approx(0.1)
     assert row.in_band == 1
 
@@ -141,7 +148,7 @@ def _cpu_record(measured: int) -> Record:
 
 
 def test_a_record_is_predicted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = again(_cpu_record(10**9), models_in(MODELS)[sha256(str(MODEL))])
+    found = repredicted(_cpu_record(10**9), models_in(MODELS)[sha256(str(MODEL))])
     (meter,) = found.meters
     assert meter.low == meter.high
     assert meter.low is not None
@@ -155,7 +162,7 @@ def test_a_record_is_predicted_again(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_record_of_a_card_is_predicted_again_for_that_card() -> None:
     record = cuda_record(allocated=(1, 1, 10**9), device=(1, 1, 10**9))
-    found = again(record, str(MODEL))
+    found = repredicted(record, str(MODEL))
     bands = {meter.name: (meter.low, meter.high) for meter in found.meters}
     low, high = bands["allocated"]
     assert low is not None
@@ -163,7 +170,7 @@ def test_a_record_of_a_card_is_predicted_again_for_that_card() -> None:
     assert 40 * 2**20 < low <= high < 200 * 2**20
     assert (bands["device"][0] or 0) > low + 256 * 2**20  # the context is in it
     assert bands["context"] == (None, None)
-    assert again(replace(record, runtime={"name": "onnxruntime", "version": "1"}), str(MODEL)) is not found
+    assert repredicted(replace(record, runtime={"name": "onnxruntime", "version": "1"}), str(MODEL)) is not found
 
 
 def judged(record: Record, known: dict[str, str]) -> list[str]:
@@ -172,7 +179,7 @@ def judged(record: Record, known: dict[str, str]) -> list[str]:
     if path is None:
         return []
     wrong = []
-    for old, new in zip(record.meters, again(record, path).meters, strict=True):
+    for old, new in zip(record.meters, repredicted(record, path).meters, strict=True):
         if new.difference is None or old.difference is None or not new.measured:
             continue
         if record.device["kind"] == "cpu" and record.runtime["name"] == "torch":
@@ -191,7 +198,7 @@ def test_committed_records_agree_with_this_version(path: Path) -> None:
 
 def test_the_judgement_sees_what_is_wrong() -> None:
     known = models_in(MODELS)
-    right = again(_cpu_record(0), known[sha256(str(MODEL))]).meters[0].low
+    right = repredicted(_cpu_record(0), known[sha256(str(MODEL))]).meters[0].low
     assert right is not None
     assert judged(_cpu_record(right), known) == []
     assert judged(_cpu_record(right + right // 100), known) != []

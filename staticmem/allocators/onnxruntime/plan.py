@@ -47,7 +47,7 @@ def execution_order(nodes: Sequence[ExecNode]) -> list[int]:
 # Which kernels share or may reuse the buffer of an input: pairs of (input, output), by domain and op, as the kernels'
 # registrations have them. Source: KernelDefBuilder calls of onnxruntime/core/providers/cpu, onnxruntime/contrib_ops/cpu
 # and, for CUDA, onnxruntime/core/providers/cuda; the CPU's were also measured op by op on onnxruntime 1.31
-# (tests/validate/test_onnxruntime_kernels.py). That CUDA's are the same is read from the source alone.
+# (tests/validate/test_onnxruntime_validation_kernels.py). That CUDA's are the same is read from the source alone.
 Pairs = tuple[tuple[int, int], ...]
 _ALIASES = "Flatten Identity Reshape Squeeze Unsqueeze Optional OptionalGetElement"
 _IN_PLACE = """Relu Sigmoid Tanh Elu LeakyRelu Selu Softplus Softsign HardSigmoid ThresholdedRelu Celu Clip Softmax

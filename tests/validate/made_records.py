@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from staticmem.validate.record import Meter, Nodes, Record
-from staticmem.validate.torch_run import TorchReadings
+from staticmem.validate.pytorch.reconcile import TorchReadings
+from staticmem.validate.records import Meter, Nodes, Record
 
 MIB = 2**20
 GIB = 2**30

@@ -1,4 +1,4 @@
-"""The process that runs the model: `python -m staticmem.validate.ort_child JOB`.
+"""The process that runs the model: `python -m staticmem.validate.onnxruntime.child JOB`.
 
 It is a process of its own, because a runtime can crash, hang, or take all memory. It imports neither the analysis nor
 anything else of the package, and writes what it read as JSON beside the job.
@@ -11,7 +11,8 @@ import os
 import sys
 from typing import Any
 
-from staticmem.validate.child import FailedError, answer
+from staticmem.validate.child import FailedError, answer, limit_memory, peak_resident
+from staticmem.validate.nvml import Nvml
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -20,7 +21,12 @@ LEVELS = {
     "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
-_READ = ("mem_bytes_requested_in_use", "mem_bytes_in_use", "mem_in_use_peak", "mem_arena_held")
+_READ = {  # fields of a `NodeReading`, by their names in a profile
+    "requested": "mem_bytes_requested_in_use",
+    "in_use": "mem_bytes_in_use",
+    "peak": "mem_in_use_peak",
+    "held": "mem_arena_held",
+}
 
 
 def main(path: str) -> int:
@@ -33,8 +39,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         import onnxruntime as ort
     except ImportError as error:
         raise FailedError("import", str(error)) from error
-    if job["memory_limit"]:
-        _limit(int(job["memory_limit"]))
+    limit_memory(job)
     provider = job["provider"]
     if provider not in ort.get_available_providers():
         if job["strict_provider"]:
@@ -44,17 +49,20 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     wanted: list[Any] = ["CPUExecutionProvider"]
     if provider != "CPUExecutionProvider":
         wanted.insert(0, (provider, job["provider_options"]))
-    gpu = _Nvml(provider)
+    nvml = Nvml() if provider.startswith(("CUDA", "Tensorrt")) else None
+    if nvml is not None:
+        nvml.choose()
+    _read(nvml, "before")
     try:
         session = ort.InferenceSession(job["model"], options, providers=wanted)
         real = session.get_providers()[0]
         if provider != real and job["strict_provider"]:
             raise FailedError("fallback", real)
-        gpu.read("loaded")
+        _read(nvml, "loaded")
         feeds = _feeds(np, job["inputs"], {i.name: i.type for i in session.get_inputs()})
         for _ in range(job["runs"]):
             session.run(None, feeds)
-        gpu.read("ran")
+        _read(nvml, "ran")
         profile = session.end_profiling()
     except FailedError:
         raise
@@ -71,9 +79,8 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         "provider": real,
         "runs": _runs(profile),
         "workspaces": _statistics(job["statistics"]),
-        "threads": job["threads"],
-        "peak_rss": _peak_rss(),
-        "device": gpu.answer(),
+        "peak_rss": peak_resident(),
+        "device": nvml.facts if nvml is not None else {},
     }
     os.unlink(profile)
     return answer
@@ -100,21 +107,21 @@ def _feeds(np: Any, inputs: list[dict[str, Any]], types: dict[str, str]) -> dict
     rng = np.random.default_rng(0)
     feeds = {}
     for item in inputs:
-        shape, dtype = tuple(item["shape"]), item["dtype"]
-        if item["name"] not in types:
+        name, shape, dtype = item["name"], tuple(item["shape"]), item["dtype"]
+        if name not in types:
             continue
         if dtype in ("float32", "float64"):
-            feeds[item["name"]] = rng.standard_normal(shape, dtype=dtype)
+            feeds[name] = rng.standard_normal(shape, dtype=dtype)
         elif dtype == "float16":
-            feeds[item["name"]] = rng.standard_normal(shape, dtype="float32").astype(dtype)
+            feeds[name] = rng.standard_normal(shape, dtype="float32").astype(dtype)
         elif dtype == "bool":
-            feeds[item["name"]] = rng.integers(0, 2, shape).astype(bool)
+            feeds[name] = rng.integers(0, 2, shape).astype(bool)
         elif dtype == "string":
-            feeds[item["name"]] = np.full(shape, "text", dtype=object)
+            feeds[name] = np.full(shape, "text", dtype=object)
         elif dtype in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
-            feeds[item["name"]] = rng.integers(0, min(item["high"], 127), shape).astype(dtype)
+            feeds[name] = rng.integers(0, min(item["high"], 127), shape).astype(dtype)
         else:
-            raise FailedError("input", f"input '{item['name']}' is {dtype}")
+            raise FailedError("input", f"input '{name}' is {dtype}")
     missing = [name for name in types if name not in feeds]
     if missing:
         raise FailedError("input", f"input '{missing[0]}' is {types[missing[0]]}")
@@ -136,7 +143,7 @@ def _runs(profile: str) -> list[list[dict[str, Any]]]:
                 "op": args.get("op_name", ""),
                 "provider": args.get("provider", ""),
             }
-            row.update({key: int(args[key]) for key in _READ if key in args})
+            row.update({name: int(args[key]) if key in args else None for name, key in _READ.items()})
             current.append(row)
         elif name == "model_run":
             runs.append(current)
@@ -160,54 +167,13 @@ def _statistics(path: str) -> dict[str, int]:
     return found
 
 
-def _limit(size: int) -> None:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-
-
-def _peak_rss() -> int | None:
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * (1 if sys.platform == "darwin" else 1024)
-
-
-class _Nvml:
-    """What the driver says of the first device, where nvidia-ml-py is there and the session is to run on it."""
-
-    def __init__(self, provider: str) -> None:
-        self.handle: Any = None
-        self.readings: dict[str, Any] = {}
-        if not provider.startswith(("CUDA", "Tensorrt")):
-            return
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self.nvml = pynvml
-            self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            self.readings["name"] = pynvml.nvmlDeviceGetName(self.handle)
-            self.readings["driver"] = pynvml.nvmlSystemGetDriverVersion()
-            self.read("before")
-        except Exception as error:
-            self.readings["nvml"] = f"not read: {error}"
-
-    def read(self, when: str) -> None:
-        if self.handle is None:
-            return
-        info = self.nvml.nvmlDeviceGetMemoryInfo(self.handle)
-        self.readings[f"{when}_used"], self.readings["total"] = int(info.used), int(info.total)
-        for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle):
-            if process.pid == os.getpid() and process.usedGpuMemory:
-                self.readings[f"{when}_process"] = int(process.usedGpuMemory)
-
-    def answer(self) -> dict[str, Any]:
-        return self.readings
+def _read(nvml: Nvml | None, when: str) -> None:
+    """Adds the device's memory at a moment to the facts: in use, and of this process."""
+    memory = nvml.memory() if nvml is not None else None
+    if nvml is not None and memory is not None:
+        nvml.facts[f"{when}_used"] = memory[0]
+        if memory[1] is not None:
+            nvml.facts[f"{when}_process"] = memory[1]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from statistics import median
 from staticmem.report import markdown
 from staticmem.report.formats import JSON, Format
 from staticmem.report.text import PLAIN, View, columns, csv_text
-from staticmem.validate.record import Meter, Record
+from staticmem.validate.records import Meter, Record
 
 HEADS = ("runtime", "device", "meter", "records", "median", "p95", "max", "bias", "in band")
 
@@ -73,10 +73,9 @@ def _error(meter: Meter) -> float | None:
 def _row(runtime: str, device: str, meter: str, found: list[tuple[float, bool, str]]) -> Errors:
     sizes = sorted(abs(error) for error, _, _ in found)
     worst = max(found, key=lambda row: abs(row[0]))
-    return Errors(
-        runtime, device, meter, len(found), median(sizes), sizes[ceil(0.95 * len(sizes)) - 1], sizes[-1],
-        median(error for error, _, _ in found), sum(inside for _, inside, _ in found) / len(found), worst[2],
-    )  # fmt: skip
+    count, p95 = len(found), sizes[ceil(0.95 * len(sizes)) - 1]
+    bias, in_band = median(error for error, _, _ in found), sum(inside for _, inside, _ in found) / count
+    return Errors(runtime, device, meter, count, median(sizes), p95, sizes[-1], bias, in_band, worst[2])
 
 
 def summary(records: Sequence[tuple[str, Record]]) -> Summary:

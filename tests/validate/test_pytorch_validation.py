@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from torch_files import CARD, readings
+from made_records import CARD, readings
 
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
@@ -17,11 +17,12 @@ from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.request import Request
-from staticmem.validate import child, torch_reconcile, torch_run
-from staticmem.validate.record import Record
-from staticmem.validate.torch_predict import predicted, request_from, words_of
-from staticmem.validate.torch_reconcile import Row
-from staticmem.validate.torch_validate import validate_torch
+from staticmem.validate import child
+from staticmem.validate.pytorch import reconcile, validation
+from staticmem.validate.pytorch.prediction import predicted, request_from, words_of
+from staticmem.validate.pytorch.reconcile import Row
+from staticmem.validate.pytorch.validation import validate_torch
+from staticmem.validate.records import Record
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
@@ -177,7 +178,7 @@ def test_words_survive_json() -> None:
 def test_only_ops_that_are_known_are_called(target: str) -> None:
     """A graph comes from a file: `aten::from_file` would open or make another one."""
     from staticmem.ir.graph import Graph, Op
-    from staticmem.validate.torch_graph import NotRunnableError, Program
+    from staticmem.validate.pytorch.program import NotRunnableError, Program
 
     op = Op("call", target, ("/etc/passwd", False, 16), {}, ("x",))
     graph = Graph("g", "pt2", "", (), (), (), (op,), ("x",))
@@ -193,7 +194,7 @@ def test_only_ops_that_are_known_are_called(target: str) -> None:
     [("memory", "SM222"), ("import", "SM220"), ("device", "SM225"), ("op", "SM221"), ("step", "SM221")],
 )
 def test_what_the_child_says(kind: str, code: str) -> None:
-    assert torch_run._failed({"kind": kind, "message": "because"}).code == code
+    assert child.failed({"kind": kind, "message": "because"}, validation.FAILURES).code == code
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_what_the_child_says(kind: str, code: str) -> None:
 )
 def test_how_the_child_ended(status: int, said: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "stderr").write_text(said, encoding="utf-8")
-    assert torch_run._crashed(child.crash(status, str(tmp_path / "stderr"))).code == code
+    assert child.crashed(status, str(tmp_path / "stderr"), validation.FAILURES).code == code
 
 
 # -- alignment -------------------------------------------------------------------------------------------------------
@@ -215,21 +216,21 @@ def _row(op: str, size: int, live: int = 0, optional: bool = False) -> Row:
 def test_alignment_tells_what_is_missing_and_what_has_another_name() -> None:
     mine = [_row("conv", 1024), _row("cudnn", 512), _row("mask", 2048), _row("relu", 1024)]
     theirs = [_row("conv", 1024), _row("native", 512), _row("extra", 4096), _row("relu", 1024)]
-    found = torch_reconcile.align(mine, theirs)
+    found = reconcile.align(mine, theirs)
     assert [(a.op, b.op) for a, b in found.pairs] == [("conv", "conv"), ("cudnn", "native"), ("relu", "relu")]
     assert [row.op for row in found.predicted_only] == ["mask"]
     assert [row.op for row in found.measured_only] == ["extra"]
-    text = " ".join(torch_reconcile.explanations(found, ()))
+    text = " ".join(reconcile.explanations(found, ()))
     assert "predicted and not seen: forward mask 1 times, 2,048 bytes" in text
     assert "seen and not predicted: forward extra 1 times, 4,096 bytes" in text
     assert "cudnn is native (1)" in text
-    assert torch_reconcile.nodes(found).compared == 5
+    assert reconcile.nodes(found).compared == 5
 
 
 def test_results_that_are_in_place_unwatched_may_be_missing() -> None:
     mine = [_row("a", 512), _row("b", 1024), _row("c", 512)]
     theirs = [_row("a", 512), _row("add", 1024, optional=True), _row("b", 1024), _row("c", 512)]
-    found = torch_reconcile.align(mine, theirs)
+    found = reconcile.align(mine, theirs)
     assert len(found.pairs) == 3
     assert found.measured_only == ()
 
@@ -238,8 +239,8 @@ def test_results_that_are_in_place_unwatched_may_be_missing() -> None:
 
 
 def test_a_cuda_run_is_compared_with_its_own_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_run, "require_torch", lambda: None)
-    monkeypatch.setattr(torch_run, "run", lambda *args, **kwargs: readings())
+    monkeypatch.setattr(validation, "require_torch", lambda: None)
+    monkeypatch.setattr(validation, "measure", lambda *args, **kwargs: readings())
     record = validate_torch(str(MODELS / "resnet18.pt2"), {"batch": 4, "optimizer": "adam"}, "cuda")
     jsonschema.validate(record.to_json(), SCHEMA)
     assert record.device["name"] == CARD
@@ -253,10 +254,10 @@ def test_a_cuda_run_is_compared_with_its_own_card(monkeypatch: pytest.MonkeyPatc
     assert measured == 300 * 2**20
     assert record.verdict in ("agrees", "differs")
     inside = readings(allocated=low, reserved=bands["reserved"][0], process=bands["device"][0])
-    monkeypatch.setattr(torch_run, "run", lambda *args, **kwargs: inside)
+    monkeypatch.setattr(validation, "measure", lambda *args, **kwargs: inside)
     assert validate_torch(str(MODELS / "resnet18.pt2"), {"batch": 4, "optimizer": "adam"}, "cuda").verdict == "agrees"
     unread = readings(process=None, context=None, device={"name": CARD, "total": 2**34, "nvml": "not read: x"})
-    monkeypatch.setattr(torch_run, "run", lambda *args, **kwargs: unread)
+    monkeypatch.setattr(validation, "measure", lambda *args, **kwargs: unread)
     record = validate_torch(str(MODELS / "resnet18.pt2"), {"batch": 4, "optimizer": "adam"}, "cuda")
     assert _meter(record, "device").measured is None
     assert "SM227" in {note["code"] for note in record.notes}

@@ -14,8 +14,8 @@ from onnx import TensorProto
 from onnxruntime_graphs import Net, image
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
-from staticmem.validate import ort_run
-from staticmem.validate.ort_validate import Scenario, validate
+from staticmem.validate.onnxruntime import validation
+from staticmem.validate.onnxruntime.validation import Scenario, validate_session
 
 OWN = (
     "Abs", "Neg", "Floor", "Ceil", "Round", "Sqrt", "Reciprocal", "Exp", "Sin", "Cos", "Atan", "Erf", "Sign", "Gelu",
@@ -27,7 +27,7 @@ IN_PLACE = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not ort_run.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
+@pytest.mark.skipif(not validation.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
 def test_the_table_of_kernels(tmp_path: Path) -> None:
     net = Net()
     value = "x"
@@ -51,5 +51,5 @@ def test_the_table_of_kernels(tmp_path: Path) -> None:
     options = SessionOptions(
         graph_optimization_level="disable", enable_mem_reuse=False, enable_mem_pattern=False, intra_op_num_threads=1
     )
-    record = validate(str(path), Scenario(), options, "cpu")
+    record = validate_session(str(path), Scenario(), options, "cpu")
     assert record.verdict == "exact", (record.explanations, record.nodes.worst)

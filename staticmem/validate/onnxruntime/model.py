@@ -1,9 +1,11 @@
-"""A model file that the ONNX Runtime can load: weights that are missing become random data in a temporary folder."""
+"""A model that the ONNX Runtime can run: weights that are missing become random data in a temporary folder, and inputs
+are random for any signature: types and sizes from the file, ranges of indices from what reads them."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,8 @@ BLOCK = 1 << 20  # elements of random data that are repeated: memory does not de
 WINDOWS = 1 << 14
 DATA = "weights.bin"
 INLINE = 1024  # bytes: smaller tensors stay in the file, where shape inference reads them
-_STATISTICS = (3, 4)  # inputs of BatchNormalization that hold running statistics
+_VARIANCE = 4  # the input of BatchNormalization that holds running variances
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")  # fields of a TensorProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ def prepare(path: str, folder: str) -> Prepared:
     Raises:
         ModelFileError: the file cannot be read as an ONNX model.
     """
+    import numpy as np
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
@@ -55,7 +59,7 @@ def prepare(path: str, folder: str) -> Prepared:
             _load(tensor, home, path)
     positive = _variances(model.graph)
     total = 0
-    noise = _noise()
+    noise = np.random.default_rng(0).standard_normal(BLOCK + WINDOWS, dtype=np.float32)
     with open(os.path.join(folder, DATA), "wb") as file:
         for number, tensor in enumerate(tensors):
             if id(tensor) in lost:
@@ -84,28 +88,16 @@ def _missing(tensor: Any, home: str) -> bool:
     dtype = dtypes.ONNX_CODES.get(tensor.data_type)
     if dtype is None or dtype is dtypes.string:
         return False
-    size = dtype.nbytes(_numel(tensor))
+    size = dtype.nbytes(math.prod(tensor.dims))
     if tensor.data_location == 1:
-        place = _external(tensor)
+        place = {entry.key: entry.value for entry in tensor.external_data}
         name = os.path.normpath(os.path.join(home, place.get("location", "")))
         if not name.startswith(home + os.sep) or not os.path.isfile(name):
             return True
         return os.path.getsize(name) < int(place.get("offset", 0)) + size
     if size == 0:
         return False
-    typed = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
-    return not tensor.raw_data and not any(len(field) for field in typed)
-
-
-def _external(tensor: Any) -> Mapping[str, str]:
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
-def _numel(tensor: Any) -> int:
-    count = 1
-    for size in tensor.dims:
-        count *= size
-    return count
+    return not tensor.raw_data and not any(len(getattr(tensor, field)) for field in _TYPED)
 
 
 def _load(tensor: Any, home: str, path: str) -> None:
@@ -129,17 +121,11 @@ def _variances(graph: Any) -> set[str]:
     found: set[str] = set()
     for node in graph.node:
         if node.op_type == "BatchNormalization":
-            found.update(node.input[i] for i in _STATISTICS[1:] if i < len(node.input))
+            found.update(node.input[_VARIANCE : _VARIANCE + 1])
         for attribute in node.attribute:
             if attribute.type == 5:
                 found |= _variances(attribute.g)
     return found
-
-
-def _noise() -> Any:
-    import numpy as np
-
-    return np.random.default_rng(0).standard_normal(BLOCK + WINDOWS, dtype=np.float32)
 
 
 def _fill(tensor: Any, file: Any, positive: set[str], noise: Any) -> int:
@@ -147,17 +133,16 @@ def _fill(tensor: Any, file: Any, positive: set[str], noise: Any) -> int:
     import numpy as np
 
     dtype = dtypes.ONNX_CODES[tensor.data_type]
-    numel = _numel(tensor)
+    numel = math.prod(tensor.dims)
     size = dtype.nbytes(numel)
-    numpy_name = {"float32": "float32", "float64": "float64", "float16": "float16"}.get(dtype.name)
-    for name in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+    for name in _TYPED:
         tensor.ClearField(name)
-    if numpy_name is None:
+    if dtype.name not in ("float16", "float32", "float64"):
         block = bytes(min(size, BLOCK))
     else:
         random = noise[: min(numel, BLOCK)]
         values = np.abs(random) + 0.5 if tensor.name in positive else random * 0.02
-        block = values.astype(numpy_name).tobytes()
+        block = values.astype(dtype.name).tobytes()
     if size <= INLINE:
         tensor.data_location = 0
         del tensor.external_data[:]
@@ -185,3 +170,53 @@ def _externalise(tensor: Any, file: Any, block: bytes, size: int | None = None) 
     for key, value in (("location", DATA), ("offset", str(offset)), ("length", str(size))):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, value
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+# what hands indices on without changing their values
+_PASS = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Flatten", "Slice", "Expand", "Transpose", "Concat")
+
+
+@dataclass(frozen=True, slots=True)
+class RandomInput:
+    """How to make an input: its dtype, sizes, and for integers the bound of its values (exclusive)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    high: int
+
+
+def plan_inputs(graph: Any, shapes: Mapping[str, Sequence[int]]) -> list[RandomInput]:
+    """Inputs of a GraphProto whose sizes are bound. Initializers that are listed as inputs are left to the file."""
+    owned = {t.name for t in graph.initializer}
+    found: list[RandomInput] = []
+    for proto in graph.input:
+        if proto.name in owned or proto.type.WhichOneof("value") != "tensor_type":
+            continue
+        dtype = dtypes.ONNX_CODES.get(proto.type.tensor_type.elem_type, dtypes.float32)
+        if proto.name not in shapes:
+            continue
+        shape = tuple(int(s) for s in shapes[proto.name])
+        found.append(RandomInput(proto.name, dtype.name, shape, _bound(graph, proto.name)))
+    return found
+
+
+def _bound(graph: Any, name: str) -> int:
+    """One above the largest index that every table allows; 2 where no table is in sight (masks, flags, sizes)."""
+    sizes = {t.name: tuple(t.dims) for t in graph.initializer}
+    carried = {name}
+    bounds: list[int] = []
+    for node in graph.node:
+        if node.op_type in _PASS and carried & set(node.input[:1] if node.op_type != "Concat" else node.input):
+            carried.update(node.output)
+        elif node.op_type in ("Gather", "GatherElements", "GatherND") and len(node.input) > 1:
+            if node.input[1] in carried and node.input[0] in sizes:
+                axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+                table = sizes[node.input[0]]
+                if table:
+                    bounds.append(int(table[axis % len(table)]))
+        elif node.op_type == "OneHot" and node.input[0] in carried:
+            bounds.append(2)
+    return max(min(bounds), 1) if bounds else 2

@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnxruntime_graphs import GRAPHS, Net, image
+from onnx import TensorProto, helper
+from onnxruntime_graphs import GRAPHS, image
 
 from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
-from staticmem.validate import child, ort_run
-from staticmem.validate.ort_inputs import RandomInput, plan_inputs
-from staticmem.validate.ort_model import prepare
-from staticmem.validate.ort_validate import Scenario, validate
-from staticmem.validate.record import Meter, Record
+from staticmem.validate import child
+from staticmem.validate.onnxruntime import validation
+from staticmem.validate.onnxruntime.validation import Scenario, validate_session
+from staticmem.validate.records import Record
 
 ROOT = Path(__file__).parents[2]
-ORT = pytest.mark.skipif(not ort_run.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
+ORT = pytest.mark.skipif(not validation.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
 DIMS = {"batch": 2, "length": 16, "width": 24}
 
 
@@ -37,7 +35,7 @@ def saved(tmp_path: Path, name: str) -> str:
 def run(path: str, **options: Any) -> Record:
     known = {d for v in onnx.load(path).graph.input for d in (x.dim_param for x in v.type.tensor_type.shape.dim)}
     dims = {name: size for name, size in DIMS.items() if name in known}
-    return validate(path, Scenario(dims=dims), SessionOptions(intra_op_num_threads=2, **options), "cpu")
+    return validate_session(path, Scenario(dims=dims), SessionOptions(intra_op_num_threads=2, **options), "cpu")
 
 
 @ORT
@@ -54,7 +52,7 @@ def test_requested_bytes_are_equal_at_every_node(tmp_path: Path, name: str) -> N
 @ORT
 def test_a_real_export_without_weights() -> None:
     path = str(ROOT / "models" / "resnet18.onnx")
-    record = validate(path, Scenario(batch=1), SessionOptions(intra_op_num_threads=2), "cpu")
+    record = validate_session(path, Scenario(batch=1), SessionOptions(intra_op_num_threads=2), "cpu")
     assert record.verdict == "exact"
     assert "SM511" in {note["code"] for note in record.notes}
 
@@ -82,11 +80,11 @@ def test_auto_says_that_it_was_the_cpu(tmp_path: Path) -> None:
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this build of onnxruntime has CUDA")
     path = saved(tmp_path, "residual_net")
-    record = validate(path, Scenario(), SessionOptions(), "auto")
+    record = validate_session(path, Scenario(), SessionOptions(), "auto")
     assert record.runtime["provider"] == "CPUExecutionProvider"
     assert record.notes[0]["code"] == "SM510"
     with pytest.raises(StaticmemError) as caught:
-        validate(path, Scenario(), SessionOptions(), "cuda")
+        validate_session(path, Scenario(), SessionOptions(), "cuda")
     assert caught.value.code == "SM501"
 
 
@@ -151,7 +149,7 @@ def test_a_run_that_does_not_end(tmp_path: Path, scratch: Path, monkeypatch: pyt
     path = os.pathsep.join((str(fake), real["PYTHONPATH"]))
     monkeypatch.setattr(child, "environment", lambda: {**real, "PYTHONPATH": path})
     with pytest.raises(StaticmemError) as caught:
-        validate(saved(tmp_path, "residual_net"), Scenario(), SessionOptions(), "cpu", timeout=1)
+        validate_session(saved(tmp_path, "residual_net"), Scenario(), SessionOptions(), "cpu", timeout=1)
     assert caught.value.code == "SM505"
     assert os.listdir(scratch) == []
 
@@ -159,7 +157,7 @@ def test_a_run_that_does_not_end(tmp_path: Path, scratch: Path, monkeypatch: pyt
 def test_without_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ort_run, "installed", lambda: False)
+    monkeypatch.setattr(validation, "installed", lambda: False)
     assert "[SM500]" in fails(saved(tmp_path, "conv_net"), capsys=capsys)
 
 
@@ -169,45 +167,3 @@ def test_what_the_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "[SM509]" in fails(fixed, "--batch", "7", capsys=capsys)
     assert "[SM512]" in fails(fixed, "--optimizer", "adam", capsys=capsys)
     assert "[SM507]" in fails(str(ROOT / "models" / "resnet18.pt2"), "--batch", "1", capsys=capsys)
-
-
-def test_indices_stay_in_their_table() -> None:
-    graph = GRAPHS["embedding"]().graph
-    assert plan_inputs(graph, {"ids": (2, 16)}) == [RandomInput("ids", "int64", (2, 16), 100)]
-    assert plan_inputs(GRAPHS["loop"]().graph, {"x": (8, 16)}) == [RandomInput("x", "float32", (8, 16), 2)]
-
-
-def test_missing_weights_are_filled_beside_nothing(tmp_path: Path) -> None:
-    net = Net()
-    model = net.model([image(4, 512)], [(net.op("MatMul", "x", net.weight(512, 512)), TensorProto.FLOAT, 2)])
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", "gone.bin"), ("length", str(512 * 512 * 4))):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, value
-    home, folder = tmp_path / "home", tmp_path / "folder"
-    home.mkdir()
-    folder.mkdir()
-    path = home / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    found = prepare(str(path), str(folder))
-    assert (found.filled, found.nbytes) == (1, 512 * 512 * 4)
-    assert os.listdir(home) == ["model.onnx"]
-    filled = onnx.load(found.path)
-    values = numpy_helper.to_array(filled.graph.initializer[0])
-    assert values.shape == (512, 512)
-    assert 0.01 < float(np.abs(values).mean()) < 0.03
-
-
-def test_complete_models_are_run_where_they_are(tmp_path: Path) -> None:
-    path = saved(tmp_path, "conv_net")
-    assert prepare(path, str(tmp_path)).path == path
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "measured", "expected"),
-    [(10, 20, 15, 0), (10, 20, 25, 5), (10, 20, 4, -6), (None, None, 4, None), (1, 1, None, None)],
-)
-def test_difference_of_a_band(low: int | None, high: int | None, measured: int | None, expected: int | None) -> None:
-    assert Meter("m", low, high, measured).difference == expected

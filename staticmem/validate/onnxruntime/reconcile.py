@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from staticmem.allocators.onnxruntime.replay import NodeRow
 from staticmem.allocators.onnxruntime.session import SessionPrediction
 from staticmem.units import MIB
-from staticmem.validate.ort_run import NodeReading, Readings
-from staticmem.validate.record import Meter, NodeDifference, Nodes
+from staticmem.validate.records import Meter, NodeDifference, Nodes
 
 WORST = 10
 CLOSE = 0.02  # of the arena: the acceptance figure of docs/validate.md
+
+
+@dataclass(frozen=True)
+class NodeReading:
+    """The arena at the end of a node: bytes. None where the runtime does not say (arena off, before 1.28)."""
+
+    name: str
+    op: str
+    provider: str
+    requested: int | None
+    in_use: int | None
+    peak: int | None
+    held: int | None
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a run left. `workspaces` are bytes that kernels took for themselves, by node."""
+
+    version: str
+    provider: str
+    runs: tuple[tuple[NodeReading, ...], ...]
+    workspaces: dict[str, int]
+    peak_rss: int | None
+    device: dict[str, Any]
+    saved: str | None
 
 
 def meters(found: SessionPrediction, read: Readings) -> tuple[Meter, ...]:

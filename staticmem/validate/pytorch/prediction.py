@@ -7,10 +7,13 @@ lines of code, by the same rules.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from staticmem.devices import gpus
+from staticmem.devices.meters import DeviceMeters, on_device
 from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
@@ -18,12 +21,23 @@ from staticmem.liveness import Lifetimes, liveness
 from staticmem.scenario.request import OPTIONS, Request, request_of
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study
-from staticmem.validate.torch_words import OPTIMIZERS
+from staticmem.studies.device import device_of
+from staticmem.units import GIB
 
-_REFUSED = {  # levers of a model's code, which a graph does not have, or of other packages
-    "checkpoint": "--checkpoint", "checkpoint_segments": "--checkpoint-segments", "parallel": "--parallel",
-    "offload_optimizer": "--offload-optimizer", "grad_scaler": "--grad-scaler",
-}  # fmt: skip
+OPTIMIZERS = {  # by the flag's word, the class of torch.optim
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "radam": "RAdam",
+    "nadam": "NAdam",
+    "adamax": "Adamax",
+    "adadelta": "Adadelta",
+    "adafactor": "Adafactor",
+}
+# levers of a model's code, which a graph does not have, or of other packages
+_REFUSED = ("checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler")
 
 
 @dataclass(frozen=True)
@@ -81,11 +95,7 @@ def request_from(words: Mapping[str, Any]) -> Request:
 
 def without_frames(graph: Graph) -> Graph:
     """The graph without module calls and lines of code."""
-    return replace(graph, ops=tuple(_bare(op) for op in graph.ops))
-
-
-def _bare(op: Op) -> Op:
-    return replace(op, modules=(), stack=())
+    return replace(graph, ops=tuple(replace(op, modules=(), stack=()) for op in graph.ops))
 
 
 def _without_dropout(op: Op) -> Op:
@@ -98,8 +108,9 @@ def _without_dropout(op: Op) -> Op:
 
 
 def _check(request: Request) -> None:
-    for field, flag in _REFUSED.items():
-        if getattr(request, field):
+    for name in _REFUSED:
+        if getattr(request, name):
+            flag = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{flag} cannot be run",
                 "A run has the model's graph, not its code and not several GPUs.",
@@ -113,3 +124,44 @@ def _check(request: Request) -> None:
             f"Choose one of {', '.join(OPTIMIZERS)}.",
             code="SM226",
         )
+
+
+# -- on the card that was used -----------------------------------------------------------------------------------------
+
+_SXM = re.compile(r"sxm\d*|hbm3")  # an H100 whose name has its memory's is an SXM module
+
+
+def card_of(name: str, total: int) -> str | None:
+    """The slug of the card that the driver calls `name` and that has about `total` bytes; None where none fits.
+
+    `NVIDIA GeForce RTX 4090` is `rtx-4090`; of cards sold with several memories the closest counts.
+    """
+    words = set(re.findall(r"[a-z0-9]+", _SXM.sub("sxm", name.lower())))
+    fitting = []
+    for slug, gpu in gpus.cards().items():
+        model = {word for word in slug.split("-") if not re.fullmatch(r"\d+gb", word)}
+        if model <= words:
+            fitting.append((-len(model), abs(gpu.usable - total) if total else 0, slug))
+    if not fitting:
+        return None
+    _, away, slug = min(fitting)
+    return slug if not total or away <= total // 10 else None
+
+
+def gpu_word(name: str, total: int) -> str:
+    """A word for `--gpu`: the card's, else its memory as it is."""
+    found = card_of(name, total)
+    return found if found is not None else f"{total / GIB:.3f}GiB"
+
+
+def device_meters(found: Predicted, name: str, total: int, version: str) -> DeviceMeters:
+    """The prediction for a card by the driver's name and with `total` bytes, and for a version of PyTorch.
+
+    What the request says of the device counts more.
+    """
+    request = found.study.request
+    if request.gpu is None:
+        request = replace(request, gpu=gpu_word(name, total))
+    if request.torch_version is None:
+        request = replace(request, torch_version=version)
+    return on_device(found.result, device_of(request))

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto
 from onnxruntime_graphs import Net, image
 
-from staticmem.validate import ort_run
+from staticmem.validate.onnxruntime import validation
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ def _with_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.skipif(not ort_run.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
+@pytest.mark.skipif(not validation.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_temporary_folder_goes_with_a_signal(number: signal.Signals, tmp_path: Path) -> None:

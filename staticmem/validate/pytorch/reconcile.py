@@ -6,13 +6,13 @@ import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from staticmem.devices.meters import DeviceMeters
 from staticmem.liveness import Lifetimes
 from staticmem.units import MIB
-from staticmem.validate.record import Meter, NodeDifference, Nodes
-from staticmem.validate.torch_predict import Predicted
-from staticmem.validate.torch_run import LiveRow, TorchReadings
+from staticmem.validate.pytorch.prediction import Predicted
+from staticmem.validate.records import Meter, NodeDifference, Nodes
 
 WORST = 10
 CLOSE = 0.001  # of the peak of live memory: the acceptance figure of docs/validate.md
@@ -28,7 +28,10 @@ _SAME = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel that allocates, of either side."""
+    """A kernel that allocates, of either side: bytes of its results, and what is alive after it.
+
+    `node` is the graph's op, -1 for none; `optional` what PyTorch may write in place where nothing watches it.
+    """
 
     phase: str
     op: str
@@ -40,6 +43,32 @@ class Row:
     @property
     def key(self) -> tuple[str, str, tuple[int, ...]]:
         return self.phase, _SAME.get(self.op, self.op), self.sizes
+
+
+@dataclass(frozen=True)
+class TorchReadings:
+    """What a run left. Bytes; None where this device does not have the meter.
+
+    `cublas` and `cublaslt` are workspaces of one product, `kept` is what of both stays after it.
+    """
+
+    version: str
+    stand_ins: Mapping[str, int]
+    device: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+    live_peak: int | None = None
+    live_at: Sequence[str] = ()
+    forward_end: int | None = None
+    scalars: int = 0
+    allocated: int | None = None
+    reserved: int | None = None
+    reserved_now: int | None = None
+    context: int | None = None
+    process: int | None = None
+    kept: int | None = None
+    cublas: int | None = None
+    cublaslt: int | None = None
+    cudnn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +95,6 @@ def predicted_rows(lifetimes: Lifetimes) -> list[Row]:
         sizes = tuple(sorted(trace.buffers[b].size for b in buffers))
         rows.append(Row(kernel.phase, kernel.name, kernel.op, sizes, lifetimes.live[lifetimes.born[buffers[-1]]]))
     return rows
-
-
-def measured_rows(read: Sequence[LiveRow]) -> list[Row]:
-    """The same of a run."""
-    return [Row(r.phase, r.op, r.node, tuple(r.sizes), r.live, r.optional) for r in read]
 
 
 def align(mine: Sequence[Row], theirs: Sequence[Row]) -> Alignment:

@@ -10,10 +10,9 @@ from typing import Any
 from staticmem.errors import UsageError
 from staticmem.report.load import build
 from staticmem.scenario.request import OPTIONS, Request
-from staticmem.validate import torch_reconcile
-from staticmem.validate.record import Record, sha256
-from staticmem.validate.torch_predict import predicted
-from staticmem.validate.torch_validate import device_meters
+from staticmem.validate.pytorch import reconcile
+from staticmem.validate.pytorch.prediction import device_meters, predicted
+from staticmem.validate.records import Record, sha256
 
 _SUFFIXES = (".pt2", ".onnx")
 _FILES = ("profile", "gpus_file")  # words that are paths: of the machine that made the record
@@ -25,18 +24,18 @@ def models_in(folders: Iterable[str]) -> dict[str, str]:
     Raises:
         UsageError: what is no folder.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for folder in folders:
         if not os.path.isdir(folder):
             raise UsageError(f"{folder} is not a folder", "--models names folders with models.", code="SM101")
         for name in sorted(os.listdir(folder)):
             if name.endswith(_SUFFIXES):
                 path = os.path.join(folder, name)
-                found[sha256(path)] = path
-    return found
+                paths[sha256(path)] = path
+    return paths
 
 
-def again(record: Record, path: str) -> Record:
+def repredicted(record: Record, path: str) -> Record:
     """The record with the meters of its model as this version predicts them; those of other runtimes stay.
 
     Raises:
@@ -49,12 +48,12 @@ def again(record: Record, path: str) -> Record:
         return record
     _check(words)
     kind = str(record.device.get("kind"))
-    found = predicted(path, words, kind)
+    prediction = predicted(path, words, kind)
     if kind == "cpu":
-        bands = torch_reconcile.cpu_bands(found)
+        bands = reconcile.cpu_bands(prediction)
     else:
         total, version = record.device.get("memory") or 0, str(record.runtime.get("version", ""))
-        bands = torch_reconcile.cuda_bands(device_meters(found, str(record.device.get("name")), total, version))
+        bands = reconcile.cuda_bands(device_meters(prediction, str(record.device.get("name")), total, version))
     meters = []
     for meter in record.meters:
         low, high = bands.get(meter.name, (meter.low, meter.high))
@@ -73,7 +72,5 @@ def _check(words: Mapping[str, Any]) -> None:
         why = f"This version does not know {', '.join(strange[:3])[:80]}" if strange else f"It names a file: {paths[0]}"
     except UsageError as error:
         why = error.why.rstrip(".")
-    raise UsageError(
-        "the request of a record cannot be predicted again", f"{why}.",
-        "Leave --models away, or the record out.", "SM231",
-    )  # fmt: skip
+    hint = "Leave --models away, or the record out."
+    raise UsageError("the request of a record cannot be predicted again", f"{why}.", hint, "SM231")

@@ -1,4 +1,4 @@
-"""The process that runs a model with PyTorch: `python -m staticmem.validate.torch_child JOB`.
+"""The process that runs a model with PyTorch: `python -m staticmem.validate.pytorch.child JOB`.
 
 It is a process of its own, because PyTorch can crash, hang, or take all memory, and because the allocator's figures are
 those of a process. The job is JSON: the model's path, the words of the request, the device; the answer is JSON too.
@@ -10,7 +10,9 @@ import gc
 import sys
 from typing import Any
 
-from staticmem.validate.child import FailedError, answer
+from staticmem.eager.trace import round_up
+from staticmem.validate.child import FailedError, answer, limit_memory
+from staticmem.validate.nvml import Nvml
 
 
 def main(path: str) -> int:
@@ -24,11 +26,10 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         raise FailedError("import", str(error)) from error
     import warnings
 
-    from staticmem.validate.torch_graph import NotRunnableError
+    from staticmem.validate.pytorch.program import NotRunnableError
 
     warnings.simplefilter("ignore")
-    if job["memory_limit"]:
-        _limit(int(job["memory_limit"]))
+    limit_memory(job)
     if job["threads"]:
         torch.set_num_threads(job["threads"])
     if job["device"] == "cuda" and not torch.cuda.is_available():
@@ -51,15 +52,15 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 
 def _steps(job: dict[str, Any]) -> Any:
     """The steps of the job: the graph is read as `analyze` reads it, and cleaned as a prediction has it."""
-    from staticmem.validate.torch_predict import predicted
-    from staticmem.validate.torch_step import Steps
+    from staticmem.validate.pytorch.prediction import predicted
+    from staticmem.validate.pytorch.steps import Steps
 
     found = predicted(job["model"], job["words"], job["device"])
     return Steps(found.result.graph, found.scenario, found.result.loss, job["device"])
 
 
 def _on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
-    from staticmem.validate.torch_live import ADDS_IN_PLACE, LiveStorages
+    from staticmem.validate.pytorch.live_storages import ADDS_IN_PLACE, LiveStorages
 
     program = steps.program
     live = LiveStorages(
@@ -96,23 +97,28 @@ def _on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
                 live.ignore(number)
     return {
         "live_peak": live.peak,
-        "live_phase": live.peak_at[0],
-        "live_op": live.peak_at[1],
+        "live_at": list(live.peak_at),
         "forward_end": forward_end,
         "scalars": live.skipped,
         "rows": [[r.phase, r.op, r.node, r.sizes, r.live, r.optional] for r in live.rows],
-        "peak_rss": _peak_rss(),
         "device": {},
     }
 
 
 def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
-    from staticmem.validate.torch_cuda import Driver, workspaces
+    import torch
 
-    import torch  # isort: skip
-
-    driver = Driver()
-    context = driver.context()
+    nvml = Nvml()
+    properties = torch.cuda.get_device_properties(0)
+    nvml.choose(f"GPU-{getattr(properties, 'uuid', '')}")
+    nvml.facts |= {"name": properties.name, "total": int(properties.total_memory)}
+    torch.cuda.init()
+    one = torch.zeros(1, device="cuda")  # the context is there with the first kernel
+    torch.cuda.synchronize()
+    del one
+    torch.cuda.empty_cache()
+    context = _process(nvml)
+    torch.cuda.reset_peak_memory_stats()
     if job["snapshot"]:
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
     steps.place()
@@ -126,9 +132,9 @@ def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
         "reserved": torch.cuda.max_memory_reserved(),
         "reserved_now": torch.cuda.memory_reserved(),
         "context": context,
-        "process": driver.process(),
+        "process": _process(nvml),
         "cudnn": torch.backends.cudnn.version(),
-        "device": driver.facts(),
+        "device": nvml.facts,
     }
     if job["snapshot"]:
         torch.cuda.memory._dump_snapshot(job["snapshot"])
@@ -137,24 +143,51 @@ def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     steps.__dict__.clear()
     gc.collect()
     steps.stand_ins = {}
-    return {**found, **workspaces()}
+    return {**found, **_workspaces()}
 
 
-def _limit(size: int) -> None:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+def _process(nvml: Nvml) -> int | None:
+    """Bytes of this process; where a container hides its number, what the device has more than before."""
+    import torch
 
-
-def _peak_rss() -> int | None:
-    try:
-        import resource
-    except ImportError:
+    torch.cuda.synchronize()
+    memory = nvml.memory()
+    if memory is None:
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * (1 if sys.platform == "darwin" else 1024)
+    used, own = memory
+    nvml.facts["meter"] = "NVML, this process" if own is not None else "NVML, growth of the device"
+    return used - nvml.before if own is None else own
+
+
+def _workspaces() -> dict[str, int]:
+    """Workspaces of cuBLAS and, beyond them, of cublasLt, and how much of both stays after the calls: bytes.
+
+    To be called when no tensor of the model is left.
+    """
+    import torch
+
+    torch.cuda.empty_cache()
+    torch._C._cuda_clearCublasWorkspaces()
+    a, bias = torch.zeros(128, 128, device="cuda"), torch.zeros(128, device="cuda")
+    before = torch.cuda.memory_allocated()
+    cublas = _extra(lambda: torch.mm(a, a))
+    stays = torch.cuda.memory_allocated() - before
+    lt = _extra(lambda: torch.addmm(bias, a, a))  # with a bias it is cublasLt's product
+    if not stays and lt == cublas:
+        lt = 0  # it takes the handle's, for each call anew
+    return {"cublas": cublas, "cublaslt": lt, "kept": torch.cuda.memory_allocated() - before}
+
+
+def _extra(call: Any) -> int:
+    """Bytes that a call allocates beside its result."""
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    made = round_up(int(result.untyped_storage().nbytes()))
+    return int(torch.cuda.max_memory_allocated()) - int(before) - made
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
 from staticmem.scenario.step import Scenario
-from staticmem.validate.torch_graph import NotRunnableError, Program, torch_dtype
-from staticmem.validate.torch_words import OPTIMIZERS
+from staticmem.validate.pytorch.prediction import OPTIMIZERS
+from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
 
 _LEARNING_RATE = 1e-6  # values stay finite over a few steps; memory does not depend on it
 

@@ -1,0 +1,1 @@
+"""`validate --runtime onnxruntime`: a session, predicted, run (`child`) and compared (`reconcile`)."""
