@@ -97,7 +97,7 @@ AREAS: dict[str, list[str]] = {
     )},
     **{f"training/{name}.py": _STEP for name in (
         "checkpointing", "freezing", "gradients", "graph_notes", "hidden_frames", "interpreter", "kept_attributes",
-        "lever_notes", "locals", "losses", "module_names", "optimizer_steps", "precision", "regions", "repetition",
+        "losses", "notes", "optimizer_steps", "precision", "call_records",
         "scenario", "shapes", "source_locals", "step", "symbolic", "written_checkpoints",
     )},
     "training/optimizers.py": ["tests/engine/test_optimizers.py", "tests/engine/test_step.py"],

@@ -33,8 +33,9 @@ class InputBuffer(Owner):
         self.slots: list[Tensor | None] = [None] * len(node.metadata)
 
 
-def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tensor]) -> None:
-    """Runs the graph below `root`. `grads` maps id(parameter) to its `.grad`; owners are recorded in `e`.
+def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tensor]) -> set[int]:
+    """Runs the graph below `root`. `grads` maps id(parameter) to its `.grad`; owners are recorded in `e`. Returns the
+    ids of the parameters that a gradient came to.
 
     `gradient` is the root gradient; the caller owns it (Python holds it for the whole of backward).
     """
@@ -44,6 +45,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
     buffer = InputBuffer(node)
     buffer.slots[root.output_nr] = gradient
     e.hold(gradient, buffer)
+    received: set[int] = set()
     order = 0
     waiting: dict[Node, InputBuffer] = {}
     ready: list[tuple[int, int, Node, InputBuffer]] = [(-node.sequence, order, node, buffer)]
@@ -51,7 +53,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         _, _, node, buffer = heapq.heappop(ready)
         e.trace.op = node.op
         if node.leaf is not None:  # the loss itself is a parameter
-            _accumulate_grad(e, node.leaf, buffer, grads)
+            _accumulate_grad(e, node.leaf, buffer, grads, received)
             continue
         if node.edges is _RAN:
             raise ValueError(
@@ -93,7 +95,8 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         if leaves:
             e.trace.op = -1
             for leaf, into in leaves:
-                _accumulate_grad(e, leaf, into, grads)
+                _accumulate_grad(e, leaf, into, grads, received)
+    return received
 
 
 def _count_dependencies(root: Node) -> None:
@@ -129,11 +132,12 @@ def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> bo
     return True
 
 
-def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[int, Tensor]) -> None:
+def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[int, Tensor], received: set[int]) -> None:
     """`.grad` takes the buffer itself where nobody else has it and its strides are the parameter's, else a clone."""
     new = buffer.slots[0]
     if new is None:
         return
+    received.add(id(leaf))
     old = grads.get(id(leaf))
     if old is not None:  # gradient accumulation over micro-batches, or a second backward
         e.kernel("aten.add_.Tensor")

@@ -127,18 +127,18 @@ class _Checkpoint:
         e.autocast_owner, e.choices = Owner("autocast", "weight cache"), Counter()
         e.saved_hooks = [_Recomputation(self)]
         depth = e.depth
-        again = self.interpreter.again(inputs, region.start)
+        rerun = self.interpreter.for_rerun(inputs, region.start)
         arguments = Owner("checkpoint", region.name, region.start)
         for name in self.arguments:
             e.hold(inputs[name], arguments)
-        again.around = Checkpoints(e, self.caller.regions, region, self.caller.recomputed)
+        rerun.checkpoints = Checkpoints(e, self.caller.regions, region, self.caller.recomputed)
         end = region.end
         try:
-            again.run_ops(region.start, region.end)
+            rerun.run_ops(region.start, region.end)
         except _StopRecomputationError as stop:
             e.close_scopes(depth)  # no inner checkpoint is open: while one runs, its own hook takes what is saved
-            end = again.index + stop.ran
-        again.finish()
+            end = rerun.index + stop.ran
+        rerun.finish()
         self.caller.recomputed.extend(range(region.start, end))
         e.release(arguments)
         e.release(e.autocast_owner)

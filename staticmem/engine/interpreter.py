@@ -10,16 +10,14 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.engine.precision import WholeModelCast, inside
-from staticmem.engine.repetition import KnownCalls, Signature, fill, known_calls, perform, signature_of
-from staticmem.engine.symbolic import SCALAR_OPS
+from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
+from staticmem.engine.size_arithmetic import SIZE_OPS
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
-from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Frame, Graph, Op, Ref, Value
 from staticmem.ops import lookup
 from staticmem.ops.casts import to_copy
@@ -28,17 +26,18 @@ from staticmem.ops.registry import Rule
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.passes.frames.releases import Releases, releases_of
 
-# what a rule raises when an argument is not what the ATen schema says
+if TYPE_CHECKING:
+    from staticmem.engine.precision import WholeModelCast
+
 _RESOLVED = (Ref, tuple)
+# what a rule raises when an argument is not what the ATen schema says
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
+# it does another thing where query, key and value are one tensor: a record for three tensors does not stand for that
+_NEVER_RECORDED = frozenset({"aten::_native_multi_head_attention"})
 
 
-# whether query, key and value are one tensor decides what it does: no record of other tensors stands for it
-ALONE = frozenset({"aten::_native_multi_head_attention"})
-
-
-class Around(Protocol):
-    """Someone who is told of every op before it runs, and of the end: `torch.utils.checkpoint`."""
+class Checkpointing(Protocol):
+    """`torch.utils.checkpoint`: it starts and ends checkpoints between ops."""
 
     def before(self, interpreter: Interpreter, index: int) -> None:
         """Op `index` is about to run; the number of ops at the end."""
@@ -58,13 +57,13 @@ class Interpreter:
         self.owners: dict[str, tuple[Tensor, int]] = {}  # of values that live: each with the hold of its name
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[tuple[Tensor, int]]] = {}
-        self.around: Around | None = None
+        self.checkpoints: Checkpointing | None = None
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
         self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False where there is more to it than a rule
-        self.known: dict[bool, KnownCalls] = {}  # by grad mode
+        self.records: dict[bool, CallRecords] = {}  # by grad mode
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
         self.unknown: Counter[str] = Counter()
@@ -87,19 +86,19 @@ class Interpreter:
         return [self.env[name] for name in self.graph.outputs if isinstance(self.env.get(name), Tensor)]
 
     def run_ops(self, start: int, end: int) -> None:
-        """Runs the ops of [start, end) and leaves the module frames. `around` is told before each op and at the end."""
-        e, around = self.e, self.around
+        """Runs the ops of [start, end) and leaves the module frames. Checkpoints start and end between them."""
+        e, checkpoints = self.e, self.checkpoints
         released_after = self.released_after
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
-        keeps, frames, frame_of = self.keeps_values or around is not None, self.frames, self.held_by_frames
+        keeps, frames, frame_of = self.keeps_values or checkpoints is not None, self.frames, self.held_by_frames
         produced = self.produced_in
-        self.known, signatures = known_calls(e), self.signatures
+        self.records, signatures = records_of_modes(e), self.signatures
         for index in range(start, end):
             op = ops[index]
-            if around is not None:
+            if checkpoints is not None:
                 e.grad_enabled = grad_enabled
-                around.before(self, index)
+                checkpoints.before(self, index)
             trace.op = self.index = index
             if op.modules:  # shape arithmetic carries no module: stay where we are
                 self._enter(op)
@@ -128,13 +127,13 @@ class Interpreter:
                 for held in copies.pop(index, ()):
                     e.end(*held)
         e.grad_enabled = grad_enabled
-        if around is not None:
-            around.before(self, end)
+        if checkpoints is not None:
+            checkpoints.before(self, end)
         e.trace.op = -1
         self._leave(0)
 
-    def again(self, names: Mapping[str, Any], start: int) -> Interpreter:
-        """Another run of some of the ops, from op `start` on, with these values: nothing else is shared but the graph.
+    def for_rerun(self, names: Mapping[str, Any], start: int) -> Interpreter:
+        """For another run of some of the ops, from op `start` on, with these values: nothing is shared but the graph.
 
         Results that later ops read live to the end of that run (`finish`): the function returns them.
         """
@@ -149,7 +148,14 @@ class Interpreter:
 
     def value(self, name: str, op: Op) -> Any:
         """What a name means to an op."""
-        return self._resolve(Ref(name), op)
+        if self.outside:
+            rebound = self.outside.get(name)
+            if rebound is not None and not inside(op.modules, rebound[0]):
+                return rebound[1]
+        try:
+            return self.env[name]
+        except KeyError:
+            raise self._nothing_produces(name, op) from None
 
     def finish(self) -> None:
         """Drops all that this run holds."""
@@ -203,8 +209,8 @@ class Interpreter:
         target = op.target
         rule = self.rules.get(target)
         if rule is None:
-            scalar = target in SCALAR_OPS or op.base in SCALAR_OPS
-            alone = scalar or op.base in ALONE or (self.cast is not None and self.cast.applies(op))
+            scalar = target in SIZE_OPS or op.base in SIZE_OPS
+            alone = scalar or op.base in _NEVER_RECORDED or (self.cast is not None and self.cast.applies(op))
             rule = self.rules[target] = False if alone else lookup(target) or False
         if rule is False or "out" in op.kwargs:  # what it writes to is there already
             return False
@@ -214,7 +220,7 @@ class Interpreter:
         """Runs the rule of an op, or what is known of it."""
         e = self.e
         if self.outside:
-            values = [self._resolve(Ref(name), op) for name in op.refs()]
+            values = [self.value(name, op) for name in op.refs()]
         else:
             env = self.env
             try:
@@ -222,10 +228,10 @@ class Interpreter:
             except KeyError as missing:
                 raise self._nothing_produces(missing.args[0], op) from None
         try:
-            if signature.sliced and _whole(fill(op, values)[0]):
+            if signature.sliced and _takes_all(filled(op, values)[0]):
                 self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
                 return
-            results, scoped = perform(e, self.known[e.grad_enabled], signature, op, values)
+            results, scoped = run_call(e, self.records[e.grad_enabled], signature, op, values)
         except (ValueError, *BAD_ARGUMENTS) as error:
             raise self.explained(op, error) from error
         self.covered[op.target] += 1
@@ -242,7 +248,7 @@ class Interpreter:
     def _run_alone(self, op: Op) -> None:
         """Runs an op as it is: arithmetic of sizes, casts of a cast model, unknown ops, and what hooks watch."""
         e, target, base = self.e, op.target, op.base
-        scalar = SCALAR_OPS.get(target) or SCALAR_OPS.get(base)
+        scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
         args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
         kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()} if op.kwargs else {}
         if scalar is not None:
@@ -259,7 +265,7 @@ class Interpreter:
         e.open_scope()
         rule = lookup(target)
         try:
-            if base == "aten::slice" and _whole(args):
+            if base == "aten::slice" and _takes_all(args):
                 result = args[0]  # Python indexing returns the tensor itself
             elif rule is not None:
                 self.covered[target] += 1
@@ -313,14 +319,7 @@ class Interpreter:
 
     def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):
-            if self.outside:
-                rebound = self.outside.get(arg.name)
-                if rebound is not None and not inside(op.modules, rebound[0]):
-                    return rebound[1]
-            try:
-                return self.env[arg.name]
-            except KeyError:
-                raise self._nothing_produces(arg.name, op) from None
+            return self.value(arg.name, op)
         if isinstance(arg, tuple):
             for item in arg:
                 if type(item) in _RESOLVED:
@@ -349,24 +348,20 @@ class Interpreter:
             return value
         tensors = [a for a in args if isinstance(a, Tensor)]
         if not tensors:
-            return Value(name, _default_dtype(value), ())
+            return Value(name, value.dtype if value else dtypes.float32, ())
         largest = max(tensors, key=lambda t: t.numel)
         return Value(name, value.dtype if value else largest.dtype, largest.shape)
 
     def explained(self, op: Op, error: Exception) -> DimensionError | ModelFileError:
         """What an op's rule raised where sizes or arguments do not fit, as an error that names the node."""
-        return self._contradiction(op, error) if isinstance(error, ValueError) else self._bad_arguments(op, error)
-
-    def _contradiction(self, op: Op, error: Exception) -> DimensionError:
-        where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""
-        return DimensionError(
-            f"node '{op.name}' ({op.target}{where}) does not fit these sizes",
-            f"Reason: {error}.",
-            "A size is fixed in the export: choose sizes that fit it, or export with that dimension dynamic.",
-            code="SM118",
-        )
-
-    def _bad_arguments(self, op: Op, error: Exception) -> ModelFileError:
+        if isinstance(error, ValueError):
+            where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""
+            return DimensionError(
+                f"node '{op.name}' ({op.target}{where}) does not fit these sizes",
+                f"Reason: {error}.",
+                "A size is fixed in the export: choose sizes that fit it, or export with that dimension dynamic.",
+                code="SM118",
+            )
         return ModelFileError(
             f"node '{op.name}' calls {op.target} with arguments that it does not take",
             f"Reason: {error}.",
@@ -375,11 +370,12 @@ class Interpreter:
         )
 
 
-def _default_dtype(value: Value | None) -> DType:
-    return value.dtype if value is not None else dtypes.float32
+def inside(stack: Stack, frame: Stack) -> bool:
+    """Whether a module stack is within a frame (or the frame itself)."""
+    return stack[: len(frame)] == frame
 
 
-def _whole(args: Sequence[Any]) -> bool:
+def _takes_all(args: Sequence[Any]) -> bool:
     """A slice that takes everything: `x[:]`."""
     tensor = args[0]
     defaults: tuple[Any, ...] = (0, None, None, 1)

@@ -18,7 +18,7 @@ from typing import Any
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Frame, Op
+from staticmem.ir.graph import Op
 from staticmem.ops import kinds_of
 
 
@@ -48,8 +48,3 @@ class WholeModelCast:
         asked = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
         casts = "cast" in kinds_of(op.base) and asked is dtypes.float32
         return casts and isinstance(source, Tensor) and source.dtype is self.low
-
-
-def inside(stack: tuple[Frame, ...], frame: tuple[Frame, ...]) -> bool:
-    """Whether a module stack is within a frame (or the frame itself)."""
-    return stack[: len(frame)] == frame

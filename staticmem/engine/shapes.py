@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.interpreter import Interpreter
+from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph
+from staticmem.ir.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Known:
     """A value: `storage` tells views of one memory; `fresh` is True where the value is the first name of its storage.
 
@@ -25,30 +25,52 @@ class Known:
     nbytes: int
 
 
+def output_shape(graph: Graph) -> tuple[int, ...]:
+    """The shape of the model's first output.
+
+    Raises:
+        UsageError: the model has none.
+    """
+    if not graph.outputs:
+        raise UsageError("the model has no output", "A loss needs one.", "Use --mode infer.", code="SM131")
+    value = graph.values.get(graph.outputs[0])
+    if value is not None and value.shape is not None:
+        return value.shape
+    shapes = known_values(graph, training=False)
+    shape = next((shapes[name].shape for name in graph.outputs if name in shapes), None)
+    if shape is None:
+        raise no_tensor_output()
+    return shape
+
+
+def no_tensor_output() -> UsageError:
+    return UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
+
+
 def known_values(graph: Graph, training: bool) -> dict[str, Known]:
-    """All tensors of a bound graph by name: parameters, buffers, inputs and results.
+    """All tensors of a bound graph by name: parameters, buffers, constants, inputs and results.
 
     Precision casts of a step (autocast, `dtype`) are not in it: sizes are those of the file.
     """
     e = Eager(training=training)
     interpreter = Interpreter(e, graph)
-    found: dict[str, Known] = {}
-    held = Owner("model", "")
-    for value in (*(p.value for p in (*graph.parameters, *graph.buffers)), *graph.inputs):
+    known: dict[str, Known] = {}
+    model = Owner("model", "")
+    owned = [p.value for p in (*graph.parameters, *graph.buffers)]
+    for value in (*owned, *graph.constant_values.values(), *graph.inputs):
         tensor = e.empty(value.shape or (), value.dtype, kernel="model")
-        tensor.requires_grad = False
-        e.hold(tensor, held)
+        e.hold(tensor, model)
         interpreter.define(value.name, tensor)
-        found[value.name] = _known(tensor, True)
-    seen = {known.storage for known in found.values()}
+        known[value.name] = _known(tensor, True)
+    storages = {value.storage for value in known.values()}
     interpreter.forward()
     for op in graph.ops:
         for name in op.outputs:
             result = interpreter.env.get(name)
             if isinstance(result, Tensor):
-                found[name] = _known(result, result.storage.id not in seen)
-                seen.add(result.storage.id)
-    return found
+                known[name] = _known(result, result.storage.id not in storages)
+                storages.add(result.storage.id)
+    return known
 
 
 def _known(tensor: Tensor, fresh: bool) -> Known:

@@ -1,4 +1,4 @@
-"""Which parameters are one storage, and which are trained.
+"""Which parameters are one storage, which are trained, and which the loss depends on.
 
 Backward then computes only what leads to a parameter that still trains: a layer before the first of them saves nothing,
 a frozen layer after it still passes gradients on, but makes none for its own weights (LoRA's base model).
@@ -6,11 +6,12 @@ a frozen layer after it still passes gradients on, but makes none for its own we
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Parameter, Ref
+from staticmem.ops.registry import in_place
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
@@ -133,3 +134,18 @@ def _tied(graph: Graph) -> dict[str, str]:
         for name, paths in readers.items()
         if len(paths) > 1 and leaves[name][0] in paths
     }
+
+
+def values_of_loss(graph: Graph) -> Set[str]:
+    """The values that the first output, of which the loss is, depends on through ops that autograd records.
+
+    An op that writes in place is taken to change what the loss reads, whatever its result is used for: a view of it may
+    be. So a parameter that is not among these gets no gradient. One that is among them may get none either: not all
+    ops are differentiable.
+    """
+    values = set(graph.outputs[:1])
+    writing = {target for target in {op.target for op in graph.ops} if in_place(target.split(".", 1)[0])}
+    for op in reversed(graph.ops):
+        if op.grad and (not values.isdisjoint(op.outputs) or op.target in writing):
+            values.update(op.refs())
+    return values

@@ -14,7 +14,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.recording import record_call
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
-from staticmem.engine.repetition import call_of, tensors_of
+from staticmem.engine.call_records import call_of, tensors_of
 from staticmem.ir import dtypes
 from staticmem.ops import lookup
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from staticmem.engine.symbolic import SCALAR_OPS
+from staticmem.engine.size_arithmetic import SIZE_OPS
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
 from staticmem.ops import kinds_of, lookup
 
 FORBIDDEN = ("aten::from_file",)  # opens or makes a file
-_TENSOR: dict[str, Callable[..., int]] = {  # of SCALAR_OPS, those that ask a tensor
+_TENSOR: dict[str, Callable[..., int]] = {  # of SIZE_OPS, those that ask a tensor
     "aten::sym_size": lambda tensor, dim: int(tensor.shape[dim]),
     "aten::sym_size.int": lambda tensor, dim: int(tensor.shape[dim]),
     "aten::sym_stride.int": lambda tensor, dim: int(tensor.stride()[dim]),
@@ -122,7 +122,7 @@ class Program:
     def _run(self, op: Op, env: dict[str, Any]) -> None:
         args = [self._value(a, env) for a in op.args]
         if _is_scalar(op):
-            function = _TENSOR.get(op.target) or SCALAR_OPS.get(op.target) or SCALAR_OPS[op.base]
+            function = _TENSOR.get(op.target) or SIZE_OPS.get(op.target) or SIZE_OPS[op.base]
             env[op.outputs[0]] = function(*args)
             return
         if op.base == "aten::slice" and _whole(args):
@@ -195,7 +195,7 @@ def _differentiable(dtype: DType) -> bool:
 
 
 def _is_scalar(op: Op) -> bool:
-    return op.target in SCALAR_OPS or op.base in SCALAR_OPS
+    return op.target in SIZE_OPS or op.base in SIZE_OPS
 
 
 def _function(op: Op) -> Any:

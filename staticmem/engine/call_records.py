@@ -48,14 +48,14 @@ def signature_of(op: Op, rule: Rule) -> Signature | None:
     if op.kwargs:
         pattern = (*pattern, *((name, _pattern((value,))) for name, value in op.kwargs.items()))
     try:
-        found = _signatures.get(pattern)
+        signature = _signatures.get(pattern)
     except TypeError:
         return None
-    if found is None or found.rule is not rule:
+    if signature is None or signature.rule is not rule:
         if len(_signatures) >= KEYS:
             _signatures.clear()
-        found = _signatures[pattern] = Signature(op, rule)
-    return found
+        signature = _signatures[pattern] = Signature(op, rule)
+    return signature
 
 
 def _pattern(args: Sequence[Arg]) -> Any:
@@ -80,8 +80,8 @@ def _pattern(args: Sequence[Arg]) -> Any:
     return tuple(found)
 
 
-class KnownCalls:
-    """What is known of calls in one set of modes: the record, SEEN, or None where the rule itself must run."""
+class CallRecords:
+    """The calls of one set of modes: the record, SEEN, or None where the rule itself must run."""
 
     def __init__(self) -> None:
         self.calls: dict[Key, Call | int | None] = {}
@@ -98,67 +98,59 @@ class KnownCalls:
         if key not in calls:
             calls[key] = SEEN
             return
-
         calls[key] = record_call(e, call_of(rule, args, kwargs), operands)
         self.recorded += 1
 
 
-_modes: dict[tuple[bool, bool, DType | None, str], KnownCalls] = {}
+_records: dict[tuple[bool, bool, DType | None, str], CallRecords] = {}
 
 
-def known_calls(e: Eager) -> dict[bool, KnownCalls]:
-    """What is known of calls in the present modes, without and with gradients."""
-    found: dict[bool, KnownCalls] = {}
-    for grad_enabled in (False, True):
-        mode = (e.training, grad_enabled, e.autocast, e.sdpa)
-        known = _modes.get(mode)
-        if known is None:
-            known = _modes[mode] = KnownCalls()
-        found[grad_enabled] = known
-    return found
+def records_of_modes(e: Eager) -> dict[bool, CallRecords]:
+    """The records of calls in the present modes, without and with gradients."""
+    return {
+        grad_enabled: _records.setdefault((e.training, grad_enabled, e.autocast, e.sdpa), CallRecords())
+        for grad_enabled in (False, True)
+    }
 
 
-def fill(op: Op, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def filled(op: Op, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an op with its references replaced, in order, by what they mean."""
-    given = iter(values)
-    return [_fill(a, given) for a in op.args], {k: _fill(v, given) for k, v in op.kwargs.items()}
-
-
-def _fill(arg: Arg, given: Iterator[Any]) -> Any:
-    if type(arg) is Ref:
-        return next(given)
-    return tuple([_fill(a, given) for a in arg]) if type(arg) is tuple else arg
+    meanings = iter(values)
+    args = [_replaced(a, Ref, meanings) for a in op.args]
+    return args, {k: _replaced(v, Ref, meanings) for k, v in op.kwargs.items()}
 
 
 def call_of(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Eager, Sequence[Tensor]], Any]:
     """The call of a rule with other tensors in the places of those among its arguments."""
 
     def run(e: Eager, stand_ins: Sequence[Tensor]) -> Any:
-        given = iter(stand_ins)
-        return rule.function(e, *[_swap(a, given) for a in args], **{k: _swap(v, given) for k, v in kwargs.items()})
+        others = iter(stand_ins)
+        given = [_replaced(a, Tensor, others) for a in args]
+        return rule.function(e, *given, **{k: _replaced(v, Tensor, others) for k, v in kwargs.items()})
 
     return run
 
 
-def _swap(arg: Any, given: Iterator[Tensor]) -> Any:
-    if isinstance(arg, Tensor):
-        return next(given)
-    return tuple([_swap(a, given) for a in arg]) if isinstance(arg, tuple) else arg
+def _replaced(arg: Any, kind: type, others: Iterator[Any]) -> Any:
+    """The argument with each object of a type replaced by the next of `others`."""
+    if type(arg) is kind:
+        return next(others)
+    return tuple([_replaced(a, kind, others) for a in arg]) if type(arg) is tuple else arg
 
 
 def tensors_of(args: Iterable[Any]) -> list[Tensor]:
     """The tensors among arguments, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for arg in args:
-        if isinstance(arg, Tensor):
-            found.append(arg)
-        elif isinstance(arg, tuple):
-            found += tensors_of(arg)
-    return found
+        if type(arg) is Tensor:
+            tensors.append(arg)
+        elif type(arg) is tuple:
+            tensors += tensors_of(arg)
+    return tensors
 
 
-def perform(
-    e: Eager, known: KnownCalls, signature: Signature, op: Op, values: Sequence[Any]
+def run_call(
+    e: Eager, records: CallRecords, signature: Signature, op: Op, values: Sequence[Any]
 ) -> tuple[Sequence[Any], bool]:
     """Runs the rule of an op whose references mean `values`, or repeats its record; what it gives.
 
@@ -173,7 +165,7 @@ def perform(
     scoped = e.autocast is not None and rule.autocast != ""
     if scoped:
         e.open_scope()
-        args, kwargs = cast_arguments(e, rule, *fill(op, values))
+        args, kwargs = cast_arguments(e, rule, *filled(op, values))
         values = [*tensors_of((*args, *kwargs.values())), *[v for v in values if not isinstance(v, Tensor)]]
     operands: list[Tensor] = []
     parts: list[Any] = [signature.number]
@@ -186,7 +178,7 @@ def perform(
             parts.append((type(value), value))
     key = tuple(parts)
     try:
-        call = known.calls.get(key, SEEN)
+        call = records.calls.get(key, SEEN)
     except TypeError:  # a value that no schema knows
         call = None
     if type(call) is Call:
@@ -197,8 +189,8 @@ def perform(
     if not scoped:
         e.open_scope()
     if args is None:
-        args, kwargs = fill(op, values)
+        args, kwargs = filled(op, values)
     if call is not None:
-        known.learn(e, key, rule, args, kwargs, operands)
+        records.learn(e, key, rule, args, kwargs, operands)
     result = rule.function(e, *args, **kwargs)
     return [result] if isinstance(result, Tensor) else list(result or ()), True

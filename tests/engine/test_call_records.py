@@ -11,8 +11,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from prepared import run_step
 
-from staticmem.engine import repetition
-from staticmem.engine.repetition import KnownCalls, signature_of
+from staticmem.engine import call_records
+from staticmem.engine.call_records import CallRecords, signature_of
 from staticmem.engine.step import StepResult
 from staticmem.errors import DimensionError
 from staticmem.frontends import open_model
@@ -37,7 +37,7 @@ SCENARIOS = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repetition, "_modes", {})
+    monkeypatch.setattr(call_records, "_records", {})
 
 
 def everything(result: StepResult) -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ def everything(result: StepResult) -> tuple[Any, ...]:
 
 def by_rules(graph: Graph, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> StepResult:
     with monkeypatch.context() as patch:
-        patch.setattr(KnownCalls, "learn", lambda *_: None)
+        patch.setattr(CallRecords, "learn", lambda *_: None)
         return run_step(graph, scenario)
 
 
@@ -68,10 +68,10 @@ def test_real_exports(model: str, scenario: str, monkeypatch: pytest.MonkeyPatch
     if asked.checkpoint_segments and model != "vgg16.pt2":
         pytest.skip("has no Sequential that a forward calls as a whole")
     expected = everything(by_rules(graph, asked, monkeypatch))
-    assert not any(known.calls for known in repetition._modes.values())
+    assert not any(known.calls for known in call_records._records.values())
     for _ in range(3):  # the first run sees, the second records, the third repeats
         assert everything(run_step(graph, asked)) == expected
-    known = next(iter(k for k in repetition._modes.values() if k.calls))
+    known = next(iter(k for k in call_records._records.values() if k.calls))
     assert sum(call is not None for call in known.calls.values()) > 0.9 * len(known.calls)
 
 
@@ -159,12 +159,12 @@ def test_numbers_that_are_equal_are_told_apart() -> None:
 
 
 def test_the_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repetition, "CALLS", 3)
+    monkeypatch.setattr(call_records, "CALLS", 3)
     graph = graph_of("resnet18.pt2")
     expected = everything(by_rules(graph, SCENARIOS["adam"], monkeypatch))
     for _ in range(3):
         assert everything(run_step(graph, SCENARIOS["adam"])) == expected
-    assert all(known.recorded <= 3 for known in repetition._modes.values())
+    assert all(known.recorded <= 3 for known in call_records._records.values())
 
 
 def test_what_ran_backward_in_one_micro_batch_does_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ def _size(tensor: Tensor, dim: int) -> int:
     return tensor.shape[tensor.dim(dim)]
 
 
-SCALAR_OPS: Mapping[str, Callable[..., Any]] = {
+SIZE_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::sym_size": _size,
     "aten::sym_size.int": _size,
     "aten::sym_stride.int": lambda tensor, dim: tensor.strides[tensor.dim(dim)],
