@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from staticmem.passes.part_ops import CALLS, LEAVES, call_of
+from staticmem.passes.module_parts import CALLS, LEAVES, call_of
 
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 STATISTICS = ("running_mean", "running_var")

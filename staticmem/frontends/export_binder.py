@@ -12,9 +12,8 @@ from typing import Any
 
 from staticmem.errors import DimensionError
 from staticmem.frontends import fields
-from staticmem.frontends.export_bounds import DataBounds
 from staticmem.frontends.export_program import ExportedArchive, dtype_of, malformed
-from staticmem.frontends.export_rebind import BatchRebinder, check_derived
+from staticmem.frontends.export_sizes import BatchRebinder, DataBounds, check_derived
 from staticmem.ir import expressions
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ir.model_file import MAX_DIM, Binding

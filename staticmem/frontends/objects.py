@@ -186,9 +186,8 @@ def _meta(tensor: Any) -> Any:
 
 def _of_proto(proto: Any) -> ModelFile:
     from staticmem.frontends.onnx import wire
-    from staticmem.frontends.onnx.guard import guarded
     from staticmem.frontends.onnx.model import OnnxModel
-    from staticmem.frontends.onnx.reader import parse
+    from staticmem.frontends.onnx.reader import guarded, parse
 
     label = f"<{proto.graph.name or 'ModelProto'}>"
     try:

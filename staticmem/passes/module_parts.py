@@ -8,8 +8,8 @@ ranks. `scripts/module_parts.py` reads it out of the libraries' models; it has n
 The table is a grammar of trees. Upwards, a module may be of a class if all of its children and tensors are parts of it,
 of classes that they may be of, and nothing is missing that every instance has: but parts without parameters may have
 made no node, and norms may have been folded away. The calls of its own `forward` have to explain its own nodes
-(`recover.part_ops`). Downwards, a child is only what its parent's class has there. A few classes with the same parts
-may be left: they are written `A or B` (`graph.classes`), and what is known of all of them holds. Where a parent says
+(`EXPLAINED`). Downwards, a child is only what its parent's class has there. A few classes with the same parts
+may be left: they are written `A or B` (`ir.classes`), and what is known of all of them holds. Where a parent says
 nothing, a module may only be what the libraries hand out as a model: those are wrapped, while blocks of the same names
 are often somebody's own, with variables of their own. transformers is not in the table: its models are copies of each
 other, and hundreds have the same parts.
@@ -26,13 +26,77 @@ from typing import Any
 
 from staticmem.ir.classes import any_of
 from staticmem.ir.record import record
-from staticmem.passes import part_ops
 
 LIBRARIES = ("torchvision.", "timm.")
 MOST_PATHS = 200_000  # modules of a file; a longer list is no model
 LEAST_NAMES = 4  # different ones, of a model: its own and those inside
 MOST_CLASSES = 6  # with the same parts; of more, nothing is said
 _NORMS = "BatchNorm"  # in names of classes that exporters fold into convolutions
+
+_POOLS = ("avg_pool2d", "_adaptive_avg_pool2d", "avg_pool1d", "avg_pool3d", "_adaptive_avg_pool3d", "mean")
+_NORM_CALLS = (
+    "native_layer_norm", "native_group_norm", "native_batch_norm", "rms_norm", "var", "var_mean", "std", "std_mean",
+)  # fmt: skip
+_MAX_POOLS = (
+    "max_pool2d_with_indices", "max_pool1d", "max_pool3d_with_indices", "_adaptive_max_pool2d", "adaptive_max_pool2d",
+)  # fmt: skip
+_RESIZED = ("nearest1d", "nearest2d", "linear1d", "bilinear2d", "bicubic2d")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "scaled_dot_product_attention", "einsum", "sum", "mul")
+
+# ONNX operator -> ATen calls that the exporter writes it for
+# (torch/onnx/_internal/torchscript_exporter/symbolic_opset*.py). Only operators that stand for few calls are here:
+# shape arithmetic, transposes and reshapes come from anywhere.
+EXPLAINED = {
+    "Conv": ("convolution",),
+    "ConvTranspose": ("convolution",),
+    "BatchNormalization": ("native_batch_norm",),
+    "MatMul": _PRODUCTS,
+    "Gemm": _PRODUCTS,
+    "Softmax": ("_softmax", "scaled_dot_product_attention", "bmm"),  # attention that was taken apart
+    "Relu": ("relu",),
+    "LeakyRelu": ("leaky_relu",),
+    "PRelu": ("_prelu_kernel",),
+    "Elu": ("elu",),
+    "HardSigmoid": ("hardsigmoid", "hardswish"),
+    "HardSwish": ("hardswish",),
+    "Sigmoid": ("sigmoid", "silu", "glu"),
+    "Erf": ("gelu", "erf"),
+    "Tanh": ("tanh", "gelu", "mish"),
+    "Softplus": ("softplus", "mish"),
+    "MaxPool": _MAX_POOLS,
+    "AveragePool": _POOLS,
+    "GlobalAveragePool": _POOLS,
+    "ReduceMean": (*_POOLS, *_NORM_CALLS),
+    "LayerNormalization": ("native_layer_norm",),
+    "InstanceNormalization": ("native_group_norm", "native_batch_norm"),
+    "Resize": tuple(f"upsample_{kind}" for kind in _RESIZED),
+}
+
+# ATen call -> ONNX operators, one of which it leaves behind
+LEAVES = {
+    "convolution": ("Conv", "ConvTranspose"),
+    "relu": ("Relu",),
+    "leaky_relu": ("LeakyRelu",),
+    "elu": ("Elu",),
+    "silu": ("Sigmoid",),
+    "sigmoid": ("Sigmoid",),
+    "gelu": ("Erf", "Tanh", "Gelu"),
+    "tanh": ("Tanh",),
+    "hardtanh": ("Clip",),
+    "hardswish": ("HardSwish", "HardSigmoid", "Clip"),
+    "hardsigmoid": ("HardSigmoid", "Clip"),
+    "_softmax": ("Softmax",),
+    "native_layer_norm": ("LayerNormalization", "ReduceMean"),
+    "native_group_norm": ("InstanceNormalization", "GroupNormalization"),
+    "max_pool2d_with_indices": ("MaxPool",),
+    "avg_pool2d": ("AveragePool", "GlobalAveragePool"),
+    "permute": ("Transpose",),
+    "cat": ("Concat",),
+}
+
+CALLS = frozenset((*LEAVES, *(call for calls in EXPLAINED.values() for call in calls)))
+
+_SAME = {"_native_batch_norm_legit": "native_batch_norm", "cudnn_batch_norm": "native_batch_norm"}
 
 Operators = Mapping[str, Collection[str]]
 
@@ -213,7 +277,25 @@ def _possible(known: Grammar, parts: Mapping[str, frozenset[int]], tensors: Mapp
 
 def _fits(known: Grammar, index: int, operators: Collection[str]) -> bool:
     calls = known.calls[index]
-    return calls is None or not operators or part_ops.fits(operators, *calls)
+    return calls is None or not operators or fits(operators, *calls)
+
+
+def call_of(name: str) -> str:
+    """An ATen call by the name that is used here: in place or not, and its variants, are one."""
+    name = name.removeprefix("aten::").partition(".")[0]
+    if name.startswith(("_scaled_dot_product", "scaled_dot_product")):
+        return "scaled_dot_product_attention"
+    stripped = name[:-1] if name.endswith("_") else name
+    return _SAME.get(stripped, stripped)
+
+
+def fits(operators: Collection[str], may: Collection[str], must: Iterable[str]) -> bool:
+    """Whether a class whose `forward` may make some calls, and makes others always, fits the nodes of a module."""
+    for operator in operators:
+        calls = EXPLAINED.get(operator)
+        if calls is not None and not any(call in may for call in calls):
+            return False
+    return all(call not in LEAVES or any(o in operators for o in LEAVES[call]) for call in must)
 
 
 def _told(
@@ -251,4 +333,4 @@ def _bits(mask: int) -> Iterable[int]:
         mask ^= low
 
 
-__all__ = ["Grammar", "classes_of", "grammar", "grammar_of"]
+__all__ = ["CALLS", "EXPLAINED", "LEAVES", "Grammar", "call_of", "classes_of", "fits", "grammar", "grammar_of"]

@@ -39,7 +39,7 @@ class Pass:
         source: the file and project that say so.
         function: `module:function` in `staticmem.passes`. It takes the graph and the context of the run and returns
             the edited graph (the same object where nothing changed) with the notes to add.
-        bases: the op bases of which the graph needs at least one; empty where any graph may have work.
+        bases: the op bases of which the graph needs at least one, with spaces between; empty: any graph may have work.
         kinds: the kinds of ops (`ops.registry.Kind`) of which the graph needs at least one.
         classes: beginnings of module classes, of which the graph needs at least one where it has classes.
         option: the field of the context that turns the pass on, unless it is False or None, and that its result depends
@@ -51,7 +51,7 @@ class Pass:
     restores: str
     source: str
     function: str
-    bases: frozenset[str] = frozenset()
+    bases: str = ""
     option: str = ""
     ensures: str = ""
     classes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Pass:
         """Whether the context asks for the edit and the graph has an op that it is about."""
         if self.option and getattr(context, self.option) in (False, None):
             return False
-        if self.bases and self.bases.isdisjoint(graph.bases):
+        if self.bases and graph.bases.isdisjoint(self.bases.split()):
             return False
         if self.kinds and not any(kinds_of(base).intersection(self.kinds) for base in graph.bases):
             return False
@@ -113,9 +113,9 @@ class Asked:
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
-_CONVOLUTIONS = frozenset(("aten::conv1d", "aten::conv2d", "aten::conv3d"))
-_RECURRENT = frozenset(("aten::tanh", "aten::relu", "aten::mul", "aten::add"))
-_LAST_OF_LOSSES = frozenset(("aten::sub", "aten::where", "aten::log1p"))
+_CONVOLUTIONS = "aten::conv1d aten::conv2d aten::conv3d"
+_RECURRENT = "aten::tanh aten::relu aten::mul aten::add"
+_LAST_OF_LOSSES = "aten::sub aten::where aten::log1p"
 
 _OF_THE_FILE = (
     Pass(
@@ -150,7 +150,7 @@ FX_TEXTS: tuple[Pass, ...] = (
     Rewrite(
         "promotions",
         "sums of integers that promote inside one kernel: the decomposition casts before them",
-        _DECOMPOSITIONS, "core_aten:promotions", frozenset(("prims::convert_element_type",)),
+        _DECOMPOSITIONS, "core_aten:promotions", "prims::convert_element_type",
     ),
     Rewrite(
         "calls of eager code",
@@ -161,35 +161,33 @@ FX_TEXTS: tuple[Pass, ...] = (
     Rewrite(
         "Python numbers",
         "numbers of arithmetic, which the decomposition makes tensors",
-        _DECOMPOSITIONS, "core_aten:inline_scalars", frozenset(("aten::scalar_tensor",)),
+        _DECOMPOSITIONS, "core_aten:inline_scalars", "aten::scalar_tensor",
     ),
     Rewrite(
         "aliases",
         "nothing of the code: it drops ops that only exports have",
-        "torch/_export/passes and torch/fx/passes/runtime_assert.py",
+        "torch/_export/passes/lift_constants_pass.py and functionalize_side_effectful_ops_pass.py",
         "core_aten:drop_aliases",
-        frozenset((
-            "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_assert_tensor_metadata",
-            "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range",
-        )),
+        "aten::alias aten::lift_fresh_copy aten::lift_fresh aten::_assert_tensor_metadata aten::_assert_async "
+        "aten::_assert_scalar aten::sym_constrain_range",
     ),
     Rewrite(
         "noise in place",
         "noise of stochastic depth and dropout_, which functionalisation makes out of place",
         "torchvision/ops/stochastic_depth.py, ATen/native/Dropout.cpp",
-        "noise:in_place_noise", frozenset(("aten::bernoulli",)),
+        "noise:in_place_noise", "aten::bernoulli",
     ),
     Rewrite(
         "adaptive pools",
         "adaptive pools, exported as a mean or as a pool with fixed kernels",
         _DECOMPOSITIONS, "core_aten:adaptive_pools",
-        frozenset(("aten::mean", "aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")),
+        "aten::mean aten::avg_pool1d aten::avg_pool2d aten::avg_pool3d",
     ),
     Rewrite(
         "writes into parts",
         "x[a:b] = y in place on a view, of which functionalisation makes scatters",
         "aten/src/ATen/FunctionalInverses.cpp",
-        "views:writes_into_parts", frozenset(("aten::slice_scatter", "aten::select_scatter")),
+        "views:writes_into_parts", "aten::slice_scatter aten::select_scatter",
     ),
     Rewrite(
         "views",
@@ -200,24 +198,24 @@ FX_TEXTS: tuple[Pass, ...] = (
     Rewrite(
         "reshapes",
         "reshape, contiguous and flatten, which are exported as clone and view",
-        _DECOMPOSITIONS, "core_aten:reshapes", frozenset(("aten::clone", "aten::_unsafe_view", "aten::view")),
+        _DECOMPOSITIONS, "core_aten:reshapes", "aten::clone aten::_unsafe_view aten::view",
     ),
     Rewrite(
         "packed projections",
         "contiguous() of the packed projection of nn.MultiheadAttention, which optimised exports drop",
         "torch/nn/functional.py, _in_projection_packed",
-        "core_aten:packed_projection", frozenset(("aten::squeeze",)), classes=("torch.nn.modules.activation.",),
+        "core_aten:packed_projection", "aten::squeeze", classes=("torch.nn.modules.activation.",),
     ),
     Rewrite(
         "differences",
         "diff, which is exported as cat, two slices and sub",
-        _DECOMPOSITIONS, "core_aten:differences", frozenset(("aten::cat",)),
+        _DECOMPOSITIONS, "core_aten:differences", "aten::cat",
     ),
     Rewrite(
         "exponential noise",
         "exponential_(), which is exported as the logarithm of a uniform",
         "torch/_refs/__init__.py, exponential",
-        "taken_apart:exponentials", frozenset(("aten::rand_like",)),
+        "taken_apart:exponentials", "aten::rand_like",
     ),
     Rewrite(
         "losses",
@@ -234,7 +232,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "statistics",
         "std, var and index_add, of which the export makes primitive ops",
         "torch/_refs/__init__.py, torch/_decomp/decompositions.py",
-        "taken_apart:statistics", frozenset(("prims::var", "aten::index_put")),
+        "taken_apart:statistics", "prims::var aten::index_put",
     ),
     Pass(
         "calls of modules",
@@ -264,7 +262,7 @@ NODES: tuple[Pass, ...] = (
         "augmented parts",
         "x[a:b] += y, which the TorchScript exporter writes as two assignments",
         "torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp",
-        "views:augmented_parts", frozenset(("aten::copy_",)),
+        "views:augmented_parts", "aten::copy_",
     ),
     Pass(
         "unused ops",
@@ -287,7 +285,7 @@ NODES: tuple[Pass, ...] = (
         "operators on integers",
         "nothing: it notes the operators that have no counterpart in ATen",
         "onnx/docs/Operators.md",
-        "evidence:integer_results",
+        "evidence:integer_results", kinds=("integer",),
     ),
     *_OF_THE_FILE,
 )  # fmt: skip
@@ -318,7 +316,7 @@ STEP = (
         "batch norms in training",
         "the training form of batch norms that were exported in eval mode",
         "torch/nn/modules/module.py, Module.train",
-        "batch_norms:train_batch_norm", frozenset(("aten::batch_norm",)), "training",
+        "batch_norms:train_batch_norm", "aten::batch_norm", "training",
     ),
     Pass(
         "custom functions",
@@ -337,13 +335,13 @@ STEP = (
         "attention masks",
         "attention without masks, or with is_causal: transformers builds masks only while it exports",
         "transformers/masking_utils.py, _ignore_causal_mask_sdpa",
-        "masks:drop_masks", frozenset(("aten::scaled_dot_product_attention", "aten::where")),
+        "masks:drop_masks", "aten::scaled_dot_product_attention aten::where",
     ),
     Pass(
         "noise of stochastic depth",
         "the dtype of the noise, which is that of the tensor it multiplies: an export has resolved it",
         "torchvision/ops/stochastic_depth.py",
-        "noise:follow_operand", frozenset(("aten::empty",)),
+        "noise:follow_operand", "aten::empty",
     ),
     Pass(
         "trained parameters",
@@ -389,7 +387,7 @@ def _bound(model: ModelFile, binding: Binding) -> Graph:
     decoded = decode(model, binding)
     if isinstance(decoded, Graph):
         return run(EXPORTED, decoded, None)
-    from staticmem.frontends.onnx.guard import guarded
+    from staticmem.frontends.onnx.reader import guarded
     from staticmem.passes.onnx_tensors import FromOnnx
 
     with guarded(model.path):

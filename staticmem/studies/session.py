@@ -102,7 +102,7 @@ def predicted(opened: Opened, options: SessionOptions, saved: str | None) -> Ses
     from staticmem.allocators.onnxruntime.build import touched
     from staticmem.allocators.onnxruntime.session import predict_session
     from staticmem.frontends.onnx import reader
-    from staticmem.frontends.onnx.guard import guarded
+    from staticmem.frontends.onnx.reader import guarded
 
     shapes, symbols = opened.shapes, opened.binding.symbols
     if saved is not None and options.graph_optimization_level != "disable":

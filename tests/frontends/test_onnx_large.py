@@ -5,14 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from staticmem.errors import ModelFileError
 from staticmem.frontends import open_model, recent
 from staticmem.frontends.onnx import model as onnx_model
-from staticmem.frontends.onnx import wire
 from staticmem.ir.model_file import resolve
 from staticmem.passes.pipeline import bind
 
@@ -55,15 +53,3 @@ def test_a_file_that_changed_is_not_mixed_with_what_was_read(tmp_path: Path, mon
     chain(path, 12, output="z")
     with pytest.raises(ModelFileError, match="changed while it was analysed"):
         bind(model, resolve(model, batch=2))
-
-
-def test_a_model_without_its_nodes() -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
-    w = helper.make_tensor("w", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
-    nodes = [helper.make_node("Add", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
-    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], [w], value_info=[y]))
-    graph = onnx.GraphProto()
-    graph.ParseFromString(wire.without_nodes(model.SerializeToString()))
-    del model.graph.node[:]
-    assert graph == model.graph

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from staticmem.ir.classes import alternatives, any_of, short
 from staticmem.passes import module_parts
-from staticmem.passes.module_parts import Grammar, classes_of, grammar, grammar_of
-from staticmem.passes.part_ops import call_of, fits
+from staticmem.passes.module_parts import Grammar, call_of, classes_of, fits, grammar, grammar_of
 
 RELU, CONV, NORM = "torch.nn.ReLU", "torch.nn.Conv2d", "torch.nn.BatchNorm2d"
 ROWS: list[Any] = [

@@ -20,9 +20,8 @@ def open_onnx(path: str, keep: bool = False) -> OnnxModel:
     """
     from staticmem import files
     from staticmem.frontends import recent
-    from staticmem.frontends.onnx.guard import guarded
     from staticmem.frontends.onnx.model import OnnxModel
-    from staticmem.frontends.onnx.reader import parse, read, stripped
+    from staticmem.frontends.onnx.reader import guarded, parse, read, stripped
 
     stamp = files.stamp(path) if keep else None
     data = stripped(path)

@@ -9,14 +9,14 @@ from staticmem.errors import DimensionError
 from staticmem.frontends.onnx import shapes, weights
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value, with_metadata
 from staticmem.frontends.onnx.fold import Folder
-from staticmem.frontends.onnx.guard import guarded
 from staticmem.frontends.onnx.metadata import Signature
 from staticmem.frontends.onnx.model import LARGE, OnnxModel
+from staticmem.frontends.onnx.reader import guarded
 from staticmem.ir.graph import Note, Value
 from staticmem.ir.model_file import Binding
 from staticmem.ir.onnx_graph import Net, Node
 
-# operators that other nodes take the place of, in `branches`, `loops` and `sequences`
+# operators that other nodes take the place of, in `inlining`, `loops` and `sequences`
 _STRUCTURED = frozenset(
     "If Loop Scan SequenceEmpty SequenceConstruct SequenceInsert SequenceErase SequenceAt SequenceLength "
     "ConcatFromSequence SplitToSequence".split()
@@ -89,18 +89,18 @@ def _unrolled(
     model: OnnxModel, proto: Any, binding: Binding, net: Net, tensors: weights.Weights
 ) -> tuple[Net, weights.Weights, int, int]:
     """The graph without If, Loop, Scan and sequences, and how many branches and numbers of turns were guessed."""
-    from staticmem.frontends.onnx import branches, loops, sequences
+    from staticmem.frontends.onnx import inlining, loops, sequences
 
     guessed = endless = made = 0
-    for turn in range(branches.MAX_ROUNDS):
-        structured = branches.has_branches(proto.graph) or loops.has_loops(proto.graph)
+    for turn in range(inlining.MAX_ROUNDS):
+        structured = inlining.has_branches(proto.graph) or loops.has_loops(proto.graph)
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
         if not structured and not listed:
             break
         if turn == 0:  # later nodes have what these had
             with_metadata(proto.graph, model.nodes)
         net.filled()
-        guessed += branches.inline(proto.graph, net.consts, net.values, model.opset)[1]
+        guessed += inlining.inline(proto.graph, net.consts, net.values, model.opset)[1]
         turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, made)
         endless, made = endless + turned.guessed, made + turned.made
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from staticmem.frontends.onnx import contrib
 from staticmem.frontends.onnx.convert import type_value
 from staticmem.frontends.onnx.evaluate import EVALUATE, LIMIT, constant
 from staticmem.ir import dtypes
@@ -131,6 +130,8 @@ class Folder:
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         if node.domain == "com.microsoft" or node.op == "SimplifiedLayerNormalization":
+            from staticmem.frontends.onnx import contrib  # few files have such operators
+
             try:
                 found_here = contrib.infer(node, self.net.values)
             except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):

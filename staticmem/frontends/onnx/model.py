@@ -9,7 +9,7 @@ from typing import Any
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, weights
 from staticmem.frontends.onnx.convert import Converter
-from staticmem.frontends.onnx.functions import check_scans, inlined
+from staticmem.frontends.onnx.inlining import check_scans, without_functions
 from staticmem.frontends.onnx.shapes import Body
 from staticmem.frontends.recent import Graphs
 from staticmem.ir import dtypes
@@ -36,7 +36,7 @@ class OnnxModel:
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"
         if proto.functions:
             check_scans(proto)
-        proto = inlined(proto)
+        proto = without_functions(proto)
         graph = proto.graph
         self.name: str = graph.name
         self.opset: int = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)

@@ -6,14 +6,11 @@ Old shapes are cleared first, because inference keeps what it finds: sizes of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends.onnx import wire
 from staticmem.frontends.onnx.convert import tensor_value, type_value
-from staticmem.frontends.onnx.repeated import Repeated
-from staticmem.ir import dtypes
 from staticmem.ir.graph import Value
 from staticmem.ir.onnx_graph import Node
 
@@ -110,16 +107,7 @@ def infer(model: Any, strict: bool = False) -> dict[str, Value]:
     Raises:
         ValueError: in strict mode, sizes contradict each other.
     """
-    from onnx.checker import ValidationError
-    from onnx.shape_inference import InferenceError
-
-    data = model.SerializeToString()
-    try:
-        data = _inferred(data, strict)
-    except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
-        if strict:
-            raise ValueError(str(error)) from error
-    values = _described(wire.without_nodes(data))
+    values = _inferred(model.SerializeToString(), strict)
     for tensor in model.graph.initializer:
         values[tensor.name] = tensor_value(tensor)
     return values
@@ -134,20 +122,11 @@ def infer_body(
     """`infer` of a file's model at these sizes of its inputs, and whether all sizes are known now. `nodes` are its
     nodes, whose objects for names are used. `contents` has those of small initializers; those of small results may be
     added."""
-    from onnx.checker import ValidationError
-    from onnx.shape_inference import InferenceError
-
     if len(nodes) >= REPEATING and contents is not None:
         found = _repeated(body, shapes, nodes, contents)
         if found is not None:
             return found, True
-    data = body.bound(shapes)
-    with suppress(InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
-        data = _inferred(data, False)
-    start, end = wire.graph_of(data)
-    # inference adds to the end of a graph, unless it has other graphs in it
-    follows = data.startswith(body.known, start)
-    values = _described(data[start + len(body.known) : end] if follows else wire.without_nodes(data), nodes)
+    values = _inferred(body.bound(shapes), False, nodes)
     values.update(body.tensors)
     return values, False
 
@@ -162,54 +141,42 @@ def _repeated(
         return None
     known.update(body.tensors)
     consts = dict(contents)
+    from staticmem.frontends.onnx.repeated import Repeated  # large graphs only
+
     if not Repeated(body, nodes, known, consts).run():
         return None
     contents.update(consts)
     return known
 
 
-def _inferred(data: bytes, strict: bool) -> bytes:
-    """What inference makes of a ModelProto."""
-    from onnx.onnx_cpp2py_export import shape_inference
+def _inferred(data: bytes, strict: bool, nodes: Sequence[Node] = ()) -> dict[str, Value]:
+    """Inputs, values and outputs of a ModelProto by name, as far as their types are known after inference. `nodes` lend
+    their objects for names.
 
-    inferred: bytes = shape_inference.infer_shapes(data, False, strict, True)
+    Raises:
+        ValueError: in strict mode, sizes contradict each other.
+    """
+    import onnx
+    from onnx.checker import ValidationError
+    from onnx.shape_inference import InferenceError, infer_shapes
+
+    try:
+        graph = infer_shapes(data, strict_mode=strict, data_prop=True).graph
+    except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
+        if strict:
+            raise ValueError(str(error)) from error
+        graph = onnx.ModelProto.FromString(data).graph
+    names = {name: name for node in nodes for name in node.outputs}
+    values: dict[str, Value] = {}
+    for info in chain(graph.input, graph.value_info, graph.output):  # outputs count more than values
+        name = names.get(info.name, info.name)
+        value = type_value(name, info.type)
+        if value is not None:
+            values[name] = value
+    del graph
     if len(data) > LARGE:
         give_back()
-    return inferred
-
-
-def _described(data: bytes, nodes: Sequence[Node] = ()) -> dict[str, Value]:
-    """Inputs, values and outputs of a GraphProto by name, as far as their types are known. Most of a graph's values
-    have one of a few types, so that the bytes of a type are looked up before they are read. `nodes` lend their objects
-    for names: inference goes through them in order."""
-    import onnx
-
-    values: dict[str, Value] = {}
-    types: dict[bytes, Value | None] = {}
-    outputs: list[tuple[str, bytes]] = []
-    made = (name for node in nodes for name in node.outputs)
-    near: dict[str, str] = {}
-
-    # outputs come before the values on the wire, and count more
-    for field, name, rest in chain(wire.value_infos(data), ((0, *output) for output in outputs)):
-        if field == wire.OUTPUT:
-            outputs.append((name, rest))
-            continue
-        kind = types.get(rest, _NEW)
-        if kind is _NEW:
-            proto = onnx.ValueInfoProto()
-            proto.ParseFromString(rest)
-            kind = types[rest] = type_value(name, proto.type)
-        if kind is not None:
-            if name not in near and field == wire.VALUE_INFO:
-                near = {n: n for n in islice(made, _NEAR)}
-            name = near.get(name, name)
-            values[name] = Value(name, kind.dtype, kind.shape)
     return values
-
-
-_NEAR = 1024  # names of nodes' results that are looked up at a time
-_NEW = Value("", dtypes.float32, None)  # stands for a type that was not met yet
 
 
 def give_back() -> None:

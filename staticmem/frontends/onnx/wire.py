@@ -9,7 +9,7 @@ Field numbers: `onnx/onnx.proto`; wire format: https://protobuf.dev/programming-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from staticmem.errors import ModelFileError
 
@@ -51,99 +51,6 @@ def strip(data: Buffer, passed: Callable[[int], None] = lambda end: None) -> byt
 
 
 GRAPH = b"\x3a"  # the tag of ModelProto.graph
-INPUT, OUTPUT, VALUE_INFO = 11, 12, 13  # of GraphProto
-
-
-def graph_of(data: bytes) -> tuple[int, int]:
-    """Where the GraphProto of a well-formed ModelProto starts and ends; (0, 0) where it has none."""
-    position = start = end = 0
-    while position < len(data):
-        tag, position = varint(data, position, len(data))
-        length, after = varint(data, position, len(data))
-        if tag & 7 == 2:
-            if tag >> 3 == 7:
-                start, end = after, after + length
-            after += length
-        elif tag & 7:
-            after = position + (8 if tag & 7 == 1 else 4)
-        position = after
-    return start, end
-
-
-def without_nodes(data: bytes) -> bytes:
-    """The GraphProto of a well-formed ModelProto, less its nodes."""
-    start, end = graph_of(data)
-    chunks = []
-    position = run = start
-    while position < end:
-        field = position
-        tag, position = varint(data, position, end)
-        length, position = varint(data, position, end)
-        if tag & 7 == 2:
-            position += length
-        if tag == 10:  # node
-            if run < field:
-                chunks.append(data[run:field])
-            run = position
-    chunks.append(data[run:end])
-    return b"".join(chunks)
-
-
-def value_infos(data: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """The inputs, outputs and values of a well-formed GraphProto, in its order: number of the field, the name, and the
-    bytes of the ValueInfoProto without it."""
-    tags = {INPUT << 3 | 2: INPUT, OUTPUT << 3 | 2: OUTPUT, VALUE_INFO << 3 | 2: VALUE_INFO}
-    position, end = 0, len(data)
-    while position < end:
-        tag = data[position]
-        position += 1
-        if tag >= 0x80:
-            tag, position = varint(data, position - 1, end)
-        if tag & 7 != 2:
-            position = _after(data, position, tag, end)
-            continue
-        length = data[position]
-        position += 1
-        if length >= 0x80:
-            length, position = varint(data, position - 1, end)
-        after = position + length
-        field = tags.get(tag)
-        if field is not None:
-            size = data[position + 1] if length > 1 else 0x80
-            if size < 0x80 and data[position] == 10:  # the name stands first, and is short
-                position += 2
-                yield field, data[position : position + size].decode(), data[position + size : after]
-            else:
-                yield field, *_named(data[position:after])
-        position = after
-
-
-def _after(data: bytes, position: int, tag: int, end: int) -> int:
-    """The position after a field that is no message and no text."""
-    if tag & 7 == 0:
-        return varint(data, position, end)[1]
-    if tag & 7 not in (1, 5):
-        raise damaged(f"Byte {position} follows a field of an unknown kind.")
-    return position + (8 if tag & 7 == 1 else 4)
-
-
-def _named(data: bytes) -> tuple[str, bytes]:
-    """The name of a ValueInfoProto, and its other bytes."""
-    name, chunks, position = "", [], 0
-    while position < len(data):
-        start = position
-        tag, position = varint(data, position, len(data))
-        if tag & 7 != 2:
-            position = _after(data, position, tag, len(data))
-            chunks.append(data[start:position])
-            continue
-        length, position = varint(data, position, len(data))
-        position += length
-        if tag == 10:
-            name = data[position - length : position].decode()
-        else:
-            chunks.append(data[start:position])
-    return name, b"".join(chunks)
 
 
 def _too_large(kept: int) -> ModelFileError:

@@ -8,29 +8,29 @@ from collections.abc import Callable, Collection, Sequence
 from staticmem.ir.graph import Frame, Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context
-from staticmem.passes.patterns import activations, attention, indexing, linear, noise, norms, packed, pointwise
+from staticmem.passes.patterns import activations, attention, indexing, layers
 from staticmem.passes.patterns.matcher import Matcher, Pattern
 
 # name, operators that a group is found by, one without which there is none, and its function; earlier patterns take
 # nodes that later ones would match
 PATTERNS: Sequence[tuple[str, tuple[str, ...], str, Pattern]] = (
     ("scaled_dot_product_attention", ("MatMul",), "Softmax", attention.match),
-    ("linear", ("Add", "MatMul"), "MatMul", linear.match),
+    ("linear", ("Add", "MatMul"), "MatMul", layers.linear),
     ("gelu", ("Erf",), "Erf", activations.gelu_erf),
     ("gelu", ("Tanh",), "Tanh", activations.gelu_tanh),
     ("silu", ("Mul",), "Sigmoid", activations.silu),
     ("hardswish", ("Mul", "Div"), "", activations.hard_swish),
     ("hardsigmoid", ("Mul", "Div"), "Clip", activations.hard_sigmoid),
     ("mish", ("Mul",), "Softplus", activations.mish),
-    ("rsqrt", ("Div", "Reciprocal"), "Sqrt", norms.rsqrt),
-    ("layer_norm", ("Div",), "Sqrt", norms.layer_norm),
-    ("group_norm", ("InstanceNormalization",), "InstanceNormalization", norms.group_norm),
-    ("noise of stochastic depth", ("RandomUniformLike", "RandomUniform"), "", noise.match),
+    ("rsqrt", ("Div", "Reciprocal"), "Sqrt", layers.rsqrt),
+    ("layer_norm", ("Div",), "Sqrt", layers.layer_norm),
+    ("group_norm", ("InstanceNormalization",), "InstanceNormalization", layers.group_norm),
+    ("noise of stochastic depth", ("RandomUniformLike", "RandomUniform"), "", layers.stochastic_depth),
     ("roll", ("Concat",), "Slice", indexing.roll),
     ("chunk", ("Slice",), "Slice", indexing.chunk),
     ("index_put_", ("ScatterND",), "ScatterND", indexing.write),
-    ("addcmul", ("Add",), "Mul", pointwise.addcmul),
-    ("packed projection", ("Squeeze",), "Unsqueeze", packed.match),
+    ("addcmul", ("Add",), "Mul", layers.addcmul),
+    ("packed projection", ("Squeeze",), "Unsqueeze", layers.packed_projection),
 )
 _OPERATORS = frozenset(operator for _, operators, *_ in PATTERNS for operator in operators)
 
