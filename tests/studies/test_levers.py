@@ -50,7 +50,7 @@ def test_flags_of_a_row_give_its_number(found: Levers, capsys: pytest.CaptureFix
 def test_rows_are_ranked_and_have_a_schema(found: Levers) -> None:
     saved = [row.saved_bytes for row in found.rows]
     assert saved == sorted(saved, reverse=True)
-    jsonschema.validate(to_json(found), schema("levers"))  # type: ignore[arg-type]
+    jsonschema.validate(to_json(found), schema("levers"))
     names = {row.flags.split()[0] for row in found.rows}
     assert {"--amp", "--checkpoint", "--optimizer", "--freeze", "--accumulate", "--mode"} & names >= {"--amp", "--mode"}
 

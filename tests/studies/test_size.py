@@ -23,7 +23,7 @@ from staticmem.report.formats import sizing as text
 from staticmem.report.formats import sizing_markdown as markdown
 from staticmem.report.formats import sizing_page as page
 from staticmem.report.formats.sizing import count_text, outcome
-from staticmem.report.json import plain_text
+from staticmem.report.json import dumps
 from staticmem.report.sizing import Sizing
 from staticmem.report.text import Style, View
 from staticmem.studies import Study, request_of
@@ -210,7 +210,7 @@ def test_rungs_are_eight_to_an_octave() -> None:
 def test_json_follows_the_schema_that_is_shipped(resnet: Sizing) -> None:
     kept = (ROOT / "schemas" / "sizing-1.schema.json").read_text(encoding="utf-8")
     assert kept == schema.dumps(schema.schema("sizing")), "staticmem schema sizing > schemas/sizing-1.schema.json"
-    jsonschema.validate(json.loads(plain_text(resnet)), json.loads(kept))
+    jsonschema.validate(json.loads(dumps(resnet)), json.loads(kept))
 
 
 def test_csv_has_a_row_a_card(resnet: Sizing) -> None:
@@ -270,7 +270,7 @@ def test_the_page_is_one_file_without_network(resnet: Sizing) -> None:
     assert len(made) < 2 << 20
     inside = re.search(r'<script type="application/json" id="sm-sizing">(.*?)</script>', made, re.DOTALL)
     assert inside is not None
-    assert json.loads(inside[1]) == json.loads(plain_text(resnet))
+    assert json.loads(inside[1]) == json.loads(dumps(resnet))
     assert made.count("<svg") > len(resnet.cards)
 
 
@@ -291,7 +291,7 @@ def test_names_of_a_model_stay_text(resnet: Sizing) -> None:
 def test_the_same_input_gives_the_same_report(resnet: Sizing) -> None:
     again = sized()
     assert page.render(again) == page.render(resnet)
-    assert plain_text(again) == plain_text(resnet)
+    assert dumps(again) == dumps(resnet)
 
 
 # -- the command line --------------------------------------------------------------------------------------------

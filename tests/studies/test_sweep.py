@@ -17,7 +17,7 @@ from staticmem.config.config import Config, of_node
 from staticmem.documents import parse_yaml
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.formats.sweep import render_csv
-from staticmem.report.json import plain_text
+from staticmem.report.json import dumps
 from staticmem.report.schema import schema
 from staticmem.report.sweep import Sweep
 from staticmem.studies.points import parse_axes, points, settings_of
@@ -127,7 +127,7 @@ def test_live_memory_alone_rules_out_and_never_in() -> None:
 
 
 def plain(found: Sweep) -> Any:
-    return json.loads(plain_text(found))
+    return json.loads(dumps(found))
 
 
 WHAT_IF: dict[str, list[Any]] = {

@@ -31,9 +31,9 @@ class Format:
 
 
 def _json(result: object, view: View) -> str:
-    from staticmem.report.json import plain_text
+    from staticmem.report.json import dumps
 
-    return plain_text(result)
+    return dumps(result)
 
 
 JSON = Format("json", "json", _json)

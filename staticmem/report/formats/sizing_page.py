@@ -16,7 +16,7 @@ from staticmem.report.formats.sizing import (
     price_text,
 )
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
-from staticmem.report.json import plain_text
+from staticmem.report.json import dumps
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import shape_text, tflops_text
@@ -40,7 +40,7 @@ def render(found: Sizing, view: View = PLAIN) -> str:
     ]
     body = '<main id="main">' + "\n".join(part for part in parts if part) + "</main>"
     footer = f"<footer>staticmem {esc(found.version)} · {esc(found.schema)} · one file, no network</footer>"
-    blocks = data("sm-sizing", "application/json", json_text(json.loads(plain_text(found))))
+    blocks = data("sm-sizing", "application/json", json_text(json.loads(dumps(found))))
     title = f"{os.path.basename(found.model.path)}: sizing · staticmem"
     return page(title, body + footer, styles=("report.css", "sizing.css"), blocks=blocks)
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from staticmem.studies import Request, Study
 from staticmem.studies.page import page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "models"
 
 HOSTILE = (
