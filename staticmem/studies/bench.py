@@ -27,6 +27,7 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
+from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.device import device_of
 from staticmem.units import Band
@@ -286,6 +287,17 @@ class Bench:
         setup, profile = self.device.setup, self.device.setup.profile
         talking = replace(profile, libraries=profile.libraries.plus(communicators.NCCL))
         return replace(self.device, setup=replace(setup, profile=talking))
+
+
+def card_fit(study: Study, gpu: str, spread: tuple[int, int] | None = None) -> CardFit:
+    """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
+    device = device_of(replace(study.request, gpu=gpu))
+    meters = on_device(study.result, device, study.spread if spread is None else spread)
+    verdict = meters.verdict
+    return CardFit(
+        device.gpu.slug, device.gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
+        meters.device.expected, meters.device.low, meters.device.high, max(verdict.headroom, 0), verdict.missing,
+    )  # fmt: skip
 
 
 def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0)) -> tuple[CardRow, ...]:

@@ -1,117 +1,174 @@
-"""The best set of checkpoints under a memory budget: the least that has to run again.
+"""Which modules to checkpoint: the blocks that a model repeats, and the set that costs least under a memory budget.
 
-The blocks are the repeated modules of the model (`blocks`). Greedy, with every answer from a full analysis: blocks in
-the order of the bytes that they keep for backward to the operations that they would run again; the shortest beginning
-of that order that stays within the budget, by bisection; then each of its blocks is taken out again, the most expensive
-first, where the step stays within the budget without it. It is not proven to be the least, and says so in its note.
-Where even all blocks are not enough, groups of 2, 3, ... that share a checkpoint are tried.
+The blocks are searched greedily: in the order of the bytes that they keep for backward to the operations that would run
+again; the shortest beginning of that order that stays within the budget, by bisection. Where even all blocks are
+not enough, groups of 2, 3, ... that share a checkpoint are tried. Then come modules of all levels, in the sets that
+minimum cuts propose (`cut`): the first within the budget is taken, if it costs less than the blocks. Of what is taken
+each module is left out again, the most expensive first, where the step stays within the budget without it. Every answer
+is that of a step that was run. The result is not proven to be the least, and says so in its note.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from staticmem.passes.checkpoint_regions import regions_of
-from staticmem.report.sweep import LeverRow
-from staticmem.studies.blocks import blocks_to_choose
-from staticmem.studies.compute import Counter
+from staticmem.ir.graph import Frame, Graph
+from staticmem.report.sweep import SAME, LeverRow, need
+from staticmem.studies.cut import modules_of, proposals, totals
+from staticmem.studies.trials import Lever, Trials
 
-if TYPE_CHECKING:
-    from staticmem.studies.levers import Bench
-
-MOST_RUNS = 64  # analyses of one search
+SHARE = 0.3  # of the forward's ops: blocks with less of it keep little, whatever is done with them
+MANY = 6  # blocks that are enough to choose among
 
 
 @dataclass(frozen=True)
-class _Block:
-    path: str
-    kept: int
-    operations: int
+class Blocks:
+    """Blocks that are called by one name: `selector` is what `--checkpoint` takes, `paths` the modules it names.
 
-    @property
-    def worth(self) -> float:
-        return self.kept / max(self.operations, 1)
+    `row` is the most of them in one parent, which can share checkpoints.
+    """
+
+    selector: str
+    paths: tuple[str, ...]
+    row: int
 
 
-def best_set(bench: Bench, budget: int) -> LeverRow | None:
-    """The row of the best set that was found; None where there are no blocks, no set is needed, or none is enough."""
-    request = bench.study.request
-    if bench.bytes_of(bench.base) <= budget or request.checkpoint or request.checkpoint_segments:
+def repeated_blocks(graph: Graph) -> list[Blocks]:
+    """Classes of modules that the forward calls more than once, that contain others, and that have much of its ops;
+    outermost first.
+
+    Modules of torch.nn itself are left out (a Sequential is how others are written), but for its own encoder layers.
+    Where a file has no classes, blocks are siblings that are numbered (`layers.0`, `layers.1`).
+    """
+    frames: dict[str, tuple[Frame, int]] = {}
+    parents: set[str] = set()
+    for op in graph.ops:
+        for depth, frame in enumerate(op.modules):
+            frames.setdefault(frame.path, (frame, depth))
+            if depth:
+                parents.add(op.modules[depth - 1].path)
+    inner = {path: pair for path, pair in frames.items() if path in parents and path}
+    named = {path: frame.cls.rpartition(".")[2] for path, (frame, _) in inner.items() if _is_own(frame.cls)}
+    selectors = named or {path: _numbered(path) for path in inner if _numbered(path)}
+    ops = Counter(name for op in graph.ops for name in {selectors.get(frame.path, "") for frame in op.modules})
+    found: list[tuple[float, Blocks]] = []
+    for name in dict.fromkeys(selectors.values()):
+        paths = tuple(path for path, other in selectors.items() if other == name)
+        if len(paths) >= 2 and ops[name] >= SHARE * len(graph.ops):
+            row = max(Counter(path.rpartition(".")[0] for path in paths).values())
+            found.append((sum(inner[path][1] for path in paths) / len(paths), Blocks(name, paths, row)))
+    return [blocks for _, blocks in sorted(found, key=lambda pair: (pair[0], pair[1].selector))]
+
+
+def blocks_to_choose(graph: Graph) -> Blocks | None:
+    """The outermost blocks that are many enough to choose among, else the outermost."""
+    found = repeated_blocks(graph)
+    return next((blocks for blocks in found if len(blocks.paths) >= MANY), found[0] if found else None)
+
+
+_BLOCKS_OF_TORCH = ("TransformerEncoderLayer", "TransformerDecoderLayer")
+
+
+def _is_own(cls: str) -> bool:
+    short = cls.rpartition(".")[2]
+    return bool(cls) and (not cls.startswith("torch.nn.") or short in _BLOCKS_OF_TORCH)
+
+
+def _numbered(path: str) -> str:
+    parent, _, last = path.rpartition(".")
+    return f"{parent}.*" if parent and last.isdigit() else ""
+
+
+def last_layer(graph: Graph) -> str:
+    """The path of the last module with parameters that the forward runs: the head; empty where there is none."""
+    owners = {p.value.name: p.fqn.rpartition(".")[0] for p in graph.parameters}
+    for op in reversed(graph.ops):
+        for name in op.refs():
+            if owners.get(name):
+                return owners[name]
+    return ""
+
+
+# -- under a budget ----------------------------------------------------------------------------------------------
+
+MOST_RUNS = 64  # steps of the search among blocks, and as many of the search among modules
+
+
+def best_set(trials: Trials, budget: int) -> LeverRow | None:
+    """The row of the best set; None where no set is needed, or none is enough."""
+    request = trials.study.request
+    if need(trials.base) <= budget or request.checkpoint or request.checkpoint_segments:
         return None
-    blocks = sorted(_blocks(bench), key=lambda b: (-b.worth, b.path))
-    if not blocks:
+    return _Search(trials, budget).run()
+
+
+class _Search:
+    def __init__(self, trials: Trials, budget: int) -> None:
+        self.trials, self.budget = trials, budget
+        one = trials.ask({})
+        self.graph = one.result.graph
+        self.modules = modules_of(self.graph, one.lifetimes, trials.counter(True).of_op)
+        self.whole = totals(self.modules)  # bytes and operations
+        self.blocks = blocks_to_choose(self.graph)
+
+    def run(self) -> LeverRow | None:
+        best = self._of_blocks() if self.blocks is not None else None
+        return self._of_modules(best) or best
+
+    def _of_blocks(self) -> LeverRow | None:
+        assert self.blocks is not None
+        paths = sorted(self.blocks.paths, key=lambda path: (-self._worth(path), path))
+        if not self._fits(paths):
+            return self._of_groups(self.blocks)
+        low, high = 0, len(paths)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits(paths[:middle]) else (middle, high)
+        return self._row(self._pruned(paths[:high]), f"of {len(paths)} blocks", "a greedy search")
+
+    def _worth(self, path: str) -> float:
+        kept, operations = self.whole[path]
+        return kept / max(operations, 1)
+
+    def _of_groups(self, blocks: Blocks) -> LeverRow | None:
+        """All blocks, several to a checkpoint: less is kept, and more is alive while a group runs again."""
+        for every in range(2, min(blocks.row, 9)):
+            options = {"checkpoint": (blocks.selector,), "checkpoint_every": every}
+            does, note = f"checkpoint all blocks, {every} together, for the budget", _note("a greedy search")
+            row = self.trials.try_out(Lever(does, options, SAME, note))
+            if need(row) <= self.budget:
+                return row
         return None
-    end = bench.runs + MOST_RUNS
-    chosen = _beginning(bench, blocks, budget)
-    if chosen is None:
-        return _groups(bench, budget)
-    for block in sorted(chosen, key=lambda b: -b.operations):
-        if bench.runs >= end:
-            break
-        fewer = [b for b in chosen if b is not block]
-        if fewer and _need(bench, fewer) <= budget:
-            chosen = fewer
-    return _row(bench, tuple(b.path for b in chosen), 1, len(blocks))
 
-
-def _blocks(bench: Bench) -> list[_Block]:
-    """Blocks with the activations that they keep at the end of the forward, and the operations of theirs."""
-    from dataclasses import replace
-
-    one = bench.study.ask(bench.request({}))
-    graph, lifetimes, trace = one.result.graph, one.lifetimes, one.result.trace
-    counter = Counter(graph, training=True)
-    end = trace.marks["forward_end"] - 1
-    kept_by_op: dict[int, int] = {}
-    for buffer in lifetimes.alive(end):
-        if buffer.category == "activation":
-            op = trace.kernels[buffer.kernel].op
-            kept_by_op[op] = kept_by_op.get(op, 0) + buffer.size
-    found = []
-    blocks = blocks_to_choose(graph)
-    for path in blocks.paths if blocks is not None else ():
-        regions = regions_of(graph, replace(one.scenario, checkpoint=(path,)))
-        kept = sum(size for op, size in kept_by_op.items() if any(r.start <= op < r.end for r in regions))
-        found.append(_Block(path, kept, sum(counter.between(r.start, r.end) for r in regions)))
-    return found
-
-
-def _beginning(bench: Bench, blocks: list[_Block], budget: int) -> list[_Block] | None:
-    """The shortest beginning within the budget, by bisection; None where all of them are not."""
-    low, high = 0, len(blocks)
-    if _need(bench, blocks) > budget:
+    def _of_modules(self, best: LeverRow | None) -> LeverRow | None:
+        """The row of the first proposal within the budget, if it costs less than `best`."""
+        end = self.trials.runs + MOST_RUNS
+        for paths in proposals(self.modules):
+            if self.trials.runs >= end:
+                break
+            if self._fits(paths):
+                row = self._row(self._pruned(list(paths)), f"of {len(self.modules)} modules", "minimum cuts")
+                return row if best is None or row.operations < best.operations else None
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _need(bench, blocks[:middle]) <= budget:
-            high = middle
-        else:
-            low = middle
-    return blocks[:high]
+
+    def _pruned(self, paths: list[str]) -> list[str]:
+        """Without those that the budget does not ask for, the most expensive first."""
+        end = self.trials.runs + MOST_RUNS
+        for path in sorted(paths, key=lambda path: -self.whole[path][1]):
+            fewer = [other for other in paths if other != path]
+            if fewer and self.trials.runs < end and self._fits(fewer):
+                paths = fewer
+        return paths
+
+    def _fits(self, paths: Sequence[str]) -> bool:
+        return need(self._row(paths, "", "")) <= self.budget
+
+    def _row(self, paths: Sequence[str], of: str, search: str) -> LeverRow:
+        does = f"checkpoint {len(paths)} {of}, for the budget"
+        return self.trials.try_out(Lever(does, {"checkpoint": tuple(paths)}, SAME, _note(search)))
 
 
-def _need(bench: Bench, blocks: list[_Block]) -> int:
-    row = _row(bench, tuple(b.path for b in blocks), 1, len(blocks))
-    return bench.bytes_of(row)
-
-
-def _groups(bench: Bench, budget: int) -> LeverRow | None:
-    """All blocks, several to a checkpoint: less is kept, and more is alive while a group runs again."""
-    blocks = blocks_to_choose(bench.study.result.graph)
-    assert blocks is not None
-    for every in range(2, min(blocks.row, 9)):
-        row = _row(bench, (blocks.selector,), every, len(blocks.paths))
-        if bench.bytes_of(row) <= budget:
-            return row
-    return None
-
-
-def _row(bench: Bench, selectors: tuple[str, ...], every: int, count: int) -> LeverRow:
-    from staticmem.report.sweep import SAME
-    from staticmem.studies.levers import Lever
-
-    words = {"checkpoint": selectors, "checkpoint_every": every}
-    what = f"{len(selectors)} of {count} blocks" if every == 1 else f"all blocks, {every} together"
-    note = "the least compute within the budget that a greedy search found; every set was analysed in full"
-    return bench.try_out(Lever(f"checkpoint {what}, for the budget", words, SAME, note))
+def _note(search: str) -> str:
+    return f"the least compute within the budget that {search} found; every set was analysed in full"

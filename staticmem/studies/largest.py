@@ -16,8 +16,8 @@ from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import LargestBatch
 from staticmem.report.sweep import CardFit, Sweep
 from staticmem.studies import Request, Study, without_cycle_search
+from staticmem.studies.bench import card_fit
 from staticmem.studies.evaluate import key_of
-from staticmem.studies.measure import on_card
 from staticmem.studies.points import Point
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
@@ -73,7 +73,7 @@ class _Search:
                 with without_cycle_search():
                     one = self.study.ask(self._request(batch))
                     self.cores[batch], _ = take_apart(one.lifetimes, apart=False)
-                    card = self.cards[batch] = on_card(one, self.gpu, (0, 0))
+                    card = self.cards[batch] = card_fit(one, self.gpu, (0, 0))
                     if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # it takes two further steps to find
                         self.more[batch] = one.spread[1]
             except DimensionError:

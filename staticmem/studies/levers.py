@@ -3,83 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from staticmem.errors import StaticmemError
-from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, CardFit, LeverRow, Levers
-from staticmem.scenario.request import as_flags
+from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.step import FUSED, OPTIMIZERS
-from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.blocks import last_layer, repeated_blocks
-from staticmem.studies.compute import Counter
-from staticmem.studies.evaluate import Progress, row_of
-from staticmem.studies.measure import on_card
+from staticmem.studies import Request, Study
+from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
+from staticmem.studies.trials import Lever, Trials
 
-
-@dataclass(frozen=True)
-class Lever:
-    """A change of the request: `words` are fields of `Request`, `does` says it, `changes` what else it changes."""
-
-    does: str
-    words: Mapping[str, Any]
-    changes: str
-    note: str = ""
-
-
-@dataclass
-class Bench:
-    """Analyses of one model around one request, each once. `gpu` None: live memory is what counts."""
-
-    study: Study
-    gpu: str | None
-    counters: dict[bool, Counter] = field(default_factory=dict)
-    runs: int = 0
-
-    def __post_init__(self) -> None:
-        self.base = self.try_out(Lever("as asked", {}, SAME))
-
-    def request(self, words: Mapping[str, Any]) -> Request:
-        return replace(self.study.request, gpu=None, **words)
-
-    def try_out(self, lever: Lever) -> LeverRow:
-        """The row of a lever.
-
-        Raises:
-            StaticmemError: the lever does not go with the request or the model.
-        """
-        request = self.request(lever.words)
-        with without_cycle_search():
-            one = self.study.ask(request)
-            row = row_of(one)
-            card = on_card(one, self.gpu) if self.gpu is not None else None
-            total = self._operations(one)
-        self.runs += 1
-        base = self.base if lever.words else None
-        here = _bytes(row.live, card)
-        return LeverRow(
-            lever.does, as_flags(lever.words), row.live, None if card is None else card.device_bytes,
-            None if card is None else card.fit, 0 if base is None else self.bytes_of(base) - here, total,
-            0.0 if base is None or not base.operations else round(total / base.operations - 1, 4),
-            lever.changes, lever.note,
-        )  # fmt: skip
-
-    def bytes_of(self, row: LeverRow) -> int:
-        """What counts: device memory where there is a card, else live memory."""
-        return row.live_bytes if row.device_bytes is None else row.device_bytes
-
-    def _operations(self, one: Study) -> int:
-        """Operations of the step that the base takes, whatever its division into micro-batches."""
-        scenario = one.scenario
-        if scenario.training not in self.counters:
-            whole = self.study.ask(self.request({}))
-            self.counters[scenario.training] = Counter(whole.result.graph, scenario.training)
-        return self.counters[scenario.training].of(scenario).total * self.study.request.accumulate
-
-
-def _bytes(live: int, card: CardFit | None) -> int:
-    return live if card is None or card.device_bytes is None else card.device_bytes
+Progress = Callable[[int, int], None]  # so many done, of so many
 
 
 def levers(study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None) -> Levers:
@@ -93,31 +27,29 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
     Raises:
         StaticmemError: the request cannot be analysed as it is.
     """
-    bench = Bench(study, gpu)
-    card = on_card(study.ask(bench.request({})), gpu) if gpu is not None else None
+    trials = Trials(study, gpu)
+    card = trials.card
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes
     rows: list[LeverRow] = []
     listed = list(candidates(study))
     for index, lever in enumerate(listed):
         try:
-            rows.append(bench.try_out(lever))
+            rows.append(trials.try_out(lever))
         except StaticmemError:  # it does not go with this request: rmsprop has no fused kernels, a batch is fixed
             continue
         finally:
             if progress is not None:
                 progress(index + 1, len(listed))
     if budget is not None and study.scenario.training:
-        from staticmem.studies.checkpoints import best_set
-
-        best = best_set(bench, budget)
+        best = best_set(trials, budget)
         if best is not None:
             rows.append(best)
     rows = [row for row in rows if row.saved_bytes]
     rows.sort(key=lambda row: (-row.saved_bytes, row.compute, row.does))
     return Levers(
         LEVERS_SCHEMA, study.model.path, card.gpu if card is not None else None,
-        card.usable_bytes if card is not None else None, budget, bench.base, tuple(rows),
+        card.usable_bytes if card is not None else None, budget, trials.base, tuple(rows),
     )  # fmt: skip
 
 

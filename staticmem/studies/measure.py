@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from staticmem.errors import StaticmemError
 from staticmem.report.sweep import MAY_FIT, CardFit
 from staticmem.studies import Request, Study, without_cycle_search
+from staticmem.studies.bench import card_fit
 from staticmem.studies.evaluate import Done, Outcome, Row, evaluate, row_of
 
 
@@ -51,7 +52,7 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
     try:
         with without_cycle_search():
             one = study.ask(request)
-            found = Measured(row_of(one), tuple(on_card(one, gpu) for gpu in gpus))
+            found = Measured(row_of(one), tuple(card_fit(one, gpu) for gpu in gpus))
         if not largest:
             return found
         from staticmem.studies.largest import largest_batch
@@ -60,20 +61,6 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
         return replace(found, cards=tuple(cards))
     except StaticmemError as error:
         return error
-
-
-def on_card(study: Study, gpu: str, spread: tuple[int, int] | None = None) -> CardFit:
-    """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
-    from staticmem.devices.meters import on_device
-    from staticmem.studies.device import device_of
-
-    device = device_of(replace(study.request, gpu=gpu))
-    found = on_device(study.result, device, study.spread if spread is None else spread)
-    verdict = found.verdict
-    return CardFit(
-        device.gpu.slug, device.gpu.usable, verdict.fit.value, found.allocated.expected, found.reserved.expected,
-        found.device.expected, found.device.low, found.device.high, max(verdict.headroom, 0), verdict.missing,
-    )  # fmt: skip
 
 
 def live_only(outcome: Outcome, gpus: Sequence[str]) -> Found:

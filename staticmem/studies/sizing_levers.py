@@ -10,7 +10,7 @@ from staticmem.report.sweep import TRAINING
 from staticmem.scenario.request import as_flags
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
-from staticmem.studies.blocks import repeated_blocks
+from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.levers import candidates
 
 DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
@@ -29,13 +29,13 @@ def levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
     same = f"{bench.study.scenario.optimizer}-8bit"
     found = []
     for lever in candidates(bench.study):
-        other = lever.changes == TRAINING and lever.words.get("optimizer") != same
-        if other or set(lever.words) & set(DEVICE_ONLY):
+        other = lever.changes == TRAINING and lever.options.get("optimizer") != same
+        if other or set(lever.options) & set(DEVICE_ONLY):
             continue
         try:
-            live = bench.live(replace(request, **lever.words))
+            live = bench.live(replace(request, **lever.options))
         except StaticmemError:
             continue  # it does not go with the rest of the request
         if live < now:
-            found.append(Lever(lever.does, as_flags(lever.words), live, now - live))
+            found.append(Lever(lever.does, as_flags(lever.options), live, now - live))
     return tuple(sorted(found, key=lambda lever: (-lever.saved_bytes, lever.what)))

@@ -15,10 +15,9 @@ from staticmem.devices.gpus import Gpu
 from staticmem.devices.meters import on_device
 from staticmem.devices.sizing import TIGHT, Fit, verdict
 from staticmem.studies import Study, request_of
-from staticmem.studies.bench import Bench, Verdicts, card_rows, largest_of, on
+from staticmem.studies.bench import Bench, Verdicts, card_fit, card_rows, largest_of, on
 from staticmem.studies.device import device_of
 from staticmem.studies.largest import largest_batch
-from staticmem.studies.measure import on_card
 from staticmem.studies.sizing import Options, size
 from staticmem.studies.sizing_search import rungs
 
@@ -48,7 +47,7 @@ def test_what_the_file_leaves_open_makes_it_tight_everywhere() -> None:
         assert study.report.gpu is not None
         rows = card_rows(study.result, device_of(study.request), study.spread)
         row = _sized(OPEN, gpus.find(gpu), words)
-        said = (study.report.gpu.fit, next(row for row in rows if row.asked).fit, on_card(study, gpu).fit, row.fit)
+        said = (study.report.gpu.fit, next(row for row in rows if row.asked).fit, card_fit(study, gpu).fit, row.fit)
         assert set(said) == {word}
         band = study.report.peak.bands["device"]
         assert (row.device_low_bytes, row.device_high_bytes) == (band.low, band.high)

@@ -17,7 +17,7 @@ from staticmem.report.sweep import Levers, cheapest
 from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Request, Study
-from staticmem.studies.blocks import last_layer, repeated_blocks
+from staticmem.studies.checkpoints import last_layer, repeated_blocks
 from staticmem.studies.compute import Counter
 from staticmem.studies.levers import levers
 

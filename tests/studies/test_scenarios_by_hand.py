@@ -18,7 +18,7 @@ BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"
 def offered(path: Path = SEED, **words: Any) -> list[dict[str, Any]]:
     """The words of every lever that leaves the step a training step."""
     found = candidates(Study.open(path, Request(**{"optimizer": "adam", **words})))
-    return [dict(lever.words) for lever in found if lever.words.get("mode") != "infer"]
+    return [dict(lever.options) for lever in found if lever.options.get("mode") != "infer"]
 
 
 @pytest.mark.parametrize(
