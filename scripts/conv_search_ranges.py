@@ -20,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from conv_sampling import cells, sample
 
 from staticmem.devices import conv_tables
-from staticmem.devices.conv_features import piece_bytes
-from staticmem.devices.cudnn import Cudnn
-from staticmem.devices.cudnn_devices import ARCHITECTURES
+from staticmem.devices.conv_tables import piece_bytes
+from staticmem.devices.cudnn import ARCHITECTURES, Cudnn
 
 PRECISIONS = ("tf32", "float32", "float16")
 LEAST = 1 << 20  # bytes of the three tensors: in smaller ones a constant of the engine decides

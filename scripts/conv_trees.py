@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticmem.devices.conv import Convolution, product
-from staticmem.devices.conv_features import Form, features, form_bytes, piece_bytes
-from staticmem.devices.conv_tables import Tree
+from staticmem.devices.conv_tables import Form, Tree, features, form_bytes, piece_bytes
 
 NEGLIGIBLE = 8192  # bytes: tile counters and alignment, which no form describes
 CLOSE = 0.003  # of the workspace

@@ -27,9 +27,8 @@ from conv_sampling import cells, sample
 from conv_trees import Agreement, Answer, agreement, fit
 
 from staticmem.devices import conv_tables
-from staticmem.devices.conv_features import FEATURES
-from staticmem.devices.cudnn import Cudnn
-from staticmem.devices.cudnn_devices import ARCHITECTURES
+from staticmem.devices.conv_tables import FEATURES
+from staticmem.devices.cudnn import ARCHITECTURES, Cudnn
 
 PRECISIONS = ("tf32", "float32", "float16")
 # Leaves of a tree: 132 trees are 250 KB for each cuDNN. Without TF32 most convolutions take next to nothing.

@@ -1,12 +1,16 @@
-"""A convolution as cuDNN sees it: sizes, layout, precision, and which of its three passes."""
+"""A convolution as cuDNN gets it: sizes, layout, precision, and which of its three passes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
 
+from staticmem.eager import trace
+from staticmem.eager.strides import prefers_channels_last
 from staticmem.errors import UsageError
+from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.record import record
+from staticmem.ops.registry import argument, kinds_of
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward_data", "backward_filter"
 PASSES = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -31,7 +35,7 @@ class Convolution:
     """One pass of a convolution of `x` (N, C, spatial) with `w` (K, C/groups, window). Sizes are elements.
 
     `padding` is the same on both sides, as PyTorch passes it. A transposed convolution is the same three passes in
-    other roles: see `transposed`.
+    other roles: see `passes_of`.
     """
 
     direction: str
@@ -76,13 +80,71 @@ class Convolution:
 _SWAPPED = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD, BACKWARD_FILTER: BACKWARD_FILTER}
 
 
-def transposed(conv: Convolution) -> Convolution:
-    """The pass that cuDNN runs for a pass of a transposed convolution, given as the convolution that it transposes.
+def passes_of(call: trace.Convolution, channels_last: bool, allow_tf32: bool = True) -> tuple[Convolution, ...]:
+    """The passes that a kernel runs, in its order; none where cuDNN does not convolve such tensors.
 
+    The layout is the one that PyTorch asks cuDNN for: channels_last where input or weight lies so
+    (aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format), or always with `channels_last`, where the
+    whole model was moved to it: the trace is of the model as it is. A 1-D convolution runs as a 2-D one of height 1
+    (aten/src/ATen/native/Convolution.cpp, view1d_as_2d).
+
+    A transposed one is given as the convolution from its result to its input, whose passes it runs in other roles.
     aten/src/ATen/native/cudnn/ConvShared.cpp: `cudnn_convolution_transpose_forward` calls the data gradient, its data
     gradient calls the forward, its weight gradient calls the weight gradient with input and gradient exchanged.
     """
-    return replace(conv, direction=_SWAPPED[conv.direction])
+    x, w, y = call.input.shape, call.weight.shape, call.result.shape
+    dtype, rank = call.result.dtype.name, len(w) - 2
+    if rank < 1 or dtype not in ITEMSIZE or 0 in (*x, *w, *y):
+        return ()
+    last = channels_last or any(prefers_channels_last(f.shape, f.strides) for f in (call.input, call.weight))
+    if call.transposed:
+        x = y
+    stride, padding, dilation = call.stride, call.padding, call.dilation
+    if rank == 1:
+        x, w = (x[0], x[1], 1, x[2]), (w[0], w[1], 1, w[2])
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    if call.gradients is None:
+        passes = [FORWARD]
+    else:
+        passes = [each for each, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), call.gradients, strict=True) if wanted]
+    if call.transposed:
+        passes = [_SWAPPED[each] for each in passes]
+    precision = precision_of(dtype, allow_tf32)
+    try:
+        return tuple(
+            [
+                Convolution(each, precision, last and rank == 2, x, w, stride, padding, dilation, call.groups)
+                for each in passes
+            ]
+        )
+    except ValueError:
+        return ()
+
+
+def unstated(graph: Graph, recorded: trace.Trace) -> frozenset[int]:
+    """Kernels whose convolution has no workspace in the figures: the file states no size of its input or weight, nor
+    has the input a gradient. Some exports leave sizes out, and weights may be computed.
+
+    The trace knows all of these, so this may go: figures of such files grow then, and need to be compared anew.
+    """
+    values = (*graph.inputs, *graph.constant_values.values(), *graph.values.values())
+    values += tuple([p.value for p in (*graph.parameters, *graph.buffers)])
+    sized = {value.name for value in values if value.shape is not None}
+    calls = [
+        (kernel, _operands(graph, recorded.kernels.ops[kernel]), read)
+        for kernel, reads in recorded.reads.items()
+        for read in reads
+        if isinstance(read, trace.Convolution)
+    ]
+    sized.update([names[0] for _, names, read in calls if names and read.gradients and read.gradients[0]])
+    return frozenset([kernel for kernel, names, _ in calls if len(names) < 2 or not sized.issuperset(names)])
+
+
+def _operands(graph: Graph, op: int) -> list[str]:
+    """Names of input and weight of an op that is a convolution."""
+    if not 0 <= op < len(graph.ops) or "convolution" not in kinds_of(graph.ops[op].base):
+        return []
+    return [arg.name for name in ("input", "weight") if isinstance(arg := argument(graph.ops[op], name), Ref)]
 
 
 def product(sizes: tuple[int, ...]) -> int:

@@ -1,7 +1,11 @@
 """Which form of workspace a convolution takes, from tables that scripts/conv_workspace_tables.py derives from cuDNN.
 
-A table is a decision tree over `conv_features.FEATURES` for one cuDNN, architecture, precision, layout and pass. A leaf
-has the forms that cuDNN took there, the most frequent first; those after it are what the band is made of.
+The workspaces that cuDNN names are sums of a few terms: a copy of the input, the weight or the result in the layout and
+channel padding that a tensor-core kernel wants, and partial sums of the weight gradient in float32, one for each slice
+of a split reduction. A `Form` names such a sum.
+
+A table is a decision tree over `FEATURES` for one cuDNN, architecture, precision, layout and pass. A leaf has the forms
+that cuDNN took there, the most frequent first; those after it are what the band is made of.
 
 A file is conv/<cuDNN version>/<architecture>.json: version, cudnn, features, and trees by name (`tf32 nchw forward`),
 each with the names of its forms and its nodes in preorder: `3<56` goes to the next node if feature 3 is at most 56,
@@ -11,16 +15,99 @@ else behind that subtree; `2,0` is a leaf with forms 2 and 0.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from staticmem.devices.conv import Convolution
-from staticmem.devices.conv_features import FEATURES, Form, features, parse_form
+from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution, product
 
 FOLDER = Path(__file__).parent / "conv"
 WITHOUT_TF32 = ("sm_70", "sm_75")  # no TF32 before Ampere: float32 is float32
+
+
+FEATURES = (
+    "batch", "channels", "results", "pixels", "result_pixels", "window", "stride", "dilated", "groups", "depthwise",
+    "channel_alignment", "result_alignment", "rows", "depth", "columns", "work", "tiles", "padded",
+)  # fmt: skip
+
+PADS = (1, 4, 8, 16, 32)  # channels of a copy are rounded up to a multiple of these (16 bytes are 4 or 8 elements)
+
+
+def _alignment(channels: int) -> int:
+    """The largest power of two up to 64 that divides the number of channels."""
+    return min(channels & -channels, 64)
+
+
+def features(conv: Convolution) -> tuple[int, ...]:
+    """Integers on which the tables branch, in the order of `FEATURES`. Channels are those of one group."""
+    n, c, k, g = conv.x[0], conv.w[1], conv.w[0] // conv.groups, conv.groups
+    pixels, result_pixels, window = product(conv.x[2:]), product(conv.y[2:]), product(conv.w[2:])
+    # the matrix product that a pass amounts to: rows x columns, summed over depth
+    rows, columns, depth = {
+        FORWARD: (n * result_pixels, k, c * window),
+        BACKWARD_DATA: (n * pixels, c, k * window),
+        BACKWARD_FILTER: (c * window, k, n * result_pixels),
+    }[conv.direction]
+    return (
+        n, c, k, pixels, result_pixels, window, max(conv.stride), max(conv.dilation), g, int(conv.depthwise),
+        _alignment(c), _alignment(k), rows, depth, columns, rows * columns // 1024 * depth // 1024,
+        -(-rows // 128) * -(-columns // 128) * g, max(conv.padding),
+    )  # fmt: skip
+
+
+class Form(NamedTuple):
+    """`pieces` of x, w, y copied with channels rounded up to `pad`, and 2 ** (step / 2) float32 copies of the weight.
+
+    `step` None: no partial sums.
+    """
+
+    pieces: str
+    pad: int
+    step: int | None
+
+    def __str__(self) -> str:
+        pad = "" if self.pad == 1 else f"@{self.pad}"
+        return f"{self.pieces or '0'}{pad}{'' if self.step is None else f'^{self.step}'}"
+
+
+_FORM = re.compile(r"(0|(?=[xyw])x?y?w?)(?:@(\d+))?(?:\^(-?\d+))?")
+
+
+def parse_form(text: str) -> Form:
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError(f"no form of a workspace: {text!r}")
+    pieces, pad, step = match.groups()
+    return Form("" if pieces == "0" else pieces, int(pad or 1), None if step is None else int(step))
+
+
+def _round(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def piece_bytes(conv: Convolution, pad: int = 1) -> dict[str, int]:
+    """Bytes of input, result and weight, with the channels of a group rounded up to `pad`."""
+    c, k = _round(conv.w[1], pad), _round(conv.w[0] // conv.groups, pad)
+    size, g = conv.itemsize, conv.groups
+    return {
+        "x": conv.x[0] * c * g * product(conv.x[2:]) * size,
+        "y": conv.y[0] * k * g * product(conv.y[2:]) * size,
+        "w": k * g * c * product(conv.w[2:]) * size,
+    }
+
+
+def form_bytes(conv: Convolution, form: Form) -> int:
+    """Bytes of a form for a convolution."""
+    sizes = piece_bytes(conv, form.pad)
+    total = sum(sizes[p] for p in form.pieces)
+    if form.step is not None:
+        total += round(2 ** (form.step / 2) * product(conv.w) * 4)
+    return total
+
+
+# -- trees -----------------------------------------------------------------------------------------------------------
 
 
 class Tree(NamedTuple):

@@ -6,8 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from staticmem.devices.conv import BACKWARD_FILTER, Convolution
-from staticmem.devices.conv_features import form_bytes, piece_bytes
-from staticmem.devices.conv_tables import WITHOUT_TF32, forms, search_range
+from staticmem.devices.conv_tables import WITHOUT_TF32, form_bytes, forms, piece_bytes, search_range
 from staticmem.units import NOTHING, Band, exactly
 
 if TYPE_CHECKING:

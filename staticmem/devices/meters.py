@@ -17,6 +17,7 @@ from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import LargePool, Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, Settings
+from staticmem.devices.conv import unstated
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
@@ -66,15 +67,17 @@ def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
 
     On a card that is too small for them the record ends where the allocation fails.
     """
-    found = _process(result, device)
+    found = process_on(result, device)
     replay = _replay(found, device, None)
     if replay.peak_reserved > _capacity(device):
         replay = _replay(found, device, _capacity(device))
     return found, replay
 
 
-def _process(result: StepResult, device: Device) -> Process:
-    return process_of_trace(result.trace, KernelWorkspaces(result.trace, result.graph, device.setup))
+def process_on(result: StepResult, device: Device) -> Process:
+    """Three steps as the allocator sees them."""
+    without = unstated(result.graph, result.trace)
+    return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup, without=without))
 
 
 def _capacity(device: Device) -> int:
@@ -98,7 +101,7 @@ def usable_on(device: Device) -> int:
 def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 0)) -> DeviceMeters:
     """The device meters of a step. `spread`: bytes by which the live peak may be lower, and higher, where the file
     leaves open what the model's code keeps or runs in place: all bands are wider by as much."""
-    found = _process(result, device)
+    found = process_on(result, device)
     nominal: Outline | Replay
     if is_quick(found, device.settings):
         nominal, retries = outline(found.calls, found.sizes), 0

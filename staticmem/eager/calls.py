@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import Form
 from staticmem.eager.tensor import Formula, Meta, Node, Storage, Tensor, gradient_edge
-from staticmem.eager.trace import OPEN, Convolved, Reduction
+from staticmem.eager.trace import OPEN, Read
 
 
 class Birth(NamedTuple):
@@ -54,9 +54,7 @@ class Effects(NamedTuple):
     births: tuple[Birth, ...]
     deaths: tuple[tuple[int, int], ...]
     ticks: int
-    reductions: tuple[tuple[int, Reduction], ...]
-    copies: tuple[tuple[int, tuple[int, ...]], ...]
-    convolutions: tuple[tuple[int, Convolved], ...]
+    reads: tuple[tuple[int, tuple[Read, ...]], ...]
 
     def repeat(self, e: Eager) -> list[Storage]:
         """Does it again at the present tick; the storages of its births. `e.trace.ticks` moves on."""
@@ -90,15 +88,8 @@ class Effects(NamedTuple):
                 storage = made[birth]
                 buffers.died[storage.id] = now + tick
                 storage.refs = -1
-        if self.reductions:
-            for kernel, reduction in self.reductions:
-                trace.reductions[first + kernel] = reduction
-        if self.copies:
-            for kernel, copied in self.copies:
-                trace.copies[first + kernel] = copied
-        if self.convolutions:
-            for kernel, convolved in self.convolutions:
-                trace.convolutions[first + kernel] = convolved
+        for kernel, reads in self.reads:
+            trace.reads[first + kernel] = reads
         return made
 
 

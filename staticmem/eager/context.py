@@ -27,7 +27,7 @@ from staticmem.eager.tensor import (
     gradient_edge,
     meta_of,
 )
-from staticmem.eager.trace import OPEN, Convolved, Reduction, Trace
+from staticmem.eager.trace import OPEN, Copies, Read, Reduction, Trace
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -193,6 +193,8 @@ class Eager:
             return False
         trace.ticks = buffers.born[first]
         buffers.cut(first)
+        for undone in range(kernel, len(trace.kernels)):
+            trace.reads.pop(undone, None)
         trace.kernels.cut(kernel)
         self._scopes[-1] = [storage for storage in self._scopes[-1] if storage.id < first]
         return True
@@ -421,24 +423,20 @@ class Eager:
         self.reduces(tensor, tuple(i for i, size in enumerate(tensor.shape) if kept[i] != size))
         return result if not lead else self.alias(result, shape, strides[lead:])
 
+    def reads(self, read: Read) -> None:
+        """The running kernel reads this, and its own memory depends on it (`devices.kernels`)."""
+        reads = self.trace.reads
+        reads[self.running] = (*reads.get(self.running, ()), read)
+
     def reduces(self, tensor: Tensor, axes: Sequence[int]) -> None:
-        """The running kernel sums `tensor` over `axes`: its own memory depends on that (`devices.temporaries`)."""
-        self.trace.reductions[self.running] = Reduction(tensor.shape, tensor.strides, tuple(axes))
+        """The running kernel sums `tensor` over `axes`."""
+        self.reads(Reduction(tensor.shape, tensor.strides, tuple(axes)))
 
     def copies(self, *tensors: Tensor) -> None:
         """The running kernel makes these contiguous for itself, where they are not."""
-        made = tuple(t.dtype.nbytes(t.numel) for t in tensors if not t.is_contiguous)
-        if made:
-            self.trace.copies[self.running] = made
-
-    def convolves(
-        self, input: Tensor, weight: Tensor, result: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
-        dilation: tuple[int, ...], groups: int, transposed: bool, gradients: tuple[bool, bool] | None = None,
-    ) -> None:  # fmt: skip
-        """The running kernel convolves: its workspace depends on that (`devices.convolutions`)."""
-        self.trace.convolutions[self.running] = Convolved(
-            input.form, weight.form, result.form, stride, padding, dilation, groups, transposed, gradients
-        )
+        nbytes = tuple([t.dtype.nbytes(t.numel) for t in tensors if not t.is_contiguous])
+        if nbytes:
+            self.reads(Copies(nbytes))
 
     def to_dtype(self, tensor: Tensor, dtype: DType) -> Tensor:
         """`to(dtype)`: the tensor itself when it has it already, else a copy that keeps the layout."""

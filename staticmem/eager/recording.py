@@ -113,10 +113,7 @@ class Recorder(Eager):
             raise UnrepeatableError
         births = tuple(map(Birth, buffers.forms[first:], buffers.kernels[first:], buffers.born[first:]))
         deaths = tuple((k, tick) for k, tick in enumerate(buffers.died[first:]) if tick != OPEN)
-        return Effects(
-            tuple(trace.kernels.names), births, deaths, trace.ticks, tuple(trace.reductions.items()),
-            tuple(trace.copies.items()), tuple(trace.convolutions.items()),
-        )  # fmt: skip
+        return Effects(tuple(trace.kernels.names), births, deaths, trace.ticks, tuple(trace.reads.items()))
 
     def saves(self, node: Node) -> tuple[tuple[int, ...], int]:
         """The storages that a node saves, and when."""

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of
 from staticmem.ir.dtypes import DType
@@ -79,9 +79,9 @@ class Reduction(NamedTuple):
     axes: tuple[int, ...]
 
 
-class Convolved(NamedTuple):
-    """What a kernel convolves, with batch: the forms of input, weight and result, which a transposed convolution has in
-    other roles, and the convolution's numbers, one for each spatial dimension.
+class Convolution(NamedTuple):
+    """What a kernel convolves: the forms of input, weight and result, with batch, and the numbers of the convolution,
+    one for each spatial dimension.
 
     `gradients`: whether those of input and weight are made, of a backward kernel, in that order; None of a forward one.
     """
@@ -95,6 +95,21 @@ class Convolved(NamedTuple):
     groups: int
     transposed: bool
     gradients: tuple[bool, bool] | None = None
+
+
+class Copies(NamedTuple):
+    """Inputs that a kernel makes contiguous for itself, in bytes."""
+
+    nbytes: tuple[int, ...]
+
+
+class Indices(NamedTuple):
+    """How many elements the index tensor of a kernel has, the largest of several."""
+
+    elements: int
+
+
+Read: TypeAlias = Reduction | Convolution | Copies | Indices
 
 
 _KERNEL: Any = partial(tuple.__new__, Kernel)
@@ -272,8 +287,7 @@ class Holds(Columns[Hold]):
 class Trace:
     """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
 
-    By the index of a kernel, where its own memory depends on them: `reductions` and `convolutions` have its inputs,
-    `copies` the bytes of inputs that it makes contiguous for itself.
+    `reads` has, by the index of a kernel, what it reads where its own memory depends on that.
     """
 
     kernels: Kernels = field(default_factory=Kernels)
@@ -281,9 +295,7 @@ class Trace:
     holds: Holds = field(default_factory=Holds)
     phases: list[tuple[str, int]] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
-    reductions: dict[int, Reduction] = field(default_factory=dict)
-    copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    convolutions: dict[int, Convolved] = field(default_factory=dict)
+    reads: dict[int, tuple[Read, ...]] = field(default_factory=dict)
     ticks: int = 0
     phase: str = "setup"
     op: int = -1

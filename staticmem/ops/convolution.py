@@ -10,6 +10,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Convolution
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, integers, text, translation
@@ -72,7 +73,7 @@ def convolution(
         raise ValueError(f"convolution output would be {spatial}: the input is smaller than the kernel")
     shape = (input.shape[0], channels, *spatial)
     out = e.empty(shape, input.dtype, _memory_strides(e, shape, input, weight), "aten.convolution.default")
-    e.convolves(input, weight, out, *numbers)
+    e.reads(Convolution(input.form, weight.form, out.form, *numbers))
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.convolution_backward.default")
@@ -82,7 +83,7 @@ def convolution(
             by_input = e.empty(input.shape, grad.dtype, _memory_strides(e, input.shape, input, weight))
         if need[1]:
             by_weight = e.empty(weight.shape, grad.dtype, _memory_strides(e, weight.shape, input, weight))
-        e.convolves(input, weight, grad, *numbers, gradients=(need[0], need[1]))
+        e.reads(Convolution(input.form, weight.form, grad.form, *numbers, gradients=(need[0], need[1])))
         if need[2]:
             assert bias is not None
             by_bias = e.empty(bias.shape, grad.dtype)

@@ -14,6 +14,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Indices
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
@@ -41,7 +42,9 @@ def embedding(
     out = e.empty((*indices.shape, *weight.shape[1:]), weight.dtype, kernel="aten.embedding.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(weight.shape, grad_of(grads).dtype, kernel="aten.embedding_dense_backward.default")
+        made = e.empty(weight.shape, grad_of(grads).dtype, kernel="aten.embedding_dense_backward.default")
+        e.reads(Indices(indices.numel))
+        return made
 
     e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
     return out

@@ -12,6 +12,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Indices
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, text, translation
@@ -91,9 +92,13 @@ for _row in TABLE:
 def _record_put(
     e: Eager, out: Tensor, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, add: bool
 ) -> None:
+    count = Indices(max([t.numel for t in indices if t is not None], default=0))
+
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         e.empty_like(values, kernel="aten.zeros_like.default")
-        return e.empty_like(grad_of(grads), kernel="aten.index_put.default")
+        made = e.empty_like(grad_of(grads), kernel="aten.index_put.default")
+        e.reads(count)
+        return made
 
     def by_values(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         given = [t for t in indices if t is not None]

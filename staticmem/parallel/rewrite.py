@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
-from staticmem.eager.trace import Buffer, Hold, Kernel, Kernels, Trace
+from staticmem.eager.trace import Buffer, Convolution, Hold, Indices, Kernel, Kernels, Trace
 from staticmem.ir.dtypes import DType
 from staticmem.liveness import liveness
 
@@ -45,6 +45,7 @@ class Piece:
     stream: bool = False
     dropped: bool = False
     moved: bool = False  # its life is no longer that of its holds
+    strides: tuple[int, ...] | None = None  # None: contiguous
 
 
 @dataclass(slots=True)
@@ -83,9 +84,8 @@ class Rewrite:
         self.pieces: list[Piece] = []
         for b, tick in zip(trace.buffers, liveness(trace).died, strict=True):
             died = None if tick >= trace.ticks else (tick, EVENT, 0)
-            self.pieces.append(
-                Piece(b.nbytes, b.shape, b.dtype, b.category, b.name, (b.born, EVENT, 0), died, b.kernel)
-            )
+            life = ((b.born, EVENT, 0), died, b.kernel)
+            self.pieces.append(Piece(b.nbytes, b.shape, b.dtype, b.category, b.name, *life, strides=b.strides))
         for hold in trace.holds:
             self.pieces[hold.buffer].holds.append(hold)
         self._calls = 0
@@ -179,12 +179,14 @@ class Rewrite:
             ticks=len(events),
         )
         new.kernels, kernels, places = self._kernels(pieces)
-        new.convolutions = {places[kernel, 0, 0]: convolved for kernel, convolved in old.convolutions.items()}
+        for kernel, reads in old.reads.items():  # the memory of a rank's sums and copies is not counted
+            new.reads[places[kernel, 0, 0]] = tuple([r for r in reads if isinstance(r, Convolution | Indices)])
         for born, (_, index) in enumerate(events):
             if index < 0:
                 continue
             p, id, died = self.pieces[index], len(new.buffers), tick_of_event.get(~index)
-            new.buffers.append(Buffer(id, p.nbytes, p.shape, p.dtype, p.category, p.name, kernels[index], born, died))
+            life = (kernels[index], born, died)
+            new.buffers.append(Buffer(id, p.nbytes, p.shape, p.dtype, p.category, p.name, *life, p.strides))
             if p.kernel is None:
                 new.holds.append(Hold(id, p.holder, "", born, died))
             elif p.moved:  # by whom it was held last

@@ -203,5 +203,5 @@ def _divide(piece: Piece, ranks: int, heads: set[int] | None = None) -> None:
     dims += [i for i in reversed(range(len(shape))) if shape[i] % ranks == 0]
     if dims:
         shape[dims[0]] //= ranks
-        piece.shape = tuple(shape)
+        piece.shape, piece.strides = tuple(shape), None
     piece.nbytes = ceil_div(piece.nbytes, ranks)

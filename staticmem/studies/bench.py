@@ -1,7 +1,7 @@
 """Steps of one model and what they need on cards: each is worked out once, whoever asks for it again.
 
 What the allocator takes depends on a card's architecture until the card is full; only the partial sums of reductions
-depend on its multiprocessors too (`devices.reductions`). So a step is replayed for the largest card of each
+depend on its multiprocessors too (`devices.temporaries`). So a step is replayed for the largest card of each
 architecture, and again for a card of its own where all of those sums together could change the verdict (`Verdicts`).
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from staticmem.allocators.band import is_quick
 from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import joined, peaks
 from staticmem.allocators.process import Process
-from staticmem.devices import communicators, gpus
+from staticmem.devices import gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, on_device, usable_on
-from staticmem.devices.reductions import Multiprocessors
+from staticmem.devices.meters import Device, on_device, process_on, usable_on
+from staticmem.devices.profile import NCCL
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
+from staticmem.devices.temporaries import Multiprocessors
 from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
@@ -135,7 +135,7 @@ class Verdicts:
     def _partial_sums(self, card: Gpu) -> dict[int, int]:
         setup = on(self.device, card).setup
         if setup.multiprocessors not in self._sums:
-            found = KernelWorkspaces(self.result.trace, self.result.graph, setup).partial_sums()
+            found = KernelWorkspaces(self.result.trace, setup).partial_sums()
             self._sums[setup.multiprocessors] = found
         return self._sums[setup.multiprocessors]
 
@@ -218,9 +218,9 @@ class Bench:
         stands = self._of(request).representative(card)
         key = (key_of(request), stands.architecture)
         if key not in self._nominal:
-            result, setup = self.step(request), on(self.device, stands).setup
+            result = self.step(request)
             with without_cycle_search():
-                found = process_of_trace(result.trace, KernelWorkspaces(result.trace, result.graph, setup))
+                found = process_on(result, on(self.device, stands))
                 nominal = self._replayed(found, found.sizes)
                 most = self._replayed(found, found.bound(True)) if found.bounds else nominal
             self._nominal[key] = nominal, max(nominal, most)
@@ -285,7 +285,7 @@ class Bench:
         if request.parallel is None:
             return self.device
         setup, profile = self.device.setup, self.device.setup.profile
-        talking = replace(profile, libraries=profile.libraries.plus(communicators.NCCL))
+        talking = replace(profile, libraries=profile.libraries.plus(NCCL))
         return replace(self.device, setup=replace(setup, profile=talking))
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from staticmem.allocators.settings import parse_settings
-from staticmem.devices import communicators, gpus, profile
+from staticmem.devices import gpus, profile
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
 from staticmem.devices.meters import Device, DeviceMeters
-from staticmem.devices.modules import EAGER
-from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
+from staticmem.devices.temporaries import Multiprocessors
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 
@@ -31,7 +30,7 @@ def device_of(request: Request) -> Device:
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
     known = profile.load(Path(request.profile) if request.profile is not None else None)
     if request.parallel is not None:
-        known = replace(known, libraries=known.libraries.plus(communicators.NCCL))
+        known = replace(known, libraries=known.libraries.plus(profile.NCCL))
     cudnn = None
     if request.cudnn == "library":
         from staticmem.devices.cudnn import Cudnn  # opens libcudnn
@@ -98,7 +97,7 @@ def _note(request: Request, device: Device) -> NoteInfo:
     text = f"allocated, reserved and device memory are for this card: {device.gpu.name}"
     modules = device.setup.profile.modules
     loading = request.module_loading or modules.loading(profile.version(device.setup.torch))
-    if loading == EAGER:
+    if loading == profile.EAGER:
         text += ", and all kernels of CUDA modules are loaded with the context (--module-loading eager)"
     if request.gpu is None:
         return NoteInfo("SM405", f"{text}, as --gpu names no other card; {_SOURCES}", 1)

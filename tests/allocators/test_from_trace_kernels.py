@@ -37,7 +37,7 @@ def test_memory_after_every_phase(case: dict[str, Any], monkeypatch: pytest.Monk
     request = Request(batch=case["batch"], optimizer=case["optimizer"], amp=amp)
     study = Study.open(DATA / "graphs" / f"{case['model']}.pt2", request)
     trace = study.result.trace
-    found = process_of_trace(trace, KernelWorkspaces(trace, study.result.graph, Setup(torch=case["torch"])))
+    found = process_of_trace(trace, KernelWorkspaces(trace, Setup(torch=case["torch"])))
     replay = simulate(found.events)
     spans = [(mark.phase, *replay.peak_between(0, end)) for mark, end in found.spans()][1:]
     assert [span[0] for span in spans] == [row[0] for row in case["phases"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,21 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staticmem.devices import conv_ops
-from staticmem.devices.conv import (
-    BACKWARD_DATA,
-    BACKWARD_FILTER,
-    FORWARD,
-    PASSES,
-    Convolution,
-    precision_of,
-    transposed,
-)
-from staticmem.devices.conv_features import FEATURES, Form, features, form_bytes, parse_form
+from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, PASSES, Convolution, passes_of, precision_of
+from staticmem.devices.conv_tables import FEATURES, Form, features, form_bytes, parse_form
 from staticmem.devices.conv_workspace import runs_on_cudnn, workspace
+from staticmem.eager import trace
+from staticmem.eager.autograd import run_backward
+from staticmem.eager.context import Eager
+from staticmem.eager.strides import channels_last_strides, contiguous_strides, form_of
+from staticmem.eager.tensor import Owner, Tensor
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
+from staticmem.ir.dtypes import DType
+from staticmem.ops import lookup
+from staticmem.ops.convolution import conv, conv_transpose
+from staticmem.ops.views import permute
 from staticmem.units import NOTHING
 
 CONV = Convolution(FORWARD, "tf32", False, (32, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1), (1, 1))
@@ -51,69 +51,98 @@ def test_precisions() -> None:
         precision_of("int8")
 
 
-def test_a_transposed_convolution_runs_the_other_passes() -> None:
-    passes = [transposed(CONV.for_pass(direction)).direction for direction in PASSES]
-    assert passes == [BACKWARD_DATA, FORWARD, BACKWARD_FILTER]
-    forward = transposed(CONV)
-    assert [conv_ops.of_pass(forward, direction).direction for direction in PASSES] == passes
+def call(
+    x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], numbers: tuple[tuple[int, ...], ...], groups: int = 1,
+    dtype: DType = dtypes.float32, strides: Callable[[tuple[int, ...]], tuple[int, ...]] = contiguous_strides,
+    **more: Any,
+) -> trace.Convolution:  # fmt: skip
+    input, weight, result = (form_of(shape, strides(shape), dtype) for shape in (x, w, y))
+    stride, padding, dilation = numbers
+    return trace.Convolution(input, weight, result, stride, padding, dilation, groups, **{"transposed": False, **more})
 
 
-def op(target: str, *args: Arg, **kwargs: Arg) -> Op:
-    return Op("n", target, (Ref("x"), Ref("w"), None, *args), kwargs, ("y",))
+NUMBERS = ((2, 2), (1, 1), (1, 1))
+CALL = call(CONV.x, CONV.w, CONV.y, NUMBERS)
 
 
-def test_arguments_of_conv2d() -> None:
-    found = conv_ops.convolution(
-        op("aten::conv2d", (2, 2), (1, 1)), CONV.x, CONV.w, CONV.y, dtypes.float32, channels_last=False
-    )
-    assert found == CONV
+def test_what_a_trace_says_of_a_convolution() -> None:
+    assert passes_of(CALL, channels_last=False) == (CONV,)
+    both = CALL._replace(gradients=(True, True))
+    assert passes_of(both, channels_last=False) == (CONV.for_pass(BACKWARD_DATA), CONV.for_pass(BACKWARD_FILTER))
+    assert passes_of(CALL._replace(gradients=(False, True)), False) == (CONV.for_pass(BACKWARD_FILTER),)
+    assert passes_of(CALL._replace(gradients=(False, False)), False) == ()
 
 
-def test_defaults_strings_and_keywords() -> None:
-    same = conv_ops.convolution(
-        op("aten::conv2d", padding="same"), CONV.x, CONV.w, (32, 128, 56, 56), dtypes.float16, channels_last=True
-    )
-    assert same is not None
-    assert (same.padding, same.stride, same.precision, same.channels_last) == ((1, 1), (1, 1), "float16", True)
-    unknown = op("aten::conv2d", Ref("s"), 1)
-    assert conv_ops.convolution(unknown, CONV.x, CONV.w, CONV.y, dtypes.float32, channels_last=False) is None
-    ints = op("aten::conv2d", 2, 1)
-    assert conv_ops.convolution(ints, CONV.x, CONV.w, CONV.y, dtypes.int8, channels_last=False) is None
+def test_the_layout_is_that_of_input_or_weight() -> None:
+    last = call(CONV.x, CONV.w, CONV.y, NUMBERS, dtype=dtypes.float16, strides=channels_last_strides)
+    (found,) = passes_of(last, channels_last=False)
+    assert (found.precision, found.channels_last) == ("float16", True)
+    (mixed,) = passes_of(CALL._replace(weight=last.weight), channels_last=False)
+    assert mixed.channels_last
+    (moved,) = passes_of(CALL, channels_last=True)
+    assert moved == replace(CONV, channels_last=True)
 
 
-def test_a_transposed_op_is_the_convolution_that_it_transposes() -> None:
-    up = op("aten::conv_transpose2d", (2, 2), (0, 0))
-    found = conv_ops.convolution(
-        up, (4, 64, 8, 8), (64, 32, 2, 2), (4, 32, 16, 16), dtypes.float32, channels_last=False
-    )
-    assert found is not None
-    assert (found.direction, found.x, found.y) == (BACKWARD_DATA, (4, 32, 16, 16), (4, 64, 8, 8))
+def test_what_cudnn_does_not_convolve() -> None:
+    assert passes_of(call(CONV.x, CONV.w, CONV.y, NUMBERS, dtype=dtypes.int8), False) == ()
+    assert passes_of(call((0, *CONV.x[1:]), CONV.w, (0, *CONV.y[1:]), NUMBERS), False) == ()
+    assert passes_of(call(CONV.x, CONV.w, CONV.y, NUMBERS, groups=2), False) == ()
+
+
+def test_a_transposed_convolution_runs_the_passes_of_the_one_that_it_transposes() -> None:
+    up = call((4, 64, 8, 8), (64, 32, 2, 2), (4, 32, 16, 16), ((2, 2), (0, 0), (1, 1)), transposed=True)
+    (forward,) = passes_of(up, channels_last=False)
+    assert (forward.direction, forward.x, forward.y) == (BACKWARD_DATA, (4, 32, 16, 16), (4, 64, 8, 8))
+    data, weight = passes_of(up._replace(gradients=(True, True)), channels_last=False)
+    assert (data.direction, weight.direction) == (FORWARD, BACKWARD_FILTER)
+    assert data.x == weight.x == forward.x
 
 
 def test_one_dimension_runs_as_two() -> None:
-    found = conv_ops.convolution(
-        op("aten::conv1d", (2,), (1,)), (8, 4, 100), (16, 4, 3), (8, 16, 50), dtypes.float32, channels_last=False
-    )
-    assert found is not None
+    line = call((8, 4, 100), (16, 4, 3), (8, 16, 50), ((2,), (1,), (1,)))
+    (found,) = passes_of(line, channels_last=True)
     assert (found.x, found.w, found.stride, found.padding) == ((8, 4, 1, 100), (16, 4, 1, 3), (1, 2), (0, 1))
+    assert not found.channels_last
 
 
-def test_layout_spreads_from_a_permuted_tensor() -> None:
-    def value(name: str, *shape: int) -> Value:
-        return Value(name, dtypes.float32, shape)
+def recorded(run: Callable[[Eager, Tensor, Tensor], Tensor], x: tuple[int, ...], w: tuple[int, ...]) -> list[Any]:
+    """What the trace says of the convolutions of a forward and its backward."""
+    e = Eager()
+    input, weight = e.empty(x, dtypes.float32), e.empty(w, dtypes.float32)
+    weight.requires_grad = True
+    e.trace.begin("forward")
+    out = run(e, input, weight)
+    e.trace.begin("backward")
+    grads: dict[int, Tensor] = {}
+    e.hold(weight, Owner("parameter", "w"))
+    run_backward(e, out, e.empty_like(out), grads)
+    return [read for reads in e.trace.reads.values() for read in reads]
 
-    ops = (
-        Op("p", "aten::permute", (Ref("x"), (0, 3, 1, 2)), {}, ("p",)),
-        Op("c", "aten::conv2d", (Ref("p"), Ref("w")), {}, ("c",)),
-        Op("r", "aten::relu", (Ref("c"),), {}, ("r",)),
-        Op("q", "aten::permute", (Ref("r"), (0, 2, 3, 1)), {}, ("q",)),
-        Op("d", "aten::conv2d", (Ref("z"), Ref("w")), {}, ("d",)),
-    )
-    inputs = (value("x", 2, 8, 8, 4), value("z", 2, 4, 8, 8), value("w", 4, 4, 1, 1))
-    graph = Graph("g", "fx", "", inputs, (), (), ops, ("q",))
-    shapes = conv_ops.shapes_of(graph)
-    assert conv_ops.channels_last_values(graph, shapes) == {"p", "c", "r"}
-    assert conv_ops.channels_last_values(graph, shapes, everywhere=True) == {"x", "z", "w"}
+
+def test_the_rule_records_what_runs() -> None:
+    """Arguments as ATen takes them: an int for all dimensions, words for a padding, no batch."""
+    forward, backward = recorded(lambda e, x, w: conv(e, x, w, None, 1, "same", 2), (8, 9, 9), (16, 8, 3, 3))
+    assert (forward.input.shape, forward.result.shape) == ((1, 8, 9, 9), (1, 16, 9, 9))
+    assert (forward.stride, forward.padding, forward.dilation) == ((1, 1), (2, 2), (2, 2))
+    assert (forward.gradients, backward.gradients) == (None, (False, True))
+    assert backward._replace(gradients=None) == forward
+    valid, _ = recorded(lambda e, x, w: conv(e, x, w, None, [2], "valid"), (1, 8, 9, 9), (16, 8, 3, 3))
+    assert (valid.stride, valid.padding, valid.transposed) == ((2, 2), (0, 0), False)
+    up, _ = recorded(lambda e, x, w: conv_transpose(e, x, w, None, 2, 1, 1, 4), (2, 8, 9), (8, 4, 3))
+    assert (up.stride, up.padding, up.groups, up.transposed, up.result.shape) == ((2,), (1,), 4, True, (2, 16, 18))
+
+
+def test_a_permuted_input_makes_the_network_behind_it_channels_last() -> None:
+    """As ConvNeXt comes there, around its norms: (N, H, W, C) is permuted to (N, C, H, W)."""
+
+    def network(e: Eager, x: Tensor, w: Tensor) -> Tensor:
+        relu = lookup("aten::relu")
+        assert relu is not None
+        return conv(e, relu.function(e, conv(e, permute(e, x, (0, 3, 1, 2)), w)), w)
+
+    reads = recorded(network, (2, 8, 8, 4), (4, 4, 1, 1))
+    layouts = [conv.channels_last for read in reads for conv in passes_of(read, channels_last=False)]
+    assert layouts == [True] * 5  # two forwards; both gradients of the second, the weight's of the first
 
 
 # -- forms -----------------------------------------------------------------------------------------------------------

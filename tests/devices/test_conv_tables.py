@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from staticmem.devices import conv_tables
 from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
-from staticmem.devices.conv_features import Form, form_bytes
+from staticmem.devices.conv_tables import Form, form_bytes
 from staticmem.devices.conv_workspace import stray_bounds, workspace
-from staticmem.devices.cudnn_devices import ARCHITECTURES
+from staticmem.devices.cudnn import ARCHITECTURES
 from staticmem.units import NOTHING
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ import pytest
 
 from staticmem.devices import conv_tables, cudnn
 from staticmem.devices.conv import FORWARD, Convolution
-from staticmem.devices.conv_features import form_bytes
+from staticmem.devices.conv_tables import form_bytes
 from staticmem.devices.conv_workspace import plans, workspace
-from staticmem.devices.cudnn_devices import ARCHITECTURES, describe
+from staticmem.devices.cudnn import ARCHITECTURES, describe
 from staticmem.errors import UsageError
 
 CONV = Convolution(FORWARD, "tf32", False, (32, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1))

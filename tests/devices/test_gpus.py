@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staticmem.devices import documents, gpus
-from staticmem.devices.cudnn_devices import ARCHITECTURES
+from staticmem.devices.cudnn import ARCHITECTURES
 from staticmem.errors import UsageError
 from staticmem.units import GIB, MIB
 

@@ -11,15 +11,16 @@ from prepared import run_step
 
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import process_of_trace
-from staticmem.devices import kernels as module
-from staticmem.devices.conv import Convolution
+from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, passes_of
 from staticmem.devices.kernels import KernelWorkspaces, Need, Setup
-from staticmem.eager.trace import Buffer, Trace
+from staticmem.eager.context import Eager
+from staticmem.eager.trace import Buffer, Convolution, Indices, Read, Trace
 from staticmem.engine.step import StepResult
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ir.model_file import resolve
+from staticmem.ops.indexing import embedding
+from staticmem.ops.scattering import index_put
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
@@ -34,24 +35,16 @@ def step(name: str, batch: int = 16, mode: str = "train") -> StepResult:
 
 
 def needs(result: StepResult, setup: Setup | None = None) -> list[tuple[str, Need]]:
-    model = KernelWorkspaces(result.trace, result.graph, setup)
+    model = KernelWorkspaces(result.trace, setup)
     kernels = result.trace.kernels
     return [(kernels[k].name, need) for k in range(len(kernels)) for need in model.needs(k)]
 
 
-def test_passes_of_resnet18(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_of_resnet18() -> None:
     """20 convolutions: all have a forward and a weight gradient, all but the first a data gradient."""
-    count: Counter[str] = Counter()
-
-    def counted(conv: Convolution, after: int, what: str, *words: object) -> tuple[Need, ...]:
-        assert what == {"forward": "forward", "backward_data": "backward data"}.get(conv.direction, "backward filter")
-        count[what] += 1
-        return ()
-
-    monkeypatch.setattr(module, "_conv_needs", counted)
-    monkeypatch.setattr(module, "_backward_needs", module._backward_needs.__wrapped__)
-    needs(step("resnet18.pt2"))
-    assert count == {"forward": 20, "backward data": 19, "backward filter": 20}
+    reads = [read for reads in step("resnet18.pt2").trace.reads.values() for read in reads]
+    passes = [conv for read in reads if isinstance(read, Convolution) for conv in passes_of(read, False)]
+    assert Counter(conv.direction for conv in passes) == {FORWARD: 20, BACKWARD_DATA: 19, BACKWARD_FILTER: 20}
 
 
 def test_backward_takes_a_workspace_behind_each_gradient() -> None:
@@ -70,7 +63,7 @@ def test_the_onnx_file_has_the_same_convolutions_as_the_export() -> None:
     found = []
     for name in ("resnet18.pt2", "resnet18.onnx"):
         result = step(name)
-        model = KernelWorkspaces(result.trace, result.graph)
+        model = KernelWorkspaces(result.trace)
         needs = [need for kernel in range(len(result.trace.kernels)) for need in model.needs(kernel)]
         found.append([need for need in needs if need.what.startswith("cuDNN")])
     assert found[0] == found[1]
@@ -131,48 +124,61 @@ def test_bounds_enclose_the_expected() -> None:
         assert need.band.low <= need.band.expected <= need.band.high
     totals = []
     for bound in ("low", "expected", "high"):
-        model = KernelWorkspaces(result.trace, result.graph, Setup("sm_90"), bound)
+        model = KernelWorkspaces(result.trace, Setup("sm_90"), bound)
         totals.append(sum(w.nbytes for k in range(len(result.trace.kernels)) for w in model.workspaces(k)))
     assert totals == sorted(totals)
     with pytest.raises(ValueError, match="bound"):
-        KernelWorkspaces(result.trace, result.graph, bound="middle")
+        KernelWorkspaces(result.trace, bound="middle")
 
 
 def test_the_allocator_takes_the_model() -> None:
     result = step("vgg16.pt2")
     bare = simulate(process_of_trace(result.trace).events)
-    model = KernelWorkspaces(result.trace, result.graph, Setup("sm_80"))
+    model = KernelWorkspaces(result.trace, Setup("sm_80"))
     events = process_of_trace(result.trace, model)
     full = simulate(events.events, fallbacks=events.fallbacks)
     assert full.peak_allocated > bare.peak_allocated
 
 
-def lone(name: str, phase: str, op: Op, inputs: tuple[Value, ...], *shapes: tuple[int, ...]) -> KernelWorkspaces:
-    """One kernel that belongs to one op and makes buffers of these shapes."""
+def lone(name: str, phase: str, *shapes: tuple[int, ...], reads: Read | None = None) -> KernelWorkspaces:
+    """One kernel that makes buffers of these shapes."""
     trace = Trace()
     trace.begin(phase)
-    trace.op = 0
     kernel = trace.kernel(name)
     for number, shape in enumerate(shapes):
         trace.buffers.append(Buffer(number, 4, shape, dtypes.float32, "temporary", "", kernel, number))
-    return KernelWorkspaces(trace, Graph("g", "fx", "", inputs, (), (), (op,), ()))
+    if reads is not None:
+        trace.reads[kernel] = (reads,)
+    return KernelWorkspaces(trace)
 
 
 def test_embedding_backward_sorts_before_it_makes_the_gradient() -> None:
-    op = Op("e", "aten::embedding", (Ref("table"), Ref("ids")), {}, ("y",))
-    inputs = (Value("table", dtypes.float32, (1000, 64)), Value("ids", dtypes.int64, (16, 512)))
-    model = lone("aten.embedding_dense_backward.default", "backward", op, inputs, (1000, 64))
-    first, second = model.workspaces(0)
+    name = "aten.embedding_dense_backward.default"
+    first, second = lone(name, "backward", (1000, 64), reads=Indices(16 * 512)).workspaces(0)
     assert (first.nbytes, first.after, first.held) == (4 * 8 * 8192, -2, True)
     assert (second.nbytes, second.after) == ((819 + 1000) * 64 * 4, -1)
 
 
 def test_index_put_accumulates_in_backward_only() -> None:
-    op = Op("i", "aten::index", (Ref("x"), (None, Ref("ids"))), {}, ("y",))
-    inputs = (Value("x", dtypes.float32, (100, 100)), Value("ids", dtypes.int64, (70,)))
     name = "aten.index_put.default"
-    assert [w.nbytes for w in lone(name, "backward", op, inputs, (100, 100)).workspaces(0)] == [4 * 8 * 70]
-    assert lone(name, "forward", op, inputs, (100, 100)).workspaces(0) == ()
+    assert [w.nbytes for w in lone(name, "backward", (100, 100), reads=Indices(70)).workspaces(0)] == [4 * 8 * 70]
+    assert lone(name, "forward", (100, 100), reads=Indices(70)).workspaces(0) == ()
+
+
+@pytest.mark.parametrize("name", ["embedding", "index_put"])
+def test_rules_say_how_many_indices_there_are(name: str) -> None:
+    e = Eager()
+    table, ids = e.empty((1000, 64), dtypes.float32), e.empty((16, 512), dtypes.int64)
+    table.requires_grad = True
+    e.trace.begin("forward")
+    if name == "embedding":
+        out = embedding(e, table, ids)
+    else:
+        out = index_put(e, table, [ids], e.empty((64,), dtypes.float32))
+    e.trace.begin("backward")
+    assert out.grad_fn is not None
+    out.grad_fn.formulas[0].compute(e, [e.empty_like(out)], [True])
+    assert e.trace.reads == {e.running: (Indices(16 * 512),)}
 
 
 ROWS = 2 * 4 * 128 * 4  # bytes of a float32 for each query
@@ -187,10 +193,9 @@ ROWS = 2 * 4 * 128 * 4  # bytes of a float32 for each query
     ],
 )
 def test_attention_backward(kernel: str, taken: list[tuple[int, bool]]) -> None:
-    op = Op("a", "aten::scaled_dot_product_attention", (Ref("q"),), {}, ("y",))
     shape = (2, 4, 128, 64)
     name = f"aten._scaled_dot_product_{kernel}_attention_backward.default"
-    found = lone(name, "backward", op, (), shape, shape, shape).workspaces(0)
+    found = lone(name, "backward", shape, shape, shape).workspaces(0)
     assert [(w.nbytes, w.held) for w in found] == taken
 
 
@@ -206,8 +211,7 @@ def test_sums_and_copies_of_a_real_step() -> None:
 
 
 def test_kernels_that_take_nothing() -> None:
-    op = Op("r", "aten::relu", (Ref("x"),), {}, ("y",))
-    assert lone("aten.relu.default", "forward", op, (), (4, 4)).workspaces(0) == ()
+    assert lone("aten.relu.default", "forward", (4, 4)).workspaces(0) == ()
 
 
 def test_the_search_of_benchmark_mode_runs_once_and_empties_the_cache() -> None:
@@ -217,7 +221,7 @@ def test_the_search_of_benchmark_mode_runs_once_and_empties_the_cache() -> None:
     found = needs(result, setup)
     searches = {need.once for _, need in found if need.once is not None}
     assert searches
-    model = KernelWorkspaces(result.trace, result.graph, setup)
+    model = KernelWorkspaces(result.trace, setup)
     made = process_of_trace(result.trace, model)
     ran = [origin.step for origin in made.origins if origin.what.endswith(": search")]
     assert len(ran) == len(searches) == len(made.empties)

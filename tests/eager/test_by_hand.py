@@ -10,7 +10,7 @@ from staticmem.eager import strides
 from staticmem.eager.calls import Effects
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import form_of
-from staticmem.eager.trace import Convolved, Reduction, round_up
+from staticmem.eager.trace import Convolution, Copies, Reduction, round_up
 from staticmem.ir import dtypes
 from staticmem.ops.pointwise import scalar_dtype
 from staticmem.scenario.request import Request
@@ -91,12 +91,10 @@ def test_what_a_repeated_call_says_of_its_kernels() -> None:
     e.kernel("before")
     summed = Reduction((4, 4), (4, 1), (0,))
     image, window = form_of((1, 3, 8, 8), (192, 64, 8, 1), dtypes.float32), form_of((3, 1), (1, 1), dtypes.float32)
-    convolved = Convolved(image, window, image, (1, 1), (0, 0), (1, 1), 1, False)
-    Effects(("a", "b", "c"), (), (), 0, ((1, summed),), ((2, (64,)),), ((0, convolved),)).repeat(e)
+    convolved = Convolution(image, window, image, (1, 1), (0, 0), (1, 1), 1, False)
+    Effects(("a", "b", "c"), (), (), 0, ((1, (summed, Copies((64,)))), (0, (convolved,)))).repeat(e)
     assert e.trace.kernels.names == ["before", "a", "b", "c"]
-    assert e.trace.reductions == {2: summed}
-    assert e.trace.copies == {3: (64,)}
-    assert e.trace.convolutions == {1: convolved}
+    assert e.trace.reads == {2: (summed, Copies((64,))), 1: (convolved,)}
 
 
 def test_the_number_of_elements() -> None:
@@ -108,6 +106,11 @@ def test_the_number_of_elements() -> None:
 def test_the_gradient_of_a_bias_is_summed_over_all_but_channels() -> None:
     """`grad_bias = grad.sum((0, 2, 3))` of convolution_backward (ConvUtils.h); CUDA's sum needs memory of its own."""
     result = Study.open(str(ROOT / "models" / "vgg16.pt2"), Request(optimizer="sgd")).result
-    axes = {found.axes for found in result.trace.reductions.values() if len(found.shape) == 4}
+    axes = {
+        read.axes
+        for reads in result.trace.reads.values()
+        for read in reads
+        if isinstance(read, Reduction) and len(read.shape) == 4
+    }
     assert (0, 2, 3) in axes
     assert all(1 not in some for some in axes)

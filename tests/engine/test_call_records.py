@@ -43,8 +43,8 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def everything(result: StepResult) -> tuple[Any, ...]:
     trace = result.trace
     return (
-        list(trace.kernels), list(trace.buffers), list(trace.holds), trace.phases, trace.marks, trace.reductions,
-        trace.copies, trace.ticks, result.notes, result.covered, result.unknown, result.unknown_bytes,
+        list(trace.kernels), list(trace.buffers), list(trace.holds), trace.phases, trace.marks, trace.reads,
+        trace.ticks, result.notes, result.covered, result.unknown, result.unknown_bytes,
         result.output_shapes, result.output_dtypes, result.trained, result.recomputed,
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ SEEN: set[str] = set()
 
 def everything(trace: Trace) -> tuple[Any, ...]:
     return (
-        list(trace.kernels), list(trace.buffers), list(trace.holds), trace.ticks, trace.reductions, trace.copies,
+        list(trace.kernels), list(trace.buffers), list(trace.holds), trace.ticks, trace.reads,
     )  # fmt: skip
 
 

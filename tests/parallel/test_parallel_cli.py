@@ -11,7 +11,7 @@ import pytest
 
 import staticmem
 from staticmem.cli.main import main
-from staticmem.devices.communicators import NCCL
+from staticmem.devices.profile import NCCL
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"
