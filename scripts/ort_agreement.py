@@ -16,9 +16,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
+from staticmem.scenario.session import SessionOptions
 from staticmem.validate.onnxruntime.validation import Scenario, validate_session
 
 MODES = ((True, True), (False, True), (True, False), (False, False))  # pattern, reuse

@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from staticmem.allocators.onnxruntime.session import SessionOptions  # noqa: E402 - from this checkout
 from staticmem.errors import StaticmemError  # noqa: E402
+from staticmem.scenario.session import SessionOptions  # noqa: E402 - from this checkout
 from staticmem.validate import calibrate, summary  # noqa: E402
 from staticmem.validate.onnxruntime.validation import Scenario, installed, validate_session  # noqa: E402
 from staticmem.validate.pytorch.validation import validate_torch  # noqa: E402

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import scenario, session
-from staticmem.cli.reporting import add_output, chosen_format
-from staticmem.cli.values import one_of, positive
+from staticmem.cli import session, settings
+from staticmem.cli.flags import add_flag, add_model, add_scenario, add_verb, one_of
+from staticmem.cli.output import add_output, chosen_format, put, view_of, warn
 from staticmem.report.formats import Formats
+from staticmem.report.text import style_for
+from staticmem.scenario.request import ALL, OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.report.formats import Format
@@ -19,15 +23,14 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("torch", "onnxruntime")
 FORMATS = Formats("report")
-
 LEVERS_LIMIT = 1_000  # ops: each lever is a step of its own
 
-DESCRIPTION = """\
+ANALYZE = """\
 The peak memory of one training or inference step: how much, when, and what is alive then.
 MODEL is an ONNX file or an archive of torch.export (.pt2); its content decides. '-' reads it from stdin.
 """
 
-EPILOG = """\
+ANALYZE_EXAMPLES = """\
 examples:
   staticmem analyze model.pt2 --batch 32 --optimizer adam
       one training step; without --optimizer, inference
@@ -48,54 +51,38 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "analyze",
-        help="the peak memory of a training or inference step",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
-    scenario.add_model(parser, optional=True)
-    scenario.add_scenario(parser)
+def add_analyze(verbs: Any) -> None:
+    about = "the peak memory of a training or inference step"
+    parser = add_verb(verbs, "analyze", run, about, ANALYZE, ANALYZE_EXAMPLES)
+    add_model(parser, optional=True)
+    add_scenario(parser)
     question = parser.add_argument_group("the question")
-    question.add_argument(
-        "--max-batch", action="store_true",
-        help="the largest batch on the card of --gpu; without --batch the report is that of it",
-    )  # fmt: skip
-    question.add_argument(
-        "--runtime", type=one_of("--runtime", RUNTIMES), default=RUNTIMES[0], metavar="NAME",
-        help="what runs the model: torch (default), or onnxruntime: inference in a session of it, of .onnx",
-    )  # fmt: skip
-    session.add_analyzed(parser)
+    about = "the largest batch on the card of --gpu; without --batch the report is that of it"
+    question.add_argument("--max-batch", action="store_true", help=about)
+    about = "what runs the model: torch (default), or onnxruntime: inference in a session of it, of .onnx"
+    runtime = one_of("--runtime", RUNTIMES)
+    question.add_argument("--runtime", type=runtime, default=RUNTIMES[0], metavar="NAME", help=about)
+    session.add_session(parser, analyzed=True)
     output = add_output(parser, FORMATS)
-    output.add_argument("--top", type=positive("--top"), metavar="N", help="how many tensors to list (default 10)")
+    add_flag(output, OPTIONS["top"])
     output.add_argument("--explain-peak", action="store_true", help="everything alive at the peak, by module")
     output.add_argument("--strict", action="store_true", help="exit 1 if an op is unknown")
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found an unknown op."""
-    from dataclasses import replace
-
-    from staticmem.cli.output import check_target, put
-    from staticmem.cli.source import model_path
-    from staticmem.studies import ALL, Study, without_cycle_search
-
-    if args.output not in (None, "-"):
-        check_target(args.output, args.force)
     chosen = chosen_format(args, FORMATS)
     if args.runtime == "onnxruntime":
         return session.run(args, chosen.name)
     session.check_not_given(args)
-    wanted = scenario.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
-    with model_path(scenario.model_of(args)) as path, without_cycle_search():
-        study = Study.open(path, wanted)
+    from staticmem.studies import Study, without_cycle_search  # late: --help and errors of flags need no engine
+
+    request = settings.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
+    with settings.model_path(settings.model_of(args)) as path, without_cycle_search():
+        study = Study.open(path, request)
         largest = _largest(study) if args.max_batch else None
-        if largest is not None and wanted.batch is None:
-            study = study.ask(replace(wanted, batch=max(largest.batch, 1)))
+        if largest is not None and request.batch is None:
+            study = study.ask(replace(request, batch=max(largest.batch, 1)))
         data = _rendered(study, largest, chosen, args)
     put(data, args)
     if args.verbose:
@@ -111,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
 def _name_passes(study: Study) -> None:
     """What each pass did, on stderr: names and paths are the file's."""
     from staticmem.passes.pipeline import edit_lines
-    from staticmem.report.text import style_for
 
     plain = style_for(sys.stderr, "never").plain
     sys.stderr.write("".join(f"{plain(line)}\n" for line in edit_lines(study.result.graph)))
@@ -128,10 +114,6 @@ def _largest(study: Study) -> LargestBatch:
 
 def _rendered(study: Study, largest: LargestBatch | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
     """The output. Where only the verdict is asked for, warnings go to stderr."""
-    from dataclasses import replace
-
-    from staticmem.cli.output import view_of, warn
-
     if chosen.shows == "replay":
         from staticmem.studies.export import replay_of
 
@@ -145,10 +127,9 @@ def _rendered(study: Study, largest: LargestBatch | None, chosen: Format, args: 
 
 
 def _page(study: Study, report: Report, args: argparse.Namespace) -> str:
-    """The HTML page, with the words that made it."""
+    """The HTML page, with the command lines that made it and that its sliders stand for."""
     import shlex
 
-    from staticmem.cli.words import SLIDERS, without
     from staticmem.studies.page import page
 
     command, others = (shlex.join(["staticmem", *words]) for words in (args.words, without(args.words, SLIDERS)))
@@ -165,3 +146,38 @@ def _levers(study: Study) -> tuple[LeverRow, ...] | None:
     return tuple(
         LeverRow(row.does, row.flags, row.live_bytes, row.compute, row.changes, row.note) for row in levers(study).rows
     )
+
+
+# What the sliders of a page set, and where its own output went; True: a value follows.
+SLIDERS: Mapping[str, bool] = {
+    "--batch": True,
+    "-b": True,
+    "--resolution": True,
+    "--optimizer": True,
+    "--momentum": True,
+    "--dtype": True,
+    "--amp": True,
+    "--output": True,
+    "-o": True,
+    "--format": True,
+    "-f": True,
+    "--force": False,
+    "--max-batch": False,
+}
+
+
+def without(words: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """The words but for some flags and their values, in every way of writing them: `-b 8`, `-b8`, `--batch=8`."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in flags:
+            skip = flags[word]
+        elif word.startswith("--"):
+            if word.split("=", 1)[0] not in flags:
+                kept.append(word)
+        elif not (word.startswith("-") and flags.get(word[:2], False)):
+            kept.append(word)
+    return kept

@@ -8,24 +8,26 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from staticmem.cli.flags import add_verb
+from staticmem.cli.output import add_debug
 from staticmem.documents import read_yaml
 from staticmem.errors import UsageError, did_you_mean
 
 DESCRIPTION = "What the code of an error, warning or assumption means. Without a code, the list of all."
 
 KINDS = {
-    "SM1": "input", "SM2": "coverage, and what was found in a file", "SM3": "assumptions and levers",
-    "SM4": "hardware", "SM5": "the ONNX Runtime",
-}  # fmt: skip
+    "SM1": "input",
+    "SM2": "coverage, and what was found in a file",
+    "SM3": "assumptions and levers",
+    "SM4": "hardware",
+    "SM5": "the ONNX Runtime",
+}
 
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "explain", help="what a code such as SM301 means", description=DESCRIPTION, allow_abbrev=False
-    )
-    parser.set_defaults(run=run, parser=parser)
+def add_explain(verbs: Any) -> None:
+    parser = add_verb(verbs, "explain", run, "what a code such as SM301 means", DESCRIPTION)
     parser.add_argument("code", metavar="CODE", nargs="?", help="for example SM301")
-    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    add_debug(parser)
 
 
 def entries() -> dict[str, tuple[str, str]]:
@@ -43,10 +45,8 @@ def run(args: argparse.Namespace) -> int:
     code = args.code.strip().strip("[]").upper()
     code = f"SM{code}" if code.isdigit() else code
     if code not in known:
-        raise UsageError(
-            f"unknown code '{args.code}'", "Codes are SM and three digits; 'staticmem explain' lists them.",
-            did_you_mean(code, list(known)), "SM134",
-        )  # fmt: skip
+        why = "Codes are SM and three digits; 'staticmem explain' lists them."
+        raise UsageError(f"unknown code '{args.code}'", why, did_you_mean(code, list(known)), "SM134")
     title, text = known[code]
     sys.stdout.write(f"{code}: {title} ({KINDS[code[:3]]})\n\n{textwrap.fill(text, 100)}\n")
     return 0

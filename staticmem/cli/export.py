@@ -10,8 +10,10 @@ import re
 import sys
 from typing import Any
 
-from staticmem.cli.values import one_of
+from staticmem.cli.flags import add_verb, one_of
+from staticmem.cli.output import add_debug, check_target, write_atomically
 from staticmem.errors import UsageError
+from staticmem.ir import dtypes
 
 DESCRIPTION = """\
 Builds a model from your code on the meta device, where weights have no bytes, and exports it in training mode for
@@ -28,65 +30,43 @@ examples:
   staticmem export mypackage.models:Encoder --input 2x128:int64 --input 2x128:bool -o encoder.onnx
 """
 
-CODE = "SM172"
 
-
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "export",
-        help="export a model's code for analysis, without weights",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
+def add_export(verbs: Any) -> None:
+    about = "export a model's code for analysis, without weights"
+    parser = add_verb(verbs, "export", run, about, DESCRIPTION, EPILOG)
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="a module or a .py file, and a name in it")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="model.pt2 or model.onnx")
     parser.add_argument("--force", action="store_true", help="overwrite the output file")
-    parser.add_argument(
-        "--input", action="append", default=[], metavar="SHAPE[:DTYPE]", type=_tensor,
-        help="an example input, e.g. 2x3x224x224 or 2x128:int64; repeatable, in order",
-    )  # fmt: skip
+    about = "an example input, e.g. 2x3x224x224 or 2x128:int64; repeatable, in order"
+    parser.add_argument("--input", action="append", default=[], metavar="SHAPE[:DTYPE]", type=_tensor, help=about)
     parser.add_argument("--eval", action="store_true", help="export in evaluation mode")
-    parser.add_argument(
-        "--device", type=one_of("--device", ("meta", "cpu")), default="meta", metavar="DEVICE",
-        help="where the model is built: meta (default), or cpu for code that reads its weights",
-    )  # fmt: skip
-    parser.add_argument(
-        "--stack-traces", action="store_true",
-        help="keep source lines in the file: they settle which variables live (inference), and name your files",
-    )  # fmt: skip
-    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    about, device = "where the model is built: meta (default), or cpu for code that reads its weights", ("meta", "cpu")
+    parser.add_argument("--device", type=one_of("--device", device), default="meta", metavar="DEVICE", help=about)
+    about = "keep source lines in the file: they settle which variables live (inference), and name your files"
+    parser.add_argument("--stack-traces", action="store_true", help=about)
+    add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, write_atomically
-
     check_target(args.output, args.force)
     kind = os.path.splitext(args.output)[1].lower()
     if kind not in (".pt2", ".onnx"):
-        raise UsageError(
-            f"no format for '{args.output}'", "The suffix decides: .pt2 or .onnx.", "Example: -o model.pt2", "SM141"
-        )
+        why = "The suffix decides: .pt2 or .onnx."
+        raise UsageError(f"no format for '{args.output}'", why, "Example: -o model.pt2", "SM141")
     try:
-        import torch
-    except ImportError as error:
-        raise UsageError(
-            "PyTorch is not installed", "It makes the export.", "pip install 'staticmem[torch]'", CODE
-        ) from error
-    factory = _find(args.factory)
-    from staticmem.frontends import objects, writing
+        import torch  # late: staticmem runs without it
 
+        from staticmem.frontends import objects, writing
+    except ImportError as error:
+        raise _refused("PyTorch is not installed", "It makes the export.", "pip install 'staticmem[torch]'") from error
+    factory = _find(args.factory)
     with torch.device(args.device):
         module, inputs = _build(factory, args.factory)
         if args.input:
             inputs = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in args.input)
     if inputs is None:
-        raise UsageError(
-            f"{args.factory} gives no inputs", "An export needs the shape of each input.",
-            "Add --input 2x3x224x224, or let the factory return (module, inputs).", CODE,
-        )  # fmt: skip
+        hint = "Add --input 2x3x224x224, or let the factory return (module, inputs)."
+        raise _refused(f"{args.factory} gives no inputs", "An export needs the shape of each input.", hint)
     module.train(not args.eval)
     program = objects.export(module, inputs)
     write = writing.pt2_bytes if kind == ".pt2" else writing.onnx_bytes
@@ -100,41 +80,37 @@ def _tensor(text: str) -> tuple[tuple[int, ...], str]:
     """`2x128:int64` as a shape and a dtype of PyTorch."""
     shape, _, dtype = text.partition(":")
     if not re.fullmatch(r"\d{1,12}(x\d{1,12})*", shape, re.ASCII):
-        raise UsageError(
-            f"--input '{text}' is not a shape", "It is sizes with x between.", "Example: 2x3x224x224", CODE
-        )
-    from staticmem.ir import dtypes
+        raise _refused(f"--input '{text}' is not a shape", "It is sizes with x between.", "Example: 2x3x224x224")
+    element = dtypes.parse(dtype or "float32")
+    if element is None:
+        raise _refused(f"--input '{text}': no dtype '{dtype}'", "It is PyTorch's name.", "Example: 2x128:int64")
+    return tuple(int(n) for n in shape.split("x")), element.name
 
-    found = dtypes.parse(dtype or "float32")
-    if found is None:
-        raise UsageError(f"--input '{text}': no dtype '{dtype}'", "It is PyTorch's name.", "Example: 2x128:int64", CODE)
-    return tuple(int(n) for n in shape.split("x")), found.name
+
+def _refused(what: str, why: str, hint: str = "Check the name.") -> UsageError:
+    return UsageError(what, why, hint, "SM172")
 
 
 def _find(name: str) -> Any:
     """The object that `package.module:name` or `file.py:name` means."""
     where, colon, attribute = name.rpartition(":")
     if not colon or not where or not attribute:
-        raise UsageError(
-            f"'{name}' is not MODULE:FACTORY", "It is a module or a .py file, and a name in it.",
-            "Example: torchvision.models:resnet50", CODE,
-        )  # fmt: skip
+        why, hint = "It is a module or a .py file, and a name in it.", "Example: torchvision.models:resnet50"
+        raise _refused(f"'{name}' is not MODULE:FACTORY", why, hint)
     try:
-        found = _load(where)
+        factory = _load(where)
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"{where} cannot be imported", f"{type(error).__name__}: {_first_line(error)}",
-            "Run it in the environment and folder in which it works.", CODE,
-        ) from error  # fmt: skip
+        hint = "Run it in the environment and folder in which it works."
+        raise _refused(f"{where} cannot be imported", _first_line(error), hint) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"{where} has no '{attribute}'", "The name was not found in it.", "Check the name.", CODE)
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{name} is not a function or class", "It has to return a model.", "Check the name.", CODE)
-    return found
+        if not hasattr(factory, part):
+            raise _refused(f"{where} has no '{attribute}'", "The name was not found in it.")
+        factory = getattr(factory, part)
+    if not callable(factory):
+        raise _refused(f"{name} is not a function or class", "It has to return a model.")
+    return factory
 
 
 def _load(where: str) -> Any:
@@ -142,7 +118,7 @@ def _load(where: str) -> Any:
         sys.path.insert(0, os.getcwd())
         return importlib.import_module(where)
     if not os.path.isfile(where):
-        raise UsageError(f"{where} does not exist", "There is no such file.", "Check the path.", CODE)
+        raise _refused(f"{where} does not exist", "There is no such file.", "Check the path.")
     sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
     spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(where))[0], where)
     assert spec is not None
@@ -157,20 +133,16 @@ def _build(factory: Any, name: str) -> tuple[Any, Any]:
     import torch
 
     try:
-        made = factory()
+        result = factory()
     except Exception as error:
-        raise UsageError(
-            f"{name} failed", f"{type(error).__name__}: {_first_line(error)}",
-            "It has to work without arguments; for code that reads its weights try --device cpu.", CODE,
-        ) from error  # fmt: skip
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        hint = "It has to work without arguments; for code that reads its weights try --device cpu."
+        raise _refused(f"{name} failed", _first_line(error), hint) from error
+    module, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(module, torch.nn.Module):
-        raise UsageError(
-            f"{name} returns {type(module).__name__}", "It has to return an nn.Module, or (module, inputs).",
-            "Give a function that builds the model.", CODE,
-        )  # fmt: skip
+        what, why = f"{name} returns {type(module).__name__}", "It has to return an nn.Module, or (module, inputs)."
+        raise _refused(what, why, "Give a function that builds the model.")
     return module, inputs
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from staticmem.cli import scenario
-from staticmem.cli.reporting import add_output, chosen_format
-from staticmem.errors import UsageError
+from staticmem.cli import settings
+from staticmem.cli.flags import add_model, add_scenario, add_verb, reads
+from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.report.formats import Formats
 
 FORMATS = Formats("levers")
 
-DESCRIPTION = """\
+LEVERS = """\
 What would make a step smaller, ranked: mixed precision, checkpointing, gradient accumulation, other optimizers,
 freezing, offload, ... Each is a step of its own that is analysed in full; 'compute' is the change of its floating-point
 operations.
 With --gpu it is device memory that is saved, and each says whether it fits; else live memory.
 """
 
-EPILOG = """\
+LEVERS_EXAMPLES = """\
 examples:
   staticmem levers model.pt2 --batch 64 --optimizer adamw
   staticmem levers model.pt2 --batch 64 --optimizer adamw --gpu rtx-4090
@@ -28,51 +28,25 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "levers",
-        help="what would make a step smaller, and what it costs",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
-    scenario.add_model(parser, optional=True)
-    scenario.add_scenario(parser)
+def add_levers(verbs: Any) -> None:
+    about = "what would make a step smaller, and what it costs"
+    parser = add_verb(verbs, "levers", run, about, LEVERS, LEVERS_EXAMPLES)
+    add_model(parser, optional=True)
+    add_scenario(parser)
     question = parser.add_argument_group("the question")
-    question.add_argument(
-        "--budget", type=size, metavar="SIZE",
-        help="memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the card's)",
-    )  # fmt: skip
+    about = "memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the card's)"
+    budget = reads("--budget", "bytes", "16GiB", "a size", "SM195")
+    question.add_argument("--budget", type=budget, metavar="SIZE", help=about)
     add_output(parser, FORMATS)
 
 
-def size(text: str) -> int:
-    """A size with its unit in bytes."""
-    from staticmem.units import parse_bytes
-
-    found = parse_bytes(text)
-    if not found:
-        raise UsageError(
-            f"--budget '{text}' is not a size", "It is a number with KiB, MiB, GiB, kB, MB or GB.",
-            "Example: --budget 16GiB", "SM195",
-        )  # fmt: skip
-    return found
-
-
 def run(args: argparse.Namespace) -> int:
-    from staticmem.cli.output import check_target, emit
-    from staticmem.cli.progress import Progress
-    from staticmem.cli.source import model_path
-    from staticmem.studies import Study
+    chosen = chosen_format(args, FORMATS)
+    from staticmem.studies import Study  # late: --help needs no engine
     from staticmem.studies.levers import levers
 
-    if args.output not in (None, "-"):
-        check_target(args.output, args.force)
-    chosen = chosen_format(args, FORMATS)
-    wanted = scenario.request(args)
-    with model_path(scenario.model_of(args)) as path, Progress("levers", args.quiet) as bar:
-        found = levers(Study.open(path, wanted), wanted.gpu, args.budget, bar.update)
-    emit(found, chosen, args)
+    request = settings.request(args)
+    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
+        result = levers(Study.open(path, request), request.gpu, args.budget, bar.update)
+    emit(result, chosen, args)
     return 0

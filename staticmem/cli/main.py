@@ -6,11 +6,17 @@ Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 in
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
-from staticmem.cli import streams
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.version import __version__
 
@@ -24,8 +30,30 @@ examples:
 'staticmem analyze --help' has all flags. Exit codes: 0 done, 1 --strict failed, 2 not possible, 130 interrupted.
 """
 
-
-_HELP = "See 'staticmem analyze --help'."
+# the module of each verb, in which `add_VERB` makes its parser
+MODULES = {
+    "analyze": "analyze",
+    "sweep": "sweep",
+    "size": "size",
+    "gpus": "size",
+    "levers": "levers",
+    "check": "sweep",
+    "init": "setup",
+    "diff": "saved",
+    "layers": "listings",
+    "trace": "listings",
+    "validate": "validate",
+    "reconcile": "records",
+    "calibrate": "records",
+    "compare-snapshot": "records",
+    "report": "saved",
+    "export": "export",
+    "explain": "explain",
+    "doctor": "doctor",
+    "completion": "setup",
+}
+VERBS = tuple(MODULES)
+HIDDEN = {"schema": "setup"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,18 +73,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-VERBS = (
-    "analyze", "sweep", "size", "gpus", "levers", "check", "init", "diff", "layers",
-    "trace", "validate", "reconcile", "calibrate", "compare-snapshot", "report", "export", "explain", "doctor",
-    "completion",
-)  # fmt: skip
-HIDDEN = ("schema",)
-
-
 def make_parser(word: str | None = None) -> Parser:
     """The parser of all verbs, or of one alone: an ordinary start does not build what it will not use."""
-    import importlib
-
     parser = Parser(
         prog="staticmem",
         description="How much GPU memory a model needs, from its exported graph: no GPU, no training, no weights.",
@@ -65,19 +83,20 @@ def make_parser(word: str | None = None) -> Parser:
     )
     parser.add_argument("-V", "--version", action="version", version=f"staticmem {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    for verb in (word,) if word in (*VERBS, *HIDDEN) else (*VERBS, *HIDDEN):
-        importlib.import_module(f"staticmem.cli.{verb.replace('-', '_')}").add_parser(verbs)
+    modules = {**MODULES, **HIDDEN}
+    for verb in (word,) if word in modules else modules:
+        getattr(import_module(f"staticmem.cli.{modules[verb]}"), f"add_{verb.replace('-', '_')}")(verbs)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
-    streams.open_closed_streams()
+    open_closed_streams()
     try:
-        with streams.terminable():
+        with terminable():
             return _main(list(sys.argv[1:] if argv is None else argv))
-    except streams.Terminated:
-        return streams.TERMINATED
+    except Terminated:
+        return TERMINATED
 
 
 def _main(words: list[str]) -> int:
@@ -97,30 +116,22 @@ def _main(words: list[str]) -> int:
     except StaticmemError as error:
         if debug:
             raise
-        print_error(error)
-        return 2
+        return print_error(error)
     except BrokenPipeError:
         # the reader (head, less) has what it wanted; Python would complain at its own flush on exit
-        streams.drop_stdout()
+        drop_stdout()
         return 0
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
     except MemoryError:
-        print_error(
-            StaticmemError(
-                "not enough memory for the analysis",
-                "The graph is larger than this machine can hold.",
-                "Run it on a machine with more main memory.",
-                code="SM191",
-            )
-        )
-        return 2
+        why, hint = "The graph is larger than this machine can hold.", "Run it on a machine with more main memory."
+        return print_error(StaticmemError("not enough memory for the analysis", why, hint, "SM191"))
     except Exception as error:
-        if isinstance(error, OSError) and streams.is_full(error):
-            streams.drop_stdout()
-            print_error(UsageError("stdout cannot be written", f"{error.strerror}.", "Give a file: -o FILE.", "SM142"))
-            return 2
+        if isinstance(error, OSError) and is_full(error):
+            drop_stdout()
+            why = f"{error.strerror}."
+            return print_error(UsageError("stdout cannot be written", why, "Give a file: -o FILE.", "SM142"))
         if debug:
             raise
         detail = (str(error).splitlines() or [""])[0][:200]
@@ -130,20 +141,62 @@ def _main(words: list[str]) -> int:
         return 2
 
 
-def print_error(error: StaticmemError) -> None:
-    """Three lines to stderr: what, why, what to do."""
-    lines = [f"error: {_line(error.what)} [{error.code}]"]
-    lines.append(f"  {_line(error.why) or 'It cannot be analysed so.'}")
-    lines.append(f"  {_line(error.hint) or _HELP}")
-    text = "\n".join(lines) + "\n"
-    sys.stderr.write(streams.printable(text, sys.stderr.encoding))
+def print_error(error: StaticmemError) -> int:
+    """Three lines to stderr: what, why, what to do. The exit code."""
+    from staticmem.cli.output import encodable  # late: for errors only
+    from staticmem.report.text import printable
+
+    what, why, hint = (printable(line) for line in (error.what, error.why, error.hint))
+    text = f"error: {what} [{error.code}]\n  {why or 'It cannot be analysed so.'}\n  {hint or _HELP}\n"
+    sys.stderr.write(encodable(text, sys.stderr.encoding))
+    return 2
 
 
-def _line(text: str) -> str:
-    """One line of printable characters: names from a file may have anything in them."""
-    from staticmem.report.text import printable  # late: for errors only
+_HELP = "See 'staticmem analyze --help'."
 
-    return printable(text)
+# -- the process: streams that may be closed or full, and the signal that asks it to end
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+TERMINATED = 128 + signal.SIGTERM  # what a shell gives for a program that the signal ended
+
+
+class Terminated(BaseException):
+    """SIGTERM. Not an Exception: nothing handles it but clean-up."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM unwinds the stack here, so that temporary files go, instead of ending the process at once."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # a program that calls this has its own way
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def open_closed_streams() -> None:
+    """Streams that the caller closed (`>&-`) lead nowhere, instead of to the next file that is opened."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def is_full(error: OSError) -> bool:
+    """Whether this is a stream that takes no more; errors of named files have their name."""
+    return error.filename is None and error.errno in FULL
+
+
+def drop_stdout() -> None:
+    """What is still in stdout's buffer goes nowhere: Python would complain at its own flush on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the report goes: stdout, or a file that is written whole or not at all."""
+"""Where results go and how they look: flags of output, files that are written whole or not at all, a progress bar."""
 
 from __future__ import annotations
 
@@ -8,18 +8,66 @@ import errno
 import os
 import stat
 import sys
-import tempfile
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
 
-from staticmem.cli.streams import printable
+from staticmem.cli.flags import one_of
 from staticmem.errors import UsageError
+from staticmem.report.formats import Format, Formats
+from staticmem.report.text import Style, View, style_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from staticmem.report.formats import Format
     from staticmem.report.model import NoteInfo
-    from staticmem.report.text import Style, View
+
+UNITS = ("binary", "decimal", "bytes")
+COLOURS = ("auto", "always", "never")
+
+
+def add_output(parser: argparse.ArgumentParser, formats: Formats) -> argparse._ArgumentGroup:
+    """The group "output", to which the verb may add."""
+    output = parser.add_argument_group("output")
+    about, kind = "%(choices)s; the first is the default", one_of("--format", formats)
+    output.add_argument("-f", "--format", type=kind, choices=formats, metavar="FORMAT", help=about)
+    output.add_argument("-o", "--output", metavar="FILE", help="write to a file; its suffix gives the format")
+    output.add_argument("--force", action="store_true", help="overwrite the output file")
+    about, units = "binary (default, GiB), decimal (GB), bytes", one_of("--units", UNITS)
+    output.add_argument("--units", type=units, default="binary", metavar="UNITS", help=about)
+    about, colours = "auto (default), always, never", one_of("--color", COLOURS)
+    output.add_argument("--color", type=colours, default="auto", metavar="WHEN", help=about)
+    output.add_argument("-q", "--quiet", action="store_true", help="only the most important line")
+    output.add_argument("-v", "--verbose", action="store_true", help="more of what was decided on the way")
+    add_debug(output)
+    return output
+
+
+def add_debug(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def chosen_format(args: argparse.Namespace, formats: Formats) -> Format:
+    """The format that was asked for, else that of the output file's suffix, else the default.
+
+    Raises:
+        UsageError: the suffix names none, or the file could not be written.
+    """
+    to_file = args.output not in (None, "-")
+    if to_file:
+        check_target(args.output, args.force)
+    if args.format is not None:
+        return formats[args.format]
+    chosen = formats.of_file(args.output) if to_file else formats.default
+    if chosen is None:
+        why = f"The suffix of the output file gives the format: {_either([f'.{s}' for s in formats.suffixes])}."
+        hint = f"Name the file so, or add {_either([f'--format {name}' for name in formats])}."
+        raise UsageError(f"no format for '{args.output}'", why, hint, "SM141")
+    return chosen
+
+
+def _either(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def check_target(path: str, force: bool) -> None:
@@ -28,11 +76,11 @@ def check_target(path: str, force: bool) -> None:
         return
     folder = os.path.dirname(os.path.realpath(path))
     if os.path.isdir(path):
-        raise UsageError(f"{path} is a directory", "The output is one file.", "Give a file name in it.", code="SM142")
+        raise UsageError(f"{path} is a directory", "The output is one file.", "Give a file name in it.", "SM142")
     if os.path.exists(path) and not force:
         raise UsageError(f"{path} exists", "It would be overwritten.", "Add --force, or choose another name.", "SM142")
     if not os.path.isdir(folder):
-        raise UsageError(f"{folder} is not a directory", f"{path} would be in it.", "Make it first.", code="SM142")
+        raise UsageError(f"{folder} is not a directory", f"{path} would be in it.", "Make it first.", "SM142")
 
 
 def emit(result: object, chosen: Format, args: argparse.Namespace) -> None:
@@ -42,8 +90,6 @@ def emit(result: object, chosen: Format, args: argparse.Namespace) -> None:
 
 def warn(notes: Iterable[NoteInfo]) -> None:
     """Warnings of a report, on stderr."""
-    from staticmem.report.text import style_for
-
     style = style_for(sys.stderr, "never")
     for note in notes:
         sys.stderr.write(f"warning: {style.plain(note.text)} [{note.code}]\n")
@@ -51,40 +97,31 @@ def warn(notes: Iterable[NoteInfo]) -> None:
 
 def put(data: str | bytes, args: argparse.Namespace) -> None:
     """Text or bytes to stdout, or whole into the output file."""
-    if args.output in (None, "-"):
-        if isinstance(data, str):
-            sys.stdout.write(printable(data, sys.stdout.encoding))
-        else:
-            _put_bytes(data)
-        return
-    write_atomically(args.output, data)
-    sys.stderr.write(f"Wrote {args.output}\n")
-
-
-def _put_bytes(data: bytes) -> None:
-    if sys.stdout.isatty():
-        raise UsageError(
-            "this format is not text", "It would make a mess of the terminal.", "Give a file: -o FILE.", code="SM143"
-        )
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-
-
-def style_of(args: argparse.Namespace) -> Style:
-    """The style of what the flags write to: a file has no colour unless it is asked for."""
-    from staticmem.report.text import Style, style_for
-
     if args.output not in (None, "-"):
-        return Style(colour=args.color == "always")
-    return style_for(sys.stdout, args.color)
+        write_atomically(args.output, data)
+        sys.stderr.write(f"Wrote {args.output}\n")
+    elif isinstance(data, str):
+        sys.stdout.write(encodable(data, sys.stdout.encoding))
+    elif sys.stdout.isatty():
+        hint = "Give a file: -o FILE."
+        raise UsageError("this format is not text", "It would make a mess of the terminal.", hint, "SM143")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """The text with what the encoding cannot say as escapes: half a surrogate pair, or a name in another encoding."""
+    encoding = encoding or "ascii"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def view_of(args: argparse.Namespace) -> View:
-    """How the flags want a result to be shown."""
-    from staticmem.report.text import View
-
+    """How the flags want a result to be shown. A file has no colour unless it is asked for."""
+    to_file = args.output not in (None, "-")
+    style = Style(colour=args.color == "always") if to_file else style_for(sys.stdout, args.color)
     explain, top = getattr(args, "explain_peak", False), getattr(args, "top", None)
-    return View(style_of(args), args.units, args.quiet, args.verbose, explain, top)
+    return View(style, args.units, args.quiet, args.verbose, explain, top)
 
 
 def _is_stream(path: str) -> bool:
@@ -109,12 +146,13 @@ def write_atomically(path: str, data: str | bytes) -> None:
         else:
             _replace(os.path.realpath(path), content)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written", f"{error.strerror or error}.", "Choose another place.", code="SM142"
-        ) from error
+        why = f"{error.strerror or error}."
+        raise UsageError(f"{path} cannot be written", why, "Choose another place.", "SM142") from error
 
 
 def _replace(path: str, content: bytes) -> None:
+    import tempfile  # late: its imports take milliseconds
+
     if os.path.exists(path) and not os.path.isfile(path):  # a disk, a socket: never replaced
         raise OSError(errno.EINVAL, "It is not an ordinary file", path)
     descriptor, temporary = tempfile.mkstemp(prefix=".staticmem-", dir=os.path.dirname(path))
@@ -137,3 +175,35 @@ def _stream(path: str, content: bytes) -> None:
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+
+
+DELAY = 0.5  # seconds: what is over before that needs no bar
+INTERVAL = 0.1  # seconds between two drawings
+WIDTH = 30
+
+
+class Progress:
+    """A bar on stderr that `update` draws and the end of the `with` block takes away, only where somebody looks."""
+
+    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self.what, self.stream = what, stream or sys.stderr
+        self.shows = self.stream.isatty() and not quiet
+        self.start = time.monotonic()
+        self.drawn: float | None = None
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self.shows or now - self.start < DELAY or (self.drawn is not None and now - self.drawn < INTERVAL):
+            return
+        self.drawn = now
+        filled = WIDTH * done // max(total, 1)
+        self.stream.write(f"\r{self.what} [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {total:,}")
+        self.stream.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self.drawn is not None:
+            self.stream.write("\r\x1b[2K")
+            self.stream.flush()

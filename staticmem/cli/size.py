@@ -1,27 +1,34 @@
-"""`staticmem size MODEL|CONFIG`: which cards train or run it, and how many."""
+"""`staticmem size` and `staticmem gpus`: which cards train or run a model and how many, and the catalog of cards."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import re
-from typing import Any
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import scenario
-from staticmem.cli.cards import add_filters, choose
-from staticmem.cli.reporting import add_output, chosen_format
+from staticmem.cli import settings
+from staticmem.cli.flags import add_flag, add_scenario, add_verb, positive
+from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
+from staticmem.scenario.request import OPTIONS, known
 
-FORMATS = Formats("sizing")
+if TYPE_CHECKING:
+    from staticmem.devices.gpus import Gpu
+
+FORMATS, GPUS_FORMATS = Formats("sizing"), Formats("gpus")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
-DESCRIPTION = """\
+SIZE = """\
 Which cards have the memory, with what batch, and how many are needed: the report before a purchase.
 MODEL is an ONNX file or an archive of torch.export (.pt2); CONFIG is a YAML file that names one.
 """
 
-EPILOG = """\
+SIZE_EXAMPLES = """\
 examples:
   staticmem size model.pt2 --batch 64 --optimizer adamw --amp bf16
   staticmem size model.pt2 --batch 64 --optimizer adamw -o sizing.html
@@ -30,82 +37,126 @@ examples:
   staticmem size llm.pt2 --optimizer adamw --amp bf16 --parallel zero3
 """
 
+GPUS = """\
+The cards that --gpu and 'staticmem size' know: what is sold, what nvidia-smi shows, what a process can use.
+A star marks a card with figures that have no source of their own.
+"""
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "size",
-        help="which cards have the memory, and how many are needed",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
+GPUS_EXAMPLES = """\
+examples:
+  staticmem gpus
+  staticmem gpus --vendor nvidia --min-memory 40GB --year 2022
+  staticmem gpus --class consumer -f csv
+  staticmem gpus --gpus-file mine.yaml -f json     # every figure with its source
+"""
+
+
+def add_size(verbs: Any) -> None:
+    about = "which cards have the memory, and how many are needed"
+    parser = add_verb(verbs, "size", size, about, SIZE, SIZE_EXAMPLES)
     parser.add_argument("model", metavar="MODEL|CONFIG", nargs="?", help="an .onnx or .pt2 file, or a .yaml config")
-    scenario.add_scenario(parser, many_gpus=True)
-    add_filters(parser, own_file=False)
+    add_scenario(parser, many_gpus=True)
+    _add_filters(parser)
     output = add_output(parser, FORMATS)
     output.add_argument("--prices", metavar="FILE", help="YAML with your prices of cards")
     output.add_argument("--no-batches", action="store_true", help="do not search the largest batch of each card")
-    output.add_argument(
-        "--date", metavar="YYYY-MM-DD", help="the date in the report (default: that of SOURCE_DATE_EPOCH, else none)"
-    )
+    about = "the date in the report (default: that of SOURCE_DATE_EPOCH, else none)"
+    output.add_argument("--date", metavar="YYYY-MM-DD", help=about)
 
 
-def run(args: argparse.Namespace) -> int:
+def add_gpus(verbs: Any) -> None:
+    parser = add_verb(verbs, "gpus", gpus, "the catalog of cards", GPUS, GPUS_EXAMPLES)
+    add_flag(_add_filters(parser), OPTIONS["gpus_file"])
+    add_output(parser, GPUS_FORMATS)
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    cards = parser.add_argument_group("cards")
+    cards.add_argument("--vendor", action="append", metavar="NAME", help="only NVIDIA, AMD or Intel; repeatable")
+    cards.add_argument("--min-memory", metavar="SIZE", help="only cards sold with at least so much: 24GB")
+    cards.add_argument("--max-memory", metavar="SIZE", help="only cards sold with at most so much")
+    cards.add_argument("--year", type=positive("--year"), metavar="YEAR", help="only cards of this year or later")
+    about = "only consumer, workstation or 'data centre' cards; repeatable"
+    cards.add_argument("--class", dest="card_class", action="append", metavar="CLASS", help=about)
+    return cards
+
+
+def gpus(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, GPUS_FORMATS)
+    emit(_cards(args), chosen, args)
+    return 0
+
+
+def size(args: argparse.Namespace) -> int:
     """The exit code: 0 where the report could be made."""
-    import shlex
-
-    from staticmem.cli.output import check_target, emit
-    from staticmem.cli.progress import Progress
-    from staticmem.cli.source import model_path
-    from staticmem.devices import gpus
-    from staticmem.studies import Study
-    from staticmem.studies.sizing import Options, size
-    from staticmem.studies.sweep import is_config
-
-    if args.output not in (None, "-"):
-        check_target(args.output, args.force)
     chosen = chosen_format(args, FORMATS)
+    from staticmem.devices import gpus  # late: --help needs no engine
+    from staticmem.studies import Study
+    from staticmem.studies.sizing import Options
+    from staticmem.studies.sizing import size as sizing
+
     names, args.gpu = args.gpu, None
-    if args.model is not None and is_config(args.model):
-        if args.config is not None:
-            raise UsageError(
-                "two configs are given", f"{args.model} and --config {args.config}.", "Give one of them.", "SM197"
-            )
-        args.config, args.model = args.model, None
-    wanted = scenario.request(args)
-    config = scenario.settings(args)
-    cards = choose(args, names or (config.gpus if config is not None else ()))
+    settings.take_config(args)
+    request, config = settings.request(args), settings.settings(args)
+    cards = _cards(args, names or (config.gpus if config is not None else ()))
     prices = {}
     if args.prices is not None:
         from staticmem.studies.prices import load
 
         prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.words])
-    with model_path(scenario.model_of(args)) as path, Progress("cards", args.quiet) as bar:
-        study = Study.open(path, wanted)
-        found = size(study, Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update))
-    emit(found, chosen, args)
+    with settings.model_path(settings.model_of(args)) as path, Progress("cards", args.quiet) as bar:
+        options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update)
+        result = sizing(Study.open(path, request), options)
+    emit(result, chosen, args)
     return 0
+
+
+def _cards(args: argparse.Namespace, names: Sequence[str] = ()) -> list[Gpu]:
+    """The cards that the filters leave, or those of `names`, by memory and name.
+
+    Raises:
+        UsageError: a filter's value is not known, or nothing is left.
+    """
+    from staticmem.devices import gpus
+
+    file = args.gpus_file
+    cards = [gpus.find(name, file=file) for name in names] if names else list(gpus.catalog(file).values())
+    if args.vendor:
+        vendors = {known("vendor", word, tuple(v.lower() for v in gpus.VENDORS)) for word in args.vendor}
+        cards = [card for card in cards if card.vendor.lower() in vendors]
+    if args.card_class:
+        classes = {known("class", word, gpus.CLASSES) for word in args.card_class}
+        cards = [card for card in cards if card.price_class in classes]
+    least, most = _memory("--min-memory", args.min_memory), _memory("--max-memory", args.max_memory)
+    cards = [card for card in cards if card.nominal >= (least or 0) and (most is None or card.nominal <= most)]
+    if args.year:
+        cards = [card for card in cards if card.year is not None and card.year >= args.year]
+    if not cards:
+        raise UsageError("no card is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", "SM183")
+    return sorted(cards, key=lambda card: (card.nominal, card.usable, card.slug))
+
+
+def _memory(flag: str, text: str | None) -> int | None:
+    from staticmem.devices.gpus import parse_size
+
+    memory = parse_size(text) if text is not None else None
+    if text is not None and memory is None:
+        why = "It is a number with GB, GiB, MB or MiB."
+        raise UsageError(f"{flag} '{text}' is not a size", why, f"Example: {flag} 24GB", "SM110")
+    return memory
 
 
 def _date(given: str | None) -> str | None:
     """The date of the report; none unless somebody says it, so that the same input gives the same report."""
-    import datetime
-
     if given is not None:
         try:
             if not DATE.fullmatch(given):
                 raise ValueError
             return datetime.date.fromisoformat(given).isoformat()
         except ValueError:
-            raise UsageError(
-                f"--date '{given}' is not a date",
-                "It is a year, a month and a day.",
-                "Example: --date 2026-11-21",
-                "SM110",
-            ) from None
+            why, hint = "It is a year, a month and a day.", "Example: --date 2026-11-21"
+            raise UsageError(f"--date '{given}' is not a date", why, hint, "SM110") from None
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch.isascii() and epoch.isdigit() and len(epoch) <= 11:
         return datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc).date().isoformat()

@@ -1,26 +1,29 @@
-"""`staticmem sweep CONFIG|MODEL`: the memory of many configurations."""
+"""`staticmem sweep` and `staticmem check`: the memory of many configurations, and budgets for them as a gate."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import scenario
-from staticmem.cli.reporting import add_output, chosen_format
-from staticmem.cli.values import one_of, positive
-from staticmem.errors import UsageError
+from staticmem.cli import settings
+from staticmem.cli.flags import add_scenario, add_verb, one_of, positive
+from staticmem.cli.output import Progress, add_output, chosen_format, emit
+from staticmem.errors import UsageError, did_you_mean
 from staticmem.report.formats import Formats
 
-FORMATS = Formats("sweep")
+if TYPE_CHECKING:
+    from staticmem.config.config import Budget
 
-DESCRIPTION = """\
+FORMATS, CHECK_FORMATS = Formats("sweep"), Formats("check")
+
+SWEEP = """\
 The memory of many configurations: the cross product of lists (what_if, --what-if), or the scenarios of a config.
 CONFIG is a YAML file ('staticmem init' writes one). Given a model in its place, no config is needed.
 """
 
-EPILOG = """\
+SWEEP_EXAMPLES = """\
 examples:
   staticmem sweep staticmem.yaml
   staticmem sweep model.pt2 --what-if batch=16,32,64 --what-if optimizer=sgd,adam
@@ -29,61 +32,121 @@ examples:
   staticmem sweep staticmem.yaml -o sweep.csv
 """
 
+CHECK = """\
+Checks the configurations of a config (what_if, scenarios, or the one that it describes) against its budgets.
+Exit code 1 if a budget of level error is exceeded, 2 if a configuration cannot be analysed.
+"""
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "sweep",
-        help="the memory of many configurations: batches, resolutions, optimizers, cards",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
-    parser.add_argument("model", metavar="CONFIG|MODEL", nargs="?", help="a .yaml config, or an .onnx or .pt2 file")
-    what = parser.add_argument_group("what is tried")
-    what.add_argument(
-        "--what-if", action="append", default=[], metavar="NAME=A,B",
-        help="values to try: batch, resolution, optimizer, amp, checkpoint, ... or dims.NAME; repeatable",
-    )  # fmt: skip
-    what.add_argument(
-        "--meter", type=one_of("--meter", ("live", "device")), metavar="METER",
-        help="live (fast: steps of one structure are evaluated as arrays), or device (each is run; default with a GPU)",
-    )  # fmt: skip
-    what.add_argument("--max-batch", action="store_true", help="the largest batch of each configuration on each card")
-    what.add_argument(
-        "-j", "--jobs", type=positive("--jobs"), metavar="N", help="local processes (default: one a core)"
-    )
-    scenario.add_scenario(parser, many_gpus=True)
+CHECK_EXAMPLES = """\
+examples:
+  staticmem check                                        the staticmem.yaml of this repository
+  staticmem check ci.yaml -f github
+  staticmem check model.pt2 --batch 32 --optimizer adam --budget live=20GiB --budget device=23GiB --gpu l4
+  staticmem check ci.yaml -o memory.xml                  JUnit
+"""
+
+
+def add_sweep(verbs: Any) -> None:
+    about = "the memory of many configurations: batches, resolutions, optimizers, cards"
+    parser = add_verb(verbs, "sweep", sweep, about, SWEEP, SWEEP_EXAMPLES)
+    _add_source(parser)
+    tried = parser.add_argument_group("what is tried")
+    about = "values to try: batch, resolution, optimizer, amp, checkpoint, ... or dims.NAME; repeatable"
+    tried.add_argument("--what-if", action="append", default=[], metavar="NAME=A,B", help=about)
+    about = "live (fast: steps of one structure are arrays), or device (each is run; default with a GPU)"
+    tried.add_argument("--meter", type=one_of("--meter", ("live", "device")), metavar="METER", help=about)
+    about = "the largest batch of each configuration on each card"
+    tried.add_argument("--max-batch", action="store_true", help=about)
+    _add_jobs(tried)
+    add_scenario(parser, many_gpus=True)
     add_output(parser, FORMATS)
 
 
-def run(args: argparse.Namespace) -> int:
-    """The exit code: 0 where something could be analysed."""
-    from staticmem.cli.output import check_target, emit
-    from staticmem.cli.progress import Progress
-    from staticmem.studies.points import parse_axes, points
-    from staticmem.studies.sweep import run as evaluate
+def add_check(verbs: Any) -> None:
+    parser = add_verb(verbs, "check", check, "budgets of memory as a gate for CI", CHECK, CHECK_EXAMPLES)
+    _add_source(parser)
+    budgets = parser.add_argument_group("budgets")
+    about = "a limit for live, allocated, reserved or device, e.g. live=20GiB; repeatable; beside those of the config"
+    budgets.add_argument("--budget", action="append", default=[], metavar="METRIC=SIZE", help=about)
+    _add_jobs(budgets)
+    budgets.add_argument("--exit-zero", action="store_true", help="exit 0 also where a budget is exceeded")
+    add_scenario(parser, many_gpus=True)
+    add_output(parser, CHECK_FORMATS)
 
-    if args.output not in (None, "-"):
-        check_target(args.output, args.force)
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    about = "a .yaml config, or an .onnx or .pt2 file"
+    parser.add_argument("model", metavar="CONFIG|MODEL", nargs="?", help=about)
+
+
+def _add_jobs(group: argparse._ArgumentGroup) -> None:
+    about = "local processes (default: one a core)"
+    group.add_argument("-j", "--jobs", type=positive("--jobs"), default=os.cpu_count() or 1, metavar="N", help=about)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """The exit code: 0 where something could be analysed."""
     chosen = chosen_format(args, FORMATS)
+    from staticmem.studies.points import parse_axes, points  # late: --help needs no engine
+    from staticmem.studies.sweep import run
+
     gpus, args.gpu = args.gpu, None
-    config = scenario.config_of(args)
-    made = points(config, args.model, scenario.flags(args), parse_axes(args.what_if))
+    config = settings.config_of(args)
+    configurations = points(config, args.model, settings.given(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
-    jobs = args.jobs or os.cpu_count() or 1
     with Progress("configurations", args.quiet) as bar:
         if args.max_batch:
             from staticmem.studies.largest import with_largest
 
-            found = with_largest(made, cards, jobs=jobs, progress=bar.update)
+            result = with_largest(configurations, cards, jobs=args.jobs, progress=bar.update)
         else:
-            found = evaluate(made, cards, args.meter, jobs=jobs, progress=bar.update)
-    errors = [row.error for row in found.rows if row.error is not None]
-    if errors and len(errors) == len(found.rows):
+            result = run(configurations, cards, args.meter, jobs=args.jobs, progress=bar.update)
+    errors = [row.error for row in result.rows if row.error is not None]
+    if errors and len(errors) == len(result.rows):
         raise UsageError(errors[0].what, errors[0].why, errors[0].hint, errors[0].code)
-    emit(found, chosen, args)
+    emit(result, chosen, args)
     if errors:
-        sys.stderr.write(f"warning: {len(errors):,} of {len(found.rows):,} configurations could not be analysed\n")
+        sys.stderr.write(f"warning: {len(errors):,} of {len(result.rows):,} configurations could not be analysed\n")
     return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """The exit code: 0, 1 where a budget is exceeded, 2 where a configuration cannot be analysed."""
+    chosen = chosen_format(args, CHECK_FORMATS)
+    from staticmem.studies.budgets import check as compare  # late: --help needs no engine
+    from staticmem.studies.points import points
+    from staticmem.studies.sweep import run
+
+    gpus, args.gpu = args.gpu, None
+    config = settings.config_of(args)
+    budgets = (*config.budgets, *(_budget(text) for text in args.budget))
+    if not budgets:
+        why = "Neither the config nor the command line sets one."
+        hint = "Add --budget live=20GiB, or `budgets: [{metric: live, limit: 20 GiB}]` to the config."
+        raise UsageError("no budgets to check", why, hint, "SM210")
+    meter = "live" if all(budget.metric == "live" for budget in budgets) else "device"
+    configurations = points(config, args.model, settings.given(args), {})
+    cards = () if meter == "live" else tuple(gpus or config.gpus)
+    with Progress("configurations", args.quiet) as bar:
+        outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)
+    emit(outcome, chosen, args)
+    if outcome.broken:
+        sys.stderr.write("error: a configuration could not be analysed\n")
+        return 2
+    return 1 if outcome.failed and not args.exit_zero else 0
+
+
+def _budget(text: str) -> Budget:
+    from staticmem.config.config import Budget
+    from staticmem.config.fields import METRICS
+    from staticmem.units import parse_bytes
+
+    metric, equals, size = text.partition("=")
+    limit = parse_bytes(size)
+    if not equals or limit is None:
+        hint = "Example: --budget live=20GiB"
+        raise UsageError(f"--budget '{text}' is not METRIC=SIZE", "It limits a meter.", hint, "SM210")
+    if metric not in METRICS:
+        why, hint = f"It is one of {', '.join(METRICS)}.", did_you_mean(metric, METRICS)
+        raise UsageError(f"--budget '{text}': no meter '{metric}'", why, hint, "SM210")
+    return Budget(metric, limit)

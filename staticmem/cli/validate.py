@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import scenario, session
-from staticmem.cli.reporting import add_output, chosen_format
-from staticmem.cli.values import byte_size, one_of, positive
+from staticmem.cli import session, settings
+from staticmem.cli.flags import add_model, add_scenario, add_verb, byte_size, one_of, positive
+from staticmem.cli.output import add_output, check_target, chosen_format, emit
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ FORMATS = Formats("validate", module="staticmem.validate.records")
 RUNTIMES = ("onnxruntime", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 
-DESCRIPTION = """\
+VALIDATE = """\
 Runs the model on this machine with random inputs, reads its memory, and shows prediction and reading side by side:
 for each meter, and for each node where they differ. Weights that are missing are random data in a temporary file.
 The model runs in a process of its own. With -o FILE.json the record of it is saved.
 """
 
-EPILOG = """\
+VALIDATE_EXAMPLES = """\
 examples:
   staticmem validate model.onnx --batch 4
       inference with the ONNX Runtime, on CUDA where the session really runs there, else on the CPU
@@ -34,79 +35,54 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "validate",
-        help="run a model here and compare its memory with the prediction",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, parser=parser)
-    scenario.add_model(parser)
+def add_validate(verbs: Any) -> None:
+    about = "run a model here and compare its memory with the prediction"
+    parser = add_verb(verbs, "validate", run, about, VALIDATE, VALIDATE_EXAMPLES)
+    add_model(parser)
     runs = parser.add_argument_group("the runs")
-    runs.add_argument(
-        "--runtime", type=one_of("--runtime", RUNTIMES), default=RUNTIMES[0], metavar="NAME",
-        help="what runs the model: onnxruntime (default), or torch: training steps too, of .pt2 and .onnx",
-    )  # fmt: skip
-    runs.add_argument(
-        "--device", type=one_of("--device", DEVICES), default="auto", metavar="DEVICE",
-        help="auto (default: CUDA where it runs, else the CPU), cpu, cuda",
-    )  # fmt: skip
+    about = "what runs the model: onnxruntime (default), or torch: training steps too, of .pt2 and .onnx"
+    runtime = one_of("--runtime", RUNTIMES)
+    runs.add_argument("--runtime", type=runtime, default=RUNTIMES[0], metavar="NAME", help=about)
+    about = "auto (default: CUDA where it runs, else the CPU), cpu, cuda"
+    runs.add_argument("--device", type=one_of("--device", DEVICES), default="auto", metavar="DEVICE", help=about)
     runs.add_argument("--runs", type=positive("--runs"), default=3, metavar="N", help="how many (default 3)")
-    runs.add_argument(
-        "--timeout", type=positive("--timeout"), default=600, metavar="SECONDS", help="for all runs (default 600)"
-    )
-    runs.add_argument(
-        "--memory-limit", type=byte_size("--memory-limit"), metavar="SIZE",
-        help="main memory for the process that runs the model, e.g. 8GiB (default: what is available)",
-    )  # fmt: skip
-    runs.add_argument(
-        "--snapshot", metavar="FILE",
-        help="torch on CUDA: PyTorch's own memory snapshot goes there ('staticmem compare-snapshot' reads it)",
-    )  # fmt: skip
+    about = "for all runs (default 600)"
+    runs.add_argument("--timeout", type=positive("--timeout"), default=600, metavar="SECONDS", help=about)
+    about = "main memory for the process that runs the model, e.g. 8GiB (default: what is available)"
+    runs.add_argument("--memory-limit", type=byte_size("--memory-limit"), metavar="SIZE", help=about)
+    about = "torch on CUDA: PyTorch's own memory snapshot goes there ('staticmem compare-snapshot' reads it)"
+    runs.add_argument("--snapshot", metavar="FILE", help=about)
     session.add_session(parser)
-    scenario.add_scenario(parser)
+    add_scenario(parser)
     output = add_output(parser, FORMATS)
     output.add_argument("--strict", action="store_true", help="exit 1 where prediction and reading differ")
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0, or 1 where --strict found a difference."""
-    from staticmem.cli.output import check_target, emit
-    from staticmem.cli.source import model_path
-
-    if args.output not in (None, "-"):
-        check_target(args.output, args.force)
     chosen = chosen_format(args, FORMATS)
-    with model_path(args.model) as path:
-        record = _torch_record(path, args) if args.runtime == "torch" else _record(path, args)
+    with settings.model_path(args.model) as path:
+        record = _torch_record(path, args) if args.runtime == "torch" else _session_record(path, args)
     emit(record, chosen, args)
     return 1 if args.strict and record.verdict == "differs" else 0
 
 
 def _torch_record(path: str, args: argparse.Namespace) -> Record:
-    from staticmem.cli.output import check_target
     from staticmem.validate.pytorch.prediction import words_of
     from staticmem.validate.pytorch.validation import validate_torch
 
     if args.snapshot is not None:
         check_target(args.snapshot, args.force)
-    return validate_torch(
-        path, words_of(scenario.request(args)), args.device, args.runs, args.timeout, args.memory_limit,
-        args.snapshot, args.threads, args.debug,
-    )  # fmt: skip
+    words, threads = words_of(settings.request(args)), args.intra_op_num_threads
+    limits = (args.runs, args.timeout, args.memory_limit)
+    return validate_torch(path, words, args.device, *limits, args.snapshot, threads, args.debug)
 
 
-def _record(path: str, args: argparse.Namespace) -> Record:
-    import os
-
+def _session_record(path: str, args: argparse.Namespace) -> Record:
     from staticmem.validate.onnxruntime.validation import Scenario, validate_session
 
-    wanted = scenario.request(args)
-    session.refuse_training({"optimizer": wanted.optimizer, "mode": wanted.mode})
-    options = session.options(args, os.cpu_count() or 1, runs=args.runs)
-    side = wanted.resolution
-    sizes = Scenario(wanted.batch, (side, side) if isinstance(side, int) else side, wanted.dims)
+    request = settings.request(args)
+    session.refuse_training({"optimizer": request.optimizer, "mode": request.mode})
+    options = session.session_options(args, intra_op_num_threads=os.cpu_count() or 1, runs=args.runs)
+    sizes = Scenario(request.batch, request.image_size, request.dims or {})
     return validate_session(path, sizes, options, args.device, args.timeout, args.memory_limit)

@@ -15,6 +15,10 @@ PREFIX = "STATICMEM_"
 CONFIG_VARIABLE = "STATICMEM_CONFIG"
 
 
+def is_config(path: str) -> bool:
+    return path.lower().endswith((".yaml", ".yml", ".toml"))
+
+
 def anything(environment: Mapping[str, str] | None = None, search: bool = True) -> bool:
     """Whether a variable or a file says something beside the flags."""
     environ = os.environ if environment is None else environment

@@ -160,17 +160,20 @@ class Segments:
 class Bytes:
     """`40 GiB`, `512MiB`, `16GB` (10^9 bytes), or a number of bytes."""
 
+    def __init__(self, least: int = 1) -> None:
+        self.least = least
+
     def read(self, node: Node) -> int:
         size = node.value if is_number(node.value) else None
         if isinstance(node.value, str):
             size = parse_bytes(node.value)
-        if size is not None and size > 0:
+        if size is not None and size >= self.least:
             return int(size)
         raise wrong(node, "It is a size with a unit: KiB, MiB, GiB, TiB, kB, MB, GB, TB.", "Example: 40 GiB")
 
     def schema(self) -> dict[str, Any]:
         pattern = r"^[0-9]+(\.[0-9]+)? *([KkMmGgTt][Ii]?)?[Bb]?$"
-        return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 1}]}
+        return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": self.least}]}
 
 
 class Several:
@@ -214,6 +217,7 @@ def kind_of(one: Option, words: tuple[str, ...] = ()) -> Kind:
         "choice": lambda: Choice((*one.choices, *words)),
         "precision": lambda: Choice((*one.choices, *PRECISIONS), shown=one.choices),
         "whole": lambda: Whole(one.example or "32"),
+        "bytes": lambda: Bytes(least=0),
         "fraction": lambda: Number(1.0),
         "factor": lambda: Number(1e6),
         "switch": Switch,

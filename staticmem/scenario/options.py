@@ -14,6 +14,7 @@ from staticmem.ir.record import record
 T = TypeVar("T")
 
 SIZES, STEP, LEVERS, DEVICE, OUTPUT = "sizes", "the step", "levers of the step", "the device", "output"
+SESSION = "the session of the ONNX Runtime"
 # what options of a group have in common
 GROUPS: dict[str, dict[str, Any]] = {
     SIZES: {"table": "step", "session": True},
@@ -21,6 +22,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     LEVERS: {"table": "step", "training": True},
     DEVICE: {"table": "device"},
     OUTPUT: {},
+    SESSION: {},
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from staticmem.errors import UsageError, did_you_mean
@@ -244,10 +244,15 @@ def known(flag: str, word: str, words: tuple[str, ...]) -> str:
     Raises:
         UsageError: it is not; the error names the closest.
     """
-    if word.lower() in words:
-        return word.lower()
-    why = f"--{flag} is one of {', '.join(words)}."
-    raise UsageError(f"unknown {flag} '{word}'", why, did_you_mean(word.lower(), words), "SM134")
+    if word.lower() not in words:
+        raise unknown(flag, word, words)
+    return word.lower()
+
+
+def unknown(name: str, word: str, words: Iterable[str]) -> UsageError:
+    """The error of a word that is not one of `words`."""
+    why = f"--{name} is one of {', '.join(words)}."
+    return UsageError(f"unknown {name} '{word}'", why, did_you_mean(word.lower(), words), "SM134")
 
 
 def precision(name: str, word: str | None) -> DType | None:
@@ -256,5 +261,5 @@ def precision(name: str, word: str | None) -> DType | None:
         return None
     dtype = dtypes.parse(word)
     if dtype is None or dtype.name not in ("float32", "float16", "bfloat16"):
-        known(name, word, PRECISIONS)
+        raise unknown(name, word, PRECISIONS)
     return dtype

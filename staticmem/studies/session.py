@@ -22,18 +22,17 @@ from staticmem.report.session import (
     SessionScenario,
 )
 from staticmem.scenario.request import Request
+from staticmem.scenario.session import SESSION_OPTIONS, SessionOptions
 from staticmem.studies.study import assumed_batch, fingerprint
 from staticmem.units import Band, exactly
 
 if TYPE_CHECKING:
-    from staticmem.allocators.onnxruntime.session import SessionOptions, SessionPrediction
+    from staticmem.allocators.onnxruntime.session import SessionPrediction
     from staticmem.devices.gpus import Gpu
 
 VERSION = "1.31"  # the onnxruntime whose rules are followed and were compared (docs/onnxruntime.md)
 MAX_THREADS = 16  # MLAS_MAXIMUM_THREAD_COUNT: more threads take no more workspaces of convolutions
-_CUDA_ONLY = ("arena_extend_strategy", "gpu_mem_limit", "cudnn_conv_algo_search")
-# words of a request that mean something for a session
-APPLIES = frozenset({"batch", "resolution", "dims", "mode", "gpu", "gpus_file", "profile", "top"})
+_CUDA_ONLY = tuple(one.name for one in SESSION_OPTIONS.values() if one.provider == "cuda")
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def session_report(
 
     Args:
         path: an ONNX file; weights are not read.
-        request: sizes of the inputs, and the card; other words do not apply to a session (`APPLIES`).
+        request: sizes of the inputs, and the card; other words do not apply to a session (`Option.session`).
         options: of the session.
         optimized: the graph that the runtime saved at this optimization level, where there is one.
         threads_given: whether somebody asked for that number of threads; else it is noted where it matters.
@@ -175,14 +174,10 @@ def session_report(
 
 def check_options(options: SessionOptions) -> None:
     """Raises:
-    UsageError: an option of CUDA with the CPU provider, or one of the CPU with CUDA (SM514).
+    UsageError: an option that only the other provider has (SM514).
     """
-    defaults = type(options)()
-    changed = {f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)}
-    if options.provider == "cpu":
-        wrong = [name for name in _CUDA_ONLY if name in changed]
-    else:
-        wrong = ["enable_cpu_mem_arena"] if "enable_cpu_mem_arena" in changed else []
+    others = [o for o in SESSION_OPTIONS.values() if o.provider not in ("", options.provider)]
+    wrong = [one.name for one in others if getattr(options, one.name) != one.default]
     if wrong:
         raise UsageError(
             f"{', '.join(wrong)} does not apply to the {options.provider.upper()} provider",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from staticmem.config.config import Config, load
+from staticmem.config.locate import is_config
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.report.sweep import SCHEMA, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
@@ -63,10 +64,6 @@ def sweep(
     made = points(config, model, given, axes)
     cards = (gpus,) if isinstance(gpus, str) else tuple(gpus) or config.gpus
     return run(made, cards, meter, executor, jobs, progress)
-
-
-def is_config(path: str) -> bool:
-    return path.lower().endswith((".yaml", ".yml", ".toml"))
 
 
 def _known_names(axes: Mapping[str, Any]) -> None:

@@ -10,9 +10,10 @@ from onnxruntime_graphs import Net, image
 from staticmem.allocators.onnxruntime.build import build, unsafe
 from staticmem.allocators.onnxruntime.kernel_memory import weight_bytes
 from staticmem.allocators.onnxruntime.plan import ALLOCATE, OUTPUT, REUSE, Plan, Planner, execution_order
-from staticmem.allocators.onnxruntime.session import SessionOptions, predict_session
+from staticmem.allocators.onnxruntime.session import predict_session
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
+from staticmem.scenario.session import SessionOptions
 
 
 def planned(net: Net, result: str, shape: tuple[int | str, ...] = (4, 64), reuse: bool = True) -> Plan:

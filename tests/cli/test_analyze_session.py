@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime_graphs import GRAPHS
 
-from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.cli.main import main
 from staticmem.devices import gpus, profile
 from staticmem.report.session import CPU_CATEGORIES, CUDA_CATEGORIES
+from staticmem.scenario.session import SessionOptions
 from staticmem.studies import Request
 from staticmem.studies.session import session_report
 
@@ -173,7 +173,7 @@ def test_other_files_and_other_runtimes(capsys: pytest.CaptureFixture[str]) -> N
     assert code == 2
     assert "[SM507]" in err
     assert main(["analyze", RESNET, "--provider", "cuda", "--no-mem-pattern"]) == 2
-    assert "--mem-pattern, --provider say nothing of PyTorch" in capsys.readouterr().err
+    assert "--provider, --mem-pattern say nothing of PyTorch" in capsys.readouterr().err
 
 
 def test_strict_tells_what_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 import pytest
 
-from staticmem.cli.environment import inspect, problems
+from staticmem.cli.doctor import inspect, problems
 from staticmem.cli.main import VERBS, main
 
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from staticmem.cli.main import main
-from staticmem.cli.progress import Progress
+from staticmem.cli.output import Progress
 from staticmem.config.fields import schema as config_schema
 from staticmem.report.schema import schema
 

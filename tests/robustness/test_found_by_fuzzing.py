@@ -286,8 +286,8 @@ def test_a_session_runs_no_more_bodies_than_its_limit(
     make: Callable[[Path, int, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from staticmem.allocators.onnxruntime import replay, sizes
-    from staticmem.allocators.onnxruntime.session import SessionOptions
     from staticmem.scenario.request import Request
+    from staticmem.scenario.session import SessionOptions
     from staticmem.studies import session
 
     started = 0

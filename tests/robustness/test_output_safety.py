@@ -76,7 +76,7 @@ def test_a_write_that_fails_leaves_what_was_there(
         )
     else:
         module = "tempfile" if fails == "mkstemp" else "os"
-        monkeypatch.setattr(f"staticmem.cli.output.{module}.{fails}", broken)
+        monkeypatch.setattr(f"{module}.{fails}", broken)
     text = refused(capsys, "analyze", SEED, "-o", str(target), "--force")
     assert "No space left on device" in text
     monkeypatch.undo()

@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime_graphs import GRAPHS, image
 
-from staticmem.allocators.onnxruntime.session import SessionOptions
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
+from staticmem.scenario.session import SessionOptions
 from staticmem.validate import child
 from staticmem.validate.onnxruntime import validation
 from staticmem.validate.onnxruntime.validation import Scenario, validate_session

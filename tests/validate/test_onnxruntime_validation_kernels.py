@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 from onnxruntime_graphs import Net, image
 
-from staticmem.allocators.onnxruntime.session import SessionOptions
+from staticmem.scenario.session import SessionOptions
 from staticmem.validate.onnxruntime import validation
 from staticmem.validate.onnxruntime.validation import Scenario, validate_session
 

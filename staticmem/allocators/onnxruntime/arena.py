@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
+from staticmem.scenario.session import STRATEGIES
+
 ALIGNMENT = 256  # kMinAllocationSize: requests are rounded up to it
 INITIAL_CHUNK = 1 << 20  # DEFAULT_INITIAL_CHUNK_SIZE_BYTES
 MAX_DEAD = 128 << 20  # DEFAULT_MAX_DEAD_BYTES_PER_CHUNK: a chunk with this much to spare is split
 MAX_EXTENSION = 1 << 30  # DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES
-STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
 
 
 class ArenaFullError(Exception):

@@ -6,52 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.allocators.onnxruntime.arena import STRATEGIES, Arena, ArenaFullError, SystemMemory
+from staticmem.allocators.onnxruntime.arena import Arena, ArenaFullError, SystemMemory
 from staticmem.allocators.onnxruntime.build import build, written_out
 from staticmem.allocators.onnxruntime.kernel_memory import WeightBytes, weight_bytes, workspace
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
-from staticmem.errors import UsageError, did_you_mean
+from staticmem.errors import UsageError
 from staticmem.ir.graph import Note
-
-LEVELS = ("disable", "basic", "extended", "layout", "all")
-SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
-PROVIDERS = ("cpu", "cuda")
-_CHOICES = {
-    "provider": PROVIDERS,
-    "arena_extend_strategy": STRATEGIES,
-    "graph_optimization_level": LEVELS,
-    "cudnn_conv_algo_search": SEARCHES,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """Options of a session that change memory, under the runtime's own names and defaults.
-
-    `graph_optimization_level` says what the runtime does to the graph; the graph that is given here is never changed.
-    `intra_op_num_threads` decides workspaces on the CPU. `gpu_mem_limit` is in bytes and limits the arena alone.
-    """
-
-    provider: str = "cpu"
-    enable_mem_pattern: bool = True
-    enable_mem_reuse: bool = True
-    enable_cpu_mem_arena: bool = True
-    arena_extend_strategy: str = "kNextPowerOfTwo"
-    graph_optimization_level: str = "all"
-    intra_op_num_threads: int = 1
-    gpu_mem_limit: int | None = None
-    cudnn_conv_algo_search: str = "EXHAUSTIVE"
-    runs: int = 3
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                why = f"It is one of {', '.join(choices)}."
-                raise UsageError(f"unknown {name} '{value}'", why, did_you_mean(value, choices), "SM134")
-        if self.runs < 1 or self.intra_op_num_threads < 1:
-            raise UsageError("runs and threads are whole numbers of at least 1", code="SM110")
+from staticmem.scenario.session import SessionOptions
 
 
 @dataclass(frozen=True)

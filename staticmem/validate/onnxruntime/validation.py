@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from staticmem.allocators.onnxruntime.session import SessionOptions, predict_session
+from staticmem.allocators.onnxruntime.session import predict_session
 from staticmem.files import temporary_folder
 from staticmem.ir.graph import Note
+from staticmem.scenario.session import SessionOptions
 from staticmem.studies.session import open_session, predicted
 from staticmem.validate import child
 from staticmem.validate.child import Failure, RunError

@@ -15,8 +15,8 @@ from html_pages import MODELS, hostile_model, large, study_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staticmem.cli.analyze import SLIDERS, without
 from staticmem.cli.main import main
-from staticmem.cli.words import SLIDERS, without
 from staticmem.report.html import Extras, LeverRow, render
 from staticmem.report.html.charts import timeline
 from staticmem.report.html.pack import block, packed_text, unpacked_text

@@ -1,0 +1,145 @@
+"""Flags of the declared options, and readers of what other flags take. One flag means one thing in every verb.
+
+A flag that is not given is None, so that a config can fill it and `Request` has the last word on defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from staticmem.errors import UsageError
+from staticmem.scenario.options import OUTPUT, Option
+from staticmem.scenario.request import OPTIONS, unknown
+
+# kinds of options whose flags are checked at once: what a text is not, and the code of the error
+ERRORS = {
+    "whole": ("a size", "SM110"),
+    "bytes": ("an amount of memory", "SM110"),
+    "resolution": ("a resolution", "SM110"),
+    "dims": ("NAME=N", "SM110"),
+    "segments": ("a number of segments", "SM160"),
+}
+Convert = Callable[[str], Any]
+
+
+def add_verb(verbs: Any, name: str, run: Callable[..., int], about: str, description: str, epilog: str = "") -> Any:
+    """The parser of a verb. `run` gives the exit code."""
+    parser = verbs.add_parser(
+        name,
+        help=about,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    """The model; `optional` where a config may name it (`settings.model_of` resolves that)."""
+    about, several = "an .onnx or .pt2 file, or - for stdin", None
+    if optional:
+        about, several = f"{about}; may be left out where a config names it", "?"
+    parser.add_argument("model", metavar="MODEL", nargs=several, help=about)
+
+
+def add_scenario(parser: argparse.ArgumentParser, many_gpus: bool = False) -> None:
+    """The groups "settings", "sizes", "the step", its levers, and "the device"."""
+    config = parser.add_argument_group("settings")
+    about = "a config (default: staticmem.yaml from here up to the repository's root)"
+    config.add_argument("--config", metavar="FILE", help=about)
+    config.add_argument("--no-config", action="store_true", help="no config file but that of --config")
+    repeatable = ("gpu",) if many_gpus else ()
+    add_options(parser, (one for one in OPTIONS.values() if one.group != OUTPUT), repeatable)
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option], repeatable: Iterable[str] = ()) -> None:
+    """The flags of options, in the groups that they name."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for one in options:
+        if one.group not in groups:
+            groups[one.group] = parser.add_argument_group(one.group)
+        add_flag(groups[one.group], one, one.name in repeatable)
+
+
+def add_flag(group: argparse._ActionsContainer, one: Option, repeatable: bool = False) -> None:
+    """The flag of an option."""
+    names = (one.letter, one.flag) if one.letter else (one.flag,)
+    words: dict[str, Any] = {"dest": one.name, "default": None, "help": one.about + one.choices_text}
+    if one.kind == "switch":
+        words["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
+        words["help"] += " (default)" if one.default else ""
+    else:
+        words |= {"metavar": one.metavar, "type": _reader(one)}
+        if one.kind in ("dims", "names") or repeatable:
+            words |= {"action": "append", "help": f"{one.about}; repeatable"}
+    group.add_argument(*names, **words)
+
+
+def _reader(one: Option) -> Convert:
+    """`Request` checks choices and texts."""
+    if one.kind in ("fraction", "factor"):
+        return float
+    return reads(one.flag, one.kind, one.example) if one.kind in ERRORS else str
+
+
+def reads(flag: str, kind: str, example: str = "", noun: str = "", code: str = "") -> Convert:
+    """Reads the text of a flag as the kind of an option is read anywhere."""
+
+    def convert(text: str) -> Any:
+        # late: kinds are loaded where there is a value to read
+        from staticmem.documents import DocumentError, of_plain
+        from staticmem.scenario.kinds import kind_of, plain
+
+        try:
+            value = plain(kind, text)
+            if kind == "dims" and "" in value:
+                raise DocumentError("", "It gives an open dimension of the model a size.", "Example: seq=128")
+            return kind_of(Option(flag, None, "", kind=kind, example=example)).read(of_plain(value, flag, flag))
+        except DocumentError as error:
+            hint = error.hint.replace("Example: ", f"Example: {flag} ").replace("40 GiB", example or "64MiB")
+            what = f"{flag} '{text}' is not {noun or ERRORS[kind][0]}"
+            raise UsageError(what, error.why, hint, code or ERRORS[kind][1]) from None
+
+    return convert
+
+
+def positive(flag: str) -> Convert:
+    """A whole number of at least 1."""
+    return reads(flag, "whole")
+
+
+def byte_size(flag: str) -> Convert:
+    """An amount of memory: `64MiB`, `1.5GB`, `4096`."""
+    return reads(flag, "bytes")
+
+
+def increase(flag: str) -> Callable[[str], Callable[[int], int]]:
+    """`512MiB`, or `5%` of what was there: gives the bytes of growth that are allowed."""
+
+    def convert(text: str) -> Callable[[int], int]:
+        if text.endswith("%"):
+            number = text[:-1].strip()
+            if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", number, re.ASCII):
+                return lambda base: int(base * float(number) / 100)
+            why, hint = "It is a number of at least 0.", f"Example: {flag} 5%"
+            raise UsageError(f"{flag} '{text}' is not a percentage", why, hint, "SM110")
+        size = byte_size(flag)(text)
+        return lambda _: int(size)
+
+    return convert
+
+
+def one_of(flag: str, choices: Iterable[str]) -> Callable[[str], str]:
+    """One of some words."""
+
+    def convert(text: str) -> str:
+        if text not in choices:
+            raise unknown(flag.lstrip("-"), text, choices)
+        return text
+
+    return convert

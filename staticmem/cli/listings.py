@@ -1,0 +1,101 @@
+"""`staticmem layers` and `staticmem trace`: a step module by module, and stage by stage."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from staticmem.cli import settings
+from staticmem.cli.flags import add_model, add_scenario, add_verb, byte_size, one_of, positive
+from staticmem.cli.output import add_output, chosen_format, emit
+from staticmem.report.formats import Formats
+
+if TYPE_CHECKING:
+    from staticmem.studies import Study
+
+LAYERS_FORMATS, TRACE_FORMATS = Formats("layers"), Formats("trace")
+PHASES = ("setup", "forward", "backward", "optimizer")
+
+LAYERS = """\
+A row for each module: its input and output, parameters, the activations that its forward allocates and those that are
+saved for backward, multiply-adds, the memory that it reads and writes, and its part of the peak.
+Figures of a row include the modules in it; the last row is the whole model.
+"""
+
+LAYERS_EXAMPLES = """\
+examples:
+  staticmem layers model.pt2 --batch 32 --optimizer adam --depth 2
+  staticmem layers model.onnx --batch 8 -o layers.csv
+"""
+
+TRACE = """\
+Every stage of a step in order: the tensors that appear (+) and go (-), grouped by shape and type with counts and
+sizes, and the total that is alive then. It is what a memory tracker prints from a live process, without running.
+"""
+
+TRACE_EXAMPLES = """\
+examples:
+  staticmem trace model.pt2 --batch 32 --optimizer adam
+  staticmem trace model.pt2 --batch 32 --optimizer adam --phase backward --min-size 64MiB
+  staticmem trace model.pt2 --batch 32 --optimizer adam --module layer4
+  staticmem trace model.pt2 --batch 32 --optimizer adam -o trace.csv
+"""
+
+
+def add_layers(verbs: Any) -> None:
+    about = "a table of the model's layers: parameters, activations, multiply-adds, share of the peak"
+    parser = add_verb(verbs, "layers", layers, about, LAYERS, LAYERS_EXAMPLES)
+    add_model(parser)
+    add_scenario(parser)
+    which = parser.add_argument_group("which layers")
+    about = "rows down to this depth; 1 is the model's children"
+    which.add_argument("--depth", type=positive("--depth"), metavar="N", help=about)
+    add_output(parser, LAYERS_FORMATS)
+
+
+def add_trace(verbs: Any) -> None:
+    about = "what appears and goes at every stage of a step"
+    parser = add_verb(verbs, "trace", trace, about, TRACE, TRACE_EXAMPLES)
+    add_model(parser)
+    add_scenario(parser)
+    which = parser.add_argument_group("which stages")
+    about = "setup, forward, backward or optimizer"
+    which.add_argument("--phase", type=one_of("--phase", PHASES), metavar="PHASE", help=about)
+    which.add_argument("--module", metavar="PATH", help="of one module and those in it, e.g. layer4.0")
+    about = "that make or free at least so much, e.g. 64MiB"
+    which.add_argument("--min-size", type=byte_size("--min-size"), default=0, metavar="SIZE", help=about)
+    add_output(parser, TRACE_FORMATS)
+
+
+@contextmanager
+def _study(args: argparse.Namespace) -> Iterator[Study]:
+    from staticmem.studies import Study, without_cycle_search  # late: --help needs no engine
+
+    request = settings.request(args)
+    with settings.model_path(args.model) as path, without_cycle_search():
+        yield Study.open(path, request)
+
+
+def layers(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, LAYERS_FORMATS)
+    with _study(args) as study:
+        from staticmem.engine.shapes import known_values
+        from staticmem.report.layers import down_to, layer_table
+
+        graph, mode = study.result.graph, study.scenario.mode
+        values = known_values(graph, study.scenario.training)
+        table = layer_table(study.model.path, graph, study.lifetimes, values, mode)
+    emit(down_to(table, args.depth), chosen, args)
+    return 0
+
+
+def trace(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, TRACE_FORMATS)
+    with _study(args) as study:
+        from staticmem.report import changes
+
+        listing = changes.changes(study.model.path, study.result.graph, study.lifetimes)
+    emit(changes.select(listing, args.phase, args.module, args.min_size), chosen, args)
+    return 0

@@ -1,0 +1,146 @@
+"""`staticmem reconcile`, `calibrate` and `compare-snapshot`: what runs have shown, against what was predicted."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from staticmem.cli import settings
+from staticmem.cli.flags import add_scenario, add_verb
+from staticmem.cli.output import add_output, chosen_format, emit, put
+from staticmem.files import temporary_folder
+from staticmem.report.formats import Formats
+
+if TYPE_CHECKING:
+    from staticmem.validate.snapshots import Snapshot
+
+RECONCILE_FORMATS = Formats("reconcile", module="staticmem.validate.summary")
+CALIBRATE_FORMATS = Formats("calibrate", module="staticmem.validate.calibrate")
+SNAPSHOT_FORMATS = Formats("compare_snapshot", module="staticmem.validate.snapshot_compare")
+
+RECONCILE = """\
+How far predictions are from readings, over many records that 'staticmem validate -o record.json' saved: for each meter
+the median, the 95th percentile and the largest error, and the share of readings inside the predicted band.
+"""
+
+RECONCILE_EXAMPLES = """\
+examples:
+  staticmem reconcile records/
+  staticmem reconcile a.json b.json -f md
+  staticmem reconcile records/ --models models/
+"""
+
+CALIBRATE = """\
+Turns readings into a device profile for 'analyze --profile': the CUDA context of each card, what libraries load, and
+cuBLAS workspaces. The probes are runs with PyTorch on the card, at least 3 of it, with nothing else on it; take models
+with convolutions and with matrix products, and 'scripts/validate_on_gpu.py' makes such a set.
+"""
+
+CALIBRATE_EXAMPLES = """\
+examples:
+  staticmem calibrate records/ -o profile.yaml
+  staticmem analyze model.pt2 --batch 32 --optimizer adam --gpu rtx-4090 --profile profile.yaml
+"""
+
+COMPARE_SNAPSHOT = """\
+Compares a predicted memory snapshot with one that torch.cuda.memory._dump_snapshot wrote: peaks of allocated and
+reserved memory, the last step allocation by allocation, what one side has and the other lacks, memory over the step.
+Of a pickle only plain values are read: nothing in it runs.
+"""
+
+COMPARE_SNAPSHOT_EXAMPLES = """\
+examples:
+  staticmem analyze model.pt2 --batch 32 --optimizer adam -o predicted.pickle
+  staticmem compare-snapshot predicted.pickle real.pickle
+  staticmem compare-snapshot model.pt2 real.pickle --batch 32 --optimizer adam --gpu rtx-4090
+"""
+
+
+def add_reconcile(verbs: Any) -> None:
+    about = "errors of many validations, meter by meter"
+    parser = add_verb(verbs, "reconcile", reconcile, about, RECONCILE, RECONCILE_EXAMPLES)
+    _add_records(parser)
+    about = "predict again, with this version, for the models in this folder, told by their SHA-256; repeatable"
+    parser.add_argument("--models", metavar="DIR", action="append", default=[], help=about)
+    add_output(parser, RECONCILE_FORMATS)
+
+
+def add_calibrate(verbs: Any) -> None:
+    parser = add_verb(verbs, "calibrate", calibrate, "a device profile from readings", CALIBRATE, CALIBRATE_EXAMPLES)
+    _add_records(parser)
+    about = "the card of all records, where the driver's name is not found in the catalog"
+    parser.add_argument("--gpu", metavar="NAME", help=about)
+    add_output(parser, CALIBRATE_FORMATS)
+
+
+def add_compare_snapshot(verbs: Any) -> None:
+    about = "a prediction against PyTorch's own memory snapshot"
+    parser = add_verb(verbs, "compare-snapshot", compare_snapshot, about, COMPARE_SNAPSHOT, COMPARE_SNAPSHOT_EXAMPLES)
+    about = "a snapshot of 'analyze -f snapshot', or an .onnx or .pt2 file"
+    parser.add_argument("predicted", metavar="PREDICTED", help=about)
+    parser.add_argument("real", metavar="REAL", help="the snapshot that PyTorch wrote")
+    add_scenario(parser)
+    add_output(parser, SNAPSHOT_FORMATS)
+
+
+def _add_records(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("records", metavar="RECORD", nargs="+", help="records (.json), or folders of them")
+
+
+def reconcile(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, RECONCILE_FORMATS)
+    from staticmem.validate.records import load_records
+    from staticmem.validate.summary import summary
+
+    records = load_records(args.records)
+    if args.models:
+        from staticmem.validate.repredict import models_in, repredicted
+
+        models = models_in(args.models)
+        for index, (path, record) in enumerate(records):
+            model = models.get(str(record.model.get("sha256")))
+            if model is not None:
+                records[index] = path, repredicted(record, model)
+    emit(summary(records), chosen, args)
+    return 0
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    chosen_format(args, CALIBRATE_FORMATS)
+    from staticmem.validate import calibrate
+    from staticmem.validate.records import load_records
+
+    text = calibrate.dumps(calibrate.calibrated(load_records(args.records), args.gpu))
+    with temporary_folder() as folder:
+        calibrate.check(text, Path(folder) / "profile.yaml")  # nobody gets a profile that cannot be read
+    put(text, args)
+    return 0
+
+
+def compare_snapshot(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, SNAPSHOT_FORMATS)
+    from staticmem.validate import snapshot_compare, snapshots
+
+    real = snapshots.read(args.real)
+    emit(snapshot_compare.compare(_predicted(args), real), chosen, args)
+    return 0
+
+
+def _predicted(args: argparse.Namespace) -> Snapshot:
+    """A saved snapshot, told by its first byte; else the snapshot of the model's step."""
+    from staticmem.validate import plain_pickle, snapshots
+
+    try:
+        with open(args.predicted, "rb") as file:
+            saved = file.read(1) == b"\x80"
+    except OSError:
+        saved = False  # the frontend says what is wrong with the path
+    if saved:
+        return snapshots.read(args.predicted)
+    from staticmem.studies import Study, without_cycle_search  # late: two snapshots need no engine
+    from staticmem.studies.export import snapshot
+
+    with without_cycle_search():
+        data = snapshot(Study.open(args.predicted, settings.request(args)))
+    return snapshots.snapshot_of(plain_pickle.loads(data), args.predicted)
