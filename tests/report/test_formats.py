@@ -49,10 +49,10 @@ def test_a_file_in_the_folder_is_a_format(
     """Nothing else is touched: not the command line, not its help."""
     (tmp_path / "report_words.py").write_text(NEW, encoding="utf-8")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
-    from staticmem.cli import analyze, report
+    from staticmem.cli import analyze, saved
 
-    for verb in (analyze, report):
-        monkeypatch.setattr(verb, "FORMATS", Formats("report", saved=verb is report))
+    monkeypatch.setattr(analyze, "FORMATS", Formats("report"))
+    monkeypatch.setattr(saved, "REPORT_FORMATS", Formats("report", saved=True))
     assert main(["analyze", SEED, "--batch", "2", "-f", "words"]) == 0
     assert capsys.readouterr().out.endswith(" tensors\n")
     assert main(["analyze", SEED, "--batch", "2", "-o", str(tmp_path / "report.words")]) == 0
