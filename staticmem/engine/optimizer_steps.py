@@ -155,9 +155,8 @@ def _radam(s: Scenario) -> OptimizerFacts:
         Make("aten.mul.Tensor", "product", ("scaled", "adaptive")),
         Make("aten.mul.Tensor", "", ("product",)),
     )
-    return _simple(
-        ("exp_avg", "exp_avg_sq"), (*many, Make("aten._foreach_sqrt.default", "buffer")), (*one, *chain)
-    )  # fmt: skip
+    root = Make("aten._foreach_sqrt.default", "buffer")
+    return _simple(("exp_avg", "exp_avg_sq"), (*many, root), (*one, *chain))
 
 
 def _nadam(s: Scenario) -> OptimizerFacts:
@@ -183,9 +182,8 @@ def _adadelta(s: Scenario) -> OptimizerFacts:
 
 def _lion(s: Scenario) -> OptimizerFacts:
     """timm's. Weight decay is decoupled, in place."""
-    return _simple(
-        ("exp_avg",), (Make("aten._foreach_lerp.Scalar", "updates"),), (Make("aten.lerp.Scalar", "update"),)
-    )  # fmt: skip
+    many, one = Make("aten._foreach_lerp.Scalar", "updates"), Make("aten.lerp.Scalar", "update")
+    return _simple(("exp_avg",), (many,), (one,))
 
 
 # -- Adafactor ---------------------------------------------------------------------------------------------------
@@ -309,7 +307,16 @@ def _numel(shape: Shape) -> int:
 
 
 FACTS: dict[str, Callable[[Scenario], OptimizerFacts]] = {
-    "sgd": _sgd, "adam": _adam, "adamw": _adam, "rmsprop": _rmsprop, "adagrad": _adagrad, "radam": _radam,
-    "nadam": _nadam, "adamax": _adamax, "adadelta": _adadelta, "adafactor": _adafactor, "lion": _lion,
-    "adafactor-hf": _adafactor_hf, "adam-8bit": _eight_bit, "adamw-8bit": _eight_bit, "lion-8bit": _eight_bit,
-}  # fmt: skip
+    "sgd": _sgd,
+    "rmsprop": _rmsprop,
+    "adagrad": _adagrad,
+    "radam": _radam,
+    "nadam": _nadam,
+    "adamax": _adamax,
+    "adadelta": _adadelta,
+    "adafactor": _adafactor,
+    "lion": _lion,
+    "adafactor-hf": _adafactor_hf,
+    **dict.fromkeys(("adam", "adamw"), _adam),
+    **dict.fromkeys(("adam-8bit", "adamw-8bit", "lion-8bit"), _eight_bit),
+}

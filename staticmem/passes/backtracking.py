@@ -1,11 +1,15 @@
-"""Regular expressions on names that a file chose: refused where Python's `re` could not finish.
+r"""Regular expressions on names that a file chose: refused where Python's `re` could not finish.
 
 `re` goes back over every way in which a pattern can be laid over a text: `(a+)+$` has 2^n of them on n letters, so with
-the right pattern a file with one such name would keep it busy for ever. `re` takes no limit of time, and a signal or a
-process of its own would be no way for a library. So the ways are counted first, which is as cheap as a match without
-going back: for each item of the parsed pattern, in how many ways each position of the text is reached. Where an item is
-no plain character, it is taken to match: the count is never too low. A pattern that goes back a lot on some text is not
-refused for that; the names of the model are what counts.
+the right pattern a file with one such name would keep it busy for ever. `re` takes no limit of time, and a library
+should neither set a signal nor start a process for it. So the ways are counted first, which is as cheap as a match
+without going back: for each item of the parsed pattern, in how many ways each position of the text is reached. Where an
+item is no plain character, it is taken to match: the count is never too low. A pattern that goes back a lot on some
+text is not refused for that; the names of the model are what counts.
+
+Globs in place of regular expressions would need none of this, but `--freeze` takes what users pass to `re.search`. A
+list of allowed constructs would be shorter, and would refuse patterns that are quick on every name of a model, such as
+`(\w+\.)*bias`: a repeated group is slow on some texts only, which a count on the names tells.
 
 The parsed pattern is private to Python (`re._parser`, before 3.11 `sre_parse`); an item that is not known here counts
 as too many ways.

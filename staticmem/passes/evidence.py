@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref
 from staticmem.ops import kinds_of
-from staticmem.passes.onnx_tensors import FromOnnx
+
+if TYPE_CHECKING:  # its module has the ONNX frontend, which no other file needs
+    from staticmem.passes.onnx_tensors import FromOnnx
 
 _MODULES = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
 # values that a pass of the exporter made, or of the optimiser of ONNX
