@@ -2,8 +2,9 @@
 
     python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt [--state FILE]
 
-The file has names of models; scripts/zoo.py chooses them. Each model is run once on meta tensors
-(scripts/watch.py) in training mode, of which exports are made, and once in evaluation mode for what only that keeps.
+The file has names of models; scripts/class_models.py chooses them. Each model is run once on meta tensors
+(scripts/class_watch.py) in training mode, of which exports are made, and once in evaluation mode for what only that
+keeps.
 Classes of the present tables that none of these models has stay as they are. VERSIONS names the packages whose classes
 these are: "timm 1.0.31, torchvision 0.29.1". With `--state` what was seen is kept in FILE after each model: a run of up
 to an hour that was stopped goes on behind the model that it was at.
@@ -23,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import inplace
-import module_names
-import zoo
-from watch import observed
+import class_in_place
+import class_models
+import class_names
+from class_watch import observed
 
 PACKAGE = Path(__file__).parents[1] / "staticmem"
 SECONDS = 90
@@ -36,8 +37,8 @@ SECONDS = 90
 class State:
     """What the models so far have shown. `tried` also has the one that a stopped run was at: it may have stopped it."""
 
-    names: dict[str, module_names.Seen] = field(default_factory=dict)
-    places: inplace.Seen = field(default_factory=dict)
+    names: dict[str, class_names.Seen] = field(default_factory=dict)
+    places: class_in_place.Seen = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
 
     def save(self, path: Path | None) -> None:
@@ -61,15 +62,15 @@ def _owner(key: str) -> str:
     return key.rpartition(">")[2]
 
 
-def look(name: str, names: dict[str, module_names.Seen], places: inplace.Seen) -> None:
+def look(name: str, names: dict[str, class_names.Seen], places: class_in_place.Seen) -> None:
     """Adds what one published model shows; evaluation mode only where it has classes that were not seen before."""
-    model, args, kwargs = zoo.build(name)
+    model, args, kwargs = class_models.build(name)
     before = set(names)
     seen = observed(model.train(), args, kwargs)
-    module_names.collect(seen, names)
-    inplace.collect(seen.graph, places)
+    class_names.collect(seen, names)
+    class_in_place.collect(seen.graph, places)
     if set(names) - before:
-        module_names.collect_caches(observed(model.eval(), args, kwargs), names)
+        class_names.collect_caches(observed(model.eval(), args, kwargs), names)
 
 
 def main(versions: str, models: Path, path: Path | None) -> None:
@@ -85,16 +86,16 @@ def main(versions: str, models: Path, path: Path | None) -> None:
         began = time.monotonic()
         outcome = "seen"
         try:
-            zoo.within(SECONDS, lambda name=name: look(name, state.names, state.places))
+            class_models.within(SECONDS, lambda name=name: look(name, state.names, state.places))
         except Exception as error:  # whatever a library raises for one of its models
             outcome = f"{type(error).__name__} {str(error)[:120]!r}"
         print(f"{name}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     state.save(path)
     source = f"scripts/class_tables.py; {versions}"
     about = f"names that forward gives results; {source}"
-    write(PACKAGE / "passes" / "frames" / "published_names.json", about, module_names.table(state.names))
+    write(PACKAGE / "passes" / "frames" / "published_names.json", about, class_names.table(state.names))
     about = f"what classes run in place; {source}"
-    write(PACKAGE / "passes" / "inplace.json", about, inplace.table(state.places))
+    write(PACKAGE / "passes" / "inplace.json", about, class_in_place.table(state.places))
 
 
 if __name__ == "__main__":

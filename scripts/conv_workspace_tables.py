@@ -4,6 +4,12 @@
     python scripts/conv_workspace_tables.py ask fresh.npz --seed 2 --count 300
     python scripts/conv_workspace_tables.py fit answers.npz   # more files of the same cuDNN: more seeds
     python scripts/conv_workspace_tables.py check fresh.npz
+    python scripts/conv_workspace_tables.py search --count 200      # some minutes: search.json
+
+`search` is for `torch.backends.cudnn.benchmark`, which tries every plan of a convolution in one buffer that holds the
+largest workspace among them. Its file has, for each architecture, precision, layout and pass, that workspace as a
+multiple of the bytes of input, weight and result: the quartiles over random convolutions. Quartiles, because a network
+has many convolutions, and all of them at an extreme is not what a band should say.
 
 The tables in the package are of seeds 1 (4,000) and, with TF32 or half precision, 3 (5,000); checks are of seed 2.
 
@@ -27,13 +33,15 @@ from conv_sampling import cells, sample
 from conv_trees import Agreement, Answer, agreement, fit
 
 from staticmem.devices import conv_tables
-from staticmem.devices.conv_tables import FEATURES
+from staticmem.devices.conv_tables import FEATURES, piece_bytes
 from staticmem.devices.cudnn import ARCHITECTURES, Cudnn
 
 PRECISIONS = ("tf32", "float32", "float16")
 # Leaves of a tree: 132 trees are 250 KB for each cuDNN. Without TF32 most convolutions take next to nothing.
 LEAVES = {"tf32": 140, "float32": 50, "float16": 130}
 NONE = -1  # cuDNN has no plan
+LEAST_TENSORS = 1 << 20  # bytes of the three tensors of a search: in smaller ones a constant of the engine decides
+EVERY = 10_000  # more plans than cuDNN has
 
 
 def architectures(precision: str) -> tuple[str, ...]:
@@ -118,15 +126,45 @@ def _line(what: str, found: list[Agreement]) -> None:
         print(f"{what:32} | {exact:.0%} | {band:.0%} | {median:.2f} | {mean:.0f}")
 
 
+def ranges(cudnn: Cudnn, architecture: str, cell: tuple[str, bool, str], count: int) -> list[float]:
+    """Three quantiles of largest workspace / (input + weight + result)."""
+    ratios = []
+    for conv in sample(7, *cell, count):
+        total = sum(piece_bytes(conv).values())
+        plans = cudnn.plans(conv, architecture, limit=EVERY) if total >= LEAST_TENSORS else []
+        if plans:
+            ratios.append(max(plan.workspace for plan in plans) / total)
+    ratios.sort()
+    return [round(ratios[int(q * (len(ratios) - 1))], 3) for q in (0.25, 0.5, 0.75)] if ratios else [0.0, 0.0, 0.0]
+
+
+def search(count: int) -> None:
+    """Writes search.json."""
+    cudnn = Cudnn()
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in cells(PRECISIONS):
+        for architecture in architectures(cell[0]):
+            found.setdefault(architecture, {})[conv_tables.table_name(*cell)] = ranges(cudnn, architecture, cell, count)
+        print(*cell, flush=True)
+    ordered = {architecture: found[architecture] for architecture in ARCHITECTURES}
+    document = {"version": 1, "cudnn": cudnn.name, "count": count, "ranges": ordered}
+    text = json.dumps(document, indent=1).replace("[\n    ", "[").replace(",\n    ", ", ").replace("\n   ]", "]")
+    (conv_tables.FOLDER / "search.json").write_text(text + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ask", "fit", "check"))
-    parser.add_argument("answers", type=Path, nargs="+")
+    parser.add_argument("what", choices=("ask", "fit", "check", "search"))
+    parser.add_argument("answers", type=Path, nargs="*")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=4000)
+    parser.add_argument("--count", type=int, help="convolutions of a cell; default: 4000, of a search 200")
     given = parser.parse_args()
-    if given.what == "ask":
-        ask(given.answers[0], given.seed, given.count)
+    if given.what == "search":
+        search(given.count or 200)
+    elif not given.answers:
+        parser.error("a file of answers is missing")
+    elif given.what == "ask":
+        ask(given.answers[0], given.seed, given.count or 4000)
     elif given.what == "fit":
         write(given.answers)
     else:

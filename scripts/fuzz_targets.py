@@ -79,9 +79,10 @@ def report(path: str, _: random.Random) -> None:
     from staticmem.report.html import render as page
     from staticmem.report.json import dumps
     from staticmem.report.load import load_report
+    from staticmem.report.text import View
 
     loaded = load_report(path)
-    render(loaded, explain=True)
+    render(loaded, View(explain=True))
     markdown(loaded)
     dumps(loaded)
     page(loaded)
@@ -434,3 +435,20 @@ TARGETS: dict[str, Target] = {
     "diff": Target("json", "json", small_reports, diff, ("report/load", "report/changes", "report/diff", "cli/diff")),
     "record": Target("json", "json", records, record, ("validate/records", "validate/summary", "validate/calibrate")),
 }
+
+
+def check_modules() -> None:
+    """Raises:
+    SystemExit: a target names sources that are not there any more: its coverage would count nothing.
+    """
+    package = ROOT / "staticmem"
+    sources = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
+    for name, target in TARGETS.items():
+        for module in target.modules:
+            if not any(source.startswith(module) for source in sources):
+                raise SystemExit(
+                    f"scripts/fuzz_targets.py: target '{name}' names {module}, which staticmem/ does not have"
+                )
+
+
+check_modules()

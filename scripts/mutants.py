@@ -1,13 +1,14 @@
 """Plants one fault at a time in the core and lists those that no test notices.
 
-    python scripts/mutants.py --sample 100 --seed 1            # of all modules below
-    python scripts/mutants.py --module lifetimes/intervals.py  # every fault of one
-    python scripts/mutants.py --folder lifetimes               # every fault of one folder
-    python scripts/mutants.py --list
+    python scripts/mutants.py --sample 100 --seed 1            # of all modules of the core
+    python scripts/mutants.py --module liveness/intervals.py   # every fault of one
+    python scripts/mutants.py --folder liveness                # every fault of one folder
+    python scripts/mutants.py --list --tests                   # the faults, and the tests of each module
 
 A fault is a comparison, an operator, a number, a condition, a result or a statement that is another one, or is gone. It
-is planted in a copy of the repository, and the tests of that module's area run against the copy until one fails. A
-fault that none notices is printed with its place: either a test is missing, or the two programs do the same.
+is planted in a copy of the repository, and the module's tests run against the copy until one fails; tests/ mirrors the
+package, so that they are found by their names (`tests_of`). A fault that none notices is printed with its place: either
+a test is missing, or the two programs do the same. scripts/README.md says why this is not mutmut.
 """
 
 from __future__ import annotations
@@ -25,102 +26,52 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "staticmem"
+CORE = ("allocators", "eager", "engine", "liveness", "ops", "parallel", "passes", "studies")  # whose figures count
 COPIED = ("staticmem", "tests", "models", "scripts", "docs", "schemas", "README.md", "pyproject.toml")
 
-# module -> what pytest is given; the quickest to fail come first
-_BY_HAND = "tests/eager/test_by_hand.py"
-_RULES = [
-    _BY_HAND,
-    "tests/ops/test_rules_by_hand.py",
-    "tests/ops/test_cuda_only.py",
-    "tests/ops/test_rules.py",
-    "-k",
-]
-_POINTWISE = (
-    "by_hand or cuda_only or add or sub or mul or div or relu or where or pow or clamp or lerp or neg or exp or "
-    "maximum or minimum or fmod or remainder or copy or fill or zero or rsub or sqrt"
-)
+# Tests that look at one area from elsewhere, quickest to fail first: they follow those of the module itself.
+_BESIDE = {
+    "eager/": ["tests/eager/test_by_hand.py", "tests/report/test_golden.py"],
+    "engine/": ["tests/report/test_golden.py"],
+    "liveness/": ["tests/eager/test_by_hand.py", "tests/report/test_golden.py"],
+    "ops/": ["tests/eager/test_by_hand.py", "tests/ops/test_rules_by_hand.py", "tests/ops/test_rules.py"],
+}
+# Tests that compare every operator: of a module of ops/ those of its operators, by their names
+_BY_OPERATOR = ("tests/ops/test_rules.py", "tests/ops/test_rules_by_hand.py")
 
 
-def _cases(module: str) -> list[str]:
-    """The tests of a module of rules: those of its operators, by their names."""
-    text = (ROOT / "staticmem" / "ops" / f"{module}.py").read_text(encoding="utf-8")
-    return [*_RULES, " or ".join(["by_hand", "cuda_only", *sorted(set(re.findall(r'"aten::([a-z_0-9]+)', text)))])]
+def tests_of(module: str) -> list[str]:
+    """What pytest is given for a module: tests that mirror it, those of its folder, and those that look from elsewhere.
 
+    `tests/` mirrors the package: `allocators/peaks.py` has `tests/allocators/test_peaks*.py`; what lies deeper may also
+    have its folders' names in the file's, as `allocators/onnxruntime/plan.py` has
+    `tests/allocators/test_onnxruntime_plan.py`.
+    """
+    path = Path(module)
+    own: list[Path] = []
+    for depth in range(len(path.parts) - 1, -1, -1):
+        folder = ROOT / "tests" / Path(*path.parts[:depth])
+        stem = "_".join([*path.parts[depth:-1], path.stem])
+        own += sorted(folder.glob(f"test_{stem}.py")) + sorted(folder.glob(f"test_{stem}_*.py"))
+    folder = ROOT / "tests" / path.parent
+    while not folder.is_dir():
+        folder = folder.parent
+    chosen = [str(file.relative_to(ROOT)) for file in own]
+    chosen += [name for area, names in _BESIDE.items() if module.startswith(area) for name in names]
+    if folder != ROOT / "tests":
+        chosen += [str(file.relative_to(ROOT)) for file in sorted(folder.glob("test_*.py"))]
+    chosen = [name for name in dict.fromkeys(chosen) if (ROOT / name).exists()]
+    operators = set(re.findall(r'"aten::([a-z_0-9]+)', (PACKAGE / module).read_text(encoding="utf-8")))
+    if module.startswith("ops/") and operators:
+        return [*chosen, "-k", " or ".join(["by_hand", path.stem, *sorted(operators)])]
+    return [name for name in chosen if name not in _BY_OPERATOR]
 
-_PARALLEL = [
-    "tests/parallel/test_tensor_by_hand.py",
-    "tests/parallel/test_zero3_by_hand.py",
-    "tests/parallel/test_ranks_by_hand.py",
-    "tests/parallel/test_ranks.py",
-    "tests/parallel/test_parallel_cli.py",
-]
-_REPORT = ["tests/report/test_report.py", "tests/report/test_golden.py"]
-_ENGINE = [
-    _BY_HAND, "tests/eager", "tests/engine/test_left_behind.py", "tests/engine/test_step.py",
-    "tests/engine/test_checkpointing.py", "tests/engine/test_repetition.py", "tests/liveness/test_intervals.py",
-    "tests/ops/test_recorded_rules.py", "tests/report/test_golden.py", "tests/ops/test_rules.py",
-]  # fmt: skip
-_ALLOCATOR = [f"tests/allocators/test_{name}.py" for name in (
-    "from_trace", "cuda_caching", "cuda_caching_reference", "peaks", "cuda_caching_recorded",
-    "cuda_caching_invariants", "from_trace_recorded", "settings", "from_trace_kernels",
-)]  # fmt: skip
-_STEP = [
-    *(f"tests/engine/test_{name}.py" for name in (
-        "step", "left_behind", "interpreter", "step_levers", "locals", "source_locals", "losses", "precision",
-        "graph_notes", "contradictions", "optimizers", "checkpointing", "hidden_frames", "module_names",
-        "written_checkpoints", "repetition", "shapes",
-    )),
-    "tests/report/test_golden.py", "tests/engine/test_levers_measured.py", "tests/frontends/test_export_owned.py",
-]  # fmt: skip
-AREAS: dict[str, list[str]] = {
-    "eager/autograd.py": [
-        _BY_HAND, "tests/eager/test_engine.py", "tests/eager/test_ownership.py", "tests/engine/test_left_behind.py",
-        "tests/report/test_golden.py", "tests/engine/test_step.py", "tests/engine/test_checkpointing.py",
-        "tests/liveness/test_intervals.py", "tests/ops/test_rules.py",
-        "-k", "not batch_norm and not instance_norm",
-    ],
-    "eager/strides.py": [_BY_HAND, "tests/eager/test_strides.py"],
-    **{f"eager/{name}.py": _ENGINE for name in (
-        "calls", "columns", "context", "evaluate", "node", "rebase", "recorder", "recording", "tensor", "trace",
-    )},
-    **{f"lifetimes/{name}.py": [_BY_HAND, "tests/lifetimes", *_REPORT] for name in (
-        "graph", "intervals", "schedule", "why",
-    )},
-    **{f"allocators/{name}.py": _ALLOCATOR for name in (
-        "band", "cuda_caching", "expandable", "from_trace", "peaks", "process", "result", "segments", "settings",
-    )},
-    **{f"training/{name}.py": _STEP for name in (
-        "checkpointing", "freezing", "gradients", "graph_notes", "hidden_frames", "interpreter", "kept_attributes",
-        "losses", "notes", "optimizer_steps", "precision", "call_records",
-        "scenario", "shapes", "source_locals", "step", "symbolic", "written_checkpoints",
-    )},
-    "training/optimizers.py": ["tests/engine/test_optimizers.py", "tests/engine/test_step.py"],
-    "rules/convolution.py": [*_RULES, "by_hand or cuda_only or conv"],
-    "rules/pointwise.py": [*_RULES, _POINTWISE],
-    "rules/attention.py": ["tests/ops/test_attention.py", "tests/ops/test_cuda_only.py"],
-    **{f"rules/{name}.py": _cases(name) for name in (
-        "activations", "indexing", "joining", "linear", "loss", "normalization", "pooling", "recurrent",
-        "reduction", "resample", "scattering", "views",
-    )},
-    **{f"parallel/{name}.py": _PARALLEL for name in (
-        "ddp", "facts", "fsdp", "pipeline", "rank", "tensor", "zero", "zero3",
-    )},
-    **{f"scenarios/{name}.py": ["tests/studies/test_scenarios_by_hand.py", "tests/studies/test_levers.py"]
-       for name in ("best_set", "levers")},
-    "scenarios/largest.py": ["tests/studies/test_largest.py"],
-    "scenarios/points.py": ["tests/studies/test_scenarios_by_hand.py", "tests/studies/test_sweep.py",
-                            "tests/studies/test_config.py"],
-    "scenarios/check.py": ["tests/studies/test_budgets.py"],
-    "scenarios/blocks.py": ["tests/studies/test_structure.py", "tests/studies/test_levers.py"],
-    "scenarios/structure.py": ["tests/studies/test_structure.py"],
-    **{f"sizing/{name}.py": ["tests/sizing"] for name in ("build", "levers", "prices", "search")},
-}  # fmt: skip
 
 _COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -303,24 +254,31 @@ def preload() -> None:
         raise SystemExit("staticmem is in memory already: a fork would not see the copy")
 
 
+def modules_of(folders: Iterable[str]) -> list[str]:
+    """The modules of folders of the package, by their paths in it."""
+    files = sorted(file for folder in folders for file in (PACKAGE / folder).rglob("*.py"))
+    return [file.relative_to(PACKAGE).as_posix() for file in files if file.name != "__init__.py"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Faults that no test notices.")
-    parser.add_argument("--module", action="append", choices=AREAS, help="of these modules; default: all")
-    parser.add_argument("--folder", action="append", help="of all modules below in these: rules, lifetimes, ...")
+    parser.add_argument("--module", action="append", default=[], help="of these modules: liveness/intervals.py, ...")
+    parser.add_argument("--folder", action="append", help="of all modules in these; default: those of the core")
     parser.add_argument("--at", action="append", metavar="MODULE:LINE", help="only those of this line; may be repeated")
     parser.add_argument("--sample", type=int, help="this many, chosen by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600, help="stop after this time")
     parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of one fault")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
+    parser.add_argument("--tests", action="store_true", help="print the tests of each module too")
     given = parser.parse_args()
-    folders = given.folder or ([] if given.module else {module.partition("/")[0] for module in AREAS})
-    modules = [module for module in AREAS if module in (given.module or ()) or module.partition("/")[0] in folders]
-    planted = [
-        mutant
-        for module in modules
-        for mutant in mutants_of(module, (ROOT / "staticmem" / module).read_text(encoding="utf-8"))
-    ]
+    modules = [*given.module, *modules_of(given.folder or ([] if given.module else CORE))]
+    for module in modules:
+        if not (PACKAGE / module).is_file():
+            parser.error(f"there is no staticmem/{module}")
+    planted = [m for module in modules for m in mutants_of(module, (PACKAGE / module).read_text(encoding="utf-8"))]
+    for module in modules if given.tests else ():
+        print(f"{module}: {' '.join(tests_of(module))}")
     if given.at:
         planted = [mutant for mutant in planted if f"{mutant.module}:{mutant.line}" in given.at]
     print(f"{len(planted):,} faults in {len(modules)} modules", flush=True)
@@ -351,7 +309,7 @@ def plant(planted: list[Mutant], copy: Path, seconds: float, limit: float) -> in
         if time.monotonic() - started > seconds:
             break
         if mutant.module not in sound:
-            sound[mutant.module] = run_tests(copy, AREAS[mutant.module], limit, log) == 0
+            sound[mutant.module] = run_tests(copy, tests_of(mutant.module), limit, log) == 0
             if not sound[mutant.module]:
                 print(f"{mutant.module}: its tests fail without a fault\n{log.read_text()[-1500:]}", flush=True)
         if not sound[mutant.module]:
@@ -359,7 +317,7 @@ def plant(planted: list[Mutant], copy: Path, seconds: float, limit: float) -> in
         path = copy / "staticmem" / mutant.module
         original = path.read_text(encoding="utf-8")
         path.write_text(mutant.source, encoding="utf-8")
-        code = run_tests(copy, AREAS[mutant.module], limit, log)
+        code = run_tests(copy, tests_of(mutant.module), limit, log)
         path.write_text(original, encoding="utf-8")
         result = {0: "survived", -1: "timed out"}.get(code, "killed")
         of = counts.setdefault(mutant.module, {"killed": 0, "timed out": 0, "survived": 0})

@@ -21,7 +21,7 @@ VERSIONS = "lib 1.0"
 def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script, with tables of one class in a package of its own."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    for name in ("module_names", "inplace", "class_tables"):  # scripts and modules of the tests share names
+    for name in ("class_names", "class_in_place", "class_tables"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     made = importlib.import_module("class_tables")
     monkeypatch.setattr(made, "PACKAGE", tmp_path)
@@ -47,7 +47,7 @@ def test_a_stopped_run_goes_on_behind_the_model_that_it_was_at(
         looked.append(name)
         if name == "stops":
             raise KeyboardInterrupt
-        seen = script.module_names.Seen({"conv": {1: [f"x_{name}"]}})
+        seen = script.class_names.Seen({"conv": {1: [f"x_{name}"]}})
         names[f"lib.{name}"] = seen
         places[f"lib.{name}"] = {"act": {name == "a"}}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -39,12 +38,11 @@ BLOCK = "a:lib.Block"
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """scripts/module_names.py and scripts/watch.py, for classes of these tests."""
+    """scripts/class_names.py and scripts/class_watch.py, for classes of these tests."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.delitem(sys.modules, "module_names", raising=False)
-    made = importlib.import_module("module_names")
+    made = importlib.import_module("class_names")
     monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn.", "test_published_names."))
-    return made, importlib.import_module("watch")
+    return made, importlib.import_module("class_watch")
 
 
 def block(extra: bool = False) -> Graph:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from watch import Held, Observed
+from class_watch import Held, Observed
 
 from staticmem.ir.graph import Frame
 from staticmem.passes.frames.published_names import Entry, Result, call_ends, place, results, signature
