@@ -71,7 +71,7 @@ class Environment:
 _USES = {
     "numpy": "arrays of constants, sweeps",
     "onnx": "reading .onnx",
-    "networkx": "the step graph",
+    "networkx": "order and cuts of graphs",
     "pyyaml": "configs, hardware data",
     "shtab": "shell completion",
     "torch": "exporting models, --runtime torch",

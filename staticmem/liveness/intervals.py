@@ -1,8 +1,8 @@
 """Liveness of a step: a buffer lives from its allocation to the release of its last owner.
 
-The edges are those of the step graph (`lifetimes.graph`): kernel -> buffer that it allocates, buffer -> owner that
-holds it over [start, end). The end of an interval is the largest `end` among a buffer's edges, so one pass over the
-edges gives all of them. The NetworkX graph itself is built for queries only (`Lifetimes.graph`): docs/adr/0004.
+A step is a graph with these edges: kernel -> buffer that it allocates, buffer -> owner that holds it over [start, end).
+The end of an interval is the largest `end` among a buffer's edges, so one pass over the edges gives all of them
+(docs/adr/0004).
 
 Time is the trace's tick: one allocation or one release each. `live[t]` is what is alive after the event of tick t, so a
 buffer is alive at t where born <= t < died.
@@ -22,7 +22,6 @@ from staticmem.ir.record import record
 from staticmem.liveness import arrays
 
 if TYPE_CHECKING:
-    import networkx as nx
     import numpy as np
 
 
@@ -61,13 +60,6 @@ class Lifetimes:
         import numpy as np
 
         return np.arange(len(self.live)), np.asarray(self.live, dtype=np.int64)
-
-    @cached_property
-    def graph(self) -> nx.DiGraph:
-        """The step graph on NetworkX; see `lifetimes.graph`."""
-        from staticmem.liveness.graph import step_graph
-
-        return step_graph(self.trace)
 
     # -- one moment ----------------------------------------------------------------------------------------------
 
