@@ -77,19 +77,18 @@ def _change(index: int, graph: Graph, lifetimes: Lifetimes, stage: Stage) -> Cha
     kernels = lifetimes.trace.kernels
     ops = tuple(dict.fromkeys(short(kernels[k].name) for k in stage.kernels)) if stage.phase != "setup" else ()
     node = graph.ops[stage.op].name if 0 <= stage.op < len(graph.ops) else None
-    return Change(
-        index, stage.phase, ops, node, module_of_op(graph, stage.op) or None, _groups(stage.made), _groups(stage.freed),
-        sum(b.size for b in stage.made), sum(b.size for b in stage.freed), stage.total, stage.highest,
-    )  # fmt: skip
+    place = (node, module_of_op(graph, stage.op) or None)
+    sizes = (sum(b.size for b in stage.made), sum(b.size for b in stage.freed), stage.total, stage.highest)
+    return Change(index, stage.phase, ops, *place, _groups(stage.made), _groups(stage.freed), *sizes)
 
 
 def _groups(buffers: Sequence[Buffer]) -> tuple[Group, ...]:
-    found: dict[tuple[str, tuple[int, ...], str], list[Buffer]] = {}
+    alike: dict[tuple[str, tuple[int, ...], str], list[Buffer]] = {}
     for buffer in buffers:
-        found.setdefault((buffer.dtype.name, buffer.shape, buffer.category), []).append(buffer)
+        alike.setdefault((buffer.dtype.name, buffer.shape, buffer.category), []).append(buffer)
     groups = [
         Group(len(same), dtype, shape, category, sum(b.size for b in same))
-        for (dtype, shape, category), same in found.items()
+        for (dtype, shape, category), same in alike.items()
     ]
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.dtype, g.shape)))
 

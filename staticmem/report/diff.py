@@ -83,17 +83,21 @@ class ReportDiff:
 def diff(before: Report, after: Report) -> ReportDiff:
     """The differences of two reports; of any models."""
     tensors = _tensors(before.alive, after.alive)
+    meters = [change(m, getattr(before.peak, f"{m}_bytes"), getattr(after.peak, f"{m}_bytes")) for m in METERS]
     return ReportDiff(
-        SCHEMA, _side(before), _side(after), _settings(before, after),
-        tuple(change(meter, _meter(before, meter), _meter(after, meter)) for meter in METERS),
-        change("parameters", before.parameters.bytes, after.parameters.bytes),
-        _changes(before.peak.by_category, after.peak.by_category),
-        _changes(_modules(before), _modules(after)),
-        tuple(t for t in tensors if t.before_shape is None),
-        tuple(t for t in tensors if t.after_shape is None),
-        tuple(t for t in tensors if t.before_shape is not None and t.after_shape is not None),
-        all(len(report.alive) == report.peak.tensors for report in (before, after)),
-    )  # fmt: skip
+        schema=SCHEMA,
+        before=_side(before),
+        after=_side(after),
+        settings=_settings(before, after),
+        meters=tuple(meters),
+        parameters=change("parameters", before.parameters.bytes, after.parameters.bytes),
+        categories=_changes(before.peak.by_category, after.peak.by_category),
+        modules=_changes(_modules(before), _modules(after)),
+        new=tuple(t for t in tensors if t.before_shape is None),
+        gone=tuple(t for t in tensors if t.after_shape is None),
+        changed=tuple(t for t in tensors if t.before_shape is not None and t.after_shape is not None),
+        complete=all(len(report.alive) == report.peak.tensors for report in (before, after)),
+    )
 
 
 def change(name: str, before: int | None, after: int | None) -> Change:
@@ -102,10 +106,8 @@ def change(name: str, before: int | None, after: int | None) -> Change:
 
 def _side(report: Report) -> Side:
     gpu = report.gpu
-    return Side(
-        report.model.path, step_name(report), report.peak.phase, place(report.peak), gpu.name if gpu else None,
-        gpu.fit if gpu else None,
-    )  # fmt: skip
+    card = (gpu.name, gpu.fit) if gpu else (None, None)
+    return Side(report.model.path, step_name(report), report.peak.phase, place(report.peak), *card)
 
 
 def _settings(before: Report, after: Report) -> tuple[tuple[str, str, str], ...]:
@@ -123,12 +125,6 @@ def _word(value: object) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def _meter(report: Report, meter: str) -> int | None:
-    found = getattr(report.peak, f"{meter}_bytes")
-    assert found is None or isinstance(found, int)
-    return found
 
 
 def _modules(report: Report) -> dict[str, int]:

@@ -47,10 +47,7 @@ def load_report(path: str) -> Report:
         _all_there(report.peak.bands, ("allocated", "reserved", "device"), path, "peak.bands")
         _all_there(report.peak.device_by_category, BEYOND_LIVE, path, "peak.device_by_category")
     if report.gpu is not None and report.gpu.fit not in FITS:
-        raise UsageError(
-            f"{path} is not a report", f"'gpu.fit' is {report.gpu.fit!r:.40}; it is one of {', '.join(FITS)}.",
-            "Write it again with this version.", CODE,
-        )  # fmt: skip
+        raise _wrong(path, "gpu.fit", f"one of {', '.join(FITS)}", report.gpu.fit)
     return dataclasses.replace(report, alive=report.top_tensors)
 
 
@@ -169,7 +166,7 @@ def _word(text: str, path: str, where: str) -> None:
 
 
 def _wrong(path: str, where: str, wanted: str, data: Any) -> UsageError:
+    hint = "Write it again with staticmem analyze MODEL -o FILE.json."
     return UsageError(
-        f"{path} is not a report", f"'{where or 'it'}' is {data!r:.40}; it has to be {wanted}.",
-        "Write it again with staticmem analyze MODEL -o FILE.json.", CODE,
-    )  # fmt: skip
+        f"{path} is not a report", f"'{where or 'it'}' is {data!r:.40}; it has to be {wanted}.", hint, CODE
+    )

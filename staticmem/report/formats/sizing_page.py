@@ -95,18 +95,14 @@ def _row(row: CardRow, found: Sizing, view: View) -> list[str]:
     form = f" <small>{esc(row.form)}</small>" if row.form else ""
     mark = f' <abbr title="assumed: {esc(", ".join(row.assumed))}">*</abbr>' if row.assumed else ""
     range_ = f"{view.size(row.device_low_bytes, 1)} - {view.size(row.device_high_bytes, 1)}"
-    cells = [
-        f"{esc(row.name)}{mark}{form}", view.size(row.nominal_bytes, 0),
-        view.size(row.usable_bytes, 1), view.size(row.device_bytes, 1),
-        f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>',
-        view.size(row.headroom_bytes, 1) if row.headroom_bytes else "", batch_text(row.max_batch),
-        batch_text(row.max_batch_with_checkpointing),
-    ]  # fmt: skip
+    cells = [f"{esc(row.name)}{mark}{form}", view.size(row.nominal_bytes, 0)]
+    cells += [view.size(nbytes, 1) for nbytes in (row.usable_bytes, row.device_bytes)]
+    cells += [f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>']
+    cells.append(view.size(row.headroom_bytes, 1) if row.headroom_bytes else "")
+    cells += [batch_text(row.max_batch), batch_text(row.max_batch_with_checkpointing)]
     cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
-    return [
-        *cells, str(row.bandwidth_gb_s or ""), esc(tflops_text(row.tflops)), str(row.tdp_w or ""), esc(row.link or ""),
-        str(row.year or ""), esc(price_text(row)),
-    ]  # fmt: skip
+    cells += [str(row.bandwidth_gb_s or ""), esc(tflops_text(row.tflops)), str(row.tdp_w or "")]
+    return [*cells, esc(row.link or ""), str(row.year or ""), esc(price_text(row))]
 
 
 def _curves(found: Sizing, view: View) -> str:
@@ -151,14 +147,11 @@ def _limits(cards: Sequence[CardRow]) -> list[tuple[str, int]]:
 def _levers(found: Sizing, view: View) -> str:
     if not found.levers:
         return ""
-    rows = [
-        [
-            esc(lever.what), f"<code>{esc(lever.flags)}</code>", view.size(lever.live_bytes),
-            f"-{view.size(lever.saved_bytes)}",
-            stacked_bar([("c-plain", lever.saved_bytes / found.live_bytes, lever.what)], lever.what),
-        ]
-        for lever in found.levers
-    ]  # fmt: skip
+    rows = []
+    for lever in found.levers:
+        bar = stacked_bar([("c-plain", lever.saved_bytes / found.live_bytes, lever.what)], lever.what)
+        sizes = (view.size(lever.live_bytes), f"-{view.size(lever.saved_bytes)}")
+        rows.append((esc(lever.what), f"<code>{esc(lever.flags)}</code>", *sizes, bar))
     heads = ("lever", "flags", "live peak", "saved", "")
     lead = "Each pulled alone, by the peak of live tensors."
     return section("levers", "What would make it smaller", table(heads, rows, right=(2, 3), caption="Levers"), lead)

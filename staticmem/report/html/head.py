@@ -21,10 +21,8 @@ _BEYOND_NAMES = {
     "context": "CUDA context",
     "libraries": "loaded libraries",
 }
-_PLURALS = {
-    "parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "activation": "activations",
-    "temporary": "temporaries", "input": "inputs",
-}  # fmt: skip
+_PLURALS = {"temporary": "temporaries"}
+_PLURALS |= {part: f"{part}s" for part in ("parameter", "buffer", "gradient", "activation", "input")}
 _MARKS = {"fits": "✓", "tight": "≈", "does not fit": "✗"}
 _METERS = {
     "live": ("live tensors", "what PyTorch holds in tensors; exact where the graph is known"),
@@ -102,11 +100,8 @@ def _largest(found: LargestBatch | None) -> str:
 def meters(report: Report, view: View) -> str:
     """Four bars on one scale, with bands, and what the device meter consists of."""
     peak = report.peak
-    values = {
-        "live": peak.live_bytes, "allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes,
-        "device": peak.device_bytes,
-    }  # fmt: skip
-    known = {key: value for key, value in values.items() if value is not None}
+    values = {key: getattr(peak, f"{key}_bytes") for key in _METERS}
+    known: dict[str, int] = {key: value for key, value in values.items() if value is not None}
     scale = max([*known.values(), *(band.high for band in peak.bands.values()), 1])
     rows = []
     for key, value in known.items():
@@ -174,24 +169,14 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
         mark = f'<strong class="{_cls(card.fit)}">{_MARKS[card.fit]} {esc(card.fit)}</strong>'
         margin = f"{view.size(abs(card.headroom))} {'free' if card.headroom >= 0 else 'short'}"
         assumed = f' <abbr title="assumed, no source: {esc(", ".join(card.assumed))}">*</abbr>' if card.assumed else ""
-        rows.append(
-            (
-                f"{esc(card.name)}{assumed}",
-                f"<small>{esc(_chip(card))}</small>",
-                view.size(card.usable),
-                f'<span title="{band}">{view.size(card.expected)}</span>',
-                stacked_bar(
-                    [(f"b-{_cls(card.fit)}", need, label)], label, (card.low / card.usable, card.high / card.usable)
-                ),
-                mark,
-                margin,
-            )
-        )
+        bands = (card.low / card.usable, card.high / card.usable)
+        bar = stacked_bar([(f"b-{_cls(card.fit)}", need, label)], label, bands)
+        needs = f'<span title="{band}">{view.size(card.expected)}</span>'
+        chip = f"<small>{esc(_chip(card))}</small>"
+        rows.append((f"{esc(card.name)}{assumed}", chip, view.size(card.usable), needs, bar, mark, margin))
         classes.append("asked" if card.asked else "")
-    grid = table(
-        ("Card", "Arch", "Usable", "Needs", "Share of the card", "Verdict", "Margin"), rows, id="cards",
-        right=(2, 3, 6), classes=classes, caption="GPU fit",
-    )  # fmt: skip
+    heads = ("Card", "Arch", "Usable", "Needs", "Share of the card", "Verdict", "Margin")
+    grid = table(heads, rows, id="cards", right=(2, 3, 6), classes=classes, caption="GPU fit")
     fitting = sum(card.fit == "fits" for card in cards)
     lead = (
         f"{fitting} of {len(cards)} cards have room for the whole band below 95 % of what CUDA gives on them. "

@@ -10,7 +10,8 @@ from staticmem.report.html.page import esc, name, section, stacked_bar, table
 from staticmem.report.html.what_if import WhatIf
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
 from staticmem.report.text import View
-from staticmem.report.verdict import place
+from staticmem.report.verdict import phase_rows, shape_text
+from staticmem.report.verdict import share as percent
 from staticmem.units import format_count
 
 MINUS = "\u2212"
@@ -65,51 +66,35 @@ def address_section(extras: Extras, view: View) -> str:
 
 def peak_section(report: Report, view: View) -> str:
     """What the peak consists of: categories, phases, tensors."""
-    peak = report.peak
-    rows = []
-    for part in sorted(peak.by_category, key=lambda part: -peak.by_category[part]):
-        size = peak.by_category[part]
+    peak, rows = report.peak, []
+    for part, size in sorted(peak.by_category.items(), key=lambda part: -part[1]):
         if size:
-            share = size / max(peak.live_bytes, 1)
-            rows.append(
-                (_key(part), view.size(size),
-                 f"{share:.1%}", stacked_bar([(f"c-{esc(part)}", share, "")], f"{part_name(part)}: {share:.1%}"))
-            )  # fmt: skip
+            share, text = size / max(peak.live_bytes, 1), percent(size, peak.live_bytes)
+            bar = stacked_bar([(f"c-{esc(part)}", share, "")], f"{part_name(part)}: {text}")
+            rows.append((_key(part), view.size(size), text, bar))
     categories = table(("Category", "Bytes", "Share", ""), rows, right=(1, 2), caption="Categories at the peak")
-    return section(
-        "peak", "Alive at the peak",
-        f'<div class="two"><div>{categories}</div><div>{_phases(report, view)}</div></div>{_tensors(report, view)}',
-    )  # fmt: skip
+    both = f'<div class="two"><div>{categories}</div><div>{_phases(report, view)}</div></div>'
+    return section("peak", "Alive at the peak", both + _tensors(report, view))
 
 
 def _phases(report: Report, view: View) -> str:
-    phases = report.phases
-    rows = [("before the step", view.size(phases.start_bytes), "")]
-    for title, found in (("forward", phases.forward), ("backward", phases.backward), ("optimizer", phases.optimizer)):
-        if found is not None:
-            rows.append((f"{title}, peak", view.size(found.peak_bytes), name(place(found)) if place(found) else ""))
-        if title == "forward":
-            kept = f"{view.size(phases.forward_end_activation_bytes)} of activations kept"
-            rows.append(("forward, end", view.size(phases.forward_end_bytes), kept))
+    rows = []
+    for title, nbytes, at, kept in phase_rows(report.phases):
+        beside = f"{view.size(kept)} of activations kept" if kept is not None else name(at) if at else ""
+        rows.append((title, view.size(nbytes), beside))
     return table(("Phase", "Bytes", ""), rows, right=(1,), caption="Phases")
 
 
 def _tensors(report: Report, view: View) -> str:
     entries: Sequence[TensorEntry] = (report.alive or report.top_tensors)[:ROWS]
-    rows = [
-        (
-            view.size(entry.bytes),
-            _key(entry.category),
-            name(entry.name), name(entry.module), name(entry.op),
-            f'<span class="shape">{esc(entry.dtype)}[{", ".join(map(str, entry.shape))}]</span>',
-            "<br>".join(esc(why) for why in entry.why[:4]) + ("<br>…" if len(entry.why) > 4 else ""),
-        )
-        for entry in entries
-    ]  # fmt: skip
-    grid = table(
-        ("Bytes", "Category", "Tensor", "Module", "Op", "Type and shape", "Why it is alive"), rows, id="tensors",
-        right=(0,), caption="Largest tensors at the peak",
-    )  # fmt: skip
+    rows = []
+    for entry in entries:
+        shape = f'<span class="shape">{esc(shape_text(entry.dtype, entry.shape))}</span>'
+        why = "<br>".join(esc(why) for why in entry.why[:4]) + ("<br>…" if len(entry.why) > 4 else "")
+        names = (name(entry.name), name(entry.module), name(entry.op))
+        rows.append((view.size(entry.bytes), _key(entry.category), *names, shape, why))
+    heads = ("Bytes", "Category", "Tensor", "Module", "Op", "Type and shape", "Why it is alive")
+    grid = table(heads, rows, id="tensors", right=(0,), caption="Largest tensors at the peak")
     rest = report.peak.tensors - len(entries)
     more = f"The {len(entries)} largest; {rest:,} more are in the chart above." if rest > 0 else "All of them."
     tools = (
@@ -125,14 +110,13 @@ def _key(category: str) -> str:
 
 def module_section(report: Report, view: View) -> str:
     """The icicle, and the same as a table for readers that have no script, and for print."""
-    rows = [
-        (name(row.module) if row.module else "the model itself", view.size(row.bytes),
-         f"{row.bytes / max(report.peak.live_bytes, 1):.1%}",
-         stacked_bar([(f"c-{part}", row.by_category.get(part, 0) / max(report.peak.live_bytes, 1),
-                       f"{part_name(part)}: {view.size(row.by_category.get(part, 0))}") for part in ORDER],
-                     f"{row.bytes / max(report.peak.live_bytes, 1):.1%}"))
-        for row in report.peak.by_module[:30]
-    ]  # fmt: skip
+    live, rows = max(report.peak.live_bytes, 1), []
+    for row in report.peak.by_module[:30]:
+        sizes = [(part, row.by_category.get(part, 0)) for part in ORDER]
+        parts = [(f"c-{part}", size / live, f"{part_name(part)}: {view.size(size)}") for part, size in sizes]
+        text = percent(row.bytes, live)
+        module = name(row.module) if row.module else "the model itself"
+        rows.append((module, view.size(row.bytes), text, stacked_bar(parts, text)))
     grid = table(("Module (its own)", "Bytes", "Share", ""), rows, right=(1, 2), caption="Modules at the peak")
     body = (
         '<div class="icicle needs-script"><p class="crumbs" id="crumbs"></p>'
@@ -184,11 +168,10 @@ def lever_section(levers: Sequence[LeverRow], peak: int, view: View) -> str:
         saved, share = peak - lever.peak_bytes, lever.peak_bytes / peak
         compute = "" if not lever.compute else f"{'+' if lever.compute > 0 else MINUS}{abs(lever.compute):.0%}"
         note = f"<br><small>{esc(lever.note)}</small>" if lever.note else ""
-        rows.append(
-            (f"{esc(lever.name)}{note}", f"<code>{esc(lever.flags)}</code>",
-             stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak"), view.size(lever.peak_bytes),
-             f"{MINUS}{view.size(saved)}", compute, "" if lever.changes == "none" else esc(lever.changes))
-        )  # fmt: skip
+        bar = stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak")
+        flags, changes = f"<code>{esc(lever.flags)}</code>", "" if lever.changes == "none" else esc(lever.changes)
+        sizes = (view.size(lever.peak_bytes), f"{MINUS}{view.size(saved)}")
+        rows.append((f"{esc(lever.name)}{note}", flags, bar, *sizes, compute, changes))
     heads = ("Lever", "Flags", "Peak with it", "", "Saves", "Compute", "Changes")
     grid = table(heads, rows, id="lever-table", right=(3, 4, 5), caption="Levers")
     lead = "Each alone, the rest as it is, analysed in full: the peak of live tensors with it."
