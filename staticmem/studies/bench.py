@@ -7,9 +7,8 @@ architecture, and again for a card of its own where all of those sums together c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from staticmem.allocators.band import is_quick
 from staticmem.allocators.cuda_caching import simulate
@@ -30,6 +29,7 @@ from staticmem.report.html.beside import CardRow
 from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.device import device_of
+from staticmem.studies.study import Key, key_of
 from staticmem.units import Band
 
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
@@ -138,15 +138,6 @@ class Verdicts:
             found = KernelWorkspaces(self.result.trace, setup).partial_sums()
             self._sums[setup.multiprocessors] = found
         return self._sums[setup.multiprocessors]
-
-
-Key = tuple[Any, ...]
-
-
-def key_of(request: Request) -> Key:
-    """A request as something that a dict can have as its key."""
-    values = (getattr(request, f.name) for f in fields(Request))
-    return tuple(tuple(sorted(v.items())) if isinstance(v, Mapping) else v for v in values)
 
 
 class Bench:

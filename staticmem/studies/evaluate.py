@@ -9,14 +9,15 @@ has been run. Batch 1 is always run: layouts and broadcasting treat a size of 1 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from staticmem.errors import StaticmemError
+from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.structure import Affine, Core, Curves, OptimizerPart, curves, take_apart
+from staticmem.studies.study import Key, key_of
 
 # Words that change the optimizer's part of a step and nothing else of it. Whatever else a request says divides groups.
 # That they change nothing else is checked at every step that is run: `_Group._add`.
@@ -27,7 +28,8 @@ OPTIMIZER_WORDS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration. Bytes at its live peak; `method` says how it was found: "run", or "arrays" from other runs."""
+    """One configuration. Bytes at its live peak; `method` says how it was found: "run", or "arrays" from other runs.
+    `cards` are those that it was compared with."""
 
     request: Request
     mode: str
@@ -38,12 +40,11 @@ class Row:
     backward: int | None
     optimizer: int | None
     method: str
+    cards: tuple[CardFit, ...] = ()
 
 
 Outcome = Row | StaticmemError
 Done = Callable[[int], None]
-Progress = Callable[[int, int], None]  # so many done, of so many
-Key = tuple[Any, ...]
 Known = dict[tuple[Key, int, Key], OptimizerPart]  # by group, parameters, optimizer
 
 
@@ -91,12 +92,6 @@ def without_words(request: Request, names: Iterable[str]) -> Request:
     """The request with the defaults of some fields."""
     blank = Request()
     return replace(request, **{name: getattr(blank, name) for name in names if hasattr(blank, name)})
-
-
-def key_of(request: Request) -> Key:
-    """A request as something that a dict can have as its key."""
-    values = (getattr(request, f.name) for f in fields(Request))
-    return tuple(tuple(sorted(v.items())) if isinstance(v, Mapping) else v for v in values)
 
 
 def _without_optimizer(request: Request) -> Request:

@@ -17,9 +17,9 @@ from staticmem.report.model import LargestBatch
 from staticmem.report.sweep import CardFit, Sweep
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import card_fit
-from staticmem.studies.evaluate import key_of
 from staticmem.studies.points import Point
 from staticmem.studies.structure import Affine, Core, curves, take_apart
+from staticmem.studies.study import key_of
 
 MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
 ROUNDS = 8  # of solving and running again at what was found: two are enough where there is one structure

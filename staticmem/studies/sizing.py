@@ -10,12 +10,15 @@ from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import NoteInfo
-from staticmem.report.sizing import SCHEMA, CardRow, Count, Point, Price, Sizing
+from staticmem.report.sizing import SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
+from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
+from staticmem.scenario.request import as_flags
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
+from staticmem.studies.checkpoints import repeated_blocks
+from staticmem.studies.levers import candidates
 from staticmem.studies.recommend import recommend
-from staticmem.studies.sizing_levers import block_class, levers
 from staticmem.studies.sizing_search import Batches, batch_range, fewest
 from staticmem.version import __version__
 
@@ -70,7 +73,7 @@ class _Sizing:
         self.study, self.options, self.strategies = study, options, strategies
         self.bench = Bench(study)
         self.request = replace(study.request, gpu=None)
-        self.blocks = block_class(study)
+        self.blocks = _block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
 
     def run(self) -> Sizing:
@@ -82,7 +85,7 @@ class _Sizing:
         reference = next((card for card in cards if card.slug == REFERENCE), cards[-1])
         batches, resolutions = self._curves(cards, reference)
         options.progress(len(cards) + 1, total)
-        pulled = () if self.request.parallel is not None else levers(self.bench, self.request)
+        pulled = () if self.request.parallel is not None else _levers(self.bench, self.request)
         sentence, card = recommend(rows, self.request, report.scenario)
         notes = list(report.assumptions)
         if self._hopeless(cards):
@@ -218,3 +221,31 @@ def _sizes(study: Study, resolution: Sequence[int] | None) -> list[tuple[int, in
 
 def _note(text: str) -> NoteInfo:
     return NoteInfo("SM407", text, 1)
+
+
+DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
+
+
+def _block_class(study: Study) -> str | None:
+    """What `--checkpoint` takes for the outermost modules that a model repeats; None where it repeats nothing."""
+    found = repeated_blocks(study.result.graph)
+    return found[0].selector if found else None
+
+
+def _levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
+    """The levers that save something, the largest saving first. Those that train something else are left out, but for
+    the same optimizer with state of 8 bits."""
+    now = bench.live(request)
+    same = f"{bench.study.scenario.optimizer}-8bit"
+    found = []
+    for lever in candidates(bench.study):
+        other = lever.changes == TRAINING and lever.options.get("optimizer") != same
+        if other or set(lever.options) & set(DEVICE_ONLY):
+            continue
+        try:
+            live = bench.live(replace(request, **lever.options))
+        except StaticmemError:
+            continue  # it does not go with the rest of the request
+        if live < now:
+            found.append(Lever(lever.does, as_flags(lever.options), live, now - live))
+    return tuple(sorted(found, key=lambda lever: (-lever.saved_bytes, lever.what)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing el
 STEPS = 4  # that are kept: a scenario with both ends of its band, and the scenario that it is compared with
 
 Step = tuple[StepResult, Lifetimes]
+Key = tuple[Any, ...]
 
 _fingerprints: Recent[tuple[files.Stamp, str]] = Recent(MODELS)  # by path
 kept_steps: Recent[tuple[Graph, Step]] = Recent(STEPS)  # by identity of the graph, which is kept too, and scenario
@@ -286,6 +287,12 @@ class Study:
 
             report = with_textbook(report, graph)
         return report
+
+
+def key_of(request: Request) -> Key:
+    """A request as something that a dict can have as its key."""
+    values = (getattr(request, f.name) for f in fields(Request))
+    return tuple(tuple(sorted(v.items())) if isinstance(v, Mapping) else v for v in values)
 
 
 def fingerprint(path: str) -> tuple[int, str | None]:

@@ -12,11 +12,13 @@ from typing import Any
 from staticmem.config.config import Config, load
 from staticmem.config.locate import is_config
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
-from staticmem.report.sweep import SCHEMA, ErrorInfo, Sweep, SweepRow
+from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
-from staticmem.studies.evaluate import Done, key_of
-from staticmem.studies.measure import Found, Measured, measure
+from staticmem.studies import Study, without_cycle_search
+from staticmem.studies.bench import card_fit
+from staticmem.studies.evaluate import Done, Outcome, Row, evaluate, row_of
 from staticmem.studies.points import Point, points, settings_of, varying
+from staticmem.studies.study import key_of
 
 METERS = ("live", "device")
 CHUNK = 8  # configurations of a task whose every step is run: enough to be worth a process, few enough to show progress
@@ -96,7 +98,7 @@ def run(
 
         gpus, slugs = (DEFAULT_GPU,), (DEFAULT_GPU,)
     tasks = _tasks(made, meter == "device")
-    found: dict[int, Found] = {p.index: p.error for p in made if p.error is not None}
+    found: dict[int, Outcome] = {p.index: p.error for p in made if p.error is not None}
     count = 0
 
     def done(more: int) -> None:
@@ -164,13 +166,13 @@ def _results(
     largest: bool,
     executor: Executor | None,
     done: Done,
-) -> Iterator[tuple[list[int], list[Found]]]:
+) -> Iterator[tuple[list[int], list[Outcome]]]:
     requests = {point.index: point.request for point in made}
     if executor is None:
         for model, indices in tasks:
             yield indices, measure(model, [requests[i] for i in indices], gpus, device, largest, done)
         return
-    waiting: dict[Future[list[Found]], list[int]] = {
+    waiting: dict[Future[list[Outcome]], list[int]] = {
         executor.submit(
             measure, os.path.abspath(model), [requests[i] for i in indices], tuple(gpus), device, largest
         ): indices
@@ -179,7 +181,7 @@ def _results(
     yield from _as_they_come(waiting)
 
 
-def _as_they_come(waiting: Mapping[Future[list[Found]], list[int]]) -> Iterator[tuple[list[int], list[Found]]]:
+def _as_they_come(waiting: Mapping[Future[list[Outcome]], list[int]]) -> Iterator[tuple[list[int], list[Outcome]]]:
     try:
         for future in as_completed(waiting):
             yield waiting[future], future.result()
@@ -189,16 +191,79 @@ def _as_they_come(waiting: Mapping[Future[list[Found]], list[int]]) -> Iterator[
         raise
 
 
-def _row(point: Point, found: Found) -> SweepRow:
+def _row(point: Point, found: Outcome) -> SweepRow:
     settings = settings_of(point.request)
-    if isinstance(found, Measured):
-        row = found.row
+    if isinstance(found, Row):
+        row = found
         return SweepRow(
             point.index, point.name, point.model, settings, row.mode, row.live, row.phase, row.by_category, row.forward,
-            row.backward, row.optimizer, row.method, found.cards,
+            row.backward, row.optimizer, row.method, row.cards,
         )  # fmt: skip
     error: StaticmemError = found
     info = ErrorInfo(error.code, error.what, error.why, error.hint)
     return SweepRow(
         point.index, point.name, point.model, settings, None, None, None, {}, None, None, None, None, (), info
     )  # fmt: skip
+
+
+# -- one task ----------------------------------------------------------------------------------------------------
+
+
+def measure(
+    path: str,
+    requests: Sequence[Request],
+    gpus: Sequence[str],
+    device: bool,
+    largest: bool = False,
+    done: Done | None = None,
+) -> list[Outcome]:
+    """The rows of a model file; `device`: with what the allocator and the card add; `largest`: with the largest batch
+    of each. A function of plain values, so that any executor can run it where the file is; `done` is told how many more
+    are done."""
+    try:
+        study = Study.open(path, Request())
+    except StaticmemError as error:
+        return [error] * len(requests)
+    if device:
+        found = []
+        for request in requests:
+            found.append(_with_device(study, request, gpus, largest))
+            if done is not None:
+                done(1)
+        return found
+    return [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
+
+
+def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: bool) -> Outcome:
+    try:
+        with without_cycle_search():
+            one = study.ask(request)
+            row = replace(row_of(one), cards=tuple(card_fit(one, gpu) for gpu in gpus))
+        if not largest:
+            return row
+        from staticmem.studies.largest import largest_batch
+
+        cards = [replace(card, max_batch=largest_batch(one, card.gpu)) for card in row.cards]
+        return replace(row, cards=tuple(cards))
+    except StaticmemError as error:
+        return error
+
+
+def live_only(outcome: Outcome, gpus: Sequence[str]) -> Outcome:
+    """Live memory and the least context against the cards: that rules a card out, and never in."""
+    if isinstance(outcome, StaticmemError):
+        return outcome
+    from staticmem.studies.device import device_of
+
+    cards = []
+    for gpu in gpus:
+        device = device_of(replace(outcome.request, gpu=gpu))
+        need = outcome.live + device.setup.profile.overhead(device.gpu).low
+        left = device.gpu.usable - need
+        fit = MAY_FIT if left >= 0 else "does not fit"
+        cards.append(
+            CardFit(
+                device.gpu.slug, device.gpu.usable, fit, None, None, None, None, None, max(left, 0), max(-left, 0)
+            )
+        )  # fmt: skip
+    return replace(outcome, cards=tuple(cards))

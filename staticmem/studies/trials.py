@@ -9,8 +9,9 @@ from typing import Any
 from staticmem.report.sweep import SAME, CardFit, LeverRow, need
 from staticmem.scenario.request import as_flags
 from staticmem.studies import Study, without_cycle_search
-from staticmem.studies.bench import Key, card_fit, key_of
+from staticmem.studies.bench import card_fit
 from staticmem.studies.compute import Counter
+from staticmem.studies.study import Key, key_of
 
 
 @dataclass(frozen=True)
