@@ -15,8 +15,8 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, Translation, one_input, real, text, translation
-from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, grad_of, inplace
+from staticmem.ops.onnx import Context, one_input, real, text, translation
+from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
 
@@ -51,7 +51,7 @@ def _bounds(self: Tensor, min: Any, max: Any) -> list[Tensor]:
     return [t for t in (self, min, max) if isinstance(t, Tensor)]
 
 
-@rule("aten::clamp", "aten::clip")
+@rule("clamp clip")
 def clamp(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Saves its input; backward makes a zero scalar, one bool mask a bound and the chosen gradient."""
     out = e.pointwise("aten.clamp.default", *_bounds(self, min, max))
@@ -59,13 +59,13 @@ def clamp(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return out
 
 
-@rule("aten::clamp_min")
+@rule("clamp_min")
 def clamp_min(e: Eager, self: Tensor, min: Any) -> Tensor:
     """As `clamp` with one bound."""
     return clamp(e, self, min, None)
 
 
-@rule("aten::clamp_max")
+@rule("clamp_max")
 def clamp_max(e: Eager, self: Tensor, max: Any) -> Tensor:
     """As `clamp` with one bound."""
     return clamp(e, self, None, max)
@@ -113,7 +113,7 @@ def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
     return compute
 
 
-@rule("aten::clamp_", "aten::clip_")
+@rule("clamp_ clip_")
 def clamp_(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """In place: clones its input first and saves the clone; backward as `clamp`."""
     original = clone_for_backward(e, self, *_bounds(self, min, max))
@@ -122,19 +122,19 @@ def clamp_(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return out
 
 
-@rule("aten::clamp_min_")
+@rule("clamp_min_")
 def clamp_min_(e: Eager, self: Tensor, min: Any) -> Tensor:
     """As `clamp_` with one bound."""
     return clamp_(e, self, min, None)
 
 
-@rule("aten::clamp_max_")
+@rule("clamp_max_")
 def clamp_max_(e: Eager, self: Tensor, max: Any) -> Tensor:
     """As `clamp_` with one bound."""
     return clamp_(e, self, None, max)
 
 
-@rule("aten::prelu", autocast="half")
+@rule("prelu", autocast="half")
 def prelu(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
     """Saves input and weight; backward makes both gradients at full size always, the weight's is then reduced."""
     if self.ndim != weight.ndim:
@@ -150,24 +150,19 @@ def prelu(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::glu")
+@rule("glu")
 def glu(e: Eager, self: Tensor, dim: int = -1) -> Tensor:
     """Saves its input; one gradient of the input's size."""
     axis = self.dim(dim)
     half = e.alias(self, tuple(s // 2 if i == axis else s for i, s in enumerate(self.shape)), self.strides)
     out = e.pointwise("aten.glu.default", half)
-
-    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, self.dtype, kernel="aten.glu_backward.default")
-
+    compute = gradient_like(self, "aten.glu_backward.default", self.dtype)
     e.record("GluBackward0", out, [self], [Formula((0,), compute)], [self])
     return out
 
 
-one_input({
-    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Softplus": "softplus", "Mish": "mish", "Selu": "selu",
-    "HardSwish": "hardswish", "Swish": "silu", "QuickGelu": "silu",
-})  # fmt: skip
+_SAME_NAMES = "Relu Sigmoid Tanh Softplus Mish Selu HardSwish".split()
+one_input({**{name: name.lower() for name in _SAME_NAMES}, "Swish": "silu", "QuickGelu": "silu"})
 
 
 @translation("Clip")
@@ -213,16 +208,13 @@ def onnx_hard_sigmoid(ctx: Context, node: Node) -> list[Op] | None:
     return [ctx.op(node, "aten::hardsigmoid", ctx.ref(node.inputs[0]))]
 
 
-def _with_alpha(name: str, default: float) -> Translation:
-    def translate(ctx: Context, node: Node) -> list[Op]:
-        return [ctx.op(node, f"aten::{name}", ctx.ref(node.inputs[0]), real(node, "alpha", default))]
-
-    return translate
+_WITH_ALPHA = {"LeakyRelu": ("aten::leaky_relu", 0.01), "Elu": ("aten::elu", 1.0), "Celu": ("aten::celu", 1.0)}
 
 
-translation("LeakyRelu")(_with_alpha("leaky_relu", 0.01))
-translation("Elu")(_with_alpha("elu", 1.0))
-translation("Celu")(_with_alpha("celu", 1.0))
+@translation(*_WITH_ALPHA)
+def onnx_with_alpha(ctx: Context, node: Node) -> list[Op]:
+    target, default = _WITH_ALPHA[node.op]
+    return [ctx.op(node, target, ctx.ref(node.inputs[0]), real(node, "alpha", default))]
 
 
 @translation("PRelu")

@@ -32,7 +32,7 @@ from staticmem.ops.pointwise import (
 from staticmem.ops.registry import rule
 
 
-@rule("aten::add", kinds=("arithmetic",))
+@rule("add", kinds=("arithmetic",))
 def add(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
     a, b = tensors_of(self, other)
@@ -48,7 +48,7 @@ def _add_formulas(alpha: Scalar) -> list[Formula]:
     return [Formula((1,), same if alpha == 1 else scaled), Formula((0,), same)]
 
 
-@rule("aten::sub", "aten::subtract", kinds=("arithmetic",))
+@rule("sub subtract", kinds=("arithmetic",))
 def sub(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; the gradient of `other` is a negated copy."""
     a, b = tensors_of(self, other)
@@ -67,7 +67,7 @@ def _negated(alpha: Scalar) -> Any:
     return formula
 
 
-@rule("aten::rsub", kinds=("arithmetic",))
+@rule("rsub", kinds=("arithmetic",))
 def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """other - self: saves nothing; the gradient of `self` is a negated copy, that of `other` the incoming tensor."""
     operands = [t for t in (self, other) if isinstance(t, Tensor)]
@@ -78,7 +78,7 @@ def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("aten::sub_", "aten::subtract_", kinds=("arithmetic",))
+@rule("sub_ subtract_", kinds=("arithmetic",))
 def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """In place: saves nothing; the gradient of `other` is a negated copy."""
     out = inplace(e, self, "aten.sub_.Tensor")
@@ -87,7 +87,7 @@ def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("aten::add_", kinds=("arithmetic",))
+@rule("add_", kinds=("arithmetic",))
 def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """In place: saves nothing; both gradients are the incoming tensor."""
     out = inplace(e, self, "aten.add_.Tensor")
@@ -96,7 +96,7 @@ def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("aten::mul", "aten::multiply", kinds=("arithmetic",))
+@rule("mul multiply", kinds=("arithmetic",))
 def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
     a, b = tensors_of(self, other)
@@ -114,7 +114,7 @@ def record_mul(e: Eager, out: Tensor, a: Tensor, b: Tensor, saved_a: Tensor | No
     e.record("MulBackward0", out, [a, b], formulas, saves)
 
 
-@rule("aten::mul_", "aten::multiply_", kinds=("arithmetic",))
+@rule("mul_ multiply_", kinds=("arithmetic",))
 def mul_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """In place: `other` is saved; `self` is cloned first if `other` needs a gradient."""
     b = other if isinstance(other, Tensor) else None
@@ -152,7 +152,7 @@ def _div_scalar(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.div.Tensor", grad_of(grads))
 
 
-@rule("aten::div", "aten::divide", "aten::true_divide", kinds=("arithmetic",))
+@rule("div divide true_divide", kinds=("arithmetic",))
 def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
     """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once.
 
@@ -180,7 +180,7 @@ def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved
     e.record("DivBackward0", out, [a, b], formulas, [saved_a if e.needs_grad(b) else None, b])
 
 
-@rule("aten::div_", "aten::divide_", kinds=("arithmetic",))
+@rule("div_ divide_", kinds=("arithmetic",))
 def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """In place: saves `other`, and a clone of `self` if `other` needs a gradient."""
     b = other if isinstance(other, Tensor) else None
@@ -190,7 +190,7 @@ def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     return out
 
 
-@rule("aten::remainder", "aten::fmod")
+@rule("remainder fmod")
 def remainder(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """`self` receives the incoming gradient; a tensor `other` saves both and takes three products of its size.
 

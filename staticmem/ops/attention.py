@@ -141,7 +141,7 @@ def _attention_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 
-@rule("aten::scaled_dot_product_attention", kinds=("product",), autocast="half", flops=_attention_flops)
+@rule("scaled_dot_product_attention", kinds=("product",), autocast="half", flops=_attention_flops)
 def scaled_dot_product_attention(
     e: Eager, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,

@@ -20,7 +20,7 @@ from staticmem.ops.pointwise import Scalar, clone_for_backward, grad_of, inplace
 from staticmem.ops.registry import rule
 
 
-@rule("aten::addcmul", autocast="promote")
+@rule("addcmul", autocast="promote")
 def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """Saves tensor1 and tensor2 where the other needs a gradient; `self` receives the incoming gradient."""
     out = e.pointwise("aten.addcmul.default", self, tensor1, tensor2)
@@ -41,7 +41,7 @@ def record_addcmul(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2
     e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
 
 
-@rule("aten::addcdiv", autocast="promote")
+@rule("addcdiv", autocast="promote")
 def addcdiv(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """Saves tensor2 always, and tensor1 if tensor2 needs a gradient; `self` receives the incoming gradient."""
     out = e.pointwise("aten.addcdiv.default", self, tensor1, tensor2)
@@ -66,7 +66,7 @@ def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2
     e.record("AddcdivBackward0", out, [self, tensor1, tensor2], formulas, saves)
 
 
-@rule("aten::lerp")
+@rule("lerp")
 def lerp(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor:
     """A number as weight: saves nothing. A tensor: it is saved, self and end too where it needs a gradient."""
     if not isinstance(weight, Tensor):
@@ -90,7 +90,7 @@ def lerp(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor
     return out
 
 
-@rule("aten::pow", autocast="float32")
+@rule("pow", autocast="float32")
 def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
     """Saves the base (a tensor exponent and the result too); backward holds pow, scaled pow, product."""
     if not isinstance(self, Tensor):
@@ -161,7 +161,7 @@ def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, expon
     e.record("PowBackward1", out, [self, exponent], formulas, [saved, exponent, out])
 
 
-@rule("aten::pow_")
+@rule("pow_")
 def pow_(e: Eager, self: Tensor, exponent: Tensor | Scalar) -> Tensor:
     """In place: clones its input first and saves the clone (a tensor exponent and the result too)."""
     other = exponent if isinstance(exponent, Tensor) else None
@@ -171,7 +171,7 @@ def pow_(e: Eager, self: Tensor, exponent: Tensor | Scalar) -> Tensor:
     return out
 
 
-@rule("aten::addcmul_")
+@rule("addcmul_")
 def addcmul_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """In place, else as `addcmul`."""
     out = inplace(e, self, "aten.addcmul_.default")
@@ -179,7 +179,7 @@ def addcmul_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Sc
     return out
 
 
-@rule("aten::addcdiv_")
+@rule("addcdiv_")
 def addcdiv_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """In place, else as `addcdiv`."""
     out = inplace(e, self, "aten.addcdiv_.default")
@@ -213,7 +213,7 @@ def _atan2_gradients(self: Tensor, other: Tensor) -> Any:
     return gradients
 
 
-@rule("aten::atan2", "aten::arctan2")
+@rule("atan2 arctan2")
 def atan2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both; backward takes the reciprocal of the sum of squares, masked at zero, and two products a gradient."""
     out = e.pointwise("aten.atan2.default", self, other, dtype=_floating(self, other))
@@ -226,7 +226,7 @@ def _floating(*operands: Tensor) -> Any:
     return found if found.is_differentiable else dtypes.float32
 
 
-@rule("aten::hypot")
+@rule("hypot")
 def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves the result, and each operand that needs a gradient: a product and a quotient."""
     out = e.pointwise("aten.hypot.default", self, other)
@@ -244,7 +244,7 @@ def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::xlogy", "aten::special_xlogy")
+@rule("xlogy special_xlogy")
 def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both; the gradient of `self` takes a logarithm, three masks and a choice, that of `other` a quotient."""
     out = e.pointwise("aten.xlogy.Tensor", self, other, dtype=_floating(self, other))
@@ -266,7 +266,7 @@ def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::copysign")
+@rule("copysign")
 def copysign(e: Eager, self: Tensor, other: Tensor | float) -> Tensor:
     """Saves `self` and the result; its gradient takes a quotient, a mask and a product, that of `other` is zeros."""
     b = other if isinstance(other, Tensor) else None
@@ -286,7 +286,7 @@ def copysign(e: Eager, self: Tensor, other: Tensor | float) -> Tensor:
     return out
 
 
-@rule("aten::logaddexp")
+@rule("logaddexp")
 def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient takes a difference, its exponential, one more and a quotient."""
     out = e.pointwise("aten.logaddexp.default", self, other)

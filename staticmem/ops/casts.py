@@ -13,7 +13,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, translation
-from staticmem.ops.pointwise import grad_of, inplace
+from staticmem.ops.pointwise import grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 
 
@@ -32,7 +32,7 @@ def _dtype_in(args: Sequence[Any], kwargs: dict[str, Any]) -> DType | None:
     return next((a for a in (*args, *kwargs.values()) if isinstance(a, DType)), None)
 
 
-@rule("aten::to", "aten::_to_copy", "aten::type_as", "aten::to_copy", "prims::convert_element_type", kinds=("cast",))
+@rule("to _to_copy type_as to_copy prims::convert_element_type", kinds=("cast",))
 def to(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The tensor itself where dtype and device are the same, else a copy; the gradient is cast back."""
     other = next((a for a in args if isinstance(a, Tensor)), kwargs.get("other"))
@@ -42,19 +42,17 @@ def to(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return to_copy(e, self, dtype)
 
 
-@rule("aten::float")
+@rule("float")
 def to_float(e: Eager, self: Tensor) -> Tensor:
     """As `to`."""
     return to(e, self, dtypes.float32)
 
 
-@rule("aten::copy_")
+@rule("copy_")
 def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False) -> Tensor:
     """In place: saves nothing; the gradient of `src` is the incoming one, that of the old value is zeros."""
     out = inplace(e, self, "aten.copy_.default")
-
-    def old(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.zeros.default")
+    old = gradient_like(self, "aten.zeros.default")
 
     def new(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.to_dtype(grad_of(grads), src.dtype)
@@ -64,14 +62,16 @@ def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False)
     return out
 
 
-@rule("aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar",
-      "aten::sym_constrain_range_for_size", "aten::sym_constrain_range", transparent=True, kinds=("check",)
-)  # fmt: skip
+@rule(
+    "_assert_tensor_metadata _assert_async _assert_scalar sym_constrain_range_for_size sym_constrain_range",
+    transparent=True,
+    kinds=("check",),
+)
 def nothing(e: Eager, *args: Any, **kwargs: Any) -> None:
     """A check that eager does not run, or that allocates nothing."""
 
 
-@rule("aten::item", "aten::_local_scalar_dense", transparent=True)
+@rule("item _local_scalar_dense", transparent=True)
 def item(e: Eager, self: Tensor) -> None:
     """A number on the host."""
 

@@ -14,15 +14,12 @@ from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import onnx_operands, two_inputs
 from staticmem.ops.onnx import Context, Translation, translation
-from staticmem.ops.pointwise import Scalar, grad_of, inplace, result_of, tensors_of
+from staticmem.ops.pointwise import Scalar, grad_of, gradient_like, inplace, result_of, tensors_of
 from staticmem.ops.registry import rule
 
 
-@rule(
-    "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::not_equal", "aten::less",
-    "aten::less_equal", "aten::greater", "aten::greater_equal", kinds=("comparison",),
-)  # fmt: skip
-@rule("aten::logical_and", "aten::logical_or", "aten::logical_xor")
+@rule("eq ne lt le gt ge not_equal less less_equal greater greater_equal", kinds=("comparison",))
+@rule("logical_and logical_or logical_xor")
 def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """A bool result without gradient."""
     operands = [self, other] if isinstance(other, Tensor) else [self]
@@ -30,23 +27,22 @@ def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
 
 
 @rule(
-    "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::__and__", "aten::__or__", "aten::__xor__",
-    "aten::floor_divide", "aten::__lshift__", "aten::__rshift__", "aten::bitwise_left_shift",
-    "aten::bitwise_right_shift",
-)  # fmt: skip
+    "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ floor_divide __lshift__ __rshift__ bitwise_left_shift "
+    "bitwise_right_shift"
+)
 def integer_binary(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """One new result without gradient."""
     a, b = tensors_of(self, other)
     return result_of(e, "aten.bitwise_and.Tensor", a, b, self if a is None else other)
 
 
-@rule("aten::_is_all_true", "aten::_is_any_true")
+@rule("_is_all_true _is_any_true")
 def is_all_true(e: Eager, self: Tensor) -> Tensor:
     """One bool without gradient."""
     return e.empty((), dtypes.bool_, kernel="aten._is_all_true.default")
 
 
-@rule("aten::isin")
+@rule("isin")
 def isin(e: Eager, elements: Any, test_elements: Any, **_: Any) -> Tensor:
     """A bool for each element, without gradient."""
     like = elements if isinstance(elements, Tensor) else test_elements
@@ -54,7 +50,7 @@ def isin(e: Eager, elements: Any, test_elements: Any, **_: Any) -> Tensor:
     return e.empty(shape, dtypes.bool_, kernel=f"aten.isin.{'Tensor_Tensor' if like is elements else 'Scalar_Tensor'}")
 
 
-@rule("aten::where")
+@rule("where")
 def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> Tensor:
     """Saves the condition; each gradient is one tensor of the result's size. A number becomes a 0-dim tensor."""
     operands = []
@@ -77,7 +73,7 @@ def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> T
     return out
 
 
-@rule("aten::masked_fill")
+@rule("masked_fill")
 def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Saves the mask; result and gradient are contiguous masked copies."""
     shape = layout.broadcast_shapes(self.shape, mask.shape)
@@ -90,14 +86,11 @@ def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     return out
 
 
-@rule("aten::masked_fill_")
+@rule("masked_fill_")
 def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     """In place; saves the mask; the gradient is one masked copy."""
     out = inplace(e, self, "aten.masked_fill_.Scalar")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
-
+    gradient = gradient_like(self, "aten.masked_fill.Scalar")
     e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
     return out
 

@@ -14,7 +14,7 @@ from staticmem.eager.trace import Convolution
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, integers, text, translation
-from staticmem.ops.pointwise import grad_of
+from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.registry import Shapes, rule, size_of
 from staticmem.ops.views import squeeze, unsqueeze
 
@@ -101,7 +101,7 @@ def convolution_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     return 2 * prod(w[1:]) * prod(x if transposed else shapes[op.outputs[0]])
 
 
-@rule("aten::conv1d", "aten::conv2d", "aten::conv3d", kinds=("convolution",), autocast="half", flops=convolution_flops)
+@rule("conv1d conv2d conv3d", kinds=("convolution",), autocast="half", flops=convolution_flops)
 def conv(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
@@ -111,9 +111,7 @@ def conv(
 
 
 @rule(
-    "aten::conv_transpose1d",
-    "aten::conv_transpose2d",
-    "aten::conv_transpose3d",
+    "conv_transpose1d conv_transpose2d conv_transpose3d",
     kinds=("convolution",),
     autocast="half",
     flops=convolution_flops,
@@ -126,7 +124,7 @@ def conv_transpose(
     return convolution(e, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-@rule("aten::convolution", "aten::_convolution", kinds=("convolution",), autocast="half", flops=convolution_flops)
+@rule("convolution _convolution", kinds=("convolution",), autocast="half", flops=convolution_flops)
 def aten_convolution(
     e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, *_: Any,
@@ -141,15 +139,11 @@ def _windows(size: int, kernel: int, dilation: int, padding: int, stride: int) -
 
 def _moved(e: Eager, self: Tensor, shape: tuple[int, ...], name: str, reverse: str) -> Tensor:
     out = e.empty(shape, self.dtype, kernel=f"aten.{name}.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel=f"aten.{reverse}.default")
-
-    e.record(f"{name.title()}Backward0", out, [self], [Formula((0,), gradient)])
+    e.record(f"{name.title()}Backward0", out, [self], [Formula((0,), gradient_like(self, f"aten.{reverse}.default"))])
     return out
 
 
-@rule("aten::im2col")
+@rule("im2col")
 def im2col(e: Eager, self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     """Saves nothing; backward makes one tensor of the input's size."""
     rows, columns = map(_windows, self.shape[-2:], kernel_size, dilation, padding, stride)
@@ -157,7 +151,7 @@ def im2col(e: Eager, self: Tensor, kernel_size: Any, dilation: Any, padding: Any
     return _moved(e, self, (*self.shape[:-3], channels, rows * columns), "im2col", "col2im")
 
 
-@rule("aten::col2im")
+@rule("col2im")
 def col2im(
     e: Eager, self: Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> Tensor:

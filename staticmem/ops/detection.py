@@ -14,7 +14,7 @@ from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.pointwise import grad_of
+from staticmem.ops.pointwise import gradient_like
 from staticmem.ops.registry import rule
 
 
@@ -28,10 +28,7 @@ def _pooled(
     e: Eager, input: Tensor, rois: Tensor, shape: tuple[int, ...], name: str, extras: Sequence[Tensor] = ()
 ) -> Tensor:
     out = e.empty(shape, input.dtype, kernel=f"torchvision.{name}.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(input.shape, grad_of(grads).dtype, kernel=f"torchvision._{name}_backward.default")
-
+    gradient = gradient_like(input, f"torchvision._{name}_backward.default")
     e.record(f"{name}_backward", out, [input], [Formula((0,), gradient)], [rois, *extras])
     return out
 
@@ -55,7 +52,7 @@ def roi_pool(
     return _pooled(e, input, rois, shape, "roi_pool", [argmax]), argmax
 
 
-@rule("torchvision::ps_roi_align", "torchvision::ps_roi_pool", autocast="float32")
+@rule("torchvision::ps_roi_align torchvision::ps_roi_pool", autocast="float32")
 def ps_roi_align(
     e: Eager, input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, *_: Any
 ) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from staticmem.ops.views import clone, expand
 _MATRIX_PRODUCT_ROWS = 25  # Distance.cpp, cdist_impl: p = 2 and more rows than this on a side use a matrix product
 
 
-@rule("aten::cdist", autocast="float32")
+@rule("cdist", autocast="float32")
 def cdist(e: Eager, x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
     """Saves both and the result. By a matrix product (p = 2, more than 25 rows) the gradients take seven tensors, two
     of the result's size; else a kernel a gradient, and transposed copies of gradient and result for that of x2."""
@@ -73,7 +73,7 @@ def _by_product(x1: Tensor, x2: Tensor, out: Tensor) -> Callable[..., Any]:
     return gradients
 
 
-@rule("aten::dist")
+@rule("dist")
 def dist(e: Eager, self: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """Saves both and the result; each gradient takes a difference, a quotient, a mask and a product."""
     out = e.empty((), self.dtype, kernel="aten.dist.default")
@@ -98,7 +98,7 @@ def dist(e: Eager, self: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return out
 
 
-@rule("aten::pairwise_distance")
+@rule("pairwise_distance")
 @scoped
 def pairwise_distance(
     e: Eager, x1: Tensor, x2: Tensor, p: float = 2, eps: float = 1e-6, keepdim: bool = False
@@ -108,7 +108,7 @@ def pairwise_distance(
     return norm(e, difference, p, (difference.ndim - 1,), keepdim)
 
 
-@rule("aten::cosine_similarity", autocast="promote")
+@rule("cosine_similarity", autocast="promote")
 @scoped
 def cosine_similarity(e: Eager, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Two norms, cloned to clamp them without history, two quotients, their product and its sum (Distance.cpp)."""
@@ -131,7 +131,7 @@ def _chosen(e: Eager, comparison: str, target: Tensor, number: float, self: Tens
     return result
 
 
-@rule("aten::margin_ranking_loss", autocast="float32")
+@rule("margin_ranking_loss", autocast="float32")
 @scoped
 def margin_ranking_loss(
     e: Eager, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1
@@ -145,7 +145,7 @@ def margin_ranking_loss(
     return reduced(e, function_of("aten::clamp_min_")(e, loss, 0), reduction)
 
 
-@rule("aten::hinge_embedding_loss", autocast="float32")
+@rule("hinge_embedding_loss", autocast="float32")
 @scoped
 def hinge_embedding_loss(e: Eager, self: Tensor, target: Tensor, margin: float = 1.0, reduction: int = 1) -> Tensor:
     """Zeros, the margin's rest clamped in place, two masks and two selections, whose sum is the loss."""
@@ -156,7 +156,7 @@ def hinge_embedding_loss(e: Eager, self: Tensor, target: Tensor, margin: float =
     return reduced(e, add(e, first, second), reduction)
 
 
-@rule("aten::cosine_embedding_loss", autocast="float32")
+@rule("cosine_embedding_loss", autocast="float32")
 @scoped
 def cosine_embedding_loss(
     e: Eager, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1
@@ -182,7 +182,7 @@ def cosine_embedding_loss(
     return reduced(e, add(e, first, second), reduction)
 
 
-@rule("aten::triplet_margin_loss", autocast="float32")
+@rule("triplet_margin_loss", autocast="float32")
 @scoped
 def triplet_margin_loss(
     e: Eager, anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,

@@ -79,7 +79,7 @@ def _einsum_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     return total
 
 
-@rule("aten::einsum", kinds=("product",), autocast="half", flops=_einsum_flops)
+@rule("einsum", kinds=("product",), autocast="half", flops=_einsum_flops)
 def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
     """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
     tensors = list(tensors)
@@ -149,7 +149,7 @@ def _sumproduct_pair(e: Eager, left: Tensor, right: Tensor, summed: list[int]) -
     return permute(e, result, [order.index(d) for d in range(len(order))])
 
 
-@rule("aten::tensordot")
+@rule("tensordot")
 @scoped
 def tensordot(e: Eager, self: Tensor, other: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
     """Permuted views, flattened (a copy where strides do not allow a view), and `mm`, which saves them."""
@@ -164,7 +164,7 @@ def tensordot(e: Eager, self: Tensor, other: Tensor, dims_self: Any, dims_other:
     return reshape(e, mm(e, a, b), (*(self.shape[d] for d in rows), *(other.shape[d] for d in columns)))
 
 
-@rule("aten::inner")
+@rule("inner")
 def inner(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """As `tensordot` over the last dimensions, or a product with a 0-dim tensor."""
     if self.ndim == 0 or other.ndim == 0:
@@ -172,7 +172,7 @@ def inner(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return tensordot(e, self, other, (-1,), (-1,))
 
 
-@rule("aten::linalg_cross", "aten::cross")
+@rule("linalg_cross cross")
 def cross(e: Eager, self: Tensor, other: Tensor, dim: int = -1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; each gradient is one product."""
     out = e.pointwise("aten.linalg_cross.default", self, other)

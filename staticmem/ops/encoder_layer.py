@@ -20,7 +20,7 @@ from staticmem.ops.views import reshape, slice_, transpose
 _linear, _norm, _attention = scoped(linear), scoped(layer_norm), scoped(scaled_dot_product_attention)
 
 
-@rule("aten::_native_multi_head_attention")
+@rule("_native_multi_head_attention")
 def native_multi_head_attention(
     e: Eager, query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
     qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
@@ -56,7 +56,7 @@ def native_multi_head_attention(
     return out, weights
 
 
-@rule("aten::_transformer_encoder_layer_fwd")
+@rule("_transformer_encoder_layer_fwd")
 def transformer_encoder_layer(
     e: Eager, src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
     proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,

@@ -20,7 +20,7 @@ from staticmem.ops.pointwise import grad_of, inplace, zeros
 from staticmem.ops.registry import rule
 
 
-@rule("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", kinds=("factory",))
+@rule("empty zeros ones full rand randn", kinds=("factory",))
 def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor without gradient."""
     fill = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
@@ -30,26 +30,25 @@ def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any)
     return e.empty((size,) if isinstance(size, int) else tuple(size), dtype, kernel="aten.empty.memory_format")
 
 
-@rule("aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
-      "aten::randn_like", kinds=("factory",))  # fmt: skip
+@rule("empty_like zeros_like ones_like full_like rand_like randn_like", kinds=("factory",))
 def empty_like(e: Eager, self: Tensor, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor of the same layout without gradient."""
     return e.empty_like(self, dtype, "aten.empty_like.default")
 
 
-@rule("aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full", kinds=("factory",))
+@rule("new_empty new_zeros new_ones new_full", kinds=("factory",))
 def new_empty(e: Eager, self: Tensor, size: Any, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor of the input's dtype without gradient."""
     return e.empty(tuple(size), dtype or self.dtype, kernel="aten.new_empty.default")
 
 
-@rule("aten::scalar_tensor", kinds=("factory",))
+@rule("scalar_tensor", kinds=("factory",))
 def scalar_tensor(e: Eager, s: Any, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """A 0-dim tensor."""
     return e.empty((), dtype or dtypes.float32, kernel="aten.scalar_tensor.default")
 
 
-@rule("aten::arange")
+@rule("arange")
 def arange(
     e: Eager, *args: Any, dtype: DType | None = None, start: Any = 0, end: Any = None, step: Any = 1, **_: Any
 ) -> Tensor:
@@ -65,33 +64,32 @@ def arange(
     return e.empty((max(0, math.ceil((end - start) / step)),), dtype, kernel="aten.arange.start_step")
 
 
-@rule("aten::linspace")
+@rule("linspace")
 def linspace(e: Eager, start: Any, end: Any, steps: int, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """A 1-D tensor."""
     return e.empty((steps,), dtype or dtypes.float32, kernel="aten.linspace.default")
 
 
-@rule("aten::eye")
+@rule("eye")
 def eye(e: Eager, n: int, m: int | None = None, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """An identity matrix."""
     return e.empty((n, n if m is None else m), dtype or dtypes.float32, kernel="aten.eye.default")
 
 
-@rule("aten::randint")
+@rule("randint")
 def randint(e: Eager, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """Random int64 numbers."""
     size = next(a for a in args if isinstance(a, tuple))
     return e.empty(size, dtype or dtypes.int64, kernel="aten.randint.low")
 
 
-@rule("aten::randperm")
+@rule("randperm")
 def randperm(e: Eager, n: int, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """A random permutation."""
     return e.empty((n,), dtype or dtypes.int64, kernel="aten.randperm.default")
 
 
-@rule("aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::fill_", "aten::zero_", "aten::exponential_",
-      "aten::random_")  # fmt: skip
+@rule("bernoulli_ uniform_ normal_ fill_ zero_ exponential_ random_")
 def fill_(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     """In place; no gradient reaches the old value."""
     out = inplace(e, self, "aten.fill_.Scalar")
@@ -100,7 +98,7 @@ def fill_(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     return out
 
 
-@rule("aten::bernoulli", "aten::fill", "aten::normal")
+@rule("bernoulli fill normal")
 def bernoulli(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     """A new tensor; its gradient is zeros."""
     out = e.empty_like(self, kernel="aten.bernoulli.default")
@@ -108,13 +106,13 @@ def bernoulli(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     return out
 
 
-@rule("aten::multinomial")
+@rule("multinomial")
 def multinomial(e: Eager, self: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
     """int64 samples without gradient."""
     return e.empty((*self.shape[:-1], num_samples), dtypes.int64, kernel="aten.multinomial.default")
 
 
-@rule("aten::native_dropout", kinds=("dropout",))
+@rule("native_dropout", kinds=("dropout",))
 def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None) -> tuple[Tensor, Tensor]:
     """Saves a bool mask, one byte an element, which it also returns."""
     out = e.empty_like(input, kernel="aten.native_dropout.default")
@@ -129,7 +127,7 @@ def native_dropout(e: Eager, input: Tensor, p: float, train: bool | None = None)
     return out, mask
 
 
-@rule("aten::dropout", kinds=("dropout",))
+@rule("dropout", kinds=("dropout",))
 def dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Fused on CUDA: saves a bool mask, one byte an element; p = 0 or eval is the tensor itself."""
     if not train or not e.training or p == 0:
@@ -139,7 +137,7 @@ def dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     return native_dropout(e, input, p, train)[0]
 
 
-@rule("aten::dropout_", kinds=("dropout",))
+@rule("dropout_", kinds=("dropout",))
 def dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Not fused: saves a noise tensor of the input's dtype and size (Dropout.cpp, `_dropout_impl`)."""
     if not train or not e.training or p == 0:
@@ -152,7 +150,7 @@ def _feature_noise(e: Eager, input: Tensor) -> Tensor:
     return e.empty(shape, input.dtype, kernel="aten.empty.memory_format")
 
 
-@rule("aten::feature_dropout", kinds=("dropout",))
+@rule("feature_dropout", kinds=("dropout",))
 def feature_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Saves a noise tensor of shape (N, C, 1...): `_dropout_impl` with feature noise."""
     if not train or not e.training or p == 0:
@@ -160,7 +158,7 @@ def feature_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Te
     return mul(e, input, _feature_noise(e, input))
 
 
-@rule("aten::feature_dropout_", kinds=("dropout",))
+@rule("feature_dropout_", kinds=("dropout",))
 def feature_dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """In place, else as `feature_dropout`."""
     if not train or not e.training or p == 0:
@@ -168,7 +166,7 @@ def feature_dropout_(e: Eager, input: Tensor, p: float, train: bool = True) -> T
     return mul_(e, input, _feature_noise(e, input))
 
 
-@rule("aten::alpha_dropout", kinds=("dropout",))
+@rule("alpha_dropout", kinds=("dropout",))
 def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """Saves a noise tensor of the input's size; its offset is a temporary of that size, added in place."""
     if not train or not e.training or p == 0:
@@ -178,7 +176,7 @@ def alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tens
     return add_(e, mul(e, input, noise), offset)
 
 
-@rule("aten::feature_alpha_dropout", kinds=("dropout",))
+@rule("feature_alpha_dropout", kinds=("dropout",))
 def feature_alpha_dropout(e: Eager, input: Tensor, p: float, train: bool = True) -> Tensor:
     """As `alpha_dropout`, with noise and offset of shape (N, C, 1...)."""
     if not train or not e.training or p == 0:

@@ -42,7 +42,7 @@ def _retyped(tensor: Tensor, shape: layout.Shape, strides: layout.Strides, dtype
     return Tensor(tensor.storage, shape, strides, dtype)
 
 
-@rule("aten::view_as_real", kinds=("view",))
+@rule("view_as_real", kinds=("view",))
 def view_as_real(e: Eager, self: Tensor) -> Tensor:
     """A view with one more dimension of size 2; so is its gradient."""
 
@@ -57,7 +57,7 @@ def view_as_real(e: Eager, self: Tensor) -> Tensor:
     return _view(e, out, self, "ViewAsRealBackward0", gradient)
 
 
-@rule("aten::view_as_complex", kinds=("view",))
+@rule("view_as_complex", kinds=("view",))
 def view_as_complex(e: Eager, self: Tensor) -> Tensor:
     """A view without the last dimension; so is its gradient."""
 
@@ -70,19 +70,19 @@ def view_as_complex(e: Eager, self: Tensor) -> Tensor:
     return _view(e, out, self, "ViewAsComplexBackward0", gradient)
 
 
-@rule("aten::real", "aten::imag", kinds=("view",))
+@rule("real imag", kinds=("view",))
 def real(e: Eager, self: Tensor) -> Tensor:
     """A view; backward makes a complex tensor of zeros for the other part. Real tensors are their own real part."""
     return select(e, view_as_real(e, self), -1, 0) if self.dtype.kind == "complex" else self
 
 
-@rule("aten::conj")
+@rule("conj")
 def conj(e: Eager, self: Tensor) -> Tensor:
     """A view of the same numbers (the tensor itself where they are real)."""
     return alias(e, self) if self.dtype.kind == "complex" else self
 
 
-@rule("aten::complex")
+@rule("complex")
 def complex(e: Eager, real: Tensor, imag: Tensor) -> Tensor:
     """Saves a part that needs a gradient (for its dtype); the gradients are views of the incoming one."""
     dtype = dtypes.complex_of(real.dtype)
@@ -97,7 +97,7 @@ def complex(e: Eager, real: Tensor, imag: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::polar")
+@rule("polar")
 def polar(e: Eager, abs: Tensor, angle: Tensor) -> Tensor:
     """Saves the result; each gradient is a complex product with a conjugated copy, of which the real part is a view."""
     out = e.pointwise("aten.polar.default", abs, angle, dtype=dtypes.complex_of(abs.dtype))
@@ -119,7 +119,7 @@ def polar(e: Eager, abs: Tensor, angle: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::angle")
+@rule("angle")
 def angle(e: Eager, self: Tensor) -> Tensor:
     """Saves its input; backward of a complex one takes its size, its square and five complex tensors of its size."""
     floating = self.dtype if self.dtype.is_differentiable else dtypes.float32
@@ -278,38 +278,38 @@ def _define() -> None:
         for name in names:
             function = _one(name)
             function.__doc__ = _FACTS[kind]
-            rule(f"aten::fft_{name}")(function)
+            rule(f"fft_{name}")(function)
             if "h" in name:
                 continue  # hfft2 and its kin compose several transforms
             for suffix, default in (("2", (-2, -1)), ("n", None)):
                 function = _many(name, default)
                 function.__doc__ = _FACTS[kind]
-                rule(f"aten::fft_{name}{suffix}")(function)
+                rule(f"fft_{name}{suffix}")(function)
 
 
 _define()
 
 
-@rule("aten::fft_fftshift", "aten::fft_ifftshift")
+@rule("fft_fftshift fft_ifftshift")
 def fft_shift(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     """As `roll` by half of each dimension."""
     axes = tuple(range(self.ndim)) if dim is None else tuple(self.dim(d) for d in dim)
     return roll(e, self, tuple(self.shape[a] // 2 for a in axes), axes)
 
 
-@rule("aten::fft_fftfreq")
+@rule("fft_fftfreq")
 def fft_frequencies(e: Eager, n: int, d: float = 1.0, *, dtype: Any = None, **_: Any) -> Tensor:
     """A 1-D tensor without gradient."""
     return e.empty((n,), dtype or dtypes.float32, kernel="aten.arange.start")
 
 
-@rule("aten::fft_rfftfreq")
+@rule("fft_rfftfreq")
 def fft_real_frequencies(e: Eager, n: int, d: float = 1.0, *, dtype: Any = None, **_: Any) -> Tensor:
     """A 1-D tensor of half the size without gradient."""
     return e.empty((n // 2 + 1,), dtype or dtypes.float32, kernel="aten.arange.start")
 
 
-@rule("aten::hann_window", "aten::hamming_window", "aten::blackman_window", "aten::bartlett_window")
+@rule("hann_window hamming_window blackman_window bartlett_window")
 def window(e: Eager, window_length: int, periodic: bool = True, *, dtype: Any = None, **_: Any) -> Tensor:
     """A 1-D tensor without gradient; a periodic one is a view of one more element."""
     size = window_length + 1 if periodic and window_length > 1 else window_length
@@ -317,7 +317,7 @@ def window(e: Eager, window_length: int, periodic: bool = True, *, dtype: Any = 
     return e.alias(out, (window_length,), (1,))
 
 
-@rule("aten::stft")
+@rule("stft")
 def stft(
     e: Eager, self: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
     window: Tensor | None = None, normalized: bool = False, onesided: bool | None = None,

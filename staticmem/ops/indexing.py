@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
@@ -21,19 +20,12 @@ from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import sub
 from staticmem.ops.joining import cat
 from staticmem.ops.onnx import Context, integer, translation
-from staticmem.ops.pointwise import grad_of, inplace
+from staticmem.ops.pointwise import grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 from staticmem.ops.views import contiguous, expand, narrow, reshape
 
 
-def _zeros_like(self: Tensor, kernel: str = "aten.zeros.default") -> Any:
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel=kernel)
-
-    return gradient
-
-
-@rule("aten::embedding")
+@rule("embedding")
 def embedding(
     e: Eager, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
@@ -50,7 +42,7 @@ def embedding(
     return out
 
 
-@rule("aten::embedding_bag", "aten::_embedding_bag")
+@rule("embedding_bag _embedding_bag")
 def embedding_bag(
     e: Eager, weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
     sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
@@ -64,16 +56,13 @@ def embedding_bag(
     offset2bag = e.empty(indices.shape, indices.dtype)
     bag_size = e.empty(offsets.shape, indices.dtype)
     max_indices = e.empty((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(weight.shape, grad_of(grads).dtype, kernel="aten._embedding_bag_dense_backward.default")
-
+    gradient = gradient_like(weight, "aten._embedding_bag_dense_backward.default")
     saves = [indices, offsets, offset2bag, bag_size, max_indices, per_sample_weights]
     e.record("EmbeddingBagBackward0", [out], [weight], [Formula((0,), gradient)], saves)
     return out, offset2bag, bag_size, max_indices
 
 
-@rule("aten::index")
+@rule("index")
 def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], *, size: int | None = None) -> Tensor:
     """Saves indices; backward makes zeros of the input's size and accumulates into them. A mask is turned into
     positions first, at most all of them."""
@@ -89,13 +78,13 @@ def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], *, size: int
         "IndexBackward0",
         out,
         [self],
-        [Formula((0,), _zeros_like(self, "aten.new_zeros.default"))],
+        [Formula((0,), gradient_like(self, "aten.new_zeros.default"))],
         [t for _, t in given],
     )
     return out
 
 
-@rule("aten::_unsafe_index")
+@rule("_unsafe_index")
 def unsafe_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """As `index` without checks; backward makes zeros of the input's size and a copy with the gradient put in."""
     out = index(e, self, indices)
@@ -110,26 +99,26 @@ def unsafe_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Te
     return out
 
 
-@rule("aten::index_select")
+@rule("index_select")
 def index_select(e: Eager, self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Saves the index; backward makes zeros of the input's size and adds into them."""
     axis = self.dim(dim)
     shape = tuple(index.numel if i == axis else s for i, s in enumerate(self.shape))
     out = e.empty(shape, self.dtype, kernel="aten.index_select.default")
-    e.record("IndexSelectBackward0", out, [self], [Formula((0,), _zeros_like(self))], [index])
+    e.record("IndexSelectBackward0", out, [self], [Formula((0,), gradient_like(self, "aten.zeros.default"))], [index])
     return out
 
 
-@rule("aten::gather")
+@rule("gather")
 def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """Saves its input and the index; backward scatters into zeros of the input's size."""
     out = e.empty(index.shape, self.dtype, kernel="aten.gather.default")
-    formula = Formula((0,), _zeros_like(self, "aten.new_zeros.default"))
+    formula = Formula((0,), gradient_like(self, "aten.new_zeros.default"))
     e.record("GatherBackward0", out, [self], [formula], [self, index])
     return out
 
 
-@rule("aten::take_along_dim")
+@rule("take_along_dim")
 def take_along_dim(e: Eager, self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """As `gather`, after both are broadcast over the other dimensions and indices are wrapped, which is a copy."""
     if dim is None:
@@ -144,31 +133,25 @@ def take_along_dim(e: Eager, self: Tensor, indices: Tensor, dim: int | None = No
     return gather(e, wide, axis, e.pointwise("aten.remainder.Scalar", index))
 
 
-@rule("aten::tril", "aten::triu")
+@rule("tril triu")
 def tril(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
     """A new contiguous tensor; so is its gradient."""
     out = e.empty(self.shape, self.dtype, kernel="aten.tril.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.tril.default")
-
+    gradient = gradient_like(self, "aten.tril.default")
     e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
     return out
 
 
-@rule("aten::tril_", "aten::triu_")
+@rule("tril_ triu_")
 def tril_(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
     """In place; the gradient is a new contiguous tensor."""
     out = inplace(e, self, "aten.tril_.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.tril.default")
-
+    gradient = gradient_like(self, "aten.tril.default")
     e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
     return out
 
 
-@rule("aten::diff")
+@rule("diff")
 def diff(
     e: Eager, self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:
@@ -183,13 +166,13 @@ def diff(
     return source
 
 
-@rule("aten::one_hot")
+@rule("one_hot")
 def one_hot(e: Eager, self: Tensor, num_classes: int = -1) -> Tensor:
     """int64 of one more dimension, without gradient."""
     return e.empty((*self.shape, num_classes), dtypes.int64, kernel="aten.zeros.default")
 
 
-@rule("aten::nonzero", "aten::argwhere", "aten::nonzero_static", kinds=("data_sized",))
+@rule("nonzero argwhere nonzero_static", kinds=("data_sized",))
 def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int = -1) -> Tensor:
     """int64 positions, a row an element that is not zero (at most all of them), without gradient."""
     rows = self.numel if size is None else size
@@ -197,14 +180,14 @@ def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int 
     return e.empty((rows, self.ndim), dtypes.int64, strides, "aten.nonzero.default")
 
 
-@rule("aten::nonzero_numpy", kinds=("data_sized",))
+@rule("nonzero_numpy", kinds=("data_sized",))
 def nonzero_numpy(e: Eager, self: Tensor, *, size: int | None = None) -> list[Tensor]:
     """Views of `nonzero`, one a dimension."""
     found = nonzero(e, self, size=size)
     return [e.alias(found, found.shape[:1], found.strides[:1]) for _ in range(self.ndim)]
 
 
-@rule("aten::masked_select", kinds=("data_sized",))
+@rule("masked_select", kinds=("data_sized",))
 def masked_select(e: Eager, self: Tensor, mask: Tensor, *, size: int | None = None) -> Tensor:
     """At most all elements. Saves input and mask; backward makes zeros of the common shape and scatters into a copy."""
     shape = layout.broadcast_shapes(self.shape, mask.shape)

@@ -19,7 +19,7 @@ from staticmem.ops.registry import rule
 from staticmem.ops.views import at_least, expand, reshape, slice_
 
 
-@rule("aten::cat", "aten::concat", "aten::concatenate")
+@rule("cat concat concatenate")
 def cat(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Saves sizes; the gradient of each input is a narrow view of the incoming one (cast where dtypes differ)."""
     given = list(tensors)
@@ -53,7 +53,7 @@ def cat(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return out
 
 
-@rule("aten::stack")
+@rule("stack")
 def stack(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Saves nothing; the gradient of each input is a view of the incoming one (unbind)."""
     first = tensors[0]
@@ -79,27 +79,27 @@ def _stacked(dims: int, axis: int) -> Callable[..., Tensor]:
     return run
 
 
-rule("aten::hstack")(_stacked(1, 1))
+rule("hstack")(_stacked(1, 1))
 
-rule("aten::vstack", "aten::row_stack")(_stacked(2, 0))
+rule("vstack row_stack")(_stacked(2, 0))
 
-rule("aten::dstack")(_stacked(3, 2))
+rule("dstack")(_stacked(3, 2))
 
 
-@rule("aten::column_stack")
+@rule("column_stack")
 def column_stack(e: Eager, tensors: Sequence[Tensor]) -> Tensor:
     """Columns are views of vectors; then `cat`."""
     return cat(e, [reshape(e, t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors], 1)
 
 
-@rule("aten::broadcast_tensors", kinds=("view",))
+@rule("broadcast_tensors", kinds=("view",))
 def broadcast_tensors(e: Eager, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Expanded views."""
     shape = broadcast_shapes(*(t.shape for t in tensors))
     return [expand(e, t, shape) for t in tensors]
 
 
-@rule("aten::meshgrid")
+@rule("meshgrid")
 def meshgrid(e: Eager, tensors: Sequence[Tensor], indexing: Any = "ij") -> list[Tensor]:
     """Expanded views; `xy` indexing swaps the first two tensors and transposes the results."""
     if indexing == "xy" and len(tensors) > 1:
@@ -130,13 +130,7 @@ def _split(e: Eager, self: Tensor, sizes: Sequence[int], axis: int) -> list[Tens
     return outs
 
 
-@rule(
-    "aten::split",
-    "aten::unsafe_split",
-    "aten::split_with_sizes",
-    "aten::unsafe_split_with_sizes",
-    kinds=("split", "view"),
-)
+@rule("split unsafe_split split_with_sizes unsafe_split_with_sizes", kinds=("split", "view"))
 def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split_sizes: Any = None) -> list[Tensor]:
     """Views; backward joins the gradients into one tensor of the input's size, zeros for missing ones."""
     axis = self.dim(dim)
@@ -147,7 +141,7 @@ def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split
     return _split(e, self, list(size), axis)
 
 
-@rule("aten::chunk", "aten::unsafe_chunk", kinds=("split", "view"))
+@rule("chunk unsafe_chunk", kinds=("split", "view"))
 def chunk(e: Eager, self: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     """As `split`."""
     axis = self.dim(dim)
@@ -155,7 +149,7 @@ def chunk(e: Eager, self: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
     return split(e, self, max(size, 1), axis)
 
 
-@rule("aten::tensor_split", kinds=("split", "view"))
+@rule("tensor_split", kinds=("split", "view"))
 def tensor_split(e: Eager, self: Tensor, indices_or_sections: Any, dim: int = 0) -> list[Tensor]:
     """Slices: each part's backward makes zeros of the input's size, which are added up."""
     axis = self.dim(dim)
@@ -170,7 +164,7 @@ def tensor_split(e: Eager, self: Tensor, indices_or_sections: Any, dim: int = 0)
     return [slice_(e, self, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-@rule("aten::unbind", kinds=("split", "view"))
+@rule("unbind", kinds=("split", "view"))
 def unbind(e: Eager, self: Tensor, dim: int = 0) -> list[Tensor]:
     """Views; backward stacks the gradients into one tensor of the input's size, expanded zeros for missing ones."""
     axis = self.dim(dim)

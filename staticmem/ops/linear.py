@@ -18,7 +18,7 @@ from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add, add_, mul
 from staticmem.ops.onnx import Context, integer, real, translation
-from staticmem.ops.pointwise import grad_of, same, times
+from staticmem.ops.pointwise import grad_of, gradient_like, same, times
 from staticmem.ops.registry import Flops, Shapes, rule, size_of
 from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
 
@@ -53,7 +53,7 @@ def product_flops(first: int) -> Flops:
     return count
 
 
-@rule("aten::mm", kinds=("product",), autocast="half", flops=product_flops(0))
+@rule("mm", kinds=("product",), autocast="half", flops=product_flops(0))
 def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
@@ -75,7 +75,7 @@ def _scaled(formula: Any, factor: Any) -> Any:
     return scaled
 
 
-@rule("aten::addmm", kinds=("product",), autocast="half", flops=product_flops(1))
+@rule("addmm", kinds=("product",), autocast="half", flops=product_flops(1))
 def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; the bias gradient is summed after both products."""
     _check(mat1, mat2)
@@ -86,7 +86,7 @@ def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alp
     return out
 
 
-@rule("aten::mv", kinds=("product",), autocast="half", flops=product_flops(0))
+@rule("mv", kinds=("product",), autocast="half", flops=product_flops(0))
 def mv(e: Eager, self: Tensor, vec: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; an outer product and a product in backward."""
     if self.shape[1] != vec.shape[0]:
@@ -106,7 +106,7 @@ def _filled(like: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::addmv", kinds=("product",), autocast="half", flops=product_flops(1))
+@rule("addmv", kinds=("product",), autocast="half", flops=product_flops(1))
 def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """As `mv`; `self` receives the incoming gradient."""
     out = e.empty((mat.shape[0],), mat.dtype, kernel="aten.addmv.default")
@@ -116,42 +116,36 @@ def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha
     return out
 
 
-@rule("aten::outer", "aten::ger")
+@rule("outer ger")
 def outer(e: Eager, self: Tensor, vec2: Tensor) -> Tensor:
     """A product of a column and a row; saves as `mul`."""
     return mul(e, reshape(e, self, (self.shape[0], 1)), vec2)
 
 
-def _batch(like: Tensor) -> Any:
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(like.shape, grad_of(grads).dtype, kernel="aten.bmm.default")
-
-    return gradient
-
-
-@rule("aten::bmm", kinds=("product",), autocast="half", flops=product_flops(0))
+@rule("bmm", kinds=("product",), autocast="half", flops=product_flops(0))
 def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
     out = e.empty((self.shape[0], self.shape[1], mat2.shape[2]), self.dtype, kernel="aten.bmm.default")
     saves = [self if e.needs_grad(mat2) else None, mat2 if e.needs_grad(self) else None]
-    e.record("BmmBackward0", out, [self, mat2], [Formula((1,), _batch(mat2)), Formula((0,), _batch(self))], saves)
+    by_self, by_mat2 = (gradient_like(factor, "aten.bmm.default") for factor in (self, mat2))
+    e.record("BmmBackward0", out, [self, mat2], [Formula((1,), by_mat2), Formula((0,), by_self)], saves)
     return out
 
 
-@rule("aten::baddbmm", kinds=("product",), autocast="half", flops=product_flops(1))
+@rule("baddbmm", kinds=("product",), autocast="half", flops=product_flops(1))
 def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each factor is saved only if the other one needs a gradient; `self` receives the incoming gradient."""
     _check(batch1, batch2)
     out = e.empty((batch1.shape[0], batch1.shape[1], batch2.shape[2]), batch1.dtype, kernel="aten.baddbmm.default")
-
     saves = [batch1 if e.needs_grad(batch2) else None, batch2 if e.needs_grad(batch1) else None]
-    products = [Formula((1,), _scaled(_batch(batch1), alpha)), Formula((2,), _scaled(_batch(batch2), alpha))]
-    e.record("BaddbmmBackward0", out, [self, batch1, batch2], [*products, Formula((0,), _scaled(same, beta))], saves)
+    by_1, by_2 = (_scaled(gradient_like(factor, "aten.bmm.default"), alpha) for factor in (batch1, batch2))
+    formulas = [Formula((1,), by_1), Formula((2,), by_2), Formula((0,), _scaled(same, beta))]
+    e.record("BaddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
     return out
 
 
-@rule("aten::linear", kinds=("product",), autocast="half", flops=product_flops(0))
+@rule("linear", kinds=("product",), autocast="half", flops=product_flops(0))
 def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """With bias and a contiguous input: view, addmm, view; else matmul and an in-place bias add."""
     if input.shape[-1] != weight.shape[-1]:
@@ -166,7 +160,7 @@ def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return out if bias is None else add_(e, out, bias)
 
 
-@rule("aten::matmul", "aten::linalg_matmul", kinds=("product",), autocast="half", flops=product_flops(0))
+@rule("matmul linalg_matmul", kinds=("product",), autocast="half", flops=product_flops(0))
 @scoped
 def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """mm where a factor is 1-D or 2-D and folding pays, else expand, reshape (a clone where needed) and bmm."""
@@ -189,7 +183,7 @@ def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return _batched(e, self, other)
 
 
-@rule("aten::dot", "aten::vdot", kinds=("product",), flops=product_flops(0))
+@rule("dot vdot", kinds=("product",), flops=product_flops(0))
 def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     out = e.empty((), self.dtype, kernel="aten.dot.default")
@@ -240,7 +234,7 @@ def _batched(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return unsafe_view(e, bmm(e, left, right), shape)
 
 
-@rule("aten::bilinear", autocast="promote")
+@rule("bilinear", autocast="promote")
 def bilinear(e: Eager, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A trilinear product, each factor saved if another needs a gradient; then the bias is added.
 
@@ -259,7 +253,7 @@ def bilinear(e: Eager, input1: Tensor, input2: Tensor, weight: Tensor, bias: Ten
     return out if bias is None else add(e, out, bias)
 
 
-@rule("aten::addbmm", kinds=("product",), autocast="half", flops=product_flops(1))
+@rule("addbmm", kinds=("product",), autocast="half", flops=product_flops(1))
 def addbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Each batch is saved if the other needs a gradient; each gradient is one bmm with the expanded incoming one."""
     shape = (batch1.shape[1], batch2.shape[2])

@@ -18,8 +18,8 @@ from staticmem.ops.arithmetic import add, div, mul, sub
 from staticmem.ops.binary import xlogy
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
-from staticmem.ops.onnx import Context, Translation, text, translation
-from staticmem.ops.pointwise import end_statement
+from staticmem.ops.onnx import Context, text, translation
+from staticmem.ops.pointwise import end_statement, gradient_like
 from staticmem.ops.reduction import mean
 from staticmem.ops.reduction import sum as sum_
 from staticmem.ops.registry import function_of, rule, rule_of
@@ -47,25 +47,25 @@ def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str
     return out
 
 
-@rule("aten::mse_loss", autocast="float32")
+@rule("mse_loss", autocast="float32")
 def mse_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """Saves both; backward makes one tensor for each that needs a gradient."""
     return _pair_loss(e, self, target, reduction, "mse_loss")
 
 
-@rule("aten::smooth_l1_loss", autocast="float32")
+@rule("smooth_l1_loss", autocast="float32")
 def smooth_l1_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     """Saves both; backward makes one tensor for each that needs a gradient."""
     return _pair_loss(e, self, target, reduction, "smooth_l1_loss")
 
 
-@rule("aten::huber_loss", autocast="float32")
+@rule("huber_loss", autocast="float32")
 def huber_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     """Saves both; backward makes one tensor for each that needs a gradient."""
     return _pair_loss(e, self, target, reduction, "huber_loss")
 
 
-@rule("aten::binary_cross_entropy")
+@rule("binary_cross_entropy")
 def binary_cross_entropy(
     e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
@@ -86,16 +86,13 @@ def _nll(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, red
     name = "aten.nll_loss_forward" if flat else "aten.nll_loss2d_forward"
     out = e.empty(target.shape if reduction == 0 else (), log_probs.dtype, kernel=f"{name}.default")
     total = e.empty((), log_probs.dtype)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(log_probs.shape, log_probs.dtype, kernel=name.replace("forward", "backward.default"))
-
+    gradient = gradient_like(log_probs, name.replace("forward", "backward.default"), log_probs.dtype)
     saves = [log_probs, target, weight, total]
     e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], saves)
     return out
 
 
-@rule("aten::nll_loss_nd", "aten::nll_loss", "aten::nll_loss2d", autocast="float32")
+@rule("nll_loss_nd nll_loss nll_loss2d", autocast="float32")
 def nll_loss(
     e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100
 ) -> Tensor:
@@ -111,7 +108,7 @@ def _nll_nd(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, 
     return _nll(e, log_probs, target, weight, reduction)
 
 
-@rule("aten::cross_entropy_loss")
+@rule("cross_entropy_loss")
 @scoped
 def cross_entropy_loss(
     e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
@@ -193,7 +190,7 @@ def _mean_over_kept(e: Eager, smooth: Tensor, ignored: Tensor, target: Tensor, w
     return div(e, _called(e, "sum", smooth), count)
 
 
-@rule("aten::l1_loss", autocast="float32")
+@rule("l1_loss", autocast="float32")
 @scoped
 def l1_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """sub, abs and a reduction: saves the difference."""
@@ -201,7 +198,7 @@ def l1_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tenso
     return reduced(e, size, reduction)
 
 
-@rule("aten::kl_div", autocast="float32")
+@rule("kl_div", autocast="float32")
 @scoped
 def kl_div(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, *, log_target: bool = False) -> Tensor:
     """target * (log(target) - input): xlogy, a product and their difference; of a logarithm exp, sub and mul."""
@@ -218,7 +215,7 @@ def kl_div(e: Eager, self: Tensor, target: Tensor, reduction: int = 1, *, log_ta
     return reduced(e, loss, reduction)
 
 
-@rule("aten::binary_cross_entropy_with_logits", autocast="float32")
+@rule("binary_cross_entropy_with_logits", autocast="float32")
 def binary_cross_entropy_with_logits(
     e: Eager,
     self: Tensor,
@@ -245,7 +242,7 @@ def binary_cross_entropy_with_logits(
     return out
 
 
-@rule("aten::soft_margin_loss", autocast="float32")
+@rule("soft_margin_loss", autocast="float32")
 def soft_margin_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """log(1 + exp(-target * self)) in one buffer, which a reduced result keeps whole (`resize_` does not shrink it).
 
@@ -268,7 +265,7 @@ def soft_margin_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1)
     return out
 
 
-@rule("aten::poisson_nll_loss", autocast="float32")
+@rule("poisson_nll_loss", autocast="float32")
 @scoped
 def poisson_nll_loss(
     e: Eager, input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int
@@ -290,19 +287,14 @@ def poisson_nll_loss(
 _ONNX_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
-def _class_loss(target: str) -> Translation:
+_ONNX_LOSSES = {"SoftmaxCrossEntropyLoss": "cross_entropy_loss", "NegativeLogLikelihoodLoss": "nll_loss_nd"}
+
+
+@translation(*_ONNX_LOSSES)
+def onnx_class_loss(ctx: Context, node: Node) -> list[Op] | None:
     """A loss over scores and the numbers of classes; the log-probabilities as a second result are not covered."""
-
-    def translate(ctx: Context, node: Node) -> list[Op] | None:
-        if len(node.outputs) > 1 and node.outputs[1]:
-            return None
-        reduction = _ONNX_REDUCTIONS[text(node, "reduction", "mean")]
-        scores, labels = (ctx.ref(name) for name in node.inputs[:2])
-        weight = ctx.ref(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
-        return [ctx.op(node, f"aten::{target}", scores, labels, weight, reduction)]
-
-    return translate
-
-
-translation("SoftmaxCrossEntropyLoss")(_class_loss("cross_entropy_loss"))
-translation("NegativeLogLikelihoodLoss")(_class_loss("nll_loss_nd"))
+    if len(node.outputs) > 1 and node.outputs[1]:
+        return None
+    reduction = _ONNX_REDUCTIONS[text(node, "reduction", "mean")]
+    scores, labels = (ctx.ref(name) for name in node.inputs[:2])
+    return [ctx.op(node, f"aten::{_ONNX_LOSSES[node.op]}", scores, labels, ctx.optional(node, 2), reduction)]

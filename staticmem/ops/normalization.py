@@ -44,10 +44,10 @@ def contiguous_as(e: Eager, tensor: Tensor, like: Tensor) -> Tensor:
 
 # what exports in training and evaluation mode have for `batch_norm`
 declare(
-    "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional",
-    "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update_functional",
-    "aten::_batch_norm_no_update", kinds=("batch_norm", "norm"),
-)  # fmt: skip
+    "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+    "_batch_norm_with_update_functional _batch_norm_no_update",
+    kinds=("batch_norm", "norm"),
+)
 
 
 def _batch_norm(
@@ -77,7 +77,7 @@ def _batch_norm(
     return out, stats[0], stats[1]
 
 
-@rule("aten::batch_norm", kinds=("batch_norm", "norm"))
+@rule("batch_norm", kinds=("batch_norm", "norm"))
 def batch_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
@@ -96,7 +96,7 @@ def batch_norm(
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, cudnn)[0]
 
 
-@rule("aten::native_batch_norm", kinds=("batch_norm", "norm"))
+@rule("native_batch_norm", kinds=("batch_norm", "norm"))
 def native_batch_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float,
@@ -106,7 +106,7 @@ def native_batch_norm(
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, False)
 
 
-@rule("aten::instance_norm", kinds=("norm",))
+@rule("instance_norm", kinds=("norm",))
 def instance_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, use_input_stats: bool, momentum: float = 0.1, eps: float = 1e-5,
@@ -126,7 +126,7 @@ def instance_norm(
     return reshape(e, out, input.shape)
 
 
-@rule("aten::layer_norm", kinds=("norm",), autocast="float32")
+@rule("layer_norm", kinds=("norm",), autocast="float32")
 def layer_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, cudnn_enable: bool = True,
@@ -135,7 +135,7 @@ def layer_norm(
     return native_layer_norm(e, input, normalized_shape, weight, bias, eps)[0]
 
 
-@rule("aten::native_layer_norm", kinds=("norm",), autocast="float32")
+@rule("native_layer_norm", kinds=("norm",), autocast="float32")
 def native_layer_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,7 +159,7 @@ def native_layer_norm(
     return out, stats[0], stats[1]
 
 
-@rule("aten::group_norm", kinds=("norm",), autocast="float32")
+@rule("group_norm", kinds=("norm",), autocast="float32")
 def group_norm(
     e: Eager, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, cudnn_enabled: bool = True,
@@ -170,7 +170,7 @@ def group_norm(
     return native_group_norm(e, source, weight, bias, n, c, layout.numel(rest), num_groups, eps)[0]
 
 
-@rule("aten::native_group_norm", kinds=("norm",), autocast="float32")
+@rule("native_group_norm", kinds=("norm",), autocast="float32")
 def native_group_norm(
     e: Eager, input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int,  # noqa: N803
     group: int, eps: float,
@@ -193,7 +193,7 @@ def native_group_norm(
     return out, stats[0], stats[1]
 
 
-@rule("aten::rms_norm", kinds=("norm",), autocast="float32")
+@rule("rms_norm", kinds=("norm",), autocast="float32")
 def rms_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -212,7 +212,7 @@ def rms_norm(
     return out
 
 
-@rule("aten::_weight_norm")
+@rule("_weight_norm")
 def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Fused on CUDA for the first and the last dimension: saves v, g and float32 norms; both gradients in one go."""
     out = e.empty_like(v, kernel="aten._weight_norm_interface.default")

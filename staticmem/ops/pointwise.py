@@ -54,6 +54,16 @@ def same(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return grad_of(grads)
 
 
+def gradient_like(tensor: Tensor, kernel: str, dtype: DType | None = None) -> Any:
+    """A kernel that makes a contiguous gradient of a tensor's sizes, in the dtype of the incoming one."""
+    shape = tensor.shape
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty(shape, dtype or grad_of(grads).dtype, kernel=kernel)
+
+    return formula
+
+
 def tensors_of(self: Any, other: Any) -> tuple[Tensor | None, Tensor | None]:
     """The operands that are tensors. PyTorch takes a number for either of them, also where the schema of its operator
     has a tensor (python_arg_parser.cpp, should_allow_numbers_as_tensors); it stays on the CPU."""
@@ -153,10 +163,10 @@ def define_unary(row: Unary) -> None:
     )
     if saved_in_place == "self":
         in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
-    targets = [f"aten::{name}" for name in (row.name, *row.also.split())]
-    rule(*(target for target in targets if not target.endswith("_")), autocast=row.autocast)(out_of_place)
+    names = [row.name, *row.also.split()]
+    rule(" ".join(name for name in names if not name.endswith("_")), autocast=row.autocast)(out_of_place)
     if row.in_place:
-        rule(f"aten::{row.name}_", *(target for target in targets if target.endswith("_")))(in_place)
+        rule(" ".join([f"{row.name}_", *(name for name in names if name.endswith("_"))]))(in_place)
 
 
 _INTEGER = {"abs", "neg", "sign", "floor", "ceil", "round", "trunc", "square", "relu"}  # of integers give integers

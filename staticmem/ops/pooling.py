@@ -48,7 +48,7 @@ def _pool_shape(
     return (*input.shape[:lead], *spatial)
 
 
-@rule("aten::max_pool2d", "aten::max_pool3d", "aten::max_pool1d")
+@rule("max_pool2d max_pool3d max_pool1d")
 def max_pool(
     e: Eager, self: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
@@ -57,9 +57,7 @@ def max_pool(
     return max_pool_with_indices(e, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
 
-@rule(
-    "aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices", "aten::max_pool1d_with_indices",
-)  # fmt: skip
+@rule("max_pool2d_with_indices max_pool3d_with_indices max_pool1d_with_indices")
 def max_pool_with_indices(
     e: Eager, self: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
@@ -78,7 +76,7 @@ def max_pool_with_indices(
     return out, indices
 
 
-@rule("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
+@rule("avg_pool1d avg_pool2d avg_pool3d")
 def avg_pool(
     e: Eager, self: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
@@ -100,7 +98,7 @@ def _full_gradient(self: Tensor, kernel: str) -> Formula:
     return Formula((0,), gradient)
 
 
-@rule("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d")
+@rule("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
 def adaptive_avg_pool(e: Eager, self: Tensor, output_size: Any) -> Tensor:
     """Output (1, 1) is a mean over height and width; otherwise saves its input."""
     given = (output_size,) if isinstance(output_size, int) else tuple(output_size)
@@ -117,7 +115,7 @@ def adaptive_avg_pool(e: Eager, self: Tensor, output_size: Any) -> Tensor:
     return out
 
 
-@rule("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+@rule("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d")
 def adaptive_max_pool(e: Eager, self: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     """Saves its input and int64 indices of the output's shape."""
     given = (output_size,) if isinstance(output_size, int) else tuple(output_size)

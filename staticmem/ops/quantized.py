@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from staticmem.eager.autograd import Formula, Grads
+from staticmem.eager.autograd import Formula
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
@@ -18,17 +18,18 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.pointwise import gradient_like
 from staticmem.ops.registry import rule
 
-_Q = "quantized_decomposed::"
+_TORCH_AO = "quantized_decomposed::"
+_SCOPES = ("tensor", "channel", "channel_group", "token")  # that one scale is of
 
 
 def _dtype(given: DType | None, args: tuple[Any, ...], default: DType) -> DType:
     return given or next((a for a in args if isinstance(a, DType)), default)
 
 
-@rule(f"{_Q}quantize_per_tensor", f"{_Q}quantize_per_channel", f"{_Q}quantize_per_channel_group",
-      f"{_Q}quantize_per_token")  # fmt: skip
+@rule(" ".join(f"{_TORCH_AO}quantize_per_{scope}" for scope in _SCOPES))
 def quantize(e: Eager, input: Tensor, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """Integers of the given type; the scaled values are a temporary of the input's type, rounded and clamped in it."""
     scaled = e.empty_like(input, kernel="aten.mul.Tensor")
@@ -37,8 +38,7 @@ def quantize(e: Eager, input: Tensor, *args: Any, dtype: DType | None = None, **
     return out
 
 
-@rule(f"{_Q}dequantize_per_tensor", f"{_Q}dequantize_per_channel", f"{_Q}dequantize_per_channel_group",
-      f"{_Q}dequantize_per_token")  # fmt: skip
+@rule(" ".join(f"{_TORCH_AO}dequantize_per_{scope}" for scope in _SCOPES))
 def dequantize(e: Eager, input: Tensor, *args: Any, out_dtype: DType | None = None, **_: Any) -> Tensor:
     """Floating-point numbers: a converted copy, then its product with the scale."""
     dtype = out_dtype or dtypes.float32
@@ -48,21 +48,20 @@ def dequantize(e: Eager, input: Tensor, *args: Any, out_dtype: DType | None = No
     return out
 
 
-@rule(f"{_Q}choose_qparams", f"{_Q}choose_qparams_symmetric")
+@rule(f"{_TORCH_AO}choose_qparams {_TORCH_AO}choose_qparams_symmetric")
 def choose_qparams(e: Eager, input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """A scale and a zero point."""
     return e.empty((1,), dtypes.float64, kernel="aten.aminmax.default"), e.empty((1,), dtypes.int64)
 
 
 _INTEGERS = (
-    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QLinearAdd", "QLinearMul",
-    "QLinearWhere", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearReduceMean",
-    "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
-    "QAttention",
-)  # fmt: skip
+    "QLinearConv QLinearMatMul ConvInteger MatMulInteger DynamicQuantizeLinear QLinearAdd QLinearMul QLinearWhere "
+    "QLinearConcat QLinearGlobalAveragePool QLinearAveragePool QLinearReduceMean QLinearLeakyRelu QLinearSigmoid "
+    "QLinearSoftmax QGemm MatMulIntegerToFloat DynamicQuantizeMatMul QAttention"
+).split()
 
 
-@rule(*(f"onnx::{name}" for name in _INTEGERS), kinds=("integer",))
+@rule(" ".join(f"onnx::{name}" for name in _INTEGERS), kinds=("integer",))
 def integers(
     e: Eager, *_: Tensor, sizes: tuple[tuple[int, ...], ...], dtypes: tuple[DType, ...]
 ) -> Tensor | tuple[Tensor, ...]:
@@ -75,10 +74,7 @@ def integers(
 def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, columns: int) -> Tensor:
     """Saves the packed weight for the gradient of the input; the weight has none."""
     out = e.empty((*a.shape[:-1], columns), a.dtype, kernel="com.microsoft.MatMulNBits")
-
-    def gradient(e: Eager, grads: Grads, need: Any) -> Tensor:
-        return e.empty(a.shape, a.dtype, kernel="com.microsoft.MatMulNBits")
-
+    gradient = gradient_like(a, "com.microsoft.MatMulNBits", a.dtype)
     e.record("MatMulNBitsBackward", out, [a], [Formula((0,), gradient)], [b])
     return out
 

@@ -12,12 +12,12 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, real, text, translation
-from staticmem.ops.pointwise import grad_of
+from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.registry import rule
 from staticmem.ops.views import clone, expand, flatten, reshape, reshape_raw, unsqueeze
 
 
-@rule("aten::repeat", "aten::tile")
+@rule("repeat tile")
 def repeat(e: Eager, self: Tensor, repeats: Any) -> Tensor:
     """A copy; backward reshapes (a view where strides allow) and sums over the repetitions."""
     counts = list(repeats)
@@ -43,7 +43,7 @@ def repeat(e: Eager, self: Tensor, repeats: Any) -> Tensor:
     return out
 
 
-@rule("aten::repeat_interleave")
+@rule("repeat_interleave")
 def repeat_interleave(e: Eager, self: Tensor, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
     """An integer count: unsqueeze, expand, clone and flatten (Repeat.cpp)."""
     if not isinstance(repeats, int):
@@ -55,7 +55,7 @@ def repeat_interleave(e: Eager, self: Tensor, repeats: Any, dim: int | None = No
     return flatten(e, clone(e, wide, contiguous=True), axis, axis + 1)
 
 
-@rule("aten::flip")
+@rule("flip")
 def flip(e: Eager, self: Tensor, dims: Any) -> Tensor:
     """A new tensor in the input's layout; so is its gradient."""
     out = e.empty_like(self, kernel="aten.flip.default")
@@ -67,7 +67,7 @@ def flip(e: Eager, self: Tensor, dims: Any) -> Tensor:
     return out
 
 
-@rule("aten::rot90")
+@rule("rot90")
 def rot90(e: Eager, self: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
     """A flip, transposed for odd turns (TensorTransformations.cpp); backward turns back."""
     k %= 4
@@ -89,7 +89,7 @@ def rot90(e: Eager, self: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
     return out
 
 
-@rule("aten::roll")
+@rule("roll")
 def roll(e: Eager, self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """A new contiguous tensor, one a dimension that is rolled; so is its gradient."""
     if dims == ():
@@ -110,15 +110,12 @@ def roll(e: Eager, self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 
 def _copied(e: Eager, self: Tensor, shape: tuple[int, ...], name: str, reverse: str) -> Tensor:
     out = e.empty(shape, self.dtype, kernel=f"aten.{name}.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel=f"aten.{reverse}.default")
-
+    gradient = gradient_like(self, f"aten.{reverse}.default")
     e.record(f"{name.title().replace('_', '')}Backward0", out, [self], [Formula((0,), gradient)])
     return out
 
 
-@rule("aten::pixel_shuffle")
+@rule("pixel_shuffle")
 def pixel_shuffle(e: Eager, self: Tensor, upscale_factor: int) -> Tensor:
     """A copy in the new shape; backward makes the reverse copy."""
     n, c, h, w = self.shape
@@ -126,7 +123,7 @@ def pixel_shuffle(e: Eager, self: Tensor, upscale_factor: int) -> Tensor:
     return _copied(e, self, (n, c // r**2, h * r, w * r), "pixel_shuffle", "pixel_unshuffle")
 
 
-@rule("aten::pixel_unshuffle")
+@rule("pixel_unshuffle")
 def pixel_unshuffle(e: Eager, self: Tensor, downscale_factor: int) -> Tensor:
     """A copy in the new shape; backward makes the reverse copy."""
     n, c, h, w = self.shape
@@ -134,13 +131,13 @@ def pixel_unshuffle(e: Eager, self: Tensor, downscale_factor: int) -> Tensor:
     return _copied(e, self, (n, c * r**2, h // r, w // r), "pixel_unshuffle", "pixel_shuffle")
 
 
-@rule("aten::channel_shuffle")
+@rule("channel_shuffle")
 def channel_shuffle(e: Eager, self: Tensor, groups: int) -> Tensor:
     """A copy; backward shuffles back, which is another copy."""
     return _copied(e, self, self.shape, "channel_shuffle", "channel_shuffle")
 
 
-@rule("aten::fliplr", "aten::flipud")
+@rule("fliplr flipud")
 def fliplr(e: Eager, self: Tensor) -> Tensor:
     """As `flip`."""
     return flip(e, self, (1 if self.ndim > 1 else 0,))
@@ -153,7 +150,7 @@ def _padded(self: Tensor, pad: Sequence[int]) -> list[int]:
     return sizes
 
 
-@rule("aten::constant_pad_nd")
+@rule("constant_pad_nd")
 def constant_pad_nd(e: Eager, self: Tensor, pad: Any, value: Any = 0) -> Tensor:
     """A new tensor, saves nothing; backward pads by the negative: a clone of the inner part."""
     if all(p <= 0 for p in pad):  # PadNd.cpp: a clone of the narrowed input
@@ -176,22 +173,16 @@ def constant_pad_nd(e: Eager, self: Tensor, pad: Any, value: Any = 0) -> Tensor:
     return out
 
 
-@rule(
-    "aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::replication_pad1d",
-    "aten::replication_pad2d", "aten::replication_pad3d",
-)  # fmt: skip
+@rule("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d")
 def mirror_pad(e: Eager, self: Tensor, padding: Any) -> Tensor:
     """A new contiguous tensor, saves its input; backward makes one tensor of the input's size."""
     out = e.empty(_padded(self, padding), self.dtype, kernel="aten.reflection_pad2d.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, self.dtype, kernel="aten.reflection_pad2d_backward.default")
-
+    gradient = gradient_like(self, "aten.reflection_pad2d_backward.default", self.dtype)
     e.record("ReflectionPad2DBackward0", out, [self], [Formula((0,), gradient)], [self])
     return out
 
 
-@rule("aten::pad")
+@rule("pad")
 def pad(e: Eager, self: Tensor, pad: Any, mode: Any = "constant", value: Any = None) -> Tensor:
     """By the mode: as `constant_pad_nd`, `reflection_pad`; circular is a new tensor whose backward is one copy."""
     if mode == "constant":
@@ -199,11 +190,7 @@ def pad(e: Eager, self: Tensor, pad: Any, mode: Any = "constant", value: Any = N
     if mode != "circular":
         return mirror_pad(e, self, pad)
     out = e.empty(_padded(self, pad), self.dtype, kernel="aten.new_empty.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, grad_of(grads).dtype, kernel="aten.slice_backward.default")
-
-    e.record("CircularPadBackward", out, [self], [Formula((0,), gradient)])
+    e.record("CircularPadBackward", out, [self], [Formula((0,), gradient_like(self, "aten.slice_backward.default"))])
     return out
 
 

@@ -90,7 +90,7 @@ def _recurrent_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     return sum(2 * steps * prod(shape) for w in weights if len(shape := size_of(w, shapes)) == 2)
 
 
-@rule("aten::lstm.input", kinds=("recurrent",), autocast="half", flops=_recurrent_flops)
+@rule("lstm.input", kinds=("recurrent",), autocast="half", flops=_recurrent_flops)
 def lstm(
     e: Eager, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
@@ -113,7 +113,7 @@ def _single(kind: str) -> Any:
 
 
 for _kind in ("gru", "rnn_tanh", "rnn_relu"):
-    rule(f"aten::{_kind}.input", kinds=("recurrent",), autocast="half", flops=_recurrent_flops)(_single(_kind))
+    rule(f"{_kind}.input", kinds=("recurrent",), autocast="half", flops=_recurrent_flops)(_single(_kind))
 
 _LSTM_GATES = 4
 
@@ -134,7 +134,7 @@ def _summed(e: Eager, gates: Tensor, bias: Tensor | None) -> Tensor | None:
     return e.empty(bias.shape, gates.dtype, kernel="aten.sum.dim_IntList")
 
 
-@rule("aten::lstm_cell", autocast="half")
+@rule("lstm_cell", autocast="half")
 def lstm_cell(
     e: Eager, input: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
@@ -158,7 +158,7 @@ def lstm_cell(
     return hy, cy
 
 
-@rule("aten::gru_cell", autocast="half")
+@rule("gru_cell", autocast="half")
 def gru_cell(
     e: Eager, input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
@@ -194,9 +194,9 @@ def _simple(activation: str) -> Any:
     return run
 
 
-rule("aten::rnn_tanh_cell", autocast="half")(_simple("aten::tanh"))
+rule("rnn_tanh_cell", autocast="half")(_simple("aten::tanh"))
 
-rule("aten::rnn_relu_cell", autocast="half")(_simple("aten::relu"))
+rule("rnn_relu_cell", autocast="half")(_simple("aten::relu"))
 
 
 _TARGETS = {"LSTM": "aten::lstm.input", "GRU": "aten::gru.input", "RNN": "aten::rnn_tanh.input"}

@@ -13,7 +13,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, Translation, integer, translation
+from staticmem.ops.onnx import Context, integer, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
 
@@ -49,7 +49,7 @@ def kept(e: Eager, grad: Tensor, self: Tensor, axes: Sequence[int], keepdim: boo
     return e.alias(grad, reduced_shape(self, axes, True), tuple(strides))
 
 
-@rule("aten::mean")
+@rule("mean")
 def mean(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """Saves sizes only; backward divides an expanded view: one tensor of the input's size."""
     if isinstance(dim, DType):
@@ -66,7 +66,7 @@ def mean(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     return out
 
 
-@rule("aten::sum", autocast="float32_dtype")
+@rule("sum", autocast="float32_dtype")
 def sum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """Saves sizes only; backward is an expanded view."""
     if isinstance(dim, DType):
@@ -83,13 +83,13 @@ def sum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: D
     return out
 
 
-@rule("aten::any", "aten::all")
+@rule("any all")
 def any(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """A bool result without gradient."""
     return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.bool_, kernel="aten.any.default")
 
 
-@rule("aten::prod", autocast="float32_dtype")
+@rule("prod", autocast="float32_dtype")
 def prod(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """Saves its input and result; backward, without zeros in the input: a mask of zeros, a quotient and a product."""
     out = e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtype or self.dtype, kernel="aten.prod.dim_int")
@@ -108,7 +108,7 @@ def prod(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     return out
 
 
-@rule("aten::linalg_vector_norm", autocast="float32_dtype")
+@rule("linalg_vector_norm", autocast="float32_dtype")
 def vector_norm(
     e: Eager, self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
 ) -> Tensor:
@@ -145,7 +145,7 @@ def norm_gradient(
     return e.pointwise("aten.mul.Tensor", product, factor)
 
 
-@rule("aten::norm", autocast="float32")
+@rule("norm", autocast="float32")
 def norm(
     e: Eager, self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
 ) -> Tensor:
@@ -153,7 +153,7 @@ def norm(
     return vector_norm(e, self, 2 if p is None else p, dim, keepdim, dtype)
 
 
-@rule("aten::nansum")
+@rule("nansum")
 def nansum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """Saves its input; backward multiplies by a mask of what is a number."""
     axes = axes_of(self, dim)
@@ -168,7 +168,7 @@ def nansum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype
     return out
 
 
-@rule("aten::count_nonzero")
+@rule("count_nonzero")
 def count_nonzero(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     """int64 counts without gradient."""
     shape = () if dim is None else reduced_shape(self, axes_of(self, dim), False)
@@ -216,13 +216,13 @@ def _one(e: Eager, self: Tensor, dim: Any, keepdim: bool, std: bool) -> Tensor:
     return out
 
 
-@rule("aten::var")
+@rule("var")
 def var(e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any) -> Tensor:
     """Saves its input; backward holds the mean, the centred input, the scaled gradient and the product."""
     return _one(e, self, *_flags(dim, args, keepdim), std=False)
 
 
-@rule("aten::std")
+@rule("std")
 def std(e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any) -> Tensor:
     """Saves its input and result; backward divides the gradient by the result, then as `var`."""
     return _one(e, self, *_flags(dim, args, keepdim), std=True)
@@ -253,7 +253,7 @@ def _two(e: Eager, self: Tensor, dim: Any, keepdim: bool, std: bool) -> tuple[Te
     return outs
 
 
-@rule("aten::var_mean")
+@rule("var_mean")
 def var_mean(
     e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any
 ) -> tuple[Tensor, Tensor]:
@@ -261,25 +261,12 @@ def var_mean(
     return _two(e, self, *_flags(dim, args, keepdim), std=False)
 
 
-@rule("aten::std_mean")
+@rule("std_mean")
 def std_mean(
     e: Eager, self: Tensor, dim: Any = None, *args: Any, keepdim: bool = False, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Saves its input and the deviation; backward as `std`, plus an expanded, divided gradient of the mean."""
     return _two(e, self, *_flags(dim, args, keepdim), std=True)
-
-
-def _reduced(target: str) -> Translation:
-    def translate(ctx: Context, node: Node) -> list[Op] | None:
-        axes = ctx.ints(node, 1, "axes")
-        if len(node.inputs) > 1 and node.inputs[1] and axes is None:
-            return None
-        if not axes and integer(node, "noop_with_empty_axes", 0):
-            ctx.alias(node.outputs[0], node.inputs[0])
-            return []
-        return [ctx.op(node, f"aten::{target}", ctx.ref(node.inputs[0]), *onnx_axes(ctx, node))]
-
-    return translate
 
 
 def onnx_axes(ctx: Context, node: Node) -> tuple[tuple[int, ...], bool]:
@@ -288,19 +275,29 @@ def onnx_axes(ctx: Context, node: Node) -> tuple[tuple[int, ...], bool]:
     return axes, bool(integer(node, "keepdims", 1))
 
 
-def _norm(order: int) -> Translation:
-    def translate(ctx: Context, node: Node) -> list[Op]:
-        return [ctx.op(node, "aten::linalg_vector_norm", ctx.ref(node.inputs[0]), order, *onnx_axes(ctx, node))]
+_REDUCED = {
+    "ReduceMean": "aten::mean.dim",
+    "ReduceSum": "aten::sum.dim_IntList",
+    "ReduceMax": "aten::amax",
+    "ReduceMin": "aten::amin",
+}
 
-    return translate
+
+@translation(*_REDUCED)
+def onnx_reduced(ctx: Context, node: Node) -> list[Op] | None:
+    axes = ctx.ints(node, 1, "axes")
+    if len(node.inputs) > 1 and node.inputs[1] and axes is None:
+        return None
+    if not axes and integer(node, "noop_with_empty_axes", 0):
+        ctx.alias(node.outputs[0], node.inputs[0])
+        return []
+    return [ctx.op(node, _REDUCED[node.op], ctx.ref(node.inputs[0]), *onnx_axes(ctx, node))]
 
 
-translation("ReduceMean")(_reduced("mean.dim"))
-translation("ReduceSum")(_reduced("sum.dim_IntList"))
-translation("ReduceMax")(_reduced("amax"))
-translation("ReduceMin")(_reduced("amin"))
-translation("ReduceL1")(_norm(1))
-translation("ReduceL2")(_norm(2))
+@translation("ReduceL1", "ReduceL2")
+def onnx_norm(ctx: Context, node: Node) -> list[Op]:
+    order = int(node.op[-1])
+    return [ctx.op(node, "aten::linalg_vector_norm", ctx.ref(node.inputs[0]), order, *onnx_axes(ctx, node))]
 
 
 @translation("ReduceProd")

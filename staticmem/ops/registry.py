@@ -71,17 +71,18 @@ _imported = 0  # families
 
 
 def rule(
-    *targets: str,
+    names: str,
     kinds: tuple[Kind, ...] = (),
     autocast: Autocast = "",
     transparent: bool = False,
     flops: Flops | None = None,
 ) -> Callable[[RuleFn], RuleFn]:
-    """Registers a rule for ATen targets, with or without an overload name; a target can have only one rule."""
-    declare(*targets, kinds=kinds, flops=flops)
+    """Registers a rule for ops, with or without an overload name: `"add.Tensor mylib::gate"`. Names without a namespace
+    are those of ATen. A target can have only one rule."""
+    declare(names, kinds, flops)
 
     def register(function: RuleFn) -> RuleFn:
-        for target in targets:
+        for target in _targets(names):
             if target in RULES:
                 raise ValueError(f"two rules for {target}")
             RULES[target] = Rule(target, function, autocast, "transparent" if transparent else "ruled")
@@ -90,9 +91,13 @@ def rule(
     return register
 
 
-def declare(*targets: str, kinds: tuple[Kind, ...] = (), flops: Flops | None = None) -> None:
+def _targets(names: str) -> list[str]:
+    return [name if "::" in name else f"aten::{name}" for name in names.split()]
+
+
+def declare(names: str, kinds: tuple[Kind, ...] = (), flops: Flops | None = None) -> None:
     """Facts of ops. Those without a rule are in exports only: passes replace them by ops that eager code calls."""
-    for target in targets:
+    for target in _targets(names):
         base = target.split(".", 1)[0]
         _KINDS[base] = _KINDS.get(base, _NO_KINDS).union(kinds)
         if flops is not None:

@@ -43,7 +43,7 @@ def _resampling(name: str) -> None:
         return _upsample(e, name, input, output_size, args, scale_factors, not cubic)
 
     upsample.__doc__ = f"Saves sizes only; backward makes one {'contiguous ' * cubic}tensor of the input's size."
-    rule(f"aten::{name}", autocast="float32")(upsample)
+    rule(name, autocast="float32")(upsample)
 
 
 for _name in (
@@ -54,7 +54,7 @@ for _name in (
     _resampling(_name)
 
 
-@rule("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d", autocast="promote")
+@rule("grid_sampler grid_sampler_2d grid_sampler_3d", autocast="promote")
 def grid_sampler(e: Eager, input: Tensor, grid: Tensor, *_: Any) -> Tensor:
     """Saves input and grid; backward makes the grid's gradient always, the input's where it is needed."""
     if input.shape[0] != grid.shape[0]:
@@ -70,7 +70,7 @@ def grid_sampler(e: Eager, input: Tensor, grid: Tensor, *_: Any) -> Tensor:
     return out
 
 
-@rule("aten::affine_grid_generator")
+@rule("affine_grid_generator")
 def affine_grid_generator(e: Eager, theta: Tensor, size: Any, align_corners: bool = False) -> Tensor:
     """Saves sizes; backward makes the base grid again (a coordinate more than the result) and a batched product.
 

@@ -16,7 +16,7 @@ from staticmem.eager.trace import Indices
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, text, translation
-from staticmem.ops.pointwise import grad_of, inplace, same
+from staticmem.ops.pointwise import grad_of, gradient_like, inplace, same
 from staticmem.ops.registry import rule
 
 
@@ -44,13 +44,6 @@ def _masked(self: Tensor, kernel: str) -> Any:
     return formula
 
 
-def _picked(source: Tensor, kernel: str) -> Any:
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(source.shape, grad_of(grads).dtype, kernel=kernel)
-
-    return formula
-
-
 def _define(row: Row) -> None:
     def record(e: Eager, out: Tensor, self: Tensor, index: Tensor, source: Any) -> None:
         by_self = same if row.self == "same" else _masked(self, f"aten.{row.name}.value")
@@ -60,7 +53,7 @@ def _define(row: Row) -> None:
         saves: list[Tensor | None] = [index if read else None]
         if isinstance(source, Tensor):
             pick = "aten.gather.default" if row.name.startswith("scatter") else "aten.index_select.default"
-            formulas.append(Formula((1,), _picked(source, pick)))
+            formulas.append(Formula((1,), gradient_like(source, pick)))
             inputs.append(source)
             saves.append(source if row.saves_source and e.needs_grad(source) else None)
         name = row.name.title().replace("_", "")
@@ -81,8 +74,8 @@ def _define(row: Row) -> None:
     guard = " where the source needs a gradient" if row.self == "same" else ""
     facts = f"Saves the index{guard}{kept}; the gradient of the old value is {old}, that of the source its elements."
     out_of_place.__doc__, in_place.__doc__ = facts, f"In place. {facts}"
-    rule(f"aten::{row.name}")(out_of_place)
-    rule(f"aten::{row.name}_")(in_place)
+    rule(row.name)(out_of_place)
+    rule(f"{row.name}_")(in_place)
 
 
 for _row in TABLE:
@@ -110,7 +103,7 @@ def _record_put(
     e.record("IndexPutBackward0", out, [self, values], formulas, indices)
 
 
-@rule("aten::index_put")
+@rule("index_put")
 def index_put(
     e: Eager, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
@@ -120,7 +113,7 @@ def index_put(
     return out
 
 
-@rule("aten::index_put_")
+@rule("index_put_")
 def index_put_(
     e: Eager, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
@@ -131,16 +124,12 @@ def index_put_(
 
 
 def _record_masked_scatter(e: Eager, out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> None:
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(out.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
-
-    def by_source(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(source.shape, grad_of(grads).dtype, kernel="aten.masked_scatter_backward.default")
-
+    by_self = gradient_like(out, "aten.masked_fill.Scalar")
+    by_source = gradient_like(source, "aten.masked_scatter_backward.default")
     e.record("MaskedScatterBackward0", out, [self, source], [Formula((0,), by_self), Formula((1,), by_source)], [mask])
 
 
-@rule("aten::masked_scatter")
+@rule("masked_scatter")
 def masked_scatter(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Saves the mask; one masked copy for the old value; the selected gradient, padded to the source's size."""
     out = e.empty(layout.broadcast_shapes(self.shape, mask.shape), self.dtype, kernel="aten.masked_scatter.default")
@@ -148,7 +137,7 @@ def masked_scatter(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tens
     return out
 
 
-@rule("aten::masked_scatter_")
+@rule("masked_scatter_")
 def masked_scatter_(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """In place, else as `masked_scatter`."""
     out = inplace(e, self, "aten.masked_scatter_.default")
@@ -169,7 +158,7 @@ def _record_window(e: Eager, out: Tensor, self: Tensor, src: Tensor, window: Any
     e.record("SliceScatterBackward0", out, [self, src], [Formula((0,), by_self), Formula((1,), by_src)])
 
 
-@rule("aten::slice_scatter")
+@rule("slice_scatter")
 def slice_scatter(
     e: Eager, self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -182,7 +171,7 @@ def slice_scatter(
     return out
 
 
-@rule("aten::select_scatter")
+@rule("select_scatter")
 def select_scatter(e: Eager, self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """A copy; backward makes zeros and a copy for the old value, a view of the gradient for the slice."""
     axis = self.dim(dim)
@@ -191,7 +180,7 @@ def select_scatter(e: Eager, self: Tensor, src: Tensor, dim: int, index: int) ->
     return out
 
 
-@rule("aten::scatter_reduce")
+@rule("scatter_reduce")
 def scatter_reduce(
     e: Eager, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:

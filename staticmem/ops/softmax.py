@@ -13,16 +13,13 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.casts import to_copy
-from staticmem.ops.onnx import Context, Translation, integer, translation
-from staticmem.ops.pointwise import grad_of
+from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.reduction import axes_of, kept, onnx_axes, reduced_shape
 from staticmem.ops.registry import rule
 
 
-@rule(
-    "aten::softmax", "aten::_softmax", "aten::special_softmax", "aten::log_softmax", "aten::_log_softmax",
-    "aten::special_log_softmax", autocast="float32_dtype",
-)  # fmt: skip
+@rule("softmax _softmax special_softmax log_softmax _log_softmax special_log_softmax", autocast="float32_dtype")
 def softmax(
     e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None, *, kernel: str = "aten._softmax"
 ) -> Tensor:
@@ -37,15 +34,12 @@ def softmax(
 
 def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor:
     out = e.empty(self.shape, dtype, kernel=f"{kernel}.default")  # the structured kernel asks for no strides
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, self.dtype, kernel=f"{kernel}_backward_data.default")
-
+    gradient = gradient_like(self, f"{kernel}_backward_data.default", self.dtype)
     e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], [out])
     return out
 
 
-@rule("aten::logsumexp", "aten::special_logsumexp", autocast="float32")
+@rule("logsumexp special_logsumexp", autocast="float32")
 def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     """Saves its input and result; backward holds a difference, its exponential and the product."""
     axes = axes_of(self, dim)
@@ -60,7 +54,7 @@ def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor
     return out
 
 
-@rule("aten::cumsum", autocast="float32_dtype")
+@rule("cumsum", autocast="float32_dtype")
 def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
     """Contiguous, saves nothing; backward flips, sums and flips back."""
     result = dtype or (self.dtype if self.dtype.is_differentiable else dtypes.int64)
@@ -79,7 +73,7 @@ def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tens
     return out
 
 
-@rule("aten::cumprod", autocast="float32_dtype")
+@rule("cumprod", autocast="float32_dtype")
 def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
     """Saves its input and result; backward without zeros in the input: a product, its reversed sum and a quotient."""
     out = e.empty(self.shape, dtype or self.dtype, kernel="aten.cumprod.default")
@@ -101,7 +95,7 @@ def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Ten
     return out
 
 
-@rule("aten::logcumsumexp", autocast="float32")
+@rule("logcumsumexp", autocast="float32")
 def logcumsumexp(e: Eager, self: Tensor, dim: int) -> Tensor:
     """Saves its input and result; backward sums positive and negative parts apart, each through four full tensors."""
     out = e.empty(self.shape, self.dtype, kernel="aten.logcumsumexp.default")
@@ -135,16 +129,13 @@ def logcumsumexp(e: Eager, self: Tensor, dim: int) -> Tensor:
     return out
 
 
-def _softmax(name: str) -> Translation:
-    def translate(ctx: Context, node: Node) -> list[Op]:
-        axis = integer(node, "axis", -1 if ctx.net.opset >= 13 else 1)
-        return [ctx.op(node, f"aten::{name}.int", ctx.ref(node.inputs[0]), axis)]
-
-    return translate
+_SOFTMAX = {"Softmax": "aten::softmax.int", "LogSoftmax": "aten::log_softmax.int"}
 
 
-translation("Softmax")(_softmax("softmax"))
-translation("LogSoftmax")(_softmax("log_softmax"))
+@translation(*_SOFTMAX)
+def onnx_softmax(ctx: Context, node: Node) -> list[Op]:
+    axis = integer(node, "axis", -1 if ctx.net.opset >= 13 else 1)
+    return [ctx.op(node, _SOFTMAX[node.op], ctx.ref(node.inputs[0]), axis)]
 
 
 @translation("ReduceLogSumExp")

@@ -16,13 +16,13 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import any_inputs
-from staticmem.ops.onnx import Context, Translation, integer, translation
-from staticmem.ops.pointwise import grad_of
+from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.reduction import axes_of, kept, reduced_shape
 from staticmem.ops.registry import rule
 
 
-@rule("aten::max", "aten::min")
+@rule("max min")
 def full_max(e: Eager, self: Tensor) -> Tensor:
     """Saves its input and result; backward spreads the gradient over all equal elements: masks, a count, a product."""
     out = e.empty((), self.dtype, kernel="aten.max.default")
@@ -40,7 +40,7 @@ def full_max(e: Eager, self: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::amax", "aten::amin")
+@rule("amax amin")
 def amax(e: Eager, self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     """Saves its input and result; backward compares, counts, divides and multiplies."""
     axes = axes_of(self, dim)
@@ -67,33 +67,30 @@ def _select_values(
 ) -> tuple[Tensor, Tensor]:
     out = e.empty(shape, self.dtype, strides, kernel)
     indices = e.empty(shape, dtypes.int64, strides)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.empty(self.shape, self.dtype, kernel="aten.zeros.default")
-
+    gradient = gradient_like(self, "aten.zeros.default", self.dtype)
     e.record("ValuesBackward0", [out, indices], [self], [Formula((0,), gradient)], [*saves, indices])
     return out, indices
 
 
-@rule("aten::max.dim", "aten::min.dim", "aten::median.dim", "aten::mode")
+@rule("max.dim min.dim median.dim mode")
 def max_dim(e: Eager, self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Saves int64 indices; backward scatters into zeros of the input's size."""
     return _select_values(e, self, reduced_shape(self, axes_of(self, dim), keepdim), "aten.max.dim")
 
 
-@rule("aten::kthvalue")
+@rule("kthvalue")
 def kthvalue(e: Eager, self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Saves int64 indices; backward scatters into zeros of the input's size."""
     return _select_values(e, self, reduced_shape(self, axes_of(self, dim), keepdim), "aten.kthvalue.default")
 
 
-@rule("aten::cummax", "aten::cummin")
+@rule("cummax cummin")
 def cummax(e: Eager, self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Saves its input and int64 indices; backward adds into zeros of the input's size."""
     return _select_values(e, self, self.shape, "aten.cummax.default", saves=[self])
 
 
-@rule("aten::topk")
+@rule("topk")
 def topk(
     e: Eager, self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -102,25 +99,25 @@ def topk(
     return _select_values(e, self, tuple(k if i == axis else s for i, s in enumerate(self.shape)), "aten.topk.default")
 
 
-@rule("aten::sort")
+@rule("sort")
 def sort(e: Eager, self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """Saves int64 indices, in the input's layout; backward scatters into zeros of the input's size."""
     return _select_values(e, self, self.shape, "aten.sort.default", layout.dense_like(self.shape, self.strides))
 
 
-@rule("aten::argsort")
+@rule("argsort")
 def argsort(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
     """int64 indices without gradient; the sorted values are made and dropped."""
     return sort(e, self)[1]
 
 
-@rule("aten::argmax", "aten::argmin")
+@rule("argmax argmin")
 def argmax(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """int64 indices without gradient."""
     return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.int64, kernel="aten.argmax.default")
 
 
-@rule("aten::maximum", "aten::minimum", "aten::min.other", "aten::max.other")
+@rule("maximum minimum min.other max.other")
 def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient takes a halved gradient, a mask, a choice and a fill mask."""
     out = e.pointwise("aten.maximum.default", self, other)
@@ -137,7 +134,7 @@ def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::fmax", "aten::fmin")
+@rule("fmax fmin")
 def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient is a copy filled where the other operand won."""
     out = e.pointwise("aten.fmax.default", self, other)
@@ -151,13 +148,13 @@ def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::bucketize")
+@rule("bucketize")
 def bucketize(e: Eager, self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """Integer positions without gradient."""
     return e.empty(self.shape, dtypes.int32 if out_int32 else dtypes.int64, kernel="aten.bucketize.Tensor")
 
 
-@rule("aten::searchsorted")
+@rule("searchsorted")
 def searchsorted(
     e: Eager, sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Tensor | None = None,
@@ -174,7 +171,7 @@ def _unique(
     return values, e.empty(inverse, dtypes.int64), e.empty((counts,), dtypes.int64)
 
 
-@rule("aten::_unique2", "aten::_unique", kinds=("data_sized",))
+@rule("_unique2 _unique", kinds=("data_sized",))
 def unique(
     e: Eager, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *,
     size: int | None = None,
@@ -185,7 +182,7 @@ def unique(
     return _unique(e, (count,), self, inverse, count if return_counts else 0, "_unique2")
 
 
-@rule("aten::unique_consecutive", kinds=("data_sized",))
+@rule("unique_consecutive", kinds=("data_sized",))
 def unique_consecutive(
     e: Eager, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *,
     size: int | None = None,
@@ -196,7 +193,7 @@ def unique_consecutive(
     return unique(e, self, True, return_inverse, return_counts, size=size)
 
 
-@rule("aten::unique_dim", kinds=("data_sized",))
+@rule("unique_dim", kinds=("data_sized",))
 def unique_dim(
     e: Eager, self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *,
     size: int | None = None,
@@ -209,7 +206,7 @@ def unique_dim(
     return _unique(e, shape, self, inverse, count if return_counts else 0, "unique_dim")
 
 
-@rule("aten::bincount", kinds=("data_sized",))
+@rule("bincount", kinds=("data_sized",))
 def bincount(
     e: Eager, self: Tensor, weights: Tensor | None = None, minlength: int = 0, *, size: int | None = None
 ) -> Tensor:
@@ -220,7 +217,7 @@ def bincount(
     return e.empty((count,), dtype, kernel="aten.bincount.default")
 
 
-@rule("aten::histc")
+@rule("histc")
 def histc(e: Eager, self: Tensor, bins: int = 100, *_: Any, **__: Any) -> Tensor:
     """One number a bin; no gradient reaches the input."""
     out = e.empty((bins,), self.dtype, kernel="aten.histc.default")
@@ -228,16 +225,12 @@ def histc(e: Eager, self: Tensor, bins: int = 100, *_: Any, **__: Any) -> Tensor
     return out
 
 
-def _arg(name: str) -> Translation:
-    def translate(ctx: Context, node: Node) -> list[Op]:
-        keep = bool(integer(node, "keepdims", 1))
-        return [ctx.op(node, f"aten::{name}", ctx.ref(node.inputs[0]), integer(node, "axis", 0), keep)]
-
-    return translate
+@translation("ArgMax", "ArgMin")
+def onnx_arg(ctx: Context, node: Node) -> list[Op]:
+    keep = bool(integer(node, "keepdims", 1))
+    return [ctx.op(node, f"aten::{node.op.lower()}", ctx.ref(node.inputs[0]), integer(node, "axis", 0), keep)]
 
 
-translation("ArgMax")(_arg("argmax"))
-translation("ArgMin")(_arg("argmin"))
 translation("Max")(any_inputs("maximum"))
 translation("Min")(any_inputs("minimum"))
 

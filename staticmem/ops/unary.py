@@ -69,7 +69,7 @@ for _row in TABLE:
     define_unary(_row)
 
 
-@rule("aten::sinc", "aten::special_sinc")
+@rule("sinc special_sinc")
 def sinc(e: Eager, self: Tensor) -> Tensor:
     """Saves its input; backward runs ten kernels of the input's size, most of which live until its end."""
     out = e.pointwise("aten.sinc.default", self)
@@ -96,7 +96,7 @@ def sinc(e: Eager, self: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::digamma", "aten::special_digamma", "aten::special_psi")
+@rule("digamma special_digamma special_psi")
 def digamma(e: Eager, self: Tensor) -> Tensor:
     """Saves its input; backward runs polygamma, mul."""
     out = e.pointwise("aten.digamma.default", self)
@@ -109,19 +109,19 @@ def digamma(e: Eager, self: Tensor) -> Tensor:
     return out
 
 
-@rule("aten::positive", "aten::resolve_neg")
+@rule("positive resolve_neg")
 def positive(e: Eager, self: Tensor) -> Tensor:
     """The tensor itself."""
     return self
 
 
-@rule("aten::logical_not", "aten::isnan", "aten::isposinf", "aten::isneginf", "aten::isinf")
+@rule("logical_not isnan isposinf isneginf isinf")
 def predicate(e: Eager, self: Tensor) -> Tensor:
     """A bool result without gradient."""
     return e.pointwise("aten.logical_not.default", self, dtype=dtypes.bool_)
 
 
-@rule("aten::isfinite")
+@rule("isfinite")
 def isfinite(e: Eager, self: Tensor) -> Tensor:
     """A bool result without gradient: (self == self) * (abs(self) != inf), as in TensorCompare.cpp."""
     if not self.dtype.is_differentiable:
@@ -132,7 +132,7 @@ def isfinite(e: Eager, self: Tensor) -> Tensor:
     return e.pointwise("aten.mul.Tensor", self, dtype=dtypes.bool_)
 
 
-@rule("aten::nan_to_num")
+@rule("nan_to_num")
 def nan_to_num(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
     """Saves its input; backward multiplies by a mask of the finite elements."""
     out = e.pointwise("aten.nan_to_num.default", self)
@@ -147,16 +147,14 @@ def nan_to_num(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
     return out
 
 
-@rule("aten::bitwise_not")
+@rule("bitwise_not")
 def bitwise_not(e: Eager, self: Tensor) -> Tensor:
     """One new result without gradient."""
     return e.pointwise("aten.bitwise_not.default", self)
 
 
-one_input({
-    "Erf": "erf", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Abs": "abs", "Neg": "neg", "Floor": "floor",
-    "Ceil": "ceil", "Round": "round", "Sign": "sign", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin",
-    "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh",
-    "Atanh": "atanh", "Reciprocal": "reciprocal", "Not": "logical_not", "IsNaN": "isnan", "IsInf": "isinf",
-    "BitwiseNot": "bitwise_not",
-})  # fmt: skip
+_SAME_NAMES = (
+    "Erf Exp Log Sqrt Abs Neg Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Reciprocal "
+    "IsNaN IsInf"
+).split()
+one_input({**{name: name.lower() for name in _SAME_NAMES}, "Not": "logical_not", "BitwiseNot": "bitwise_not"})

@@ -66,7 +66,7 @@ def _reshape_back(self: Tensor) -> Any:
     return gradient
 
 
-@rule("aten::view", "aten::_unsafe_view", "aten::reshape", kinds=("view",))
+@rule("view _unsafe_view reshape", kinds=("view",))
 def reshape(e: Eager, self: Tensor, size: Any = None, *, shape: Any = None) -> Tensor:
     """A view where the strides allow it, else a contiguous clone; backward reshapes the gradient."""
     target = infer_size(size if size is not None else shape, self.numel)
@@ -85,7 +85,7 @@ def unsafe_view(e: Eager, self: Tensor, size: Any) -> Tensor:
     return out
 
 
-@rule("aten::flatten", kinds=("view",))
+@rule("flatten", kinds=("view",))
 def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """As `reshape`; a dimension range of one is the tensor itself."""
     if self.ndim == 0:
@@ -96,14 +96,14 @@ def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Te
     return reshape(e, self, (*self.shape[:start], layout.numel(self.shape[start : end + 1]), *self.shape[end + 1 :]))
 
 
-@rule("aten::unflatten", kinds=("view",))
+@rule("unflatten", kinds=("view",))
 def unflatten(e: Eager, self: Tensor, dim: int, sizes: Any) -> Tensor:
     """A view."""
     axis = self.dim(dim)
     return reshape(e, self, (*self.shape[:axis], *infer_size(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
 
 
-@rule("aten::view_as", "aten::reshape_as", kinds=("view",))
+@rule("view_as reshape_as", kinds=("view",))
 def view_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """As `reshape`."""
     return reshape(e, self, other.shape)
@@ -120,7 +120,7 @@ def clone(e: Eager, self: Tensor, contiguous: bool = False, strides: layout.Stri
 _CHANNELS_LAST = ("channels_last", "channels_last_3d")
 
 
-@rule("aten::clone", "aten::lift_fresh_copy", "aten::alias_copy")
+@rule("clone lift_fresh_copy alias_copy")
 def aten_clone(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """A copy; the gradient passes through."""
     if memory_format == "contiguous_format":
@@ -130,7 +130,7 @@ def aten_clone(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     return clone(e, self)
 
 
-@rule("aten::contiguous")
+@rule("contiguous")
 def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself where it is contiguous already, else a copy."""
     if memory_format in _CHANNELS_LAST:
@@ -140,7 +140,7 @@ def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     return self if self.is_contiguous else clone(e, self, contiguous=True)
 
 
-@rule("aten::permute", kinds=("view",))
+@rule("permute", kinds=("view",))
 def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     order = [self.dim(d) for d in dims]
@@ -154,7 +154,7 @@ def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     return make_view(e, self, shape, strides, "PermuteBackward0", gradient)
 
 
-@rule("aten::transpose", "aten::transpose_", "aten::swapaxes", "aten::swapdims", kinds=("view",))
+@rule("transpose transpose_ swapaxes swapdims", kinds=("view",))
 def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     """A view; the gradient is transposed back."""
     if self.ndim == 0:
@@ -165,19 +165,19 @@ def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::t", "aten::t_", "aten::mT", kinds=("view",))
+@rule("t t_ mT", kinds=("view",))
 def t(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient is transposed back."""
     return self if self.ndim < 2 else transpose(e, self, -2, -1)
 
 
-@rule("aten::numpy_T", kinds=("view",))
+@rule("numpy_T", kinds=("view",))
 def numpy_t(e: Eager, self: Tensor) -> Tensor:
     """A view with all dimensions reversed; the gradient is permuted back."""
     return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
 
 
-@rule("aten::movedim", "aten::moveaxis", kinds=("view",))
+@rule("movedim moveaxis", kinds=("view",))
 def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]
@@ -188,7 +188,7 @@ def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("aten::unsqueeze", "aten::unsqueeze_", kinds=("view",))
+@rule("unsqueeze unsqueeze_", kinds=("view",))
 def unsqueeze(e: Eager, self: Tensor, dim: int) -> Tensor:
     """A view; the gradient is squeezed."""
     axis = dim + self.ndim + 1 if dim < 0 else dim
@@ -206,7 +206,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return values[:axis] + values[axis + 1 :]
 
 
-@rule("aten::squeeze", "aten::squeeze_", kinds=("view",))
+@rule("squeeze squeeze_", kinds=("view",))
 def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     """A view; the gradient is unsqueezed."""
     given = range(self.ndim) if dim is None else [self.dim(d) for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -216,7 +216,7 @@ def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     return make_view(e, self, shape, strides, "SqueezeBackward1", _reshape_back(self))
 
 
-@rule("aten::expand", "aten::broadcast_to", kinds=("view",))
+@rule("expand broadcast_to", kinds=("view",))
 def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
     """A view with stride 0; the gradient is summed to the input's shape."""
     offset = len(size) - self.ndim
@@ -233,7 +233,7 @@ def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
     return make_view(e, self, target, strides, "ExpandBackward0", gradient)
 
 
-@rule("aten::expand_as", kinds=("view",))
+@rule("expand_as", kinds=("view",))
 def expand_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """A view with stride 0; the gradient is summed to the input's shape."""
     return expand(e, self, other.shape)
@@ -249,7 +249,7 @@ def full_size_zeros(self: Tensor, kernel: str) -> Any:
     return gradient
 
 
-@rule("aten::slice", kinds=("view",))
+@rule("slice", kinds=("view",))
 def slice_(
     e: Eager, self: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -264,13 +264,13 @@ def slice_(
     return make_view(e, self, shape, strides, "SliceBackward0", full_size_zeros(self, "aten.slice_backward.default"))
 
 
-@rule("aten::narrow", kinds=("view",))
+@rule("narrow", kinds=("view",))
 def narrow(e: Eager, self: Tensor, dim: int, start: int, length: int) -> Tensor:
     """As `slice`."""
     return slice_(e, self, dim, start, start + length)
 
 
-@rule("aten::select", kinds=("view",))
+@rule("select", kinds=("view",))
 def select(e: Eager, self: Tensor, dim: int, index: int) -> Tensor:
     """A view; backward makes zeros of the input's size."""
     axis = self.dim(dim)
@@ -288,13 +288,13 @@ def _overlaps(shape: layout.Shape, strides: layout.Strides) -> bool:
     return False
 
 
-@rule("aten::_reshape_alias", kinds=("view",))
+@rule("_reshape_alias", kinds=("view",))
 def reshape_alias(e: Eager, self: Tensor, size: Any, stride: Any) -> Tensor:
     """A view; backward reshapes the gradient."""
     return make_view(e, self, tuple(size), tuple(stride), "ReshapeAliasBackward0", _reshape_back(self))
 
 
-@rule("aten::as_strided", kinds=("view",))
+@rule("as_strided", kinds=("view",))
 def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
     """A view; backward makes a buffer of the storage's size, and int64 indices where the view overlaps itself."""
     shape, strides = tuple(size), tuple(stride)
@@ -313,7 +313,7 @@ def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: i
     return make_view(e, self, shape, strides, "AsStridedBackward0", gradient)
 
 
-@rule("aten::diagonal", kinds=("view",))
+@rule("diagonal", kinds=("view",))
 def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A view; backward makes zeros of the input's size."""
     a, b = self.dim(dim1), self.dim(dim2)
@@ -326,7 +326,7 @@ def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int =
     )
 
 
-@rule("aten::unfold", kinds=("view",))
+@rule("unfold", kinds=("view",))
 def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """A view with overlapping windows; backward makes a tensor of the input's size."""
     axis = self.dim(dimension)
@@ -336,13 +336,13 @@ def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tens
     return make_view(e, self, shape, strides, "UnfoldBackward0", full_size_zeros(self, "aten.unfold_backward.default"))
 
 
-@rule("aten::alias", kinds=("view",))
+@rule("alias", kinds=("view",))
 def alias(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient passes through."""
     return make_view(e, self, self.shape, self.strides, "AliasBackward0", same)
 
 
-@rule("aten::detach", "aten::detach_", "aten::lift_fresh", kinds=("view",))
+@rule("detach detach_ lift_fresh", kinds=("view",))
 def detach(e: Eager, self: Tensor) -> Tensor:
     """A view without gradient."""
     return e.alias(self, self.shape, self.strides)
@@ -367,16 +367,16 @@ def _with_dims(dims: int) -> Callable[..., Any]:
 
 
 for _dims in (1, 2, 3):
-    rule(f"aten::atleast_{_dims}d")(_with_dims(_dims))
+    rule(f"atleast_{_dims}d")(_with_dims(_dims))
 
 
-@rule("aten::ravel", kinds=("view",))
+@rule("ravel", kinds=("view",))
 def ravel(e: Eager, self: Tensor) -> Tensor:
     """As `reshape` to one dimension."""
     return reshape(e, self, (-1,))
 
 
-@rule("aten::adjoint", "aten::mH", "aten::matrix_H", kinds=("view",))
+@rule("adjoint mH matrix_H", kinds=("view",))
 def adjoint(e: Eager, self: Tensor) -> Tensor:
     """A transposed view (complex conjugation is a flag of the view)."""
     return transpose(e, self, -2, -1)
