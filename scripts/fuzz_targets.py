@@ -413,7 +413,7 @@ class Target:
 
 
 _PT2 = (
-    "frontends/export_program", "frontends/export_binder", "frontends/export_bounds", "frontends/export_rebind",
+    "frontends/export_program", "frontends/export_binder", "frontends/export_sizes",
     "frontends/fields", "ir/expressions",
 )  # fmt: skip
 _YAML = ("devices/documents", "documents")

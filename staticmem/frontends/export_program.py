@@ -1,7 +1,7 @@
 """Reader of torch.export archives (`.pt2`): a zip with JSON inside, read without torch and without any weight.
 
 Source of the format: torch/_export/serde/schema.py (schema major 8) and torch/export/pt2_archive/constants.py. The
-archive is untrusted: member sizes are bounded, nothing is unpickled, expressions are parsed by `graph.expressions`.
+archive is untrusted: member sizes are bounded, nothing is unpickled, expressions are parsed by `ir.expressions`.
 """
 
 from __future__ import annotations

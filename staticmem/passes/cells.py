@@ -97,9 +97,9 @@ def _cells(ops: Ops, net: Net, traced: Traced) -> Sequence[Note]:
     finder, count = Finder(ops, net.consts), 0
     possible = [cell._replace(templates=finder.possible(cell.templates)) for cell in _CELLS]
     by_top = {cell.top: cell for cell in possible if cell.templates}
-    for op in list(ops.ops) if by_top else ():
-        cell = by_top.get(op.base) if op is not None else None
-        if op is not None and cell is not None and op.modules and op.modules[-1].cls in (_CLASS + cell.cls, ""):
+    for op in ops.of(*by_top):
+        cell = by_top[op.base]
+        if op.modules and op.modules[-1].cls in (_CLASS + cell.cls, ""):
             count += _put_together(finder, op, cell, traced)
     return regrouped(count)
 

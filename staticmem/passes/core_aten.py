@@ -20,22 +20,19 @@ from staticmem.passes.edit import Ops
 from staticmem.passes.onnx_tensors import FromOnnx
 
 _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
-
-
 _INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
 
 
 def promotions(ops: Ops, net: Net) -> None:
     """Sums of integers and bools promote inside one kernel; the decomposition casts before them."""
-    for op in list(ops.ops):
-        if op is None or op.base != "prims::convert_element_type" or not isinstance(op.args[0], Ref):
-            continue
+    for op in ops.of("prims::convert_element_type"):
         reader = ops.only_reader(op.outputs[0])
-        if reader is not None and reader.base in _INTEGER_SUMS:
+        if isinstance(op.args[0], Ref) and reader is not None and reader.base in _INTEGER_SUMS:
             ops.alias(op, op.args[0].name)
 
 
 def plain_calls(ops: Ops, net: Net) -> None:
+    """Each op becomes the call that eager makes, where that does not depend on its neighbours."""
     for op in list(ops.ops):
         if op is not None and op.outputs:
             changed = _single(op)
@@ -44,7 +41,6 @@ def plain_calls(ops: Ops, net: Net) -> None:
 
 
 def _single(op: Op) -> Op:
-    """One op as the call that eager makes, where it does not depend on its neighbours."""
     rule = _RULES.get(op.base)
     if op.kwargs and any(key in op.kwargs for key in _PLACEMENT):
         op = replace(op, kwargs={k: v for k, v in op.kwargs.items() if k not in _PLACEMENT})
@@ -59,37 +55,39 @@ def _pad(args: tuple[Arg, ...], *defaults: Arg) -> list[Arg]:
     return [*args, *defaults[len(args) :]]
 
 
-def _batch_norm(op: Op) -> Op:
-    x, weight, bias, mean, var, training, momentum, eps = _pad(op.args, *[None] * 5, True, 0.1, 1e-5)[:8]
-    return _call(op, "aten::batch_norm", x, weight, bias, mean, var, training, momentum, eps, True)
-
-
 def _sub(op: Op) -> Op:
     """A number minus a tensor is `rsub`: `1 - x`."""
     number = len(op.args) == 2 and isinstance(op.args[0], (int, float)) and isinstance(op.args[1], Ref)
     return _call(op, "aten::rsub.Scalar", op.args[1], op.args[0]) if number else op
 
 
-def _batch_norm_eval(op: Op) -> Op:
-    x, weight, bias, mean, var, momentum, eps = _pad(op.args, *[None] * 5, 0.1, 1e-5)[:7]
-    return _call(op, "aten::batch_norm", x, weight, bias, mean, var, False, momentum, eps, True)
+_STATISTICS: tuple[Arg, ...] = (None,) * 5  # x, weight, bias, mean, var
+_TRAINED = (*_STATISTICS, True, 0.1, 1e-5), (0, 1, 2, 3, 4, 5, 6, 7, True)
+_EVALUATED = (*_STATISTICS, 0.1, 1e-5), (0, 1, 2, 3, 4, False, 5, 6, True)
+# target -> the call of eager code, defaults of the arguments, and the arguments of that call: positions, or True, False
+_ORDERED: dict[str, tuple[str, tuple[Arg, ...], tuple[int, ...]]] = {
+    "aten::_native_batch_norm_legit_functional": ("aten::batch_norm", *_TRAINED),
+    "aten::_native_batch_norm_legit": ("aten::batch_norm", *_TRAINED),
+    "aten::native_batch_norm": ("aten::batch_norm", *_TRAINED),
+    "aten::_batch_norm_with_update_functional": (
+        "aten::batch_norm", (*_STATISTICS, 0.1, 1e-5), (0, 1, 2, 3, 4, True, 5, 6, True)
+    ),
+    "aten::_native_batch_norm_legit_no_training": ("aten::batch_norm", *_EVALUATED),
+    "aten::_batch_norm_no_update": ("aten::batch_norm", *_EVALUATED),
+    "aten::native_layer_norm": ("aten::layer_norm", (None, (), None, None, 1e-5), (0, 1, 2, 3, 4)),
+    "aten::native_group_norm": ("aten::group_norm", (None, None, None, 0, 0, 0, 1, 1e-5), (0, 6, 1, 2, 7)),
+    "aten::_softmax": ("aten::softmax.int", (None, None), (0, 1)),
+    "aten::_log_softmax": ("aten::log_softmax.int", (None, None), (0, 1)),
+}  # fmt: skip
 
 
-def _batch_norm_legit(op: Op) -> Op:
-    if not op.target.endswith(".no_stats"):
-        return _batch_norm(op)
-    x, weight, bias, training, momentum, eps = _pad(op.args, None, None, None, True, 0.1, 1e-5)[:6]
-    return _call(op, "aten::batch_norm", x, weight, bias, None, None, training, momentum, eps, True)
-
-
-def _layer_norm(op: Op) -> Op:
-    x, shape, weight, bias, eps = _pad(op.args, None, (), None, None, 1e-5)[:5]
-    return _call(op, "aten::layer_norm", x, shape, weight, bias, eps)
-
-
-def _group_norm(op: Op) -> Op:
-    x, weight, bias, _n, _c, _hw, groups, eps = _pad(op.args, *[None] * 3, 0, 0, 0, 1, 1e-5)[:8]
-    return _call(op, "aten::group_norm", x, groups, weight, bias, eps)
+def _ordered(op: Op) -> Op:
+    target, defaults, order = _ORDERED[op.base]
+    if op.target.endswith("legit.no_stats"):  # x, weight, bias, training, momentum, eps
+        x, weight, bias, training, momentum, eps = _pad(op.args, None, None, None, True, 0.1, 1e-5)[:6]
+        return _call(op, target, x, weight, bias, None, None, training, momentum, eps, True)
+    args = _pad(op.args, *defaults)
+    return _call(op, target, *[place if isinstance(place, bool) else args[place] for place in order])
 
 
 def _dropout(op: Op) -> Op:
@@ -120,21 +118,8 @@ def _max_pool(op: Op) -> Op:
     return replace(op, target=op.target.replace("_with_indices", ""))
 
 
-def _rename(target: str) -> Callable[[Op], Op]:
-    return lambda op: replace(op, target=target)
-
-
 _RULES: dict[str, Callable[[Op], Op]] = {
-    "aten::_native_batch_norm_legit_functional": _batch_norm,
-    "aten::_native_batch_norm_legit": _batch_norm_legit,
-    "aten::_native_batch_norm_legit_no_training": _batch_norm_eval,
-    "aten::native_batch_norm": _batch_norm,
-    "aten::_batch_norm_with_update_functional": lambda op: _batch_norm(
-        replace(op, args=(*op.args[:5], True, *op.args[5:]))
-    ),
-    "aten::_batch_norm_no_update": _batch_norm_eval,
-    "aten::native_layer_norm": _layer_norm,
-    "aten::native_group_norm": _group_norm,
+    **dict.fromkeys(_ORDERED, _ordered),
     "aten::native_dropout": _dropout,
     "aten::_to_copy": _to,
     "prims::convert_element_type": _to,
@@ -142,12 +127,9 @@ _RULES: dict[str, Callable[[Op], Op]] = {
     "aten::sub": _sub,
     "aten::max_pool2d_with_indices": _max_pool,
     "aten::max_pool3d_with_indices": _max_pool,
-    "aten::_softmax": lambda op: _call(op, "aten::softmax.int", *op.args[:2]),
-    "aten::_log_softmax": lambda op: _call(op, "aten::log_softmax.int", *op.args[:2]),
-    "aten::_unsafe_view": _rename("aten::_unsafe_view"),
     "aten::bitwise_and": lambda op: replace(op, target=op.target.replace("bitwise_and", "__and__")),
-    "aten::minimum": _rename("aten::min.other"),
-    "aten::maximum": _rename("aten::max.other"),
+    "aten::minimum": lambda op: replace(op, target="aten::min.other"),
+    "aten::maximum": lambda op: replace(op, target="aten::max.other"),
 }
 
 
@@ -198,8 +180,8 @@ def drop_aliases(ops: Ops, net: Net) -> None:
 def reshapes(ops: Ops, net: Net) -> None:
     """`clone(contiguous)` + `_unsafe_view` is `reshape` of a tensor whose strides allow no view; a clone to a
     contiguous format alone is `contiguous()`."""
-    for op in list(ops.ops):
-        if op is None or op.base != "aten::clone" or not op.args:
+    for op in ops.of("aten::clone"):
+        if not op.args:
             continue
         layout = str(op.kwargs.get("memory_format", ""))
         if "contiguous" not in layout:
@@ -213,10 +195,10 @@ def reshapes(ops: Ops, net: Net) -> None:
             ops.put(reader, replace(reader, target="aten::reshape", args=(op.args[0], reader.args[1])))
         else:
             ops.put(op, replace(op, target="aten::contiguous", args=op.args[:1], kwargs={}))
-    for op in list(ops.ops):
-        if op is not None and op.base == "aten::_unsafe_view":
+    for op in ops.of("aten::_unsafe_view", "aten::view"):
+        if op.base == "aten::_unsafe_view":
             ops.put(op, replace(op, target="aten::view"))
-        elif op is not None and op.target == "aten::view" and _flattens(op, net):
+        elif op.target == "aten::view" and _flattens(op, net):
             ops.put(op, replace(op, target="aten::flatten.using_ints", args=(op.args[0], 1)))
 
 
@@ -253,8 +235,8 @@ def _flattens(op: Op, net: Net) -> bool:
 
 def differences(ops: Ops, net: Net) -> None:
     """`diff(x, 1, dim, prepend)` is decomposed to `cat`, two slices and `sub`."""
-    for op in list(ops.ops):
-        if op is None or op.target != "aten::sub.Tensor" or len(op.args) != 2:
+    for op in ops.of("aten::sub"):
+        if op.target != "aten::sub.Tensor" or len(op.args) != 2:
             continue
         late, early = ops.made_by(op.args[0]), ops.made_by(op.args[1])
         if late is None or early is None or late.base != "aten::slice" or early.base != "aten::slice":

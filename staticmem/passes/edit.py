@@ -37,6 +37,10 @@ class Ops:
                     known.append(index)
         return found
 
+    def of(self, *bases: str) -> list[Op]:
+        """The ops of these bases as they are now, in order."""
+        return [op for op in self.ops if op is not None and op.base in bases]
+
     def made_by(self, arg: Arg) -> Op | None:
         """The op that made a value, unless it is gone."""
         if not isinstance(arg, Ref):

@@ -2,10 +2,10 @@
 
 Repeated calls of one module have the same path in the file.
 
-torch.export keeps such a region as a graph of its own; the ONNX exporter runs that graph, and writes what it does in
-line, without the region and without the modules. The source lines of these ops are those of the generated code
-(`<eval_with_key>`), which says what ran in place. A region of autocast is taken apart the same way, but computes in
-half precision.
+torch.export keeps a region of `torch.no_grad()` as a graph of its own; the ONNX exporter runs that graph, and writes
+what it does in line, without the region and without the modules. The source lines of these ops are those of the
+generated code (`<eval_with_key>`), which says what ran in place. A region of autocast is taken apart the same way, but
+computes in half precision.
 
 Source: torch/_export/passes/replace_set_grad_with_hop_pass.py, replace_autocast_with_hop_pass.py.
 """

@@ -3,10 +3,9 @@
 torchvision/ops/stochastic_depth.py: `noise = torch.empty(...).bernoulli_(survival_rate); noise.div_(survival_rate)`.
 ATen/native/Dropout.cpp, `_dropout_impl<inplace=true>`: `noise = empty_like(input).bernoulli_(1 - p).div_(1 - p)`.
 
-Stochastic depth: the noise tensor's dtype is that of the tensor it multiplies.
-
-torchvision and timm make `empty(shape, dtype=x.dtype).bernoulli_(p)` and multiply `x` by it; an export has resolved
-`x.dtype` to float32, which is wrong as soon as `x` is in half precision.
+The noise of stochastic depth has the dtype of the tensor that it multiplies. torchvision and timm make
+`empty(shape, dtype=x.dtype).bernoulli_(p)` and multiply `x` by it; an export has resolved `x.dtype` to float32, which is
+wrong as soon as `x` is in half precision.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from staticmem.passes.edit import Ops
 
 def in_place_noise(ops: Ops, net: Net) -> None:
     """Puts the in-place noise ops and `dropout_` back."""
-    for op in list(ops.ops):
-        if op is None or op.base != "aten::bernoulli" or len(op.args) < 2:
+    for op in ops.of("aten::bernoulli"):
+        if len(op.args) < 2:
             continue
         noise = ops.made_by(op.args[0])
         if noise is None or not noise.base.startswith("aten::empty") or ops.only_reader(noise.outputs[0]) is None:

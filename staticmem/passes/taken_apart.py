@@ -1,10 +1,9 @@
 """Calls that the dynamo exporter took apart, where the parts tell which they were.
 
 `std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `index_add` becomes an
-`index_put` that accumulates, which its source line tells from a real one. Losses become
-element-wise ops: in PyTorch each is one kernel forward and one backward, which keep the input and the target; of the
-parts autograd would keep every intermediate. Who writes such a formula by hand names its functions on that line, a call
-of a loss not.
+`index_put` that accumulates, which its source line tells from a real one. Losses become element-wise ops: in PyTorch
+each is one kernel forward and one backward, which keep the input and the target; of the parts autograd would keep every
+intermediate. Code that has such a formula itself names its functions on that line; a call of a loss does not.
 
 Source: torch/_refs/__init__.py (`std`, `var`), torch/_decomp/decompositions.py (`_index_add`,
 `binary_cross_entropy`, `smooth_l1_loss`, `huber_loss`, `soft_margin_loss`, `apply_loss_reduction`),
@@ -33,9 +32,9 @@ _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 def exponentials(ops: Ops, net: Net) -> None:
     """`empty_like(x).exponential_()`, which becomes a tensor of its own."""
     finder = Finder(ops, {})
-    for op in list(ops.ops):
-        match = finder.find(op, [_EXPONENTIAL]) if op is not None and op.base == "aten::mul" else None
-        if op is None or match is None:
+    for op in ops.of("aten::mul"):
+        match = finder.find(op, [_EXPONENTIAL])
+        if match is None:
             continue
         made = ops.made_by(match.values["given"])
         if made is not None and made.base in ("aten::empty_like", "aten::empty", "aten::new_empty"):
@@ -150,9 +149,7 @@ def losses(ops: Ops, net: Net) -> Sequence[Note]:
     finder, count = Finder(ops, net.consts), 0
     possible = [loss for loss in _LOSSES if finder.possible(loss.templates)]
     tops = {loss.top for loss in possible}
-    for op in list(ops.ops) if possible else ():
-        if op is None or op.base not in tops:
-            continue
+    for op in ops.of(*tops):
         for loss in possible:
             if op.base == loss.top and not (op.stack and loss.by_hand.search(op.stack[-1].text)):
                 match = finder.find(op, loss.templates)
