@@ -4,8 +4,8 @@ torchvision/ops/stochastic_depth.py: `noise = torch.empty(...).bernoulli_(surviv
 ATen/native/Dropout.cpp, `_dropout_impl<inplace=true>`: `noise = empty_like(input).bernoulli_(1 - p).div_(1 - p)`.
 
 The noise of stochastic depth has the dtype of the tensor that it multiplies. torchvision and timm make
-`empty(shape, dtype=x.dtype).bernoulli_(p)` and multiply `x` by it; an export has resolved `x.dtype` to float32, which is
-wrong as soon as `x` is in half precision.
+`empty(shape, dtype=x.dtype).bernoulli_(p)` and multiply `x` by it; an export has resolved `x.dtype` to float32, which
+is wrong as soon as `x` is in half precision.
 """
 
 from __future__ import annotations
