@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+from staticmem.cli.session import OPTIMIZED
 from staticmem.config import fields
 from staticmem.config.kinds import Entry
-from staticmem.scenario.options import DEVICE, LEVERS, SIZES, STEP, Option
+from staticmem.scenario.options import DEVICE, LEVERS, SESSION, SIZES, STEP, Option
 from staticmem.scenario.request import OPTIONS
+from staticmem.scenario.session import SESSION_OPTIONS
 
 BAR = "\\|"  # a bar in a cell of a table
 MARKED = re.compile(r"(<!-- options: (?P<name>[^>]*) -->\n)(?:(?!<!--).*\n)*(<!-- end of options -->)")
@@ -72,6 +74,7 @@ def _group(name: str) -> Callable[[], str]:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     **{name: _group(name) for name in (SIZES, STEP, LEVERS, DEVICE)},
+    SESSION: lambda: flags([*SESSION_OPTIONS.values(), OPTIMIZED]),
     "keywords": keywords,
     "keys of train": lambda: keys(fields.STEP),
     "keys of device": lambda: keys(fields.SOFTWARE),
