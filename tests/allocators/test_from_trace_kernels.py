@@ -31,8 +31,7 @@ def label(case: dict[str, Any]) -> str:
 def test_memory_after_every_phase(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """To the byte in vision networks. Dropout allocates its mask before its result, the rules after it; and in BERT
     PyTorch adds the two gradients of the tied embedding into a new buffer, where the rules add in place."""
-    for name in ("_conv_needs", "_backward_needs"):
-        monkeypatch.setattr(kernels, name, lambda *_: ())
+    monkeypatch.setattr(kernels, "_convolution_needs", lambda *_: ())
     amp = "bf16" if case.get("amp") else None
     request = Request(batch=case["batch"], optimizer=case["optimizer"], amp=amp)
     study = Study.open(DATA / "graphs" / f"{case['model']}.pt2", request)
