@@ -324,6 +324,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("findings"))
     parser.add_argument("--replay", type=Path)
     given = parser.parse_args()
+    targets.check_modules()
     most = int(given.memory * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if given.replay is not None:

@@ -40,7 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import fuzz_mutators as mutators  # noqa: E402 - beside this file
 from fuzz import attempt  # noqa: E402
-from fuzz_targets import TARGETS, Target  # noqa: E402
+from fuzz_targets import TARGETS, Target, check_modules  # noqa: E402
 
 LARGEST = 100_000  # bytes of an input, but for DEEP of the mutators
 REFUSED = (
@@ -273,6 +273,7 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="with libFuzzer's own words")
     parser.add_argument("--child", choices=TARGETS, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    check_modules()
     given.corpus, given.out = given.corpus.resolve(), given.out.resolve()
     if given.replay is not None:
         target = TARGETS[given.replay.name.rsplit("-", 1)[0]]

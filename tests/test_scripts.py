@@ -32,6 +32,11 @@ def test_every_module_of_the_core_has_tests_that_mutants_finds(monkeypatch: pyte
     assert mutants.tests_of("allocators/onnxruntime/plan.py")[0] == "tests/allocators/test_onnxruntime_plan.py"
 
 
+def test_sources_of_fuzz_targets_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    importlib.import_module("fuzz_targets").check_modules()
+
+
 def test_the_walk_of_a_small_model() -> None:
     """benchmarks/walk.py counts in a process of its own, without what this one has imported."""
     command = [sys.executable, str(ROOT / "benchmarks" / "walk.py"), str(ROOT / "models" / "seed.pt2"), "--packages"]
