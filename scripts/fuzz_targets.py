@@ -429,7 +429,7 @@ TARGETS: dict[str, Target] = {
     "gpus": Target("yaml", "yaml", catalogs, gpus, ("devices/gpus", *_YAML)),
     "prices": Target("yaml", "yaml", price_lists, prices, ("studies/prices", *_YAML)),
     "report": Target("json", "json", small_reports, report, ("report/load",)),
-    "diff": Target("json", "json", small_reports, diff, ("report/load", "report/changes", "report/diff")),
+    "diff": Target("json", "json", small_reports, diff, ("report/load", "report/changes", "report/diff", "cli/saved")),
     "record": Target("json", "json", records, record, ("validate/records", "validate/summary", "validate/calibrate")),
 }
 

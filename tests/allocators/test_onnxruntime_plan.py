@@ -154,7 +154,7 @@ def test_sizes_that_depend_on_data_are_not_exact() -> None:
 def test_bad_options() -> None:
     with pytest.raises(UsageError, match="unknown provider"):
         SessionOptions(provider="tpu")
-    with pytest.raises(UsageError, match="unknown cudnn_conv_algo_search"):
+    with pytest.raises(UsageError, match="unknown cudnn-conv-algo-search"):
         SessionOptions(cudnn_conv_algo_search="FAST")
     net = Net()
     model = net.model([image(512, 1024)], [(net.op("Exp", "x"), TensorProto.FLOAT, 2)])
