@@ -88,7 +88,7 @@ def sweep(args: argparse.Namespace) -> int:
     """The exit code: 0 where something could be analysed."""
     chosen = chosen_format(args, FORMATS)
     from staticmem.studies.points import parse_axes, points  # late: --help needs no engine
-    from staticmem.studies.sweep import run
+    from staticmem.studies.sweep import run, with_largest
 
     gpus, args.gpu = args.gpu, None
     config = settings.config_of(args)
@@ -96,8 +96,6 @@ def sweep(args: argparse.Namespace) -> int:
     cards = tuple(gpus or config.gpus)
     with Progress("configurations", args.quiet) as bar:
         if args.max_batch:
-            from staticmem.studies.largest import with_largest
-
             result = with_largest(configurations, cards, jobs=args.jobs, progress=bar.update)
         else:
             result = run(configurations, cards, args.meter, jobs=args.jobs, progress=bar.update)

@@ -19,7 +19,8 @@ def without_cycle_search() -> Iterator[None]:
     """Python's cyclic collector off: an analysis makes many objects that all live to its end, so that each of its
     searches finds nothing and costs a third of the time. What the analysis leaves, later searches find.
 
-    All that is left counts as old then: else the first search after it would go through every object of the report.
+    At the end survivors move to the oldest generation: else the first search after it would go through every object of
+    the report.
     """
     enabled = gc.isenabled()
     gc.disable()

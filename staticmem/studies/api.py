@@ -60,37 +60,37 @@ def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) 
     return run(model, request_of(options), inputs)
 
 
-def max_batch(path: str | os.PathLike[str], gpu: str, **words: Any) -> LargestBatch:
+def max_batch(path: str | os.PathLike[str], gpu: str, **options: Any) -> LargestBatch:
     """The largest batch of a model on a card, confirmed by full analyses of it and of the next.
 
     Args:
         path: an ONNX file or an archive of torch.export.
         gpu: a card by name or size.
-        words: as for `staticmem.analyze`: optimizer, resolution, dims, amp, checkpoint, ...
+        options: as for `staticmem.analyze`: optimizer, resolution, dims, amp, checkpoint, ...
 
     Raises:
-        StaticmemError: the batch of the model is fixed, or it cannot be analysed.
+        StaticmemError: the batch of the model is fixed, or the model cannot be analysed.
     """
     from staticmem.studies.largest import largest_batch
 
-    return largest_batch(Study.open(path, request_of(words)), gpu)
+    return largest_batch(Study.open(path, request_of(options)), gpu)
 
 
-def levers(path: str | os.PathLike[str], *, budget: int | str | None = None, **words: Any) -> Levers:
+def levers(path: str | os.PathLike[str], *, budget: int | str | None = None, **options: Any) -> Levers:
     """What would make a step smaller, those levers first that save most.
 
     Args:
         path: an ONNX file or an archive of torch.export.
         budget: bytes that the step may need, or text such as "16GiB": looks for a set of checkpoints that reaches it.
-        words: as for `staticmem.analyze`; with `gpu` it is device memory that is saved.
+        options: as for `staticmem.analyze`; with `gpu` it is device memory that is saved.
 
     Raises:
-        StaticmemError: the step cannot be analysed as it was asked for.
+        StaticmemError: the step cannot be analysed as requested.
     """
     from staticmem.studies.levers import levers as levers_of
 
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
     if budget is not None and not limit:
         raise UsageError(f"the budget {budget!r} is not a size", "It is bytes, or text.", "Example: '16GiB'", "SM195")
-    request = request_of(words)
+    request = request_of(options)
     return levers_of(Study.open(path, request), request.gpu, limit)

@@ -56,7 +56,7 @@ class Verdicts:
 
     `spread` gives what the file leaves open (`meters.on_device`); it is asked for only where it is needed. `cards` are
     those whose largest stand for their architectures. `stand_in`: one card that stands for all, whatever their
-    architecture: for graphs of which few replays can be made.
+    architecture: for graphs that are too large for many replays.
     """
 
     result: StepResult
@@ -87,7 +87,7 @@ class Verdicts:
         return self.stand_in or largest_of(card.architecture, self.cards) or card
 
     def _without_spread(self, card: Gpu, more: int, own: bool = False) -> Verdict:
-        """`more` is what the band's upper end will be raised by."""
+        """The verdict before the spread; `more` is what the spread will add to the band's upper end."""
         if card.slug in self._own:
             return self._own[card.slug]
         device, needed = on(self.device, card), self._shared(card)
@@ -109,8 +109,8 @@ class Verdicts:
         """The need on a card, with what the allocator takes on the one that stands for it."""
         roomy = self.representative(card)
         if roomy.architecture not in self.shared:
-            found = on_device(self.result, on(self.device, replace(roomy, usable=ROOMY)))
-            self.shared[roomy.architecture] = found.allocated, found.reserved
+            meters = on_device(self.result, on(self.device, replace(roomy, usable=ROOMY)))
+            self.shared[roomy.architecture] = meters.allocated, meters.reserved
         return self.shared[roomy.architecture][1].plus(self.device.setup.profile.overhead(card))
 
     def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
@@ -135,8 +135,7 @@ class Verdicts:
     def _partial_sums(self, card: Gpu) -> dict[int, int]:
         setup = on(self.device, card).setup
         if setup.multiprocessors not in self._sums:
-            found = KernelWorkspaces(self.result.trace, setup).partial_sums()
-            self._sums[setup.multiprocessors] = found
+            self._sums[setup.multiprocessors] = KernelWorkspaces(self.result.trace, setup).partial_sums()
         return self._sums[setup.multiprocessors]
 
 
@@ -166,7 +165,7 @@ class Bench:
         """The step, as the rank with the most memory runs it.
 
         Raises:
-            StaticmemError: it cannot be run so; the same error at every call.
+            StaticmemError: the step cannot be run; every call raises the same error.
         """
         key = key_of(request)
         if key not in self._steps:
@@ -211,24 +210,24 @@ class Bench:
         if key not in self._nominal:
             result = self.step(request)
             with without_cycle_search():
-                found = process_on(result, on(self.device, stands))
-                nominal = self._replayed(found, found.sizes)
-                most = self._replayed(found, found.bound(True)) if found.bounds else nominal
+                process = process_on(result, on(self.device, stands))
+                nominal = self._replayed(process, process.sizes)
+                most = self._replayed(process, process.bound(True)) if process.bounds else nominal
             self._nominal[key] = nominal, max(nominal, most)
         return self._nominal[key]
 
-    def _replayed(self, found: Process, sizes: Sequence[int]) -> int:
+    def _replayed(self, process: Process, sizes: Sequence[int]) -> int:
         settings = replace(self.device.settings, per_process_memory_fraction=1.0)
-        if is_quick(found, settings):
-            return peaks(joined(found.calls, len(sizes)), list(sizes)).reserved
-        return simulate(found.served(sizes), settings, fallbacks=found.fallbacks).peak_reserved
+        if is_quick(process, settings):
+            return peaks(joined(process.calls, len(sizes)), list(sizes)).reserved
+        return simulate(process.served(sizes), settings, fallbacks=process.fallbacks).peak_reserved
 
     def allows(self, request: Request, card: Gpu) -> bool:
-        """Whether the expected need is within 95 % of the card. What live tensors rule out is not replayed."""
+        """Whether the expected need is within 95 % of the card. There is no replay where live tensors are too large."""
         return self._alive(request, card) and self.expected(request, card) <= self._limit(request, card)
 
     def may_fit(self, request: Request, card: Gpu) -> bool:
-        """Whether the least that a band can reach up to is within 95 %: nearly always the verdict, at a tenth of it."""
+        """Whether a lower bound of the band's upper end is within 95 %: nearly the verdict, at a tenth of its cost."""
         if not self._alive(request, card):
             return False
         return self._reserved(request, card)[1] + self.overhead(request, card).high <= self._limit(request, card)
@@ -280,14 +279,14 @@ class Bench:
         return replace(self.device, setup=replace(setup, profile=talking))
 
 
-def card_fit(study: Study, gpu: str, spread: tuple[int, int] | None = None) -> CardFit:
+def card_fit(study: Study, name: str, spread: tuple[int, int] | None = None) -> CardFit:
     """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
-    device = device_of(replace(study.request, gpu=gpu))
+    device = device_of(replace(study.request, gpu=name))
     meters = on_device(study.result, device, study.spread if spread is None else spread)
-    verdict = meters.verdict
+    gpu, verdict, need = device.gpu, meters.verdict, meters.device
     return CardFit(
-        device.gpu.slug, device.gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
-        meters.device.expected, meters.device.low, meters.device.high, max(verdict.headroom, 0), verdict.missing,
+        gpu.slug, gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
+        need.expected, need.low, need.high, max(verdict.headroom, 0), verdict.missing,
     )  # fmt: skip
 
 

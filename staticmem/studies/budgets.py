@@ -8,9 +8,9 @@ from staticmem.config.config import Budget
 from staticmem.report.sweep import CHECK_SCHEMA, CardFit, Check, Outcome, Sweep, SweepRow
 
 
-def check(found: Sweep, budgets: Sequence[Budget]) -> Check:
+def check(sweep: Sweep, budgets: Sequence[Budget]) -> Check:
     """Every configuration against every budget."""
-    outcomes = tuple(outcome for row in found.rows for outcome in _of_row(row, budgets))
+    outcomes = tuple(outcome for row in sweep.rows for outcome in _of_row(row, budgets))
     failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
     return Check(CHECK_SCHEMA, failed, any(o.error is not None for o in outcomes), outcomes)
 
@@ -30,13 +30,12 @@ def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
 
 
 def _outcome(name: str, row: SweepRow, gpu: str | None, budget: Budget, nbytes: int) -> Outcome:
-    margin = budget.limit_bytes - nbytes
-    return Outcome(
-        name, row.model, gpu, budget.metric, budget.level, budget.limit_bytes, nbytes, margin, margin >= 0
-    )  # fmt: skip
+    limit = budget.limit_bytes
+    margin = limit - nbytes
+    return Outcome(name, row.model, gpu, budget.metric, budget.level, limit, nbytes, margin, margin >= 0)
 
 
 def _meter(card: CardFit, metric: str) -> int:
-    found = getattr(card, f"{metric}_bytes")
-    assert isinstance(found, int), f"{metric} was not evaluated"
-    return found
+    nbytes = getattr(card, f"{metric}_bytes")
+    assert isinstance(nbytes, int), f"{metric} was not evaluated"
+    return nbytes

@@ -4,7 +4,7 @@ The blocks are searched greedily: in the order of the bytes that they keep for b
 again; the shortest beginning of that order that stays within the budget, by bisection. Where even all blocks are
 not enough, groups of 2, 3, ... that share a checkpoint are tried. Then come modules of all levels, in the sets that
 minimum cuts propose (`cut`): the first within the budget is taken, if it costs less than the blocks. Of what is taken
-each module is left out again, the most expensive first, where the step stays within the budget without it. Every answer
+each module is left out again, the most expensive first, where the step stays within the budget without it. Every figure
 is that of a step that was run. The result is not proven to be the least, and says so in its note.
 """
 
@@ -19,7 +19,7 @@ from staticmem.report.sweep import SAME, LeverRow, need
 from staticmem.studies.cut import modules_of, proposals, totals
 from staticmem.studies.trials import Lever, Trials
 
-SHARE = 0.3  # of the forward's ops: blocks with less of it keep little, whatever is done with them
+SHARE = 0.3  # of the forward's ops: blocks with fewer of them keep too little to be worth a checkpoint
 MANY = 6  # blocks that are enough to choose among
 
 
@@ -53,19 +53,20 @@ def repeated_blocks(graph: Graph) -> list[Blocks]:
     named = {path: frame.cls.rpartition(".")[2] for path, (frame, _) in inner.items() if _is_own(frame.cls)}
     selectors = named or {path: _numbered(path) for path in inner if _numbered(path)}
     ops = Counter(name for op in graph.ops for name in {selectors.get(frame.path, "") for frame in op.modules})
-    found: list[tuple[float, Blocks]] = []
+    by_depth: list[tuple[float, Blocks]] = []
     for name in dict.fromkeys(selectors.values()):
         paths = tuple(path for path, other in selectors.items() if other == name)
         if len(paths) >= 2 and ops[name] >= SHARE * len(graph.ops):
             row = max(Counter(path.rpartition(".")[0] for path in paths).values())
-            found.append((sum(inner[path][1] for path in paths) / len(paths), Blocks(name, paths, row)))
-    return [blocks for _, blocks in sorted(found, key=lambda pair: (pair[0], pair[1].selector))]
+            by_depth.append((sum(inner[path][1] for path in paths) / len(paths), Blocks(name, paths, row)))
+    return [blocks for _, blocks in sorted(by_depth, key=lambda pair: (pair[0], pair[1].selector))]
 
 
 def blocks_to_choose(graph: Graph) -> Blocks | None:
     """The outermost blocks that are many enough to choose among, else the outermost."""
-    found = repeated_blocks(graph)
-    return next((blocks for blocks in found if len(blocks.paths) >= MANY), found[0] if found else None)
+    candidates = repeated_blocks(graph)
+    outermost = candidates[0] if candidates else None
+    return next((blocks for blocks in candidates if len(blocks.paths) >= MANY), outermost)
 
 
 _BLOCKS_OF_TORCH = ("TransformerEncoderLayer", "TransformerDecoderLayer")

@@ -40,7 +40,7 @@ class Counter:
 
     def __init__(self, graph: Graph, training: bool) -> None:
         self.graph = graph
-        self.shapes: Mapping[str, Shape] = {name: known.shape for name, known in known_values(graph, training).items()}
+        self.shapes: Mapping[str, Shape] = {name: value.shape for name, value in known_values(graph, training).items()}
         self.of_op = [flops(op, self.shapes) for op in graph.ops]
 
     def of(self, scenario: Scenario) -> Compute:

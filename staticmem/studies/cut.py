@@ -1,6 +1,6 @@
 """Sets of modules to checkpoint, proposed by minimum cuts.
 
-Whoever checkpoints a module drops what lies within it until backward, and runs its operations again: dropping is worth
+A checkpoint drops what lies within its module until backward, and runs its operations again: dropping is worth
 `price` operations a byte. A module lies within its parent, and a value within the innermost module that has all of its
 users. The set that is worth most at a price is a maximum closure over the modules (Picard, Management Science 22, 1976;
 `networkx.minimum_cut`). PyTorch's partitioner cuts values in the same way
@@ -18,7 +18,7 @@ from fractions import Fraction
 from staticmem.ir.graph import Graph
 from staticmem.liveness import Lifetimes
 
-LIMITS, PRICES = 8, 12  # that are tried of each: a cut of a hundred modules takes some milliseconds
+LIMITS, PRICES = 8, 12  # how many of each are tried: a cut of a hundred modules takes some milliseconds
 
 
 @dataclass
@@ -55,9 +55,9 @@ def modules_of(graph: Graph, lifetimes: Lifetimes, operations: Sequence[int]) ->
             within[producers[name]] = []
     trace = lifetimes.trace
     for buffer in lifetimes.alive(trace.marks["forward_end"] - 1):
-        made_by = trace.kernels[buffer.kernel].op
-        if buffer.category == "activation" and made_by >= 0 and within[made_by]:
-            modules[within[made_by][-1]].kept += buffer.size
+        producer = trace.kernels[buffer.kernel].op
+        if buffer.category == "activation" and producer >= 0 and within[producer]:
+            modules[within[producer][-1]].kept += buffer.size
     return modules
 
 
@@ -107,6 +107,6 @@ def _covered(
         flow.add_edge("dropped", (path,), capacity=module.kept * price.numerator)
         flow.add_edge((path,), "kept", capacity=module.operations * price.denominator)
         if module.parent in small:
-            flow.add_edge((module.parent,), (path,))  # without a capacity: who drops a parent drops its children
+            flow.add_edge((module.parent,), (path,))  # without a capacity: to drop a parent is to drop its children
     _, (dropped, _) = minimum_cut(flow, "dropped", "kept")
     return (path for path, module in small.items() if (path,) in dropped and (module.parent,) not in dropped)

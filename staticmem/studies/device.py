@@ -15,7 +15,7 @@ from staticmem.devices.temporaries import Multiprocessors
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 
-DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where nobody names one
+DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where none is named
 
 _SOURCES = "their constants have sources, but were not verified on hardware (docs/hardware.md)"
 
@@ -24,23 +24,23 @@ def device_of(request: Request) -> Device:
     """The card and its software.
 
     Raises:
-        UsageError: no such card, or a word that is not understood.
+        UsageError: no such card, or an option that is not understood.
         CudnnError: libcudnn was asked for and is not there.
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
-    known = profile.load(Path(request.profile) if request.profile is not None else None)
+    software = profile.load(Path(request.profile) if request.profile is not None else None)
     if request.parallel is not None:
-        known = replace(known, libraries=known.libraries.plus(profile.NCCL))
+        software = replace(software, libraries=software.libraries.plus(profile.NCCL))
     cudnn = None
     if request.cudnn == "library":
         from staticmem.devices.cudnn import Cudnn  # opens libcudnn
 
         cudnn = Cudnn()
     torch = request.torch_version or profile.DEFAULT_TORCH
-    known = known.loaded(torch, request.module_loading)
+    software = software.loaded(torch, request.module_loading)
     setup = Setup(
         gpu.architecture, torch, allow_tf32=request.tf32, channels_last=request.channels_last,
-        benchmark=request.cudnn_benchmark, cudnn=cudnn, profile=known,
+        benchmark=request.cudnn_benchmark, cudnn=cudnn, profile=software,
         multiprocessors=Multiprocessors(gpu.processors, gpus.THREADS[gpu.architecture]),
     )  # fmt: skip
     return Device(gpu, setup, parse_settings(request.alloc_conf))
@@ -77,10 +77,8 @@ def with_device(
 
 def gpu_fit(card: Gpu, outcome: Verdict) -> GpuFit:
     """A verdict as the report has it."""
-    return GpuFit(
-        card.slug, card.name, card.architecture, card.usable, outcome.fit.value, max(outcome.headroom, 0),
-        outcome.missing, card.assumed,
-    )  # fmt: skip
+    fit, headroom, missing = outcome.fit.value, max(outcome.headroom, 0), outcome.missing
+    return GpuFit(card.slug, card.name, card.architecture, card.usable, fit, headroom, missing, card.assumed)
 
 
 def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:

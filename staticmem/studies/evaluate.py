@@ -19,16 +19,14 @@ from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.structure import Affine, Core, Curves, OptimizerPart, curves, take_apart
 from staticmem.studies.study import Key, key_of
 
-# Words that change the optimizer's part of a step and nothing else of it. Whatever else a request says divides groups.
+# Options that change the optimizer's part of a step and nothing else of it. All other options divide groups.
 # That they change nothing else is checked at every step that is run: `_Group._add`.
-OPTIMIZER_WORDS = (
-    "optimizer", "optimizer_impl", "momentum", "dampening", "weight_decay", "nesterov", "amsgrad", "centered",
-)  # fmt: skip
+OPTIMIZER_OPTIONS = tuple("optimizer optimizer_impl momentum dampening weight_decay nesterov amsgrad centered".split())
 
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration. Bytes at its live peak; `method` says how it was found: "run", or "arrays" from other runs.
+    """One configuration. Bytes at its live peak; `method` says where it is from: "run", or "arrays" from other runs.
     `cards` are those that it was compared with."""
 
     request: Request
@@ -45,7 +43,7 @@ class Row:
 
 Outcome = Row | StaticmemError
 Done = Callable[[int], None]
-Known = dict[tuple[Key, int, Key], OptimizerPart]  # by group, parameters, optimizer
+Parts = dict[tuple[Key, int, Key], OptimizerPart]  # by group, parameters, optimizer
 
 
 def evaluate(study: Study, requests: Sequence[Request], done: Done | None = None) -> list[Outcome]:
@@ -55,24 +53,24 @@ def evaluate(study: Study, requests: Sequence[Request], done: Done | None = None
         study: of the model; its own request plays no part.
         done: is called with the number of requests that have been evaluated since the last call.
     """
-    found: list[Outcome | None] = [None] * len(requests)
+    outcomes: list[Outcome | None] = [None] * len(requests)
     groups: dict[Key, tuple[Request, list[int]]] = {}
-    known: Known = {}
+    parts: Parts = {}
     for index, request in enumerate(requests):
         try:
             scenario, _ = request.scenario()
         except StaticmemError as error:
-            found[index] = error
+            outcomes[index] = error
             continue
         shared = replace(_without_optimizer(request), batch=None, mode=scenario.mode)
         groups.setdefault(key_of(shared), (shared, []))[1].append(index)
     for shared, members in groups.values():
-        group = _Group(study, shared, [requests[i] for i in members], known)
+        group = _Group(study, shared, [requests[i] for i in members], parts)
         for index, outcome in zip(members, group.outcomes(), strict=True):
-            found[index] = outcome
+            outcomes[index] = outcome
         if done is not None:
             done(len(members))
-    return [outcome for outcome in found if outcome is not None]
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def run_one(study: Study, request: Request) -> Row:
@@ -88,14 +86,14 @@ def row_of(study: Study) -> Row:
     return _rows([study.request], study.scenario.mode, curves(core, core.sizes()), [nothing], ["run"])[0]
 
 
-def without_words(request: Request, names: Iterable[str]) -> Request:
+def without_options(request: Request, names: Iterable[str]) -> Request:
     """The request with the defaults of some fields."""
     blank = Request()
-    return replace(request, **{name: getattr(blank, name) for name in names if hasattr(blank, name)})
+    return replace(request, **{name: getattr(blank, name) for name in names})
 
 
 def _without_optimizer(request: Request) -> Request:
-    bare = without_words(request, OPTIMIZER_WORDS)
+    bare = without_options(request, OPTIMIZER_OPTIONS)
     return bare if request.optimizer is not None or request.mode == "train" else request
 
 
@@ -106,7 +104,7 @@ class _Group:
     study: Study
     key: Request
     requests: Sequence[Request]
-    known: Known
+    parts: Parts
     cores: dict[int | None, Core] = field(default_factory=dict)
     apart: bool = True
     turn: int = 0
@@ -129,9 +127,9 @@ class _Group:
         by_batch: dict[int | None, list[int]] = {}
         for index, request in enumerate(self.requests):
             by_batch.setdefault(request.batch, []).append(index)
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
         for piece, batches in self._pieces(sorted(by_batch, key=lambda b: b or 0)):
-            made = self._curves(piece, batches)
+            peaks = self._curves(piece, batches)
             for row, batch in enumerate(batches):
                 members = by_batch[batch]
                 parts = [self._part(self.requests[i], batch) for i in members]
@@ -139,19 +137,17 @@ class _Group:
                     return self._one_optimizer_at_a_time()
                 method = "arrays" if isinstance(piece, Affine) else "run"
                 ran = [method if len(members) == 1 or method == "arrays" else "arrays" for _ in members]
-                chosen = made.take([row] * len(members))
-                rows = _rows(
-                    [self.requests[i] for i in members], self.key.mode or "infer", chosen,
-                    [part for part in parts if part is not None], ran,
-                )  # fmt: skip
-                found.update(zip(members, rows, strict=True))
+                chosen = peaks.take([row] * len(members))
+                asked, separate = [self.requests[i] for i in members], [part for part in parts if part is not None]
+                rows = _rows(asked, self.key.mode or "infer", chosen, separate, ran)
+                outcomes.update(zip(members, rows, strict=True))
         if not self.apart:
             return self._one_optimizer_at_a_time()
-        return [found[index] for index in range(len(self.requests))]
+        return [outcomes[index] for index in range(len(self.requests))]
 
     def _one_optimizer_at_a_time(self) -> list[Outcome]:
         """Where an optimizer cannot be taken apart from its step: a group for each."""
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
         groups: dict[Key, list[int]] = {}
         for index, request in enumerate(self.requests):
             groups.setdefault(key_of(replace(request, batch=None)), []).append(index)
@@ -160,8 +156,8 @@ class _Group:
         for members in groups.values():
             key = replace(self.requests[members[0]], batch=None, mode=self.key.mode)
             group = _Group(self.study, key, [self.requests[i] for i in members], {}, apart=False)
-            found.update(zip(members, group._whole(), strict=True))
-        return [found[index] for index in range(len(self.requests))]
+            outcomes.update(zip(members, group._whole(), strict=True))
+        return [outcomes[index] for index in range(len(self.requests))]
 
     def _whole(self) -> list[Outcome]:
         """As `_together`, with the optimizer as part of the core."""
@@ -171,14 +167,8 @@ class _Group:
         for piece, covered in self._pieces(batches):
             method = "arrays" if isinstance(piece, Affine) else "run"
             some = [replace(self.requests[0], batch=batch) for batch in covered]
-            made = _rows(
-                some,
-                self.key.mode or "infer",
-                self._curves(piece, covered),
-                [nothing] * len(some),
-                [method] * len(some),
-            )
-            rows.update(zip(covered, made, strict=True))
+            mode, peaks, count = self.key.mode or "infer", self._curves(piece, covered), len(covered)
+            rows.update(zip(covered, _rows(some, mode, peaks, [nothing] * count, [method] * count), strict=True))
         return [replace(rows[r.batch], request=r) for r in self.requests]
 
     # -- batches -------------------------------------------------------------------------------------------------
@@ -187,21 +177,21 @@ class _Group:
         """The batches in runs, each with the structure that serves for it; every batch once."""
         alone = [b for b in batches if b is None or b == 1]
         rest = [b for b in batches if b is not None and b != 1]
-        made: list[tuple[Affine | Core, list[int | None]]] = [(self._core(b), [b]) for b in alone]
+        pieces: list[tuple[Affine | Core, list[int | None]]] = [(self._core(b), [b]) for b in alone]
         open_ranges = [rest] if rest else []
         while open_ranges:
             some = open_ranges.pop()
             if len(some) <= 3:
-                made += [(self._core(b), [b]) for b in some]
+                pieces += [(self._core(b), [b]) for b in some]
                 continue
             probes = (some[0], some[len(some) // 2], some[-1])
             affine = Affine.through([(b, self._core(b)) for b in probes])
             if affine is not None:
-                made.append((affine, list(some)))
+                pieces.append((affine, list(some)))
                 continue
             middle = len(some) // 2
             open_ranges += [some[:middle], some[middle:]]
-        return made
+        return pieces
 
     def _curves(self, piece: Affine | Core, batches: Sequence[int | None]) -> Curves:
         if isinstance(piece, Affine):
@@ -212,11 +202,11 @@ class _Group:
         """The core at a batch, by a run with one of the group's optimizers in turn."""
         if batch not in self.cores:
             wanted = list({key_of(_optimizer(r)): _optimizer(r) for r in self.requests}.values())
-            have = {key[2] for key in self.known if key[0] == self._family}
-            missing = [w for w in wanted if key_of(w) not in have]
-            words = (missing or wanted)[self.turn % len(missing or wanted)]
+            measured = {key[2] for key in self.parts if key[0] == self._family}
+            missing = [w for w in wanted if key_of(w) not in measured]
+            optimizer = (missing or wanted)[self.turn % len(missing or wanted)]
             self.turn += not missing
-            self._add(batch, words)
+            self._add(batch, optimizer)
         return self.cores[batch]
 
     # -- optimizers ----------------------------------------------------------------------------------------------
@@ -224,11 +214,12 @@ class _Group:
     @property
     def _family(self) -> Key:
         """What an optimizer's part may depend on besides the parameters."""
-        return key_of(without_words(self.key, ("resolution", "dims")))
+        return key_of(without_options(self.key, ("resolution", "dims")))
 
-    def _add(self, batch: int | None, words: Request) -> OptimizerPart | None:
-        """Runs a step, and checks what it adds against what is known."""
-        request = replace(self.key, batch=batch, **{n: getattr(words, n) for n in OPTIMIZER_WORDS if hasattr(words, n)})
+    def _add(self, batch: int | None, optimizer: Request) -> OptimizerPart | None:
+        """Runs a step, and compares the optimizer's part with that of earlier runs."""
+        options = {name: getattr(optimizer, name) for name in OPTIMIZER_OPTIONS}
+        request = replace(self.key, batch=batch, **options)
         with without_cycle_search():
             core, part = take_apart(self.study.ask(request).lifetimes, self.apart)
         before = self.cores.setdefault(batch, core)
@@ -239,46 +230,41 @@ class _Group:
         if part is None:
             self.apart = False
             return None
-        key = (self._family, core.parameters, key_of(words))
-        if self.known.setdefault(key, part) != part:
+        key = (self._family, core.parameters, key_of(optimizer))
+        if self.parts.setdefault(key, part) != part:
             self.apart = False
             return None
         return part
 
     def _part(self, request: Request, batch: int | None) -> OptimizerPart | None:
-        words = _optimizer(request)
-        key = (self._family, self.cores[batch].parameters if batch in self.cores else self._parameters, key_of(words))
-        return self.known.get(key) or self._add(batch if batch in self.cores else next(iter(self.cores)), words)
-
-    @property
-    def _parameters(self) -> int:
-        return next(iter(self.cores.values())).parameters
+        optimizer = _optimizer(request)
+        at = batch if batch in self.cores else next(iter(self.cores))
+        key = (self._family, self.cores[at].parameters, key_of(optimizer))
+        return self.parts.get(key) or self._add(at, optimizer)
 
 
 def _optimizer(request: Request) -> Request:
-    """A request of nothing but the words of the optimizer."""
-    return Request(**{name: getattr(request, name) for name in OPTIMIZER_WORDS if hasattr(request, name)})
+    """A request of nothing but the options of the optimizer."""
+    return Request(**{name: getattr(request, name) for name in OPTIMIZER_OPTIONS})
 
 
 def _rows(
-    requests: Sequence[Request], mode: str, made: Curves, parts: Sequence[OptimizerPart], methods: Sequence[str]
+    requests: Sequence[Request], mode: str, core: Curves, parts: Sequence[OptimizerPart], methods: Sequence[str]
 ) -> list[Row]:
     """Rows of a core's peaks with the optimizer's part put back."""
     rows = []
     for i, (request, part) in enumerate(zip(requests, parts, strict=True)):
-        live, phase = int(made.peak[i]) + part.state, made.peak_phase[i]
-        by_category = dict(zip(made.categories, made.by_category[i].tolist(), strict=True))
-        step = int(made.end[i]) + part.state + part.peak
+        live, phase = int(core.peak[i]) + part.state, core.peak_phase[i]
+        by_category = dict(zip(core.categories, core.by_category[i].tolist(), strict=True))
+        step = int(core.end[i]) + part.state + part.peak
         if step > live:
             live, phase = step, "optimizer"
-            by_category = dict(zip(made.categories, made.end_by_category[i].tolist(), strict=True))
+            by_category = dict(zip(core.categories, core.end_by_category[i].tolist(), strict=True))
             for name, size in part.peak_by_category:
                 by_category[name] = by_category.get(name, 0) + size
         by_category["optimizer_state"] += part.state
-        peaks = dict(zip(made.phases, (made.phase_peak[i] + part.state).tolist(), strict=True))
+        peaks = dict(zip(core.phases, (core.phase_peak[i] + part.state).tolist(), strict=True))
         at_step = max(step, peaks.get("optimizer", 0)) if request.optimizer and mode == "train" else None
-        found = Row(
-            request, mode, live, phase, by_category, peaks["forward"], peaks.get("backward"), at_step, methods[i]
-        )
-        rows.append(found)
+        forward, backward = peaks["forward"], peaks.get("backward")
+        rows.append(Row(request, mode, live, phase, by_category, forward, backward, at_step, methods[i]))
     return rows

@@ -1,28 +1,25 @@
 """The largest batch of a configuration on a card: solved from the structure of its step, confirmed by running it.
 
-Live memory of one structure is known for every batch (`structure.Affine`), so the batch at which live tensors and the
-context alone fill the card bounds the search. Below it, the device meter is evaluated in full at few batches: at the
-result N, at N + 1, and where a line through what is known crosses the usable memory.
+Live memory of one structure is computed for every batch (`structure.Affine`), so the batch at which live tensors and
+the context alone fill the card bounds the search. Below it, the device meter is evaluated in full at few batches:
+at the result N, at N + 1, and where a line through evaluated batches crosses the usable memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from staticmem.devices.sizing import TIGHT
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import LargestBatch
-from staticmem.report.sweep import CardFit, Sweep
+from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import card_fit
-from staticmem.studies.points import Point
 from staticmem.studies.structure import Affine, Core, curves, take_apart
-from staticmem.studies.study import key_of
 
 MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
-ROUNDS = 8  # of solving and running again at what was found: two are enough where there is one structure
+ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
 
 
 def largest_batch(study: Study, gpu: str) -> LargestBatch:
@@ -39,8 +36,9 @@ def largest_batch(study: Study, gpu: str) -> LargestBatch:
 class _Search:
     study: Study
     gpu: str
-    cards: dict[int, CardFit | None] = field(default_factory=dict)  # without what the file leaves open
-    more: dict[int, int] = field(default_factory=dict)  # by what that raises the need, where the band is within 95 %
+    cards: dict[int, CardFit | None] = field(default_factory=dict)  # by batch, without what the file leaves open
+    # by batch, where the band is within 95 %: what the file leaves open adds to the need
+    more: dict[int, int] = field(default_factory=dict)
     cores: dict[int, Core] = field(default_factory=dict)
 
     def run(self) -> LargestBatch:
@@ -56,10 +54,8 @@ class _Search:
         safe = self._last(low, batch, self._unsure) if batch else 0
         here = self._at(batch) if batch else None
         behind = self._at(batch + 1 if batch else low) if batch < most else None
-        return LargestBatch(
-            first.gpu, batch, None if here is None else here.device_bytes,
-            None if behind is None else behind.device_bytes, safe, live,
-        )  # fmt: skip
+        need, need_behind = (None if card is None else card.device_bytes for card in (here, behind))
+        return LargestBatch(first.gpu, batch, need, need_behind, safe, live)
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
@@ -74,7 +70,7 @@ class _Search:
                     one = self.study.ask(self._request(batch))
                     self.cores[batch], _ = take_apart(one.lifetimes, apart=False)
                     card = self.cards[batch] = card_fit(one, self.gpu, (0, 0))
-                    if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # it takes two further steps to find
+                    if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # the spread takes two further steps
                         self.more[batch] = one.spread[1]
             except DimensionError:
                 self.cards[batch] = None
@@ -110,13 +106,11 @@ class _Search:
         if error is None:
             try:
                 self.study.ask(self._request(batch + 1)).result  # noqa: B018 - for its error
-            except DimensionError as found:
-                error = found
+            except DimensionError as refusal:
+                error = refusal
         why = f"{error.what[0].upper()}{error.what[1:]}." if error is not None else f"The file allows {batch} alone."
-        return UsageError(
-            "the batch of this model is fixed", why,
-            "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}.", code="SM199",
-        )  # fmt: skip
+        hint = "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}."
+        return UsageError("the batch of this model is fixed", why, hint, "SM199")
 
     # -- live memory ---------------------------------------------------------------------------------------------
 
@@ -132,29 +126,33 @@ class _Search:
         start = max(low, 2) if most > low + 1 else low
         ranged = self._structure(start, min(start + 2, most))
         for _ in range(ROUNDS):
-            found = self._solve(ranged, start, most, room)
-            if found <= start or found <= ranged.high:
-                return found
-            wider = self._structure(start, found)
+            batch = self._solve(ranged, start, most, room)
+            if batch <= start or batch <= ranged.high:
+                return batch
+            wider = self._structure(start, batch)
             if wider.high == ranged.high:
-                return found
+                return batch
             ranged = wider
         return self._solve(ranged, start, most, room)
 
     def _structure(self, low: int, high: int) -> Affine:
         """A structure through runs at both ends and between; where there is none, a line through the ends of the
-        widest range that has one: the search below confirms what comes of it."""
+        widest range that has one: the search over full evaluations confirms the result."""
         while high > low + 1:
             middle = (low + high) // 2
-            cores = [(batch, self._core(batch)) for batch in (low, middle, high)]
-            known = [(batch, core) for batch, core in cores if core is not None]
-            found = Affine.through(known) if len(known) == 3 else None
-            if found is not None:
-                return found
+            cores = self._cores_at(low, middle, high)
+            structure = Affine.through(cores) if len(cores) == 3 else None
+            if structure is not None:
+                return structure
             high = middle
-        both = [(batch, core) for batch in (low, high) for core in (self._core(batch),) if core is not None]
-        found = Affine.through(both) if len(both) == 2 else None
-        return found or Affine.constant_of(low, both[0][1])
+        cores = self._cores_at(low, high)
+        structure = Affine.through(cores) if len(cores) == 2 else None
+        return structure or Affine.constant_of(low, cores[0][1])
+
+    def _cores_at(self, *batches: int) -> list[tuple[int, Core]]:
+        """The cores at those batches that the model takes."""
+        cores = ((batch, self._core(batch)) for batch in batches)
+        return [(batch, core) for batch, core in cores if core is not None]
 
     def _solve(self, ranged: Affine, low: int, most: int, room: int) -> int:
         """The largest batch whose live peak is within `room`, by bisection over a structure."""
@@ -171,8 +169,7 @@ class _Search:
     # -- the device ----------------------------------------------------------------------------------------------
 
     def _over(self, batch: int) -> int:
-        """Bytes by which the expected need is more than what is usable; where the model takes no such batch, more than
-        none."""
+        """Bytes of the expected need beyond what is usable; positive where the model does not take this batch."""
         card = self._at(batch)
         return (card.device_bytes or 0) - self.usable if card is not None else self.usable
 
@@ -217,29 +214,6 @@ class _Search:
 def _usable(card: CardFit) -> int:
     """Bytes that the process may take: less than the card has where its allocator is limited to a fraction."""
     return (card.device_bytes or 0) + card.headroom_bytes - card.missing_bytes
-
-
-def with_largest(
-    made: Sequence[Point],
-    gpus: Sequence[str],
-    jobs: int = 1,
-    executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Sweep:
-    """A sweep over all but the batch, with the largest batch of each configuration on each card.
-
-    Raises:
-        UsageError: no card is given.
-    """
-    from staticmem.studies.sweep import run
-
-    if not gpus:
-        raise no_card()
-    seen: dict[object, Point] = {}
-    for point in made:
-        seen.setdefault((point.model, point.name, key_of(replace(point.request, batch=None))), point)
-    kept = [replace(point, index=index) for index, point in enumerate(seen.values())]
-    return run(kept, gpus, "device", executor, jobs, progress, largest=True)
 
 
 def no_card() -> UsageError:

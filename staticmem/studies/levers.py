@@ -13,7 +13,7 @@ from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.trials import Lever, Trials
 
-Progress = Callable[[int, int], None]  # so many done, of so many
+Progress = Callable[[int, int], None]  # levers that are done, and how many there are
 
 
 def levers(study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None) -> Levers:
@@ -47,10 +47,8 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
             rows.append(best)
     rows = [row for row in rows if row.saved_bytes]
     rows.sort(key=lambda row: (-row.saved_bytes, row.compute, row.does))
-    return Levers(
-        LEVERS_SCHEMA, study.model.path, card.gpu if card is not None else None,
-        card.usable_bytes if card is not None else None, budget, trials.base, tuple(rows),
-    )  # fmt: skip
+    name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
+    return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows))
 
 
 def candidates(study: Study) -> Iterator[Lever]:
@@ -68,8 +66,8 @@ def candidates(study: Study) -> Iterator[Lever]:
     if not request.channels_last:
         yield Lever("channels_last", {"channels_last": True}, SAME, "workspaces of convolutions")
     if scenario.training:
-        words = {"mode": "infer", "optimizer": None, **_without_training()}
-        yield Lever("infer (no_grad)", words, TRAINING, "nothing is trained")
+        options = {"mode": "infer", "optimizer": None, **_without_training()}
+        yield Lever("infer (no_grad)", options, TRAINING, "nothing is trained")
 
 
 def _without_training() -> dict[str, Any]:
@@ -89,16 +87,16 @@ def _checkpoints(study: Study) -> Iterator[Lever]:
     if request.checkpoint or request.checkpoint_segments:
         return
     blocks = repeated_blocks(study.result.graph)
-    for found in blocks[:3]:
-        words: dict[str, Any] = {"checkpoint": (found.selector,)}
-        yield Lever(f"checkpoint every {_called(found.selector)}", words, SAME, f"{len(found.paths)} blocks")
-        groups = round(len(found.paths) ** 0.5)
-        if 2 <= groups <= found.row:
-            words = {"checkpoint": (found.selector,), "checkpoint_every": groups}
-            yield Lever(f"checkpoint {groups} of {_called(found.selector)} together", words, SAME)
+    for block in blocks[:3]:
+        options: dict[str, Any] = {"checkpoint": (block.selector,)}
+        yield Lever(f"checkpoint every {_called(block.selector)}", options, SAME, f"{len(block.paths)} blocks")
+        groups = round(len(block.paths) ** 0.5)
+        if 2 <= groups <= block.row:
+            options = {"checkpoint": (block.selector,), "checkpoint_every": groups}
+            yield Lever(f"checkpoint {groups} of {_called(block.selector)} together", options, SAME)
         if request.amp in (None, "none") and request.dtype is None:
-            words = {"amp": "bf16", "checkpoint": (found.selector,)}
-            yield Lever(f"autocast to bf16, and checkpoint every {_called(found.selector)}", words, NUMERICS)
+            options = {"amp": "bf16", "checkpoint": (block.selector,)}
+            yield Lever(f"autocast to bf16, and checkpoint every {_called(block.selector)}", options, NUMERICS)
     yield Lever("checkpoint_sequential in sqrt(n) segments", {"checkpoint_segments": "sqrt"}, SAME)
 
 
@@ -111,9 +109,9 @@ def _accumulation(study: Study) -> Iterator[Lever]:
     batch = next((shape[0] for shape in study.binding.shapes.values() if shape), None)
     for parts in (2, 4, 8):
         if batch is not None and batch % parts == 0 and batch > parts:
-            words = {"batch": batch // parts, "accumulate": request.accumulate * parts}
+            options = {"batch": batch // parts, "accumulate": request.accumulate * parts}
             note = "the same samples a step; statistics of batch norms are those of a micro-batch"
-            yield Lever(f"accumulate gradients over {parts} micro-batches of {batch // parts}", words, SAME, note)
+            yield Lever(f"accumulate gradients over {parts} micro-batches of {batch // parts}", options, SAME, note)
 
 
 # optimizers with less state than another; those of one family first
@@ -134,8 +132,8 @@ def _optimizers(study: Study) -> Iterator[Lever]:
     for other in _LIGHTER:
         fits = not other.endswith("-8bit") or other == f"{optimizer}-8bit" or not other.startswith("adam")
         if other in OPTIMIZERS and other != optimizer and fits:
-            words = {**plain, "optimizer": other, "optimizer_impl": "foreach"}
-            yield Lever(f"{other} in place of {optimizer}", words, TRAINING)
+            options = {**plain, "optimizer": other, "optimizer_impl": "foreach"}
+            yield Lever(f"{other} in place of {optimizer}", options, TRAINING)
     if optimizer == "sgd" and request.momentum:
         yield Lever("sgd without momentum", {**plain}, TRAINING)
 
@@ -143,5 +141,5 @@ def _optimizers(study: Study) -> Iterator[Lever]:
 def _freezing(study: Study) -> Iterator[Lever]:
     head = last_layer(study.result.graph)
     if head and study.request.freeze is None:
-        words = {"freeze": f"^(?!{re.escape(head)}\\.)"}
-        yield Lever(f"train {head} alone", words, TRAINING, "the other parameters are frozen")
+        options = {"freeze": f"^(?!{re.escape(head)}\\.)"}
+        yield Lever(f"train {head} alone", options, TRAINING, "the other parameters are frozen")

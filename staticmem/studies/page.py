@@ -29,7 +29,7 @@ def page(
         units: as in `units.format_bytes`.
         command: the command line that makes this report.
         what_if_command: the same without batch, resolution, optimizer and precision, for the sliders.
-        levers: changes of the step with their peaks, where they are known.
+        levers: changes of the step with their peaks, where they were worked out.
     """
     with without_cycle_search():
         return render(report or study.report, extras(study, command, what_if_command, levers), View(units=units))
@@ -56,12 +56,11 @@ def extras(
         if result.trace.ticks > LIMIT:
             left_out.append(f"cards of architectures other than {device.gpu.architecture}: the graph is large")
         if line is not None:
-            found, replay = replayed(result, device)
-            address = address_map(found, replay, f"{device.gpu.name}, {device.gpu.architecture}")
+            process, replay = replayed(result, device)
+            address = address_map(process, replay, f"{device.gpu.name}, {device.gpu.architecture}")
     else:
         left_out.append("cards and address map: they need a replay of the allocator (--gpu NAME asks for it)")
     if levers is None:
         left_out.append("levers: 'staticmem levers' works them out")
-    return Extras(
-        line, address, cards, what_if(study), levers or (), command, what_if_command, tuple(left_out)
-    )  # fmt: skip
+    form = what_if(study)
+    return Extras(line, address, cards, form, levers or (), command, what_if_command, tuple(left_out))

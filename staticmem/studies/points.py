@@ -10,7 +10,7 @@ from typing import Any
 
 from staticmem.config.config import Config, Words
 from staticmem.config.discover import combined
-from staticmem.config.fields import axes as known_axes
+from staticmem.config.fields import axes as axes_of_config
 from staticmem.documents import Node, of_plain
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.report.sweep import Setting
@@ -21,7 +21,7 @@ LIMIT = 200_000  # configurations: more is a mistake in the lists
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration: `request` names no card. `error` in its place where its words exclude each other."""
+    """A configuration: `request` names no card. `error` in its place where its options exclude each other."""
 
     index: int
     name: str | None
@@ -39,27 +39,22 @@ def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, t
     lists = {name: values for name, values in config.axes.items() if not _overridden(name, flags)} | dict(axes)
     chosen = model or config.model
     if chosen is None and "model" not in lists and not all("model" in s for s in config.scenarios or ({},)):
-        raise UsageError(
-            "no model to analyse", "Neither the command line nor the config names one.",
-            "Write `model: file.pt2` into the config, or name the file.", code="SM198",
-        )  # fmt: skip
-    words = dict(config.words)
+        hint = "Write `model: file.pt2` into the config, or name the file."
+        raise UsageError("no model to analyse", "Neither the command line nor the config names one.", hint, "SM198")
+    options = dict(config.words)
     if model is not None and config.model is not None and model != config.model:
-        words.pop("dims", None)  # dimensions have the names of a model
+        options.pop("dims", None)  # dimensions have the names of a model
     named = config.scenarios or ({},)
     count = len(named) * prod(len(values) for values in lists.values())
     if count > LIMIT:
         raise UsageError(
             f"{count:,} configurations", f"A sweep has at most {LIMIT:,}.", "Shorten the lists.", code="SM197"
         )
-    given = [
-        (s.get("name"), {**s, **dict(zip(lists, values, strict=True))})
-        for s in named
-        for values in product(*lists.values())
-    ]
+    base = combined(options, flags)
+    combinations = enumerate(product(named, product(*lists.values())))
     return [
-        _point(index, name, chosen or "", combined(words, flags), {k: v for k, v in own.items() if k != "name"}, flags)
-        for index, (name, own) in enumerate(given)
+        _point(index, chosen or "", base, {**scenario, **dict(zip(lists, values, strict=True))}, flags)
+        for index, (scenario, values) in combinations
     ]
 
 
@@ -69,39 +64,39 @@ def _overridden(name: str, flags: Words) -> bool:
     return flags.get(name) is not None
 
 
-def _point(index: int, name: str | None, model: str, base: Words, own: Mapping[str, Any], flags: Words) -> Point:
-    words: dict[str, Any] = {}
+def _point(index: int, model: str, base: Words, own: Mapping[str, Any], flags: Words) -> Point:
+    name, options = own.get("name"), dict[str, Any]()
     for key, value in own.items():
         if key.startswith("dims."):
-            words.setdefault("dims", {})[key[5:]] = value
+            options.setdefault("dims", {})[key[5:]] = value
         elif key == "model":
             model = value
-        elif key not in flags:
-            words[key] = value
-    words = combined(base, words)
-    words.pop("gpu", None)
+        elif key not in ("name", *flags):
+            options[key] = value
+    options = combined(base, options)
+    options.pop("gpu", None)
     try:
-        request = request_of(words)
+        request = request_of(options)
         request.scenario()
     except StaticmemError as error:
-        # the words are kept as they are, to be shown beside the error
+        # the options are kept, to be shown beside the error
         names = set(OPTIONS) - {"method", "inplace_activations", "cudnn"}
-        return Point(index, name, model, request_of({k: v for k, v in words.items() if k in names}), error)
+        return Point(index, name, model, request_of({k: v for k, v in options.items() if k in names}), error)
     return Point(index, name, model, request)
 
 
 def settings_of(request: Request) -> dict[str, Setting]:
     """What a request says beside the defaults, as plain values: dimensions by name, a resolution as `224x224`."""
-    blank, found = Request(), {}
+    blank, settings = Request(), {}
     for name in OPTIONS:
         value = getattr(request, name)
         if name in ("top", "gpu", "method") or value == getattr(blank, name):
             continue
         if name == "dims":
-            found.update({f"dims.{k}": v for k, v in value.items()})
+            settings.update({f"dims.{k}": v for k, v in value.items()})
         else:
-            found[name] = plain(name, value)
-    return found
+            settings[name] = plain(name, value)
+    return settings
 
 
 def plain(name: str, value: Any) -> Setting:
@@ -113,37 +108,31 @@ def plain(name: str, value: Any) -> Setting:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def parse_axes(words: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """The lists of `--what-if NAME=A,B`; `dims.seq=512,1024` or `seq=512` for a dimension of the model.
 
     Raises:
         UsageError: it is not of that form, or a name is given twice.
     """
-    known = known_axes()
-    found: dict[str, tuple[Any, ...]] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
+    axes = axes_of_config()
+    lists: dict[str, tuple[Any, ...]] = {}
+    for setting in texts:
+        name, equals, text = setting.partition("=")
         name = name.strip().replace("-", "_")
         values = [part.strip() for part in text.split(",")]
         if not equals or not name or not all(values):
-            raise UsageError(
-                f"--what-if '{word}' is not NAME=A,B",
-                "It lists what to try.",
-                "Example: --what-if batch=16,32",
-                "SM197",
-            )
-        if name not in known and not name.startswith("dims."):
+            what = f"--what-if '{setting}' is not NAME=A,B"
+            raise UsageError(what, "It lists what to try.", "Example: --what-if batch=16,32", "SM197")
+        if name not in axes and not name.startswith("dims."):
             if not all(v.isascii() and v.isdigit() for v in values):
-                raise UsageError(
-                    f"--what-if '{name}' is not known", f"Known: {', '.join(known)}, and dims.NAME.",
-                    did_you_mean(name, known), "SM197",
-                )  # fmt: skip
-            name = f"dims.{word.partition('=')[0].strip()}"
-        if name in found:
+                why = f"Known: {', '.join(axes)}, and dims.NAME."
+                raise UsageError(f"--what-if '{name}' is not known", why, did_you_mean(name, axes), "SM197")
+            name = f"dims.{setting.partition('=')[0].strip()}"
+        if name in lists:
             raise UsageError(f"--what-if {name} is given twice", "", f"Write {name}=A,B.", "SM197")
-        kind = known["batch" if name.startswith("dims.") else name].kind
-        found[name] = kind.read(_node(name, values))
-    return found
+        kind = axes["batch" if name.startswith("dims.") else name].kind
+        lists[name] = kind.read(_node(name, values))
+    return lists
 
 
 def _node(name: str, values: Sequence[str]) -> Node:
@@ -161,8 +150,8 @@ def _node(name: str, values: Sequence[str]) -> Node:
     return of_plain([number(text) for text in values], "--what-if", name)
 
 
-def varying(made: Sequence[Point]) -> tuple[str, ...]:
+def varying(configurations: Sequence[Point]) -> tuple[str, ...]:
     """The names in `settings_of` that are not the same in all configurations, in order of appearance."""
-    rows = [{"model": p.model, **settings_of(p.request)} for p in made]
+    rows = [{"model": p.model, **settings_of(p.request)} for p in configurations]
     names = dict.fromkeys(name for row in rows for name in row)
     return tuple(name for name in names if len({str(row.get(name)) for row in rows}) > 1)

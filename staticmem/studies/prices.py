@@ -1,4 +1,4 @@
-"""Prices out of a user's own file; the package has none, and nothing is fetched.
+"""Prices from a user's own file; the package has none, and nothing is fetched.
 
 version: 1
 currency: EUR
@@ -19,25 +19,25 @@ from staticmem.errors import UsageError
 from staticmem.report.sizing import Price
 
 
-def load(file: str, known: Mapping[str, Gpu]) -> dict[str, Price]:
+def load(file: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:
     """Prices by the slug of a card.
 
     Raises:
-        UsageError: the file cannot be read, or names a card that is not known.
+        UsageError: the file cannot be read, or names a card that is not in the catalogue.
     """
     path = Path(file)
     document = read_yaml(path)
     keys_of(document, path, required=("version", "currency", "prices"))
     currency = text(document["currency"], path, "currency")
-    found: dict[str, Price] = {}
+    prices: dict[str, Price] = {}
     for slug, value in table(document["prices"], path, "prices").items():
         where = f"prices.{slug}"
-        if slug not in known:
-            raise UsageError(f"{path}: {where} is no card", "", near(str(slug), known), CODE)
+        if slug not in cards:
+            raise UsageError(f"{path}: {where} is no card", "", near(str(slug), cards), CODE)
         fields = table(value, path, where)
         keys_of(fields, path, required=(), optional=("buy", "hour"), where=where)
-        found[str(slug)] = Price(currency, _amount(fields, "buy", path, where), _amount(fields, "hour", path, where))
-    return found
+        prices[str(slug)] = Price(currency, _amount(fields, "buy", path, where), _amount(fields, "hour", path, where))
+    return prices
 
 
 def _amount(fields: Mapping[str, Any], key: str, path: Path, where: str) -> float | None:

@@ -14,10 +14,10 @@ DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 
 
 def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo) -> tuple[str, str | None]:
-    """The sentence for whoever decides, and the slug of the card that it names first."""
+    """The sentence of the recommendation, and the slug of the card that it names first."""
     what = f"{'train' if scenario.mode == 'train' else 'run'} it at batch {scenario.batch}"
     what = what if scenario.batch is not None else what.partition(" at ")[0]
-    one = _known([row for row in rows if row.fit == FITS])
+    one = _examined([row for row in rows if row.fit == FITS])
     if request.devices is not None and request.devices > 1:
         return _of_ranks(one, rows, request, what)
     if one:
@@ -41,7 +41,7 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
 
 
 def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:
-    """The least that fits (the cheapest where prices are known), the next larger, and the largest that does not."""
+    """The least that fits (the cheapest where there are prices), the next larger, and the largest that does not."""
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
     verb = what.replace("train it", "trains it", 1).replace("run it", "runs it", 1)
@@ -75,8 +75,8 @@ def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request,
     return f"{request.devices} x {best.name} {what} with {TITLES[request.parallel]}, with {left} headroom.", best.slug
 
 
-def _known(rows: Sequence[CardRow]) -> Sequence[CardRow]:
-    """Those whose context and workspaces were looked into, if there are any: the surer ones are recommended."""
+def _examined(rows: Sequence[CardRow]) -> Sequence[CardRow]:
+    """Those whose context and workspaces were examined, if there are any: their figures are surer."""
     return [row for row in rows if row.vendor == "NVIDIA"] or rows
 
 
@@ -94,11 +94,11 @@ def _cheapness(row: CardRow) -> tuple[float, float, int]:
 
 def _several(rows: Sequence[CardRow]) -> tuple[CardRow, Count] | None:
     """The card and strategy with the fewest devices; of equal ones without checkpointing, then the least memory."""
-    able = _known([row for row in rows if any(count.devices is not None for count in row.counts)])
-    found = [(row, count) for row in able for count in row.counts if count.devices is not None]
-    if not found:
+    able = _examined([row for row in rows if any(count.devices is not None for count in row.counts)])
+    feasible = [(row, count) for row in able for count in row.counts if count.devices is not None]
+    if not feasible:
         return None
-    return min(found, key=lambda pair: (pair[1].devices or 0, pair[1].checkpointing, pair[0].usable_bytes))
+    return min(feasible, key=lambda pair: (pair[1].devices or 0, pair[1].checkpointing, pair[0].usable_bytes))
 
 
 def _share(part: int, whole: int) -> str:

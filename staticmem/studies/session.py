@@ -53,7 +53,7 @@ def open_session(
     dims: Mapping[str, int] | None = None,
     assume: bool = False,
 ) -> Opened:
-    """Reads an ONNX file and binds its sizes. `assume`: an open batch that nobody gave is 1, with a note.
+    """Reads an ONNX file and binds its sizes. `assume`: an open batch without a size is 1, with a note.
 
     Raises:
         UsageError: it is no ONNX file (SM507).
@@ -120,10 +120,10 @@ def session_report(
 
     Args:
         path: an ONNX file; weights are not read.
-        request: sizes of the inputs, and the card; other words do not apply to a session (`Option.session`).
+        request: sizes of the inputs, and the card; other options do not apply to a session (`Option.session`).
         options: of the session.
         optimized: the graph that the runtime saved at this optimization level, where there is one.
-        threads_given: whether somebody asked for that number of threads; else it is noted where it matters.
+        threads_given: whether the user chose the number of threads; else a note says it where it matters.
 
     Raises:
         UsageError: options that the provider does not have (SM514), a limit that is too small (SM508), a .pt2 file.
@@ -133,9 +133,9 @@ def session_report(
     check_options(options)
     card = _card(request) if options.provider == "cuda" else None
     opened = open_session(path, request.batch, request.image_size, request.dims, assume=True)
-    found = predicted(opened, options, optimized)
-    notes = [*opened.notes, *found.notes]
-    if not threads_given and found.workspace:
+    prediction = predicted(opened, options, optimized)
+    notes = [*opened.notes, *prediction.notes]
+    if not threads_given and prediction.workspace:
         text = (
             f"{options.intra_op_num_threads} threads are assumed: convolutions take 64 KiB for each, of at most "
             f"{MAX_THREADS}"
@@ -149,21 +149,21 @@ def session_report(
             from staticmem.devices.sizing import verdict
             from staticmem.studies.device import gpu_fit
 
-            fit = gpu_fit(card, verdict(exactly(found.held).plus(overhead[0]).plus(overhead[1]), card.usable))
+            fit = gpu_fit(card, verdict(exactly(prediction.held).plus(overhead[0]).plus(overhead[1]), card.usable))
         text = (
             f"device memory is for this card: {card.name}{'' if request.gpu else ', as --gpu names no other card'}; "
-            "context and libraries are those of a PyTorch process there, as no reading of the ONNX Runtime is known"
+            "context and libraries are those of a PyTorch process there, as there is no reading of the ONNX Runtime"
         )
         notes.append(Note("assumption", "SM527", text))
     size, digest = fingerprint(opened.model.path)
     model = SessionModel(
         opened.model.path, opened.model.format, opened.model.producer, size, digest,
         tuple(TensorInfo(s.name, s.dtype.name, opened.binding.shapes[s.name], s.shape) for s in opened.model.inputs),
-        tuple(v.name for v in opened.proto.graph.output), sum(row.run == 1 for row in found.rows),
+        tuple(v.name for v in opened.proto.graph.output), sum(row.run == 1 for row in prediction.rows),
     )  # fmt: skip
-    rows = sorted((row for row in found.rows if row.run == 1), key=lambda row: -row.requested)
+    rows = sorted((row for row in prediction.rows if row.run == 1), key=lambda row: -row.requested)
     return SessionReport(
-        SCHEMA, model, _scenario(opened, options, optimized), _peak(found, overhead), found.exact,
+        SCHEMA, model, _scenario(opened, options, optimized), _peak(prediction, overhead), prediction.exact,
         tuple(SessionNode(row.name, row.op, row.requested, row.workspace) for row in rows[: request.top]),
         card.name if card is not None else None,
         fit,
@@ -190,46 +190,46 @@ def check_options(options: SessionOptions) -> None:
 def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) -> SessionScenario:
     shapes = [(spec, opened.binding.shapes[spec.name]) for spec in opened.model.inputs]
     graph = "as the runtime saved it" if optimized is not None else "as in the file"
-    words = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("provider", "runs")}
+    shown = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("provider", "runs")}
     if options.provider == "cpu":
-        words.update(dict.fromkeys(_CUDA_ONLY))
+        shown.update(dict.fromkeys(_CUDA_ONLY))
     else:
-        words.update(enable_cpu_mem_arena=None, intra_op_num_threads=None)
+        shown.update(enable_cpu_mem_arena=None, intra_op_num_threads=None)
     return SessionScenario(
         "onnxruntime", VERSION, options.provider, "infer",
         next((shape[0] for _, shape in shapes if shape), None),
         next((shape[2:] for spec, shape in shapes if len(shape) == 4 and spec.dtype.is_floating_point), None),
-        dict(sorted(opened.binding.symbols.items())), options.runs, graph, words,
+        dict(sorted(opened.binding.symbols.items())), options.runs, graph, shown,
     )  # fmt: skip
 
 
-def _peak(found: SessionPrediction, overhead: tuple[Band, Band] | None) -> SessionPeak:
-    rows = [row for row in found.rows if row.run == 1]
+def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None) -> SessionPeak:
+    rows = [row for row in prediction.rows if row.run == 1]
     top = max(rows, key=lambda row: row.requested, default=None)
-    last = found.requested - found.weights.reserved
-    block = min(found.block, last)
+    last = prediction.requested - prediction.weights.reserved
+    block = min(prediction.block, last)
     parts = {
-        "weights": found.weights.arena, "packed_weights": found.weights.packed, "pattern_block": block,
-        "tensors": last - block, "cached": found.held - found.requested,
+        "weights": prediction.weights.arena, "packed_weights": prediction.weights.packed, "pattern_block": block,
+        "tensors": last - block, "cached": prediction.held - prediction.requested,
     }  # fmt: skip
     assert tuple(parts) == ARENA_CATEGORIES
-    limit, bands = found.options.gpu_mem_limit, {}
+    limit, bands = prediction.options.gpu_mem_limit, {}
     device = host = None
     if overhead is not None:
         context, libraries = overhead
         parts |= {"context": context.expected, "libraries": libraries.expected}
         both = context.plus(libraries)
-        device = found.held + both.expected
+        device = prediction.held + both.expected
         # kernels of CUDA take workspaces from the arena that nothing but its limit bounds
-        bands["held"] = SessionBand(found.held, limit)
-        bands["device"] = SessionBand(found.held + both.low, None if limit is None else limit + both.high)
+        bands["held"] = SessionBand(prediction.held, limit)
+        bands["device"] = SessionBand(prediction.held + both.low, None if limit is None else limit + both.high)
     else:
-        parts |= {"weights_outside": found.weights.outside, "inputs": found.inputs}
-        host = found.held + found.weights.outside + found.inputs
-    return SessionPeak(
-        found.tensors, top.name if top is not None else None, top.op if top is not None else None, found.requested,
-        found.workspace if found.workspace_known else None, found.held, device, host, bands, parts,
-    )  # fmt: skip
+        parts |= {"weights_outside": prediction.weights.outside, "inputs": prediction.inputs}
+        host = prediction.held + prediction.weights.outside + prediction.inputs
+    name, op = (top.name, top.op) if top is not None else (None, None)
+    workspace, held = prediction.workspace if prediction.workspace_known else None, prediction.held
+    asked = prediction.requested
+    return SessionPeak(prediction.tensors, name, op, asked, workspace, held, device, host, bands, parts)
 
 
 def _card(request: Request) -> Gpu:
@@ -243,5 +243,5 @@ def _overhead(card: Gpu, request: Request) -> tuple[Band, Band]:
     """Context and libraries of a process on a card."""
     from staticmem.devices import profile
 
-    known = profile.load(Path(request.profile) if request.profile is not None else None)
-    return known.context(card), known.libraries
+    software = profile.load(Path(request.profile) if request.profile is not None else None)
+    return software.context(card), software.libraries

@@ -24,7 +24,7 @@ from staticmem.version import __version__
 
 REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded
 POINTS = 9  # of a curve
-FEW = 8  # cards: so many are replayed each for itself; of more, those of an architecture share a replay
+FEW = 8  # cards: up to so many get a replay each; of more, those of an architecture share one
 DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
 
 NOT_INCLUDED = (
@@ -97,7 +97,7 @@ class _Sizing:
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
             text = f"cards of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
-            notes.append(_note(f"{text} and PyTorch's allocator on them were not looked into"))
+            notes.append(_note(f"{text} and PyTorch's allocator on them were not examined"))
         ops = report.coverage
         return Sizing(
             SCHEMA, __version__, options.date, gpus.checked(), report.model, report.scenario, step_name(report),
@@ -113,11 +113,11 @@ class _Sizing:
         plain = Batches(self.bench, self.request) if self.options.batches else None
         pair = self.checkpointed if self.options.batches else None
         with_blocks = Batches(self.bench, pair) if pair is not None else None
-        made = []
+        rows = []
         for done, card in enumerate(cards):
             self.options.progress(done, total)
-            made.append(self._row(card, plain, with_blocks))
-        return made
+            rows.append(self._row(card, plain, with_blocks))
+        return rows
 
     def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:
         outcome = self.bench.verdict(self.request, card, own=len(self.options.cards) <= FEW)
@@ -155,9 +155,9 @@ class _Sizing:
         batches: list[Point] = []
         if self._hopeless(cards):
             return (), ()
-        found = batch_range(self.study.model)
-        if found is not None and scenario.batch is not None:
-            for batch in _around(scenario.batch, *found):
+        limits = batch_range(self.study.model)
+        if limits is not None and scenario.batch is not None:
+            for batch in _around(scenario.batch, *limits):
                 self._point(batches, card, batch=batch)
         resolutions: list[Point] = []
         for size in _sizes(self.study, scenario.resolution):
@@ -165,7 +165,7 @@ class _Sizing:
         return tuple(batches), tuple(resolutions)
 
     def _hopeless(self, cards: Sequence[Gpu]) -> bool:
-        """A large graph whose step no card comes near to: its curves would cost more than they say."""
+        """Whether the graph is large and its step far beyond every card: curves would cost much and show nothing."""
         largest = max(card.usable for card in cards)
         return self.study.result.trace.ticks > LIMIT and self.study.lifetimes.peak_bytes > 2 * largest
 
@@ -228,8 +228,8 @@ DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
 
 def _block_class(study: Study) -> str | None:
     """What `--checkpoint` takes for the outermost modules that a model repeats; None where it repeats nothing."""
-    found = repeated_blocks(study.result.graph)
-    return found[0].selector if found else None
+    blocks = repeated_blocks(study.result.graph)
+    return blocks[0].selector if blocks else None
 
 
 def _levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
@@ -237,7 +237,7 @@ def _levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
     the same optimizer with state of 8 bits."""
     now = bench.live(request)
     same = f"{bench.study.scenario.optimizer}-8bit"
-    found = []
+    rows = []
     for lever in candidates(bench.study):
         other = lever.changes == TRAINING and lever.options.get("optimizer") != same
         if other or set(lever.options) & set(DEVICE_ONLY):
@@ -247,5 +247,5 @@ def _levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
         except StaticmemError:
             continue  # it does not go with the rest of the request
         if live < now:
-            found.append(Lever(lever.does, as_flags(lever.options), live, now - live))
-    return tuple(sorted(found, key=lambda lever: (-lever.saved_bytes, lever.what)))
+            rows.append(Lever(lever.does, as_flags(lever.options), live, now - live))
+    return tuple(sorted(rows, key=lambda lever: (-lever.saved_bytes, lever.what)))

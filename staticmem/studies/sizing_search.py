@@ -14,19 +14,19 @@ from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
 
 MOST_BATCH = 1 << 16
-PER_OCTAVE = 8  # rungs between a batch and its double: what is found is within 12.5 % of the largest
+PER_OCTAVE = 8  # rungs between a batch and its double: the result is within 12.5 % of the largest
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # what clusters have
 
 
 def rungs(low: int, most: int) -> list[int]:
     """Batches that are tried: all up to 8, then eight to each doubling."""
-    found, batch, step = [], low, 1
+    batches, batch, step = [], low, 1
     while batch <= most:
-        found.append(batch)
+        batches.append(batch)
         while batch >= 2 * PER_OCTAVE * step:
             step *= 2
         batch += step
-    return found
+    return batches
 
 
 def batch_range(model: ModelFile) -> tuple[int, int] | None:
@@ -77,8 +77,8 @@ class Batches:
 
     def __init__(self, bench: Bench, request: Request) -> None:
         self.bench, self.request = bench, request
-        found = batch_range(bench.study.model)
-        self.values = rungs(*found) if found is not None else []
+        limits = batch_range(bench.study.model)
+        self.values = rungs(*limits) if limits is not None else []
         self._guess = 0
 
     def largest(self, card: Gpu) -> int | None:
@@ -114,15 +114,15 @@ def fewest(bench: Bench, strategy: str, card: Gpu, request: Request, checkpointe
     for variant, checkpointing in ((request, False), (checkpointed, True)):
         if variant is None:
             continue
-        found = _fewest(bench, strategy, card, variant)
-        if isinstance(found, tuple):
-            return Count(strategy, found[0], found[1], checkpointing, "")
-        why = found
+        result = _fewest(bench, strategy, card, variant)
+        if isinstance(result, tuple):
+            return Count(strategy, result[0], result[1], checkpointing, "")
+        why = result
     return Count(strategy, None, None, False, why)
 
 
 def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> tuple[int, int] | str:
-    """The fewest devices and the need, or what stands in the way."""
+    """The fewest devices and the need, or why none are enough."""
 
     def ask(devices: int) -> Request:
         return replace(request, parallel=strategy, devices=devices)

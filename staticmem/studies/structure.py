@@ -71,7 +71,7 @@ class Core:
 
 
 def take_apart(lifetimes: Lifetimes, apart: bool = True) -> tuple[Core, OptimizerPart | None]:
-    """The core of a step and its optimizer's part; None where the two cannot be told apart.
+    """The core of a step and its optimizer's part; None where the two cannot be separated.
 
     They cannot where the optimizer's step releases what it did not allocate, or leaves behind what it did. Without
     `apart` the core is the whole step.
@@ -148,13 +148,9 @@ def _optimizer_part(
             if lifetimes.born[index] <= tick < lifetimes.died[index]:
                 category = trace.buffers[index].category
                 categories[category] = categories.get(category, 0) + lifetimes.sizes[index]
-    identity = hash(
-        (
-            tuple((trace.buffers[i].name, lifetimes.sizes[i]) for i in state),
-            tuple((lifetimes.born[i] - start, lifetimes.died[i] - start) for i in added),
-            tuple(sizes),
-        )
-    )
+    states = tuple((trace.buffers[i].name, lifetimes.sizes[i]) for i in state)
+    spans = tuple((lifetimes.born[i] - start, lifetimes.died[i] - start) for i in added)
+    identity = hash((states, spans, tuple(sizes)))
     total = sum(lifetimes.sizes[i] for i in state)
     return OptimizerPart(identity, total, max(highest - level, 0), tuple(categories.items()))
 
@@ -220,11 +216,10 @@ class Curves:
 
     def take(self, rows: Sequence[int]) -> Curves:
         """Some of the rows, in this order."""
-        chosen = list(rows)
-        return Curves(
-            self.peak[chosen], [self.peak_phase[i] for i in chosen], self.by_category[chosen], self.end[chosen],
-            self.end_by_category[chosen], self.phases, self.phase_peak[chosen], self.categories,
-        )  # fmt: skip
+        at = list(rows)
+        phase, ends = [self.peak_phase[i] for i in at], (self.end[at], self.end_by_category[at])
+        by_category, peaks = self.by_category[at], self.phase_peak[at]
+        return Curves(self.peak[at], phase, by_category, *ends, self.phases, peaks, self.categories)
 
 
 def curves(core: Core, sizes: Ints) -> Curves:

@@ -33,11 +33,11 @@ from staticmem.scenario.step import Scenario
 if TYPE_CHECKING:
     from staticmem.devices.meters import Device, DeviceMeters
 
-BAND_LIMIT = 50_000  # ops; beyond it the two further runs of the step would cost more than the band is worth
+BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it a replay has to be asked for (--gpu)
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
-STEPS = 4  # that are kept: a scenario with both ends of its band, and the scenario that it is compared with
+STEPS = 4  # kept at a time: a scenario with both ends of its band, and the scenario that it is compared with
 
 Step = tuple[StepResult, Lifetimes]
 Key = tuple[Any, ...]
@@ -49,9 +49,9 @@ kept_steps: Recent[tuple[Graph, Step]] = Recent(STEPS)  # by identity of the gra
 def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "expected") -> Step:
     """The step of a graph of `model`, and when its buffers live; `policy` as in `run_step`.
 
-    Who looks for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and
-    cuDNN change what a replay does, never the step. Only steps of graphs that are kept themselves are
-    (`frontends.recent`), so nothing is held for long that nobody else holds. Nobody changes what is kept
+    The search for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and
+    cuDNN change what a replay does, never the step. A step is kept only while its graph is (`frontends.recent`), so
+    that it does not hold a graph that nothing else needs. Kept steps are never changed
     (`tests/studies/test_steps.py`).
     """
     key = (id(graph), scenario, policy)
@@ -77,17 +77,15 @@ class Study:
     @classmethod
     def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
         """The study of a file, whose content decides the format, or of an object (`frontends.objects`)."""
-        request.scenario()  # raises for wrong words before a large file is read
+        request.scenario()  # raises for wrong options before a large file is read
         if request.names_device:
             from staticmem.studies.device import device_of
 
             device_of(request)
         if isinstance(model, str | os.PathLike):
             if inputs is not None:
-                raise UsageError(
-                    "inputs are given with a file", "A file says of which shape its inputs are.",
-                    "Leave them out; batch, resolution and dims change sizes.", code="SM170",
-                )  # fmt: skip
+                hint = "Leave them out; batch, resolution and dims change sizes."
+                raise UsageError("inputs are given with a file", "A file has the shapes of its inputs.", hint, "SM170")
             return cls(open_model(os.fspath(model)), request)
         from staticmem.frontends.objects import model_of
 
@@ -200,7 +198,7 @@ class Study:
         return min(peaks), max(peaks)
 
     def _training_band(self) -> tuple[int, int] | None:
-        """From as much in place as the file leaves open to as little, where that can move the peak of a step.
+        """The peaks with all open ops in place and with none, where that can move the peak of a step.
 
         Most ops save as much either way, and what is in place then only matters while the op runs: for a peak that is
         in the forward pass. A few save their result where else they save their operand (`SAVE_LESS_IN_PLACE`).
@@ -225,14 +223,14 @@ class Study:
 
     @property
     def spread(self) -> tuple[int, int]:
-        """Bytes by which the live peak may be lower, and higher, than it is said to be."""
+        """Bytes by which the live peak may be lower, and higher, than its expected value."""
         live = self.lifetimes.peak_bytes
         low, high = self.live_band or (live, live)
         return max(live - low, 0), max(high - live, 0)
 
     @cached_property
     def notes(self) -> list[Note]:
-        """What has to be said beside the notes of the graph and of the step."""
+        """Notes of the request, besides those of the graph and of the step."""
         result = self.result
         notes = [*self._scenario[1], *self._binding[1], *self._inplace_notes()]
         if result.unknown:
@@ -258,7 +256,7 @@ class Study:
         if by_request or not by_all:
             return []
         text = (
-            "activations are taken to run out of place, the file does not say: in place the peak may be lower "
+            "activations are assumed out of place (ONNX does not record it); in place the peak may be lower "
             "(--inplace-activations all)"
         )
         return [Note("assumption", "SM305", text)]
@@ -268,10 +266,9 @@ class Study:
         """All of it as frozen values."""
         request, graph = self.request, self.result.graph
         size, digest = fingerprint(self.model.path)
-        sources = Sources(
-            self.model, size, digest, self.binding, graph, self.scenario, self.result, self.lifetimes, self.notes,
-            self.live_band,
-        )  # fmt: skip
+        model, scenario, result, lifetimes = self.model, self.scenario, self.result, self.lifetimes
+        binding, notes, band = self.binding, self.notes, self.live_band
+        sources = Sources(model, size, digest, binding, graph, scenario, result, lifetimes, notes, band)
         report = build(sources, request.top)
         if request.parallel is not None:
             shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
@@ -290,7 +287,7 @@ class Study:
 
 
 def key_of(request: Request) -> Key:
-    """A request as something that a dict can have as its key."""
+    """A request as a hashable key."""
     values = (getattr(request, f.name) for f in fields(Request))
     return tuple(tuple(sorted(v.items())) if isinstance(v, Mapping) else v for v in values)
 
@@ -303,9 +300,9 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     if size > HASH_LIMIT:
         return size, None
     stamp = files.stamp(path)
-    known = _fingerprints.get(path)
-    if known is not None and known[0] == stamp:
-        return size, known[1]
+    cached = _fingerprints.get(path)
+    if cached is not None and cached[0] == stamp:
+        return size, cached[1]
     import hashlib
 
     with open(path, "rb") as file:
@@ -325,7 +322,7 @@ def _unknown_ops(result: StepResult) -> list[Note]:
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     text = (
         f"no rule for {listed}: inputs and results are kept for backward as a precaution; "
-        "the peak may be too high, or too low by what they make besides"
+        "the peak may be too high, or too low by what they allocate besides"
     )
     return [Note("warning", "SM201", text, sum(unknown.values()))]
 

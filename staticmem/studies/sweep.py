@@ -16,7 +16,8 @@ from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, S
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import card_fit
-from staticmem.studies.evaluate import Done, Outcome, Row, evaluate, row_of
+from staticmem.studies.evaluate import OPTIMIZER_OPTIONS, Done, Outcome, Row, evaluate, row_of, without_options
+from staticmem.studies.largest import largest_batch, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
 from staticmem.studies.study import key_of
 
@@ -36,7 +37,7 @@ def sweep(
     executor: Executor | None = None,
     jobs: int = 1,
     progress: Progress | None = None,
-    **words: Any,
+    **options: Any,
 ) -> Sweep:
     """The memory of many configurations: the cross product of lists, or the scenarios of a config.
 
@@ -50,7 +51,7 @@ def sweep(
             `distributed`. Model files are opened there by their paths.
         jobs: local processes, where no executor is given.
         progress: is called with the number of configurations that are done, and that of all.
-        words: of every configuration, as for `staticmem.analyze`; they override those of a config.
+        options: of every configuration, as for `staticmem.analyze`; they override those of a config.
 
     Raises:
         StaticmemError: nothing can be analysed. A configuration that cannot has `error` in its row.
@@ -61,23 +62,24 @@ def sweep(
         path = os.fspath(source)  # type: ignore[arg-type]
         config, model = (load(path), None) if is_config(path) else (Config(), path)
     axes = {name: tuple(values) for name, values in (what_if or {}).items()}
-    _known_names(axes)
-    given = {name: value for name, value in words.items() if value is not None}
-    made = points(config, model, given, axes)
+    _check_names(axes)
+    given = {name: value for name, value in options.items() if value is not None}
+    configurations = points(config, model, given, axes)
     cards = (gpus,) if isinstance(gpus, str) else tuple(gpus) or config.gpus
-    return run(made, cards, meter, executor, jobs, progress)
+    return run(configurations, cards, meter, executor, jobs, progress)
 
 
-def _known_names(axes: Mapping[str, Any]) -> None:
-    from staticmem.config.fields import axes as known
+def _check_names(axes: Mapping[str, Any]) -> None:
+    from staticmem.config.fields import axes as axes_of_config
 
+    allowed = axes_of_config()
     for name in axes:
-        if name not in known() and not name.startswith("dims."):
-            raise UsageError(f"what_if '{name}' is not known", "", did_you_mean(name, known()), "SM197")
+        if name not in allowed and not name.startswith("dims."):
+            raise UsageError(f"what_if '{name}' is not known", "", did_you_mean(name, allowed), "SM197")
 
 
 def run(
-    made: Sequence[Point],
+    configurations: Sequence[Point],
     gpus: Sequence[str],
     meter: str | None = None,
     executor: Executor | None = None,
@@ -88,8 +90,8 @@ def run(
     """The rows of configurations; `largest`: with the largest batch of each on every card."""
     from staticmem.devices import gpus as catalog
 
-    file = made[0].request.gpus_file if made else None
-    slugs = tuple(catalog.find(gpu, file=file).slug for gpu in gpus)  # unknown cards are told before any work
+    file = configurations[0].request.gpus_file if configurations else None
+    slugs = tuple(catalog.find(gpu, file=file).slug for gpu in gpus)  # an unknown card is an error before any work
     if meter not in (None, *METERS):
         raise UsageError(f"unknown meter '{meter}'", f"It is one of {', '.join(METERS)}.", "Use live.", "SM134")
     meter = meter or ("device" if gpus else "live")
@@ -97,30 +99,52 @@ def run(
         from staticmem.studies.device import DEFAULT_GPU
 
         gpus, slugs = (DEFAULT_GPU,), (DEFAULT_GPU,)
-    tasks = _tasks(made, meter == "device")
-    found: dict[int, Outcome] = {p.index: p.error for p in made if p.error is not None}
+    tasks = _tasks(configurations, meter == "device")
+    outcomes: dict[int, Outcome] = {p.index: p.error for p in configurations if p.error is not None}
     count = 0
 
     def done(more: int) -> None:
         nonlocal count
         count += more
         if progress is not None:
-            progress(count, len(made))
+            progress(count, len(configurations))
 
-    done(len(found))
+    done(len(outcomes))
     with _executor(executor, jobs, len(tasks)) as chosen:
-        for indices, results in _results(made, tasks, gpus, meter == "device", largest, chosen, done):
-            found.update(zip(indices, results, strict=True))
-            done(len(found) - count)
-    rows = tuple(_row(point, found[point.index]) for point in made)
+        for indices, results in _results(configurations, tasks, gpus, meter == "device", largest, chosen, done):
+            outcomes.update(zip(indices, results, strict=True))
+            done(len(outcomes) - count)
+    rows = tuple(_row(point, outcomes[point.index]) for point in configurations)
     meters = ("live", "allocated", "reserved", "device") if meter == "device" else ("live",)
-    return Sweep(SCHEMA, tuple(dict.fromkeys(p.model for p in made)), varying(made), meters, slugs, rows)
+    models = tuple(dict.fromkeys(p.model for p in configurations))
+    return Sweep(SCHEMA, models, varying(configurations), meters, slugs, rows)
 
 
-def _tasks(made: Sequence[Point], device: bool) -> list[Task]:
+def with_largest(
+    configurations: Sequence[Point],
+    gpus: Sequence[str],
+    jobs: int = 1,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """A sweep over all but the batch, with the largest batch of each configuration on each card.
+
+    Raises:
+        UsageError: no card is given.
+    """
+    if not gpus:
+        raise no_card()
+    distinct: dict[object, Point] = {}
+    for point in configurations:
+        distinct.setdefault((point.model, point.name, key_of(replace(point.request, batch=None))), point)
+    kept = [replace(point, index=index) for index, point in enumerate(distinct.values())]
+    return run(kept, gpus, "device", executor, jobs, progress, largest=True)
+
+
+def _tasks(configurations: Sequence[Point], device: bool) -> list[Task]:
     """Points of one model in pieces; those that share steps stay together."""
     by_model: dict[str, dict[Any, list[int]]] = {}
-    for point in made:
+    for point in configurations:
         if point.error is None:
             request = point.request
             key = point.index if device else key_of(_size_and_kind(request))
@@ -135,9 +159,7 @@ def _tasks(made: Sequence[Point], device: bool) -> list[Task]:
 
 
 def _size_and_kind(request: Request) -> Request:
-    from staticmem.studies.evaluate import OPTIMIZER_WORDS, without_words
-
-    return replace(without_words(request, OPTIMIZER_WORDS), batch=None)
+    return replace(without_options(request, OPTIMIZER_OPTIONS), batch=None)
 
 
 @contextmanager
@@ -159,7 +181,7 @@ def _executor(given: Executor | None, jobs: int, tasks: int) -> Iterator[Executo
 
 
 def _results(
-    made: Sequence[Point],
+    configurations: Sequence[Point],
     tasks: Sequence[Task],
     gpus: Sequence[str],
     device: bool,
@@ -167,7 +189,7 @@ def _results(
     executor: Executor | None,
     done: Done,
 ) -> Iterator[tuple[list[int], list[Outcome]]]:
-    requests = {point.index: point.request for point in made}
+    requests = {point.index: point.request for point in configurations}
     if executor is None:
         for model, indices in tasks:
             yield indices, measure(model, [requests[i] for i in indices], gpus, device, largest, done)
@@ -191,19 +213,13 @@ def _as_they_come(waiting: Mapping[Future[list[Outcome]], list[int]]) -> Iterato
         raise
 
 
-def _row(point: Point, found: Outcome) -> SweepRow:
-    settings = settings_of(point.request)
-    if isinstance(found, Row):
-        row = found
-        return SweepRow(
-            point.index, point.name, point.model, settings, row.mode, row.live, row.phase, row.by_category, row.forward,
-            row.backward, row.optimizer, row.method, row.cards,
-        )  # fmt: skip
-    error: StaticmemError = found
-    info = ErrorInfo(error.code, error.what, error.why, error.hint)
-    return SweepRow(
-        point.index, point.name, point.model, settings, None, None, None, {}, None, None, None, None, (), info
-    )  # fmt: skip
+def _row(point: Point, outcome: Outcome) -> SweepRow:
+    place = point.index, point.name, point.model, settings_of(point.request)
+    if isinstance(outcome, Row):
+        row, peaks = outcome, (outcome.forward, outcome.backward, outcome.optimizer)
+        return SweepRow(*place, row.mode, row.live, row.phase, row.by_category, *peaks, row.method, row.cards)
+    info = ErrorInfo(outcome.code, outcome.what, outcome.why, outcome.hint)
+    return SweepRow(*place, None, None, None, {}, None, None, None, None, (), info)
 
 
 # -- one task ----------------------------------------------------------------------------------------------------
@@ -218,19 +234,19 @@ def measure(
     done: Done | None = None,
 ) -> list[Outcome]:
     """The rows of a model file; `device`: with what the allocator and the card add; `largest`: with the largest batch
-    of each. A function of plain values, so that any executor can run it where the file is; `done` is told how many more
-    are done."""
+    of each. A function of plain values, so that any executor can run it where the file is; `done` is called with the
+    number of requests that are done since its last call."""
     try:
         study = Study.open(path, Request())
     except StaticmemError as error:
         return [error] * len(requests)
     if device:
-        found = []
+        rows = []
         for request in requests:
-            found.append(_with_device(study, request, gpus, largest))
+            rows.append(_with_device(study, request, gpus, largest))
             if done is not None:
                 done(1)
-        return found
+        return rows
     return [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
 
 
@@ -241,8 +257,6 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
             row = replace(row_of(one), cards=tuple(card_fit(one, gpu) for gpu in gpus))
         if not largest:
             return row
-        from staticmem.studies.largest import largest_batch
-
         cards = [replace(card, max_batch=largest_batch(one, card.gpu)) for card in row.cards]
         return replace(row, cards=tuple(cards))
     except StaticmemError as error:
@@ -255,15 +269,11 @@ def live_only(outcome: Outcome, gpus: Sequence[str]) -> Outcome:
         return outcome
     from staticmem.studies.device import device_of
 
-    cards = []
+    cards, unmeasured = [], (None, None, None, None, None)
     for gpu in gpus:
         device = device_of(replace(outcome.request, gpu=gpu))
-        need = outcome.live + device.setup.profile.overhead(device.gpu).low
-        left = device.gpu.usable - need
+        card = device.gpu
+        left = card.usable - outcome.live - device.setup.profile.overhead(card).low
         fit = MAY_FIT if left >= 0 else "does not fit"
-        cards.append(
-            CardFit(
-                device.gpu.slug, device.gpu.usable, fit, None, None, None, None, None, max(left, 0), max(-left, 0)
-            )
-        )  # fmt: skip
+        cards.append(CardFit(card.slug, card.usable, fit, *unmeasured, max(left, 0), max(-left, 0)))
     return replace(outcome, cards=tuple(cards))

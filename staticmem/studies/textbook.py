@@ -1,4 +1,4 @@
-"""The textbook estimate: what one gets from a table of layers, a formula for each, and a sum. No liveness.
+"""The textbook estimate: a table of layers, a formula for each, and a sum. No liveness.
 
 Lectures and blog posts size a network so: parameters by formula, one result for every layer, all results added up, and
 twice that when a gradient is kept for each. It needs no knowledge of the framework, and it is the number that a reader
@@ -62,7 +62,7 @@ def embedding_parameters(words: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextbookRow:
-    """One line of the table: an op, what it makes and the parameters that it is the first to use.
+    """One line of the table: an op, its result and the parameters that it is the first to use.
 
     `shape` and `elements` are those of its result. `bytes` is 0 where the result has no memory of its own: in place, or
     a view. `weights` and `biases` are numbers of parameters.
@@ -114,17 +114,17 @@ def textbook_estimate(graph: Graph) -> TextbookEstimate:
             counts[parameter.value.name] = parameter.value.numel
             parameter_bytes += parameter.value.dtype.nbytes(parameter.value.numel)
     parameters = sum(counts.values())
-    known = {value.name: value for value in (*graph.inputs, *(p.value for p in (*graph.parameters, *graph.buffers)))}
-    known |= graph.values
+    values = {value.name: value for value in (*graph.inputs, *(p.value for p in (*graph.parameters, *graph.buffers)))}
+    values |= graph.values
     rows, unsized, gradients = [], [], 0
     for op in graph.ops:
         if not op.outputs or op.base.startswith("aten::sym_"):
-            continue  # nothing made, or an integer
-        value = known.get(op.outputs[0])
+            continue  # no result, or an integer
+        value = values.get(op.outputs[0])
         if value is None or value.shape is None:
             unsized.append(op.outputs[0])
             continue
-        size = 0 if _makes_nothing(op, value, known, graph.inplace_known) else tensor_bytes(value.shape, value.dtype)
+        size = 0 if _makes_nothing(op, value, values, graph.inplace_known) else tensor_bytes(value.shape, value.dtype)
         if value.dtype.is_differentiable:
             gradients += size
         weights, biases = _first_uses(op, counts)
@@ -135,7 +135,7 @@ def textbook_estimate(graph: Graph) -> TextbookEstimate:
     return TextbookEstimate(parameters, parameter_bytes, forward, forward + gradients, tuple(rows), tuple(unsized))
 
 
-def _makes_nothing(op: Op, result: Value, known: dict[str, Value], inplace_known: bool) -> bool:
+def _makes_nothing(op: Op, result: Value, values: dict[str, Value], inplace_known: bool) -> bool:
     base = op.base
     if "view" in kinds_of(base) or base == "aten::contiguous" or in_place(base):  # the latter rarely copies
         return True
@@ -145,7 +145,7 @@ def _makes_nothing(op: Op, result: Value, known: dict[str, Value], inplace_known
         return argument(op, "train") is False
     if base in ("aten::to", "aten::_to_copy"):
         source = argument(op, "self")
-        before = known.get(source.name) if isinstance(source, Ref) else None
+        before = values.get(source.name) if isinstance(source, Ref) else None
         return base == "aten::to" and before is not None and before.dtype == result.dtype
     return False
 

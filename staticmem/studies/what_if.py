@@ -32,7 +32,7 @@ class _Choice:
     dtype: str | None
     amp: str | None
     resolution: tuple[int, int] | None
-    sized: bool  # by a flag; else the resolution is the file's
+    sized: bool  # by the request; else the resolution is the file's
 
 
 def what_if(study: Study) -> WhatIf:
@@ -59,7 +59,7 @@ def what_if(study: Study) -> WhatIf:
         settings.append(_setting(choice, form, ""))
     first = settings[0]
     if first.form is not None and first.form.peak(batch) != study.lifetimes.peak_bytes:
-        return WhatIf((), reason="the step as asked does other things than the same step at other batches")
+        return WhatIf((), reason="the step as asked differs from the same step at other batches in more than size")
     if first.form is None:
         return WhatIf((), reason=f"steps at other batches could not be compared: {first.reason}")
     return WhatIf(tuple(settings), batch=batch)
@@ -67,15 +67,13 @@ def what_if(study: Study) -> WhatIf:
 
 def _asked(study: Study) -> _Choice:
     scenario = study.scenario
-    return _Choice(
-        scenario.optimizer, scenario.momentum, scenario.dtype.name if scenario.dtype else None,
-        scenario.amp.name if scenario.amp else None, study.request.image_size or _file_size(study),
-        study.request.image_size is not None,
-    )  # fmt: skip
+    dtype, amp = (chosen.name if chosen else None for chosen in (scenario.dtype, scenario.amp))
+    size = study.request.image_size
+    return _Choice(scenario.optimizer, scenario.momentum, dtype, amp, size or _file_size(study), size is not None)
 
 
 def _file_size(study: Study) -> tuple[int, int] | None:
-    """The resolution that no flag gave, where the image inputs have one."""
+    """The resolution of the file, where its image inputs have one."""
     images = [spec for spec in study.model.inputs if spec.shape is not None and len(spec.shape) == 4]
     sizes = {study.binding.shapes[spec.name][2:] for spec in images if spec.dtype.is_floating_point}
     if len(sizes) != 1:
@@ -115,9 +113,8 @@ def _to_32(size: float) -> int:
 
 
 def _setting(choice: _Choice, form: ClosedForm | None, reason: str) -> Setting:
-    return Setting(
-        choice.optimizer, choice.momentum, choice.dtype, choice.amp, choice.resolution, form, reason, choice.sized
-    )  # fmt: skip
+    optimizer, momentum, size = choice.optimizer, choice.momentum, choice.resolution
+    return Setting(optimizer, momentum, choice.dtype, choice.amp, size, form, reason, choice.sized)
 
 
 def _sentence(error: Exception) -> str:
@@ -155,8 +152,6 @@ def _form(study: Study, choice: _Choice, batch: int, high: int) -> ClosedForm:
 
 
 def _step(study: Study, choice: _Choice, batch: int) -> Lifetimes:
-    request = replace(
-        study.request, batch=batch, resolution=choice.resolution if choice.sized else study.request.resolution,
-        optimizer=choice.optimizer, momentum=choice.momentum, dtype=choice.dtype, amp=choice.amp, gpu=None,
-    )  # fmt: skip
-    return study.ask(request).lifetimes
+    resolution = choice.resolution if choice.sized else study.request.resolution
+    request = replace(study.request, batch=batch, resolution=resolution, dtype=choice.dtype, amp=choice.amp, gpu=None)
+    return study.ask(replace(request, optimizer=choice.optimizer, momentum=choice.momentum)).lifetimes

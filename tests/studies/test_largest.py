@@ -87,8 +87,8 @@ def test_a_fixed_batch_is_told_with_the_node(tmp_path: Path) -> None:
 
 def test_in_a_sweep() -> None:
     from staticmem.config.config import Config
-    from staticmem.studies.largest import with_largest
     from staticmem.studies.points import points
+    from staticmem.studies.sweep import with_largest
 
     made = points(Config(), str(MODELS / "seed.pt2"), {}, {"batch": (1, 2, 3), "optimizer": ("sgd", "adam")})
     found = with_largest(made, ("2GiB",))
