@@ -15,7 +15,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, one_input, real, text, translation
+from staticmem.ops.onnx import Context, declare_sizes, like_first, one_input, real, text, translation
 from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
@@ -162,7 +162,9 @@ def glu(e: Eager, self: Tensor, dim: int = -1) -> Tensor:
 
 
 _SAME_NAMES = "Relu Sigmoid Tanh Softplus Mish Selu HardSwish".split()
-one_input({**{name: name.lower() for name in _SAME_NAMES}, "Swish": "silu", "QuickGelu": "silu"})
+one_input({**{name: name.lower() for name in _SAME_NAMES}, "Swish": "silu"})
+one_input({"QuickGelu": "silu"}, sizes=like_first)
+declare_sizes("BiasSplitGelu", like_first)
 
 
 @translation("Clip")
@@ -180,14 +182,14 @@ def onnx_clip(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, "aten::clamp", x, low, high)]
 
 
-@translation("Gelu")
+@translation("Gelu", sizes=like_first)
 def onnx_gelu(ctx: Context, node: Node) -> list[Op]:
     approximate = text(node, "approximate", "none")
     kwargs: dict[str, Arg] = {"approximate": approximate} if approximate != "none" else {}
     return [ctx.op(node, "aten::gelu", ctx.ref(node.inputs[0]), kwargs=kwargs)]
 
 
-@translation("FastGelu", "BiasGelu")
+@translation("FastGelu", "BiasGelu", sizes=like_first)
 def onnx_biased_gelu(ctx: Context, node: Node) -> list[Op]:
     """com.microsoft BiasGelu and FastGelu: gelu(x + bias), the fast one with tanh."""
     kwargs: dict[str, Arg] = {"approximate": "tanh"} if node.op == "FastGelu" else {}

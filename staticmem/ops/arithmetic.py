@@ -15,7 +15,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, Translation, translation
+from staticmem.ops.onnx import Context, Translation, declare_sizes, like_first, translation
 from staticmem.ops.pointwise import (
     Scalar,
     clone_for_backward,
@@ -242,6 +242,7 @@ def _commutative(name: str) -> Translation:
 
 
 translation("Add")(_commutative("add.Tensor"))
+declare_sizes("BiasAdd", like_first)
 translation("Mul")(_commutative("mul.Tensor"))
 translation("Mod")(two_inputs("remainder.Tensor"))
 

@@ -26,7 +26,7 @@ from staticmem.ops.arithmetic import add_, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.factories import dropout
 from staticmem.ops.linear import matmul
-from staticmem.ops.onnx import Context, integer, real, translation
+from staticmem.ops.onnx import Context, Results, Shape, integer, like_first, real, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
 from staticmem.ops.registry import Shapes, rule, size_of
@@ -351,7 +351,15 @@ def _output(node: Node, position: int) -> str:
     return node.outputs[position] if position < len(node.outputs) else ""
 
 
-@translation("Attention")
+def _attention_sizes(node: Node, x: Shape, weight: Shape | None, *_: Shape | None) -> Results:
+    if weight is None:
+        return []
+    widths = node.attrs.get("qkv_hidden_sizes")
+    width = int(widths[2]) if isinstance(widths, tuple) and len(widths) == 3 else weight[-1] // 3
+    return [((*x[:2], width), 0)]
+
+
+@translation("Attention", sizes=_attention_sizes)
 def onnx_attention(ctx: Context, node: Node) -> list[Op] | None:
     return onnx_packed_attention(ctx, node) if node.domain else onnx_onnx_attention(ctx, node)
 
@@ -412,7 +420,19 @@ def onnx_packed_attention(ctx: Context, node: Node) -> list[Op] | None:
     return made.merge(out, result, node.outputs[0])
 
 
-@translation("MultiHeadAttention")
+def _multi_head_sizes(
+    node: Node, q: Shape, k: Shape | None = None, v: Shape | None = None, *_: Shape | None
+) -> Results:
+    if len(q) == 5:  # packed: [B, S, heads, 3, size]
+        return [((*q[:2], q[2] * q[4]), 0)]
+    if v is None or len(v) == 5:
+        return [(q, 0)]
+    width, length = (v[-1], v[1]) if len(v) == 3 else (v[1] * v[3], v[2])
+    heads = integer(node, "num_heads", 1)
+    return [((*q[:2], width), 0), *[((q[0], heads, length, width // max(heads, 1)), 0)] * 2]
+
+
+@translation("MultiHeadAttention", sizes=_multi_head_sizes)
 def onnx_multi_head_attention(ctx: Context, node: Node) -> list[Op] | None:
     """com.microsoft MultiHeadAttention: queries, keys and values apart, an optional bias for all three."""
     shapes = [ctx.net.shape(_input(node, k)) for k in range(3)]
@@ -438,7 +458,18 @@ def onnx_multi_head_attention(ctx: Context, node: Node) -> list[Op] | None:
     return made.merge(made.attend(q, k, v, ctx.optional(node, 5), causal, shape, False), shape, node.outputs[0])
 
 
-@translation("GroupQueryAttention")
+def _grouped_sizes(
+    node: Node, q: Shape, k: Shape | None = None, v: Shape | None = None, past: Shape | None = None, *_: Shape | None
+) -> Results:
+    heads, groups = integer(node, "num_heads", 1), integer(node, "kv_num_heads", 1)
+    packed = not _input(node, 1)
+    size = q[2] // (heads + 2 * groups) if packed else q[2] // heads
+    length = q[1] + (past[2] if past is not None and len(past) == 4 else 0)
+    cache = ((q[0], groups, length, size), 0)
+    return [((*q[:2], heads * size), 0), cache, cache]
+
+
+@translation("GroupQueryAttention", sizes=_grouped_sizes)
 def onnx_group_query_attention(ctx: Context, node: Node) -> list[Op] | None:
     """com.microsoft GroupQueryAttention: causal, fewer heads for keys and values, with a cache."""
     heads, groups = integer(node, "num_heads", 0), integer(node, "kv_num_heads", 0)
@@ -499,7 +530,7 @@ def _rotated(made: _Calls, x: Ref, shape: tuple[int, ...], cos: Ref, sin: Ref, p
     return made.call("add.Tensor", scaled, product, shape=shape, out=out)
 
 
-@translation("RotaryEmbedding")
+@translation("RotaryEmbedding", sizes=like_first)
 def onnx_rotary_embedding(ctx: Context, node: Node) -> list[Op] | None:
     """Opset 23 (x, cos, sin, positions) and com.microsoft (x, positions, cos, sin)."""
     shape = ctx.net.shape(node.inputs[0])
@@ -525,7 +556,14 @@ def onnx_rotary_embedding(ctx: Context, node: Node) -> list[Op] | None:
     return made.ops
 
 
-@translation("EmbedLayerNormalization")
+def _embedding_sizes(node: Node, ids: Shape, segments: Shape | None, table: Shape | None, *_: Shape | None) -> Results:
+    if table is None:
+        return []
+    rows = ((*ids, table[-1]), 2)
+    return [rows, (ids[:1], 0), rows]
+
+
+@translation("EmbedLayerNormalization", sizes=_embedding_sizes)
 def onnx_embed_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     """com.microsoft EmbedLayerNormalization: tables of words, positions and segments, their sum, a layer norm."""
     ids = ctx.net.shape(node.inputs[0])

@@ -13,7 +13,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.eager.trace import Convolution
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, integer, integers, text, translation
+from staticmem.ops.onnx import Context, declare_sizes, integer, integers, like_first, text, translation
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.registry import Shapes, rule, size_of
 from staticmem.ops.views import squeeze, unsqueeze
@@ -248,3 +248,6 @@ def onnx_conv_transpose(ctx: Context, node: Node) -> list[Op] | None:
             integers(node, "dilations", (1,) * count),
         )
     ]
+
+
+declare_sizes("NhwcFusedConv", like_first)

@@ -15,7 +15,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add_, mul, mul_
-from staticmem.ops.onnx import Context, real, translation
+from staticmem.ops.onnx import Context, declare_sizes, like_first, real, translation
 from staticmem.ops.pointwise import grad_of, inplace, zeros
 from staticmem.ops.registry import rule
 
@@ -216,3 +216,6 @@ def onnx_dropout(ctx: Context, node: Node) -> list[Op]:
     training = ctx.number(node, 2)
     p = float(f"{p:.6g}")
     return [ctx.op(node, "aten::dropout", ctx.ref(node.inputs[0]), p, bool(training))]
+
+
+declare_sizes("BiasDropout", like_first)

@@ -19,7 +19,7 @@ from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import sub
 from staticmem.ops.joining import cat
-from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.onnx import Context, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 from staticmem.ops.views import contiguous, expand, narrow, reshape
@@ -239,7 +239,7 @@ def onnx_gather_elements(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, "aten::gather", x, integer(node, "axis", 0), index)]
 
 
-@translation("Trilu")
+@translation("Trilu", sizes=like_first)
 def onnx_trilu(ctx: Context, node: Node) -> list[Op]:
     k = ctx.number(node, 1)
     target = "aten::triu" if integer(node, "upper", 1) else "aten::tril"

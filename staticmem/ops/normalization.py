@@ -12,7 +12,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, integer, real, translation
+from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, real, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import repeat
 from staticmem.ops.registry import declare, rule
@@ -263,7 +263,7 @@ def _onnx_eps(node: Node) -> float:
     return float(f"{real(node, 'epsilon', 1e-5):.6g}")
 
 
-@translation("LayerNormalization")
+@translation("LayerNormalization", sizes=like_first)
 def onnx_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     shape = ctx.net.shape(node.inputs[0])
     if shape is None:
@@ -273,7 +273,7 @@ def onnx_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     return [ctx.op(node, "aten::layer_norm", ctx.ref(node.inputs[0]), shape[axis:], weight, bias, _onnx_eps(node))]
 
 
-@translation("RMSNormalization", "SimplifiedLayerNormalization")
+@translation("RMSNormalization", "SimplifiedLayerNormalization", sizes=like_first)
 def onnx_rms_norm(ctx: Context, node: Node) -> list[Op] | None:
     shape = ctx.net.shape(node.inputs[0])
     if shape is None:
@@ -296,7 +296,14 @@ def onnx_instance_norm(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, "aten::instance_norm", x, weight, bias, None, None, True, 0.1, _onnx_eps(node), True)]
 
 
-@translation("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+declare_sizes("GroupNorm", like_first)
+
+
+def _skip_sizes(_: Node, first: Shape, *__: Shape | None) -> Results:
+    return [(first, 0), None, None, (first, 0)]
+
+
+@translation("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", sizes=_skip_sizes)
 def onnx_skip_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     """com.microsoft: (input + skip + bias), then a layer norm; the fourth output is the sum."""
     shape = ctx.net.shape(node.inputs[0])

@@ -1,8 +1,12 @@
-"""Translations of ONNX operators to ATen calls: their table, and the context with arguments, numbers and names."""
+"""Translations of ONNX operators to ATen calls: their table, and the context with arguments, numbers and names.
+
+With the translation of com.microsoft's operators stand the sizes of their results, for which onnx has no inference.
+Source: onnxruntime/docs/ContribOperators.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Op, Ref, Value
@@ -129,12 +133,21 @@ class Context:
 
 Translation = Callable[[Context, Node], "list[Op] | None"]
 TRANSLATIONS: dict[str, Translation] = {}
+Shape = tuple[int, ...]
+# Each result's sizes and the position of the input whose dtype it has, or None where they are not known
+Results = Sequence["tuple[Shape, int] | None"]
+# Called with the node and the sizes of its inputs, None where one is absent or unknown; that of the first is known
+Sizes = Callable[..., Results]
+SIZES: dict[str, Sizes] = {}
 # operators of other domains that are known; an equal name elsewhere may mean something else
 _DOMAINS = ("", "com.microsoft")
 
 
-def translation(*operators: str) -> Callable[[Translation], Translation]:
-    """Registers the translation of ONNX operators. It gives None for a node that no ATen call stands for."""
+def translation(*operators: str, sizes: Sizes | None = None) -> Callable[[Translation], Translation]:
+    """Registers the translation of ONNX operators. It gives None for a node that no ATen call stands for. `sizes`: of
+    the results, for operators of com.microsoft."""
+    if sizes is not None:
+        declare_sizes(" ".join(operators), sizes)
 
     def register(function: Translation) -> Translation:
         for operator in operators:
@@ -144,6 +157,34 @@ def translation(*operators: str) -> Callable[[Translation], Translation]:
         return function
 
     return register
+
+
+def declare_sizes(operators: str, sizes: Sizes) -> None:
+    """Registers sizes of results of com.microsoft's operators; those without a translation keep their names."""
+    SIZES.update(dict.fromkeys(operators.split(), sizes))
+
+
+def like_first(_: Node, first: Shape, *__: Shape | None) -> Results:
+    """The first result has the sizes and the dtype of the first input."""
+    return [(first, 0)]
+
+
+def sized_results(node: Node, values: Mapping[str, Value]) -> list[Value]:
+    """The results of one of com.microsoft's operators whose sizes follow from those of its inputs."""
+    if not load_until(lambda: node.op in SIZES or node.op in TRANSLATIONS) or node.op not in SIZES:
+        return []
+    inputs = [value.shape if (value := values.get(name)) is not None else None for name in node.inputs]
+    if not inputs or inputs[0] is None:
+        return []
+    try:
+        results = SIZES[node.op](node, *inputs)
+        return [
+            Value(name, values[node.inputs[result[1]]].dtype, result[0])
+            for name, result in zip(node.outputs, results, strict=False)
+            if name and result is not None
+        ]
+    except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):
+        return []  # a node that breaks its operator's definition
 
 
 def calls_of(ctx: Context, node: Node) -> tuple[list[Op], bool]:
@@ -165,14 +206,14 @@ def _fallback(ctx: Context, node: Node) -> Op:
     return ctx.op(node, f"{node.domain or 'onnx'}::{node.op}", *args, outputs=outputs)
 
 
-def one_input(operators: Mapping[str, str]) -> None:
+def one_input(operators: Mapping[str, str], sizes: Sizes | None = None) -> None:
     """Registers operators that are a call with their first input alone: by name the call without its namespace."""
 
     def define(target: str) -> Translation:
         return lambda ctx, node: [ctx.op(node, target, ctx.ref(node.inputs[0]))]
 
     for operator, name in operators.items():
-        translation(operator)(define(f"aten::{name}"))
+        translation(operator, sizes=sizes)(define(f"aten::{name}"))
 
 
 def _number(array: np.ndarray) -> int | float | bool:

@@ -17,7 +17,8 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Op
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.onnx import Context, Results, Shape, Sizes, integer, like_first, text, translation
+from staticmem.ops.onnx import integers as integers_of
 from staticmem.ops.pointwise import gradient_like
 from staticmem.ops.registry import rule
 
@@ -54,11 +55,102 @@ def choose_qparams(e: Eager, input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return e.empty((1,), dtypes.float64, kernel="aten.aminmax.default"), e.empty((1,), dtypes.int64)
 
 
-_INTEGERS = (
-    "QLinearConv QLinearMatMul ConvInteger MatMulInteger DynamicQuantizeLinear QLinearAdd QLinearMul QLinearWhere "
-    "QLinearConcat QLinearGlobalAveragePool QLinearAveragePool QLinearReduceMean QLinearLeakyRelu QLinearSigmoid "
-    "QLinearSoftmax QGemm MatMulIntegerToFloat DynamicQuantizeMatMul QAttention"
-).split()
+# -- results of com.microsoft's operators on integers ------------------------------------------------------------------
+
+
+def _broadcast_sizes(_: Node, a: Shape, a_scale: Any, a_zero: Any, b: Shape | None, *__: Any) -> Results:
+    """A, its scale and zero point, B, its scale and zero point, those of C."""
+    if b is None:
+        return []
+    rank = max(len(a), len(b))
+    a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
+    if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
+        return []
+    return [(tuple(y if x == 1 else x for x, y in zip(a, b, strict=True)), 0)]
+
+
+def _where_sizes(_: Node, condition: Shape, x: Shape | None, *others: Shape | None) -> Results:
+    """Condition, X, its scale and zero point, Y, its scale and zero point."""
+    y = others[2] if len(others) > 2 else None
+    largest = max((shape for shape in (condition, x, y) if shape is not None), key=len)
+    return [(largest, 1)] if condition in (largest, ()) else []
+
+
+def _concat_sizes(node: Node, *inputs: Shape | None) -> Results:
+    """Scale and zero point of the result, then each tensor with its own."""
+    shapes = [shape for shape in inputs[2::3] if shape is not None]
+    if not shapes or len(shapes) < len(inputs[2::3]) or len({len(shape) for shape in shapes}) > 1:
+        return []
+    axis = integer(node, "axis", 0) % max(len(shapes[0]), 1)
+    total = sum(shape[axis] for shape in shapes)
+    return [((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), 2)]
+
+
+def _global_pool_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:
+    if len(x) < 3:
+        return []
+    ones = (1,) * (len(x) - 2)
+    return [((x[0], *ones, x[-1]) if integer(node, "channels_last", 0) else (*x[:2], *ones), 0)]
+
+
+def _pool_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:
+    kernel = integers_of(node, "kernel_shape")
+    rank = len(kernel)
+    if not kernel or len(x) != rank + 2:
+        return []
+    last = integer(node, "channels_last", 0)
+    strides, pads = integers_of(node, "strides", (1,) * rank), integers_of(node, "pads", (0,) * 2 * rank)
+    same = text(node, "auto_pad", "NOTSET").startswith("SAME")
+    windows = []
+    for i, size in enumerate(x[1:-1] if last else x[2:]):
+        covered = size - 1 if same else size + pads[i] + pads[i + rank] - kernel[i]
+        upwards = integer(node, "ceil_mode", 0) and not same
+        windows.append((-(-covered // strides[i]) if upwards else covered // strides[i]) + 1)
+    return [((x[0], *windows, x[-1]) if last else (*x[:2], *windows), 0)]
+
+
+def _mean_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:
+    axes = {axis % len(x) for axis in integers_of(node, "axes", tuple(range(len(x))))} if x else set()
+    if integer(node, "keepdims", 1):
+        return [(tuple(1 if i in axes else size for i, size in enumerate(x)), 0)]
+    return [(tuple(size for i, size in enumerate(x) if i not in axes), 0)]
+
+
+def _gemm_sizes(node: Node, a: Shape, a_scale: Any, a_zero: Any, b: Shape | None, *_: Any) -> Results:
+    """A, scale, zero point, B, scale, zero point, C, and those of Y: without them Y is float32 like a scale."""
+    if b is None or len(a) != 2 or len(b) != 2:
+        return []
+    rows = a[1] if integer(node, "transA", 0) else a[0]
+    columns = b[0] if integer(node, "transB", 0) else b[1]
+    quantized = len(node.inputs) > 8 and bool(node.inputs[8])
+    return [((rows, columns), 8 if quantized else 1)]
+
+
+def _product_sizes(_: Node, a: Shape, b: Shape | None, *__: Shape | None) -> Results:
+    """A times B, in float32 like the scale, which is the third input."""
+    if b is None or len(a) < 2 or len(b) < 2:
+        return []
+    return [((*(a[:-2] if len(a) >= len(b) else b[:-2]), a[-2], b[-1]), 2)]
+
+
+def _attention_sizes(_: Node, x: Shape, weight: Shape | None, *__: Shape | None) -> Results:
+    """Input, weight, bias, scales: the result is a third of the weight's columns wide, in float32 like the scales."""
+    return [((*x[:2], weight[-1] // 3), 3)] if weight else []
+
+
+_INTEGERS: dict[str, Sizes | None] = {  # None: onnx infers the sizes
+    **dict.fromkeys("QLinearConv QLinearMatMul ConvInteger MatMulInteger DynamicQuantizeLinear".split()),
+    **dict.fromkeys("QLinearLeakyRelu QLinearSigmoid QLinearSoftmax".split(), like_first),
+    **dict.fromkeys("QLinearAdd QLinearMul".split(), _broadcast_sizes),
+    "QLinearWhere": _where_sizes,
+    "QLinearConcat": _concat_sizes,
+    "QLinearGlobalAveragePool": _global_pool_sizes,
+    "QLinearAveragePool": _pool_sizes,
+    "QLinearReduceMean": _mean_sizes,
+    "QGemm": _gemm_sizes,
+    **dict.fromkeys("MatMulIntegerToFloat DynamicQuantizeMatMul".split(), _product_sizes),
+    "QAttention": _attention_sizes,
+}
 
 
 @rule(" ".join(f"onnx::{name}" for name in _INTEGERS), kinds=("integer",))
@@ -79,7 +171,7 @@ def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, columns: in
     return out
 
 
-@translation("QuantizeLinear")
+@translation("QuantizeLinear", sizes=like_first)
 def onnx_quantize(ctx: Context, node: Node) -> list[Op]:
     point = ctx.net.values.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     named = dtypes.ONNX_CODES.get(integer(node, "output_dtype", 0))
@@ -96,14 +188,17 @@ def onnx_dequantize(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, "quantized_decomposed::dequantize_per_tensor", *args, kwargs={"out_dtype": dtype})]
 
 
-@translation("MatMulNBits")
+def _n_bits_sizes(node: Node, a: Shape, *_: Shape | None) -> Results:
+    return [((*a[:-1], integer(node, "N", 0)), 0)]
+
+
+@translation("MatMulNBits", sizes=_n_bits_sizes)
 def onnx_matmul_n_bits(ctx: Context, node: Node) -> list[Op]:
     """com.microsoft MatMulNBits: a weight of few bits, which no gradient reaches."""
     args = [ctx.ref(name) if name else None for name in node.inputs]
     return [ctx.op(node, "com.microsoft::MatMulNBits", *args, kwargs={"columns": integer(node, "N", 0)})]
 
 
-@translation(*_INTEGERS)
 def onnx_integers(ctx: Context, node: Node) -> list[Op] | None:
     """One call that makes its results; None where their sizes are not known."""
     values = [ctx.net.values.get(name) for name in node.outputs if name]
@@ -114,3 +209,7 @@ def onnx_integers(ctx: Context, node: Node) -> list[Op] | None:
     kwargs: dict[str, Arg] = {"sizes": tuple(v.shape or () for v in made), "dtypes": tuple(v.dtype for v in made)}
     outputs = tuple(name for name in node.outputs if name)
     return [ctx.op(node, f"onnx::{node.op}", *args, outputs=outputs, kwargs=kwargs)]
+
+
+for _operator, _sizes in _INTEGERS.items():
+    translation(_operator, sizes=_sizes)(onnx_integers)

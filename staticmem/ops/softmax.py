@@ -13,7 +13,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.casts import to_copy
-from staticmem.ops.onnx import Context, integer, translation
+from staticmem.ops.onnx import Context, declare_sizes, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.reduction import axes_of, kept, onnx_axes, reduced_shape
 from staticmem.ops.registry import rule
@@ -136,6 +136,9 @@ _SOFTMAX = {"Softmax": "aten::softmax.int", "LogSoftmax": "aten::log_softmax.int
 def onnx_softmax(ctx: Context, node: Node) -> list[Op]:
     axis = integer(node, "axis", -1 if ctx.net.opset >= 13 else 1)
     return [ctx.op(node, _SOFTMAX[node.op], ctx.ref(node.inputs[0]), axis)]
+
+
+declare_sizes("BiasSoftmax", like_first)
 
 
 @translation("ReduceLogSumExp")

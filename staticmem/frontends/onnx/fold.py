@@ -130,14 +130,10 @@ class Folder:
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         if node.domain == "com.microsoft" or node.op == "SimplifiedLayerNormalization":
-            from staticmem.frontends.onnx import contrib  # few files have such operators
+            from staticmem.ops.onnx import sized_results  # few files have such operators
 
-            try:
-                found_here = contrib.infer(node, self.net.values)
-            except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):
-                found_here = []  # a node that breaks its operator's definition
-            for known in found_here:
-                self.net.values.setdefault(known.name, known)
+            for result in sized_results(node, self.net.values):
+                self.net.values.setdefault(result.name, result)
             return
         version = self.versions.get(proto.domain, self.versions.get("ai.onnx"))
         if version is None:
