@@ -301,6 +301,21 @@ def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return out
 
 
+@rule("logaddexp2")
+def logaddexp2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
+    """Saves both operands; each gradient takes a difference, its power of two, one more and a quotient."""
+    out = e.pointwise("aten.logaddexp2.default", self, other)
+
+    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        difference = e.pointwise("aten.sub.Tensor", other, self)
+        power = e.pointwise("aten.pow.Scalar", difference)
+        one_more = e.pointwise("aten.add.Tensor", power)
+        return e.pointwise("aten.div.Tensor", grad_of(grads), one_more)
+
+    e.record("Logaddexp2Backward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    return out
+
+
 @translation("Pow")
 def onnx_power(ctx: Context, node: Node) -> list[Op]:
     exponent = ctx.arg(node.inputs[1])

@@ -66,6 +66,7 @@ def _rest() -> list[Case]:
         cases += [call("aten::affine_grid_generator", f(2, 3, 4), (2, 3, 4, 5, 6), aligned)]
     cases += [
         call("aten::logaddexp", f(4, 3), f(4, 3)),
+        call("aten::logaddexp2", f(4, 3), f(4, 3)),
         call("aten::hardshrink", f(4, 3), 0.5),
         call("aten::nan_to_num", f(4, 3)),
     ]
