@@ -10,10 +10,10 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Op
+from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.casts import to_copy
-from staticmem.ops.onnx import Context, declare_sizes, integer, like_first, translation
+from staticmem.ops.onnx import Context, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.reduction import axes_of, kept, onnx_axes, reduced_shape
 from staticmem.ops.registry import rule
@@ -138,7 +138,18 @@ def onnx_softmax(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, _SOFTMAX[node.op], ctx.ref(node.inputs[0]), axis)]
 
 
-declare_sizes("BiasSoftmax", like_first)
+@translation("BiasSoftmax", sizes=like_first)
+def onnx_biased_softmax(ctx: Context, node: Node) -> list[Op] | None:
+    """com.microsoft BiasSoftmax: softmax(data + bias) over the last dimension."""
+    rank = ctx.rank(node.inputs[0])
+    if rank == 0 or integer(node, "axis", 1) % rank != rank - 1:
+        return None  # over several dimensions at once
+    name = ctx.fresh(node)
+    ctx.define(name, node.inputs[0], ctx.net.shape(node.inputs[0]))
+    return [
+        ctx.op(node, "aten::add.Tensor", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), outputs=(name,)),
+        ctx.op(node, "aten::softmax.int", Ref(name), -1),
+    ]
 
 
 @translation("ReduceLogSumExp")

@@ -58,6 +58,10 @@ CASES: dict[str, tuple[list[Any], list[Any], list[Any], str, tuple[int, ...]]] =
     "Gelu": ([ms("Gelu", ["x"], ["y"])], [X], [], "aten::gelu", (2, 6, 32)),
     "FastGelu": ([ms("FastGelu", ["x", "b"], ["y"])], [X], [weight("b", 32)], "aten::gelu", (2, 6, 32)),
     "BiasGelu": ([ms("BiasGelu", ["x", "b"], ["y"])], [X], [weight("b", 32)], "aten::gelu", (2, 6, 32)),
+    "BiasSoftmax": (
+        [ms("BiasSoftmax", ["x", "b"], ["y"], axis=2, is_inner_broadcast=0)], [X], [weight("b", 1, 6, 32)],
+        "aten::softmax.int", (2, 6, 32),
+    ),
     "SkipLayerNormalization": (
         [ms("SkipLayerNormalization", ["x", "x", "g", "b"], ["y"])],
         [X],
