@@ -8,9 +8,7 @@ from functools import cached_property
 from staticmem.eager import trace
 from staticmem.eager.strides import prefers_channels_last
 from staticmem.errors import UsageError
-from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.record import record
-from staticmem.ops.registry import argument, kinds_of
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward_data", "backward_filter"
 PASSES = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -119,32 +117,6 @@ def passes_of(call: trace.Convolution, channels_last: bool, allow_tf32: bool = T
         )
     except ValueError:
         return ()
-
-
-def unstated(graph: Graph, recorded: trace.Trace) -> frozenset[int]:
-    """Kernels whose convolution has no workspace in the figures: the file states no size of its input or weight, nor
-    has the input a gradient. Some exports leave sizes out, and weights may be computed.
-
-    The trace knows all of these, so this may go: figures of such files grow then, and need to be compared anew.
-    """
-    values = (*graph.inputs, *graph.constant_values.values(), *graph.values.values())
-    values += tuple([p.value for p in (*graph.parameters, *graph.buffers)])
-    sized = {value.name for value in values if value.shape is not None}
-    calls = [
-        (kernel, _operands(graph, recorded.kernels.ops[kernel]), read)
-        for kernel, reads in recorded.reads.items()
-        for read in reads
-        if isinstance(read, trace.Convolution)
-    ]
-    sized.update([names[0] for _, names, read in calls if names and read.gradients and read.gradients[0]])
-    return frozenset([kernel for kernel, names, _ in calls if len(names) < 2 or not sized.issuperset(names)])
-
-
-def _operands(graph: Graph, op: int) -> list[str]:
-    """Names of input and weight of an op that is a convolution."""
-    if not 0 <= op < len(graph.ops) or "convolution" not in kinds_of(graph.ops[op].base):
-        return []
-    return [arg.name for name in ("input", "weight") if isinstance(arg := argument(graph.ops[op], name), Ref)]
 
 
 def product(sizes: tuple[int, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -105,15 +105,12 @@ def _convolution_needs(
 
 
 class KernelWorkspaces:
-    """Workspaces of one trace. `bound` picks low, expected or high of every band; convolutions of the kernels `without`
-    are left out (`conv.unstated`)."""
+    """Workspaces of one trace. `bound` picks low, expected or high of every band."""
 
-    def __init__(
-        self, trace: Trace, setup: Setup | None = None, bound: str = "expected", without: Container[int] = ()
-    ) -> None:
+    def __init__(self, trace: Trace, setup: Setup | None = None, bound: str = "expected") -> None:
         if bound not in Band._fields:
             raise ValueError(f"bound is {bound!r}")
-        self.trace, self.setup, self.bound, self.without = trace, setup or Setup(), bound, without
+        self.trace, self.setup, self.bound = trace, setup or Setup(), bound
         self._names, self._ops = trace.kernels.names, trace.kernels.ops
         rules = {name: _RULES.get(name) for name in set(self._names)}
         self._rules = {kernel: rule for kernel, name in enumerate(self._names) if (rule := rules[name]) is not None}
@@ -157,7 +154,7 @@ class KernelWorkspaces:
         needs = [] if rule is None else list(rule(self, kernel))
         for read in self.trace.reads.get(kernel, ()):
             if isinstance(read, Convolution):
-                if self._made[kernel] and kernel not in self.without:  # without results another stage's rank runs it
+                if self._made[kernel]:  # without results another stage's rank runs it
                     needs += _convolution_needs(read, *self._convolution_setup)
             elif isinstance(read, Reduction):
                 needs += self._reduction(kernel, read)

@@ -17,7 +17,6 @@ from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import LargePool, Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, Settings
-from staticmem.devices.conv import unstated
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
@@ -76,8 +75,7 @@ def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
 
 def process_on(result: StepResult, device: Device) -> Process:
     """Three steps as the allocator sees them."""
-    without = unstated(result.graph, result.trace)
-    return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup, without=without))
+    return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup))
 
 
 def _capacity(device: Device) -> int:

@@ -27,7 +27,6 @@ from staticmem.ir.record import record
 from staticmem.passes.checkpoint_regions import Region, all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import values_of_loss
-from staticmem.passes.pipeline import COUNTED_AGAIN
 from staticmem.scenario.step import Scenario
 
 if TYPE_CHECKING:
@@ -277,13 +276,11 @@ class _Step:
         i, graph, scenario = self.interpreter, self.graph, self.scenario
         for tensor, _ in self.model.held:  # a cycle with its node, and the search for cycles rests meanwhile
             tensor.accumulate = None
-        # reports count these edits as notes of the graph and again as notes of the step
-        edits = [note for edit in graph.edits if edit.name in COUNTED_AGAIN for note in edit.notes]
         own = notes_of_step(graph, scenario, outputs, loss, self.e.choices, self.overwritten)
         return StepResult(
             trace=self.e.trace.seal(),
             graph=graph,
-            notes=(*edits, *notes, *own),
+            notes=(*notes, *own),
             covered=i.covered,
             unknown=i.unknown,
             unknown_bytes=i.unknown_bytes,
