@@ -81,11 +81,11 @@ def _study(args: argparse.Namespace) -> Iterator[Study]:
 def layers(args: argparse.Namespace) -> int:
     chosen = chosen_format(args, LAYERS_FORMATS)
     with _study(args) as study:
-        from staticmem.engine.shapes import known_values
+        from staticmem.engine.shapes import value_infos
         from staticmem.report.layers import down_to, layer_table
 
         graph, mode = study.result.graph, study.scenario.mode
-        values = known_values(graph, study.scenario.training)
+        values = value_infos(graph, study.scenario.training)
         table = layer_table(study.model.path, graph, study.lifetimes, values, mode)
     emit(down_to(table, args.depth), chosen, args)
     return 0

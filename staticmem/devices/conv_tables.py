@@ -27,10 +27,10 @@ FOLDER = Path(__file__).parent / "conv"
 WITHOUT_TF32 = ("sm_70", "sm_75")  # no TF32 before Ampere: float32 is float32
 
 
-FEATURES = (
-    "batch", "channels", "results", "pixels", "result_pixels", "window", "stride", "dilated", "groups", "depthwise",
-    "channel_alignment", "result_alignment", "rows", "depth", "columns", "work", "tiles", "padded",
-)  # fmt: skip
+FEATURES = tuple(
+    "batch channels results pixels result_pixels window stride dilated groups depthwise channel_alignment "
+    "result_alignment rows depth columns work tiles padded".split()
+)
 
 PADS = (1, 4, 8, 16, 32)  # channels of a copy are rounded up to a multiple of these (16 bytes are 4 or 8 elements)
 
@@ -50,11 +50,9 @@ def features(conv: Convolution) -> tuple[int, ...]:
         BACKWARD_DATA: (n * pixels, c, k * window),
         BACKWARD_FILTER: (c * window, k, n * result_pixels),
     }[conv.direction]
-    return (
-        n, c, k, pixels, result_pixels, window, max(conv.stride), max(conv.dilation), g, int(conv.depthwise),
-        _alignment(c), _alignment(k), rows, depth, columns, rows * columns // 1024 * depth // 1024,
-        -(-rows // 128) * -(-columns // 128) * g, max(conv.padding),
-    )  # fmt: skip
+    sizes = (n, c, k, pixels, result_pixels, window, max(conv.stride), max(conv.dilation), g, int(conv.depthwise))
+    work, tiles = rows * columns // 1024 * depth // 1024, -(-rows // 128) * -(-columns // 128) * g
+    return (*sizes, _alignment(c), _alignment(k), rows, depth, columns, work, tiles, max(conv.padding))
 
 
 class Form(NamedTuple):
@@ -138,12 +136,12 @@ def table_of(conv: Convolution, architecture: str) -> str:
 
 
 def forms(conv: Convolution, architecture: str, cudnn: str) -> tuple[Form, ...]:
-    """The forms that cuDNN takes for such a convolution, the likeliest first; empty where no table knows it.
+    """The forms that cuDNN takes for such a convolution, the likeliest first; empty without a table.
 
-    `cudnn` is the version that is meant; the tables of the closest version are taken (`closest`).
+    The tables are those of the version that is `closest` to `cudnn`.
     """
-    found = tree(closest(cudnn), architecture, table_of(conv, architecture))
-    return found.find(features(conv)) if found is not None else ()
+    decisions = tree(closest(cudnn), architecture, table_of(conv, architecture))
+    return decisions.find(features(conv)) if decisions is not None else ()
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -158,9 +156,9 @@ def versions() -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def closest(cudnn: str) -> str:
-    """The version whose tables stand for a version: the latest that is not later, else the oldest."""
-    known = versions()
-    return max((v for v in known if numbers(v) <= numbers(cudnn)), key=numbers, default=known[0])
+    """The version whose tables are used for a version: the latest that is not later, else the oldest."""
+    available = versions()
+    return max((v for v in available if numbers(v) <= numbers(cudnn)), key=numbers, default=available[0])
 
 
 @lru_cache(maxsize=8)
@@ -191,14 +189,14 @@ def search_range(conv: Convolution, architecture: str) -> tuple[float, float, fl
 
 @lru_cache(maxsize=64)
 def tree(cudnn: str, architecture: str, name: str) -> Tree | None:
-    """The tree of a table that is there, by its exact version."""
-    found = _trees(cudnn, architecture).get(name)
-    return parse(found["forms"], found["nodes"]) if found is not None else None
+    """The tree of a table of exactly this version; None if there is none."""
+    data = _trees(cudnn, architecture).get(name)
+    return parse(data["forms"], data["nodes"]) if data is not None else None
 
 
 def parse(names: Sequence[str], nodes: str) -> Tree:
     """A tree out of its text."""
-    known = [parse_form(name) for name in names]
+    forms = [parse_form(name) for name in names]
     tree = Tree([], [], [], [])
     open_nodes: list[int] = []  # branches whose right subtree has not begun
     for token in nodes.split():
@@ -207,7 +205,7 @@ def parse(names: Sequence[str], nodes: str) -> Tree:
         tree.feature.append(int(left) if less else -1)
         tree.threshold.append(int(right) if less else 0)
         tree.right.append(0)
-        tree.leaf.append(() if less else tuple(known[int(n)] for n in token.split(",")))
+        tree.leaf.append(() if less else tuple(forms[int(n)] for n in token.split(",")))
         if less:
             open_nodes.append(index)
         elif open_nodes:

@@ -12,8 +12,8 @@ from staticmem.units import NOTHING, Band, exactly
 if TYPE_CHECKING:
     from staticmem.devices.cudnn import Cudnn
 
-PLANS = 3  # plans that are asked for: what PyTorch tries next where memory is short, and the band
-# Median of the answers that leaves miss for weight gradients in NCHW, over input, weight and result; of other passes it
+PLANS = 3  # plans of the heuristic: PyTorch tries the next one where memory is short; they make the band
+# Median of the strays (`stray_bounds`) of weight gradients in NCHW, over input, weight and result; of other passes it
 # is between 0.9 and 1.0, a copy of all three (docs/workspace.md).
 STRAY_FILTER = 1.31
 EVERY = 10_000  # plans; more than cuDNN has for any convolution
@@ -50,11 +50,11 @@ def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn |
 
 
 def stray_bounds(conv: Convolution, architecture: str, band: Band) -> tuple[int, int] | None:
-    """Bounds for the answers of cuDNN that a table's leaf misses: nothing, and a copy of all three tensors (weight
-    gradients: with partial sums).
+    """Bounds for strays: answers of cuDNN that the leaf of a table does not have. They are nothing, and a copy of all
+    three tensors (weight gradients: with partial sums).
 
-    docs/workspace.md has how many these are and how large: with tensor cores 6 to 18 % of a pass in NCHW. Without TF32
-    they are too few to matter, and what does not run on cuDNN has none.
+    Number and sizes of strays are in docs/workspace.md: with tensor cores 6 to 18 % of a pass in NCHW. Without TF32
+    they are too few to matter, and convolutions that do not run on cuDNN have none.
     """
     plain = conv.precision in ("float32", "float64") or (architecture in WITHOUT_TF32 and conv.precision == "tf32")
     if plain or runs_on_cudnn(conv, architecture) is not True:
@@ -98,13 +98,13 @@ def fastest_plan(first: Band, sizes: tuple[int, ...]) -> Band:
 
 
 def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:
-    found = cudnn.plans(conv, architecture)
-    return exactly(found[0].workspace) if found else NOTHING
+    candidates = cudnn.plans(conv, architecture)
+    return exactly(candidates[0].workspace) if candidates else NOTHING
 
 
 @lru_cache(maxsize=4096)
 def _form_sizes(conv: Convolution, architecture: str, version: str) -> tuple[int, ...]:
-    """Bytes of the forms that the tables know for a convolution, the likeliest first."""
+    """Bytes of the forms that the tables have for a convolution, the likeliest first."""
     return tuple([form_bytes(conv, form) for form in forms(conv, architecture, version)])
 
 

@@ -30,8 +30,10 @@ DEVICELESS = 90800  # cudnnGetVersion() of the first release that answers for a 
 # cudnn_graph.h: cudnnBackendAttributeType_t
 _DATA_TYPE, _INT64, _DOUBLE, _CONV_MODE, _HEUR_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 5, 7, 8, 11, 15, 24
 _CTYPES: dict[int, type[ctypes._SimpleCData]] = {  # type: ignore[type-arg]
-    _INT64: ctypes.c_int64, _DOUBLE: ctypes.c_double, _DESCRIPTOR: ctypes.c_void_p,
-}  # fmt: skip
+    _INT64: ctypes.c_int64,
+    _DOUBLE: ctypes.c_double,
+    _DESCRIPTOR: ctypes.c_void_p,
+}
 # cudnn_graph.h: cudnnBackendDescriptorType_t
 _CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
 _OPERATION = {FORWARD: 10, BACKWARD_FILTER: 11, BACKWARD_DATA: 12}
@@ -92,36 +94,36 @@ class Cudnn:
 
     def plans(self, conv: Convolution, architecture: str, limit: int = 1, deterministic: bool = False) -> list[Plan]:
         """The first `limit` plans in the order in which PyTorch tries them; empty if cuDNN has none."""
-        found: list[Plan] = []
-        with self._scope() as made:
-            graph = self._operation_graph(made, conv)
+        plans: list[Plan] = []
+        with self._scope() as descriptors:
+            graph = self._operation_graph(descriptors, conv)
             for mode in (_INSTANT, _FALLBACK):
-                for config in self._configs(made, graph, mode, architecture):
-                    engine, notes = self._engine(made, config)
+                for config in self._configs(descriptors, graph, mode, architecture):
+                    engine, notes = self._engine(descriptors, config)
                     if _excluded(notes, conv.precision, deterministic):
                         continue
-                    workspace = self._workspace(made, config, architecture)
+                    workspace = self._workspace(descriptors, config, architecture)
                     if workspace is not None:
-                        found.append(Plan(engine, workspace))
-                        if len(found) >= limit:
-                            return found
-        return found
+                        plans.append(Plan(engine, workspace))
+                        if len(plans) >= limit:
+                            return plans
+        return plans
 
     # -- descriptors ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _scope(self) -> Iterator[list[ctypes.c_void_p]]:
-        made: list[ctypes.c_void_p] = []
+        descriptors: list[ctypes.c_void_p] = []
         try:
-            yield made
+            yield descriptors
         finally:
-            for descriptor in reversed(made):
+            for descriptor in reversed(descriptors):
                 self._c.cudnnBackendDestroyDescriptor(descriptor)
 
-    def _new(self, made: list[ctypes.c_void_p], kind: int) -> ctypes.c_void_p:
+    def _new(self, descriptors: list[ctypes.c_void_p], kind: int) -> ctypes.c_void_p:
         descriptor = ctypes.c_void_p()
         self._check(self._c.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)))
-        made.append(descriptor)
+        descriptors.append(descriptor)
         return descriptor
 
     def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, *values: object) -> None:
@@ -156,9 +158,9 @@ class Cudnn:
         return self._devices[architecture]
 
     def _tensor(
-        self, made: list[ctypes.c_void_p], uid: int, sizes: Sequence[int], conv: Convolution
+        self, descriptors: list[ctypes.c_void_p], uid: int, sizes: Sequence[int], conv: Convolution
     ) -> ctypes.c_void_p:
-        tensor = self._new(made, _TENSOR)
+        tensor = self._new(descriptors, _TENSOR)
         self._set(tensor, 901, _DATA_TYPE, _DTYPES[conv.precision])
         self._set(tensor, 902, _INT64, *sizes)
         self._set(tensor, 903, _INT64, *_strides(sizes, conv.channels_last))
@@ -166,9 +168,9 @@ class Cudnn:
         self._set(tensor, 900, _INT64, _ALIGNMENT)
         return self._finish(tensor)
 
-    def _operation_graph(self, made: list[ctypes.c_void_p], conv: Convolution) -> ctypes.c_void_p:
-        x, w, y = (self._tensor(made, ord(n), s, conv) for n, s in (("x", conv.x), ("w", conv.w), ("y", conv.y)))
-        convolution = self._new(made, _CONVOLUTION)
+    def _operation_graph(self, descriptors: list[ctypes.c_void_p], conv: Convolution) -> ctypes.c_void_p:
+        x, w, y = (self._tensor(descriptors, ord(n), s, conv) for n, s in (("x", conv.x), ("w", conv.w), ("y", conv.y)))
+        convolution = self._new(descriptors, _CONVOLUTION)
         compute = 1 if conv.precision == "float64" else 0  # CUDNN_DATA_DOUBLE or CUDNN_DATA_FLOAT
         self._set(convolution, 100, _DATA_TYPE, compute)
         self._set(convolution, 101, _CONV_MODE, 1)  # CUDNN_CROSS_CORRELATION
@@ -176,14 +178,14 @@ class Cudnn:
         for name, values in ((102, conv.dilation), (103, conv.stride), (104, conv.padding), (105, conv.padding)):
             self._set(convolution, name, _INT64, *values)
         self._finish(convolution)
-        operation = self._new(made, _OPERATION[conv.direction])
+        operation = self._new(descriptors, _OPERATION[conv.direction])
         names = _ROLES[conv.direction]
         for name, value in zip(names[:4], (x, w, y, convolution), strict=True):
             self._set(operation, name, _DESCRIPTOR, value)
         self._set(operation, names[4], _DOUBLE, 1.0)
         self._set(operation, names[5], _DOUBLE, 0.0)
         self._finish(operation)
-        graph = self._new(made, _GRAPH)
+        graph = self._new(descriptors, _GRAPH)
         self._set(graph, 801, _DESCRIPTOR, operation)
         return self._finish(graph)
 
@@ -197,9 +199,9 @@ class Cudnn:
         return count.value
 
     def _configs(
-        self, made: list[ctypes.c_void_p], graph: ctypes.c_void_p, mode: int, architecture: str
+        self, descriptors: list[ctypes.c_void_p], graph: ctypes.c_void_p, mode: int, architecture: str
     ) -> list[ctypes.c_void_p]:
-        heuristics = self._new(made, _HEURISTICS)
+        heuristics = self._new(descriptors, _HEURISTICS)
         self._set(heuristics, 201, _DESCRIPTOR, graph)
         self._set(heuristics, 200, _HEUR_MODE, mode)
         self._set(heuristics, 204, _DESCRIPTOR, self._device(architecture))
@@ -208,12 +210,12 @@ class Cudnn:
             room = self._get(heuristics, 202, _DESCRIPTOR, 0, None)
         except CudnnError:
             return []
-        configs = [self._new(made, _ENGINE_CONFIG) for _ in range(room)]
+        configs = [self._new(descriptors, _ENGINE_CONFIG) for _ in range(room)]
         array = (ctypes.c_void_p * room)(*[c.value for c in configs])
         return configs[: self._get(heuristics, 202, _DESCRIPTOR, room, ctypes.byref(array))] if room else []
 
-    def _engine(self, made: list[ctypes.c_void_p], config: ctypes.c_void_p) -> tuple[int, set[int]]:
-        engine = self._new(made, _ENGINE)
+    def _engine(self, descriptors: list[ctypes.c_void_p], config: ctypes.c_void_p) -> tuple[int, set[int]]:
+        engine = self._new(descriptors, _ENGINE)
         slot = ctypes.c_void_p(engine.value)
         self._get(config, 300, _DESCRIPTOR, 1, ctypes.byref(slot))
         index, notes = ctypes.c_int64(), (ctypes.c_int * 16)()
@@ -221,8 +223,8 @@ class Cudnn:
         count = self._get(engine, 1303, _NOTE, 16, ctypes.byref(notes))
         return index.value, set(notes[:count])
 
-    def _workspace(self, made: list[ctypes.c_void_p], config: ctypes.c_void_p, architecture: str) -> int | None:
-        plan, size = self._new(made, _PLAN), ctypes.c_int64()
+    def _workspace(self, descriptors: list[ctypes.c_void_p], config: ctypes.c_void_p, architecture: str) -> int | None:
+        plan, size = self._new(descriptors, _PLAN), ctypes.c_int64()
         try:
             self._set(plan, 401, _DESCRIPTOR, config)
             self._set(plan, 407, _DESCRIPTOR, self._device(architecture))

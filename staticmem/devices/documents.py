@@ -76,11 +76,11 @@ def table(value: Any, path: Path, where: str) -> dict[str, Any]:
 def keys_of(
     value: Mapping[str, Any], path: Path, required: Sequence[str], optional: Sequence[str] = (), where: str = "the file"
 ) -> None:
-    """Checks that the required keys are there, and none that is not known."""
-    known = (*required, *optional)
+    """Checks that all required keys are there, and no unknown ones."""
+    allowed = (*required, *optional)
     for key in value:
-        if key not in known:
-            raise UsageError(f"{path}: {where} has an unknown key '{key}'", "", did_you_mean(str(key), known), CODE)
+        if key not in allowed:
+            raise UsageError(f"{path}: {where} has an unknown key '{key}'", "", did_you_mean(str(key), allowed), CODE)
     for key in required:
         if key not in value:
             raise UsageError(f"{path}: {where} lacks '{key}'", f"Needed: {', '.join(required)}.", code=CODE)

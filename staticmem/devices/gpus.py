@@ -40,7 +40,7 @@ TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 
 NEAR = 4  # names that a hint has: an A100 is sold in so many kinds
 
-DEFAULT_ARCHITECTURE = "sm_90"  # what is assumed where nothing is said: attention kernels are chosen for it too
+DEFAULT_ARCHITECTURE = "sm_90"  # assumed without a GPU; attention kernels are chosen for it too
 
 
 @record(frozen=True)
@@ -147,10 +147,10 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
     )  # fmt: skip
 
 
-def _one_of(value: Any, known: Iterable[str], path: Path, where: str) -> str:
-    known = tuple(known)
-    if value not in known:
-        raise UsageError(f"{path}: {where} is '{value}'", "", did_you_mean(str(value), known), "SM401")
+def _one_of(value: Any, choices: Iterable[str], path: Path, where: str) -> str:
+    choices = tuple(choices)
+    if value not in choices:
+        raise UsageError(f"{path}: {where} is '{value}'", "", did_you_mean(str(value), choices), "SM401")
     return str(value)
 
 
@@ -163,14 +163,14 @@ def _integer(fields: Mapping[str, Any], key: str, path: Path, where: str) -> int
 
 
 def _tflops(value: Any, path: Path, where: str) -> tuple[tuple[str, float], ...]:
-    found = table(value, path, where)
-    keys_of(found, path, (), TYPES, where)
-    for name, number in found.items():
+    figures = table(value, path, where)
+    keys_of(figures, path, (), TYPES, where)
+    for name, number in figures.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
             raise UsageError(
                 f"{path}: {where}.{name} is {number!r:.40}", "A number above zero is needed.", code="SM401"
             )
-    return tuple((name, float(found[name])) for name in TYPES if name in found)
+    return tuple((name, float(figures[name])) for name in TYPES if name in figures)
 
 
 def _unread(specs: Mapping[str, Any], path: Path, where: str) -> tuple[list[str], list[tuple[str, str]]]:
@@ -214,14 +214,14 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.Pa
 
     `24GB` is a card sold as 24 GB: vendors count 2**30, and not all of it is usable. `24GiB` is usable memory as it is.
     """
-    known = catalog(file)
+    gpus = catalog(file)
     slug = re.sub(r"[\s_]+", "-", query.strip().lower())
-    if slug in known:
-        return known[slug]
+    if slug in gpus:
+        return gpus[slug]
     size = parse_size(query)
     if size is None:
         why = "A GPU is a name of the catalog or a size such as 24GB."
-        raise UsageError(f"unknown GPU '{query}'", why, near(slug, known, file), code="SM402")
+        raise UsageError(f"unknown GPU '{query}'", why, near(slug, gpus, file), code="SM402")
     if size <= 0:
         raise UsageError(f"a GPU of {query}", "A size is more than zero.", code="SM402")
     usable = size if query.strip().lower().endswith("ib") else size - held_back(size // MIB) * MIB
@@ -237,14 +237,14 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.Pa
     )
 
 
-def near(slug: str, known: Iterable[str], file: str | os.PathLike[str] | None = None) -> str:
-    """A hint for a name that is not known: the names that have all of its words, else those like it, and where all are.
+def near(slug: str, slugs: Iterable[str], file: str | os.PathLike[str] | None = None) -> str:
+    """A hint for an unknown name: the names that have all of its parts, else similar ones, and where to find all.
 
     All of them are too many for a hint.
     """
-    known, words = sorted(known), set(slug.split("-"))
-    close = [name for name in known if words <= set(name.split("-"))]
-    close = close[:NEAR] or difflib.get_close_matches(slug, known, n=NEAR, cutoff=0.6)
+    slugs, parts = sorted(slugs), set(slug.split("-"))
+    close = [name for name in slugs if parts <= set(name.split("-"))]
+    close = close[:NEAR] or difflib.get_close_matches(slug, slugs, n=NEAR, cutoff=0.6)
     catalog = "'staticmem gpus'" if file is None else f"'staticmem gpus --gpus-file {file}'"
     if not close:
         return f"{catalog} lists the names."

@@ -1,7 +1,7 @@
 """From live tensors to what a card shows: allocated, reserved and device memory of a step, each as a band.
 
 Allocated is the replay of the process through PyTorch's caching allocator with the workspaces that kernels take;
-reserved what that allocator holds; device adds the CUDA context and what libraries load. `hardware` has the constants.
+reserved what that allocator holds; device adds the CUDA context and loaded libraries (`gpus`, `profile`).
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class DeviceMeters:
 
 
 def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
-    """Three steps from the start of the process, and the allocator's whole record of them.
+    """Three steps from the start of the process, and their replay with every placement.
 
     On a card that is too small for them the record ends where the allocation fails.
     """
-    found = process_on(result, device)
-    replay = _replay(found, device, None)
+    process = process_on(result, device)
+    replay = _replay(process, device, None)
     if replay.peak_reserved > _capacity(device):
-        replay = _replay(found, device, _capacity(device))
-    return found, replay
+        replay = _replay(process, device, _capacity(device))
+    return process, replay
 
 
 def process_on(result: StepResult, device: Device) -> Process:
-    """Three steps as the allocator sees them."""
+    """The allocator's calls of three steps."""
     return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup))
 
 
@@ -82,12 +82,12 @@ def _capacity(device: Device) -> int:
     return max(device.gpu.usable - device.setup.profile.overhead(device.gpu).expected, 0)
 
 
-def _replay(found: Process, device: Device, capacity: int | None) -> Replay:
-    """`capacity` None: as much as is asked for; the memory fraction is of the whole card all the same."""
+def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
+    """Replays with `capacity` bytes, None: without limit. The memory fraction is of the whole card in either case."""
     from staticmem.allocators.cuda_caching import simulate  # PyTorch's default settings need none of it
 
     total = device.gpu.usable
-    return simulate(found.events, device.settings, capacity, total=total, fallbacks=found.fallbacks)
+    return simulate(process.events, device.settings, capacity, total=total, fallbacks=process.fallbacks)
 
 
 def usable_on(device: Device) -> int:
@@ -99,15 +99,15 @@ def usable_on(device: Device) -> int:
 def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 0)) -> DeviceMeters:
     """The device meters of a step. `spread`: bytes by which the live peak may be lower, and higher, where the file
     leaves open what the model's code keeps or runs in place: all bands are wider by as much."""
-    found = process_on(result, device)
+    process = process_on(result, device)
     nominal: Outline | Replay
-    if is_quick(found, device.settings):
-        nominal, retries = outline(found.calls, found.sizes), 0
-        allocated, reserved = _quick_bands(found, nominal)
+    if is_quick(process, device.settings):
+        nominal, retries = outline(process.calls, process.sizes), 0
+        allocated, reserved = _quick_bands(process, nominal)
     else:
-        nominal, retries, allocated, reserved = _whole(found, device)
-    gpu, known = device.gpu, device.setup.profile
-    context = known.overhead(gpu)
+        nominal, retries, allocated, reserved = _whole(process, device)
+    gpu, profile = device.gpu, device.setup.profile
+    context = profile.overhead(gpu)
     less, more = spread
     allocated = Band(allocated.low - less, allocated.expected, allocated.high + more)
     reserved = Band(reserved.low - less, reserved.expected, reserved.high + more)
@@ -115,55 +115,57 @@ def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 
     floor = None
     usable = usable_on(device)
     if needed.expected > usable:  # under pressure the allocator gives cached segments back and tries again
-        pressed = _replay(found, device, _capacity(device))
+        pressed = _replay(process, device, _capacity(device))
         floor = needed.expected if pressed.oom is not None else usable
         retries = pressed.retries
-    mark = found.mark_at(nominal.peak_reserved_at)
-    parts = _parts(result, found, nominal)
+    mark = process.mark_at(nominal.peak_reserved_at)
+    parts = _parts(result, process, nominal)
     parts["cached"] = reserved.expected - nominal.peak_allocated
-    parts["context"] = known.context(gpu).expected
-    parts["libraries"] = known.libraries.expected
+    parts["context"] = profile.context(gpu).expected
+    parts["libraries"] = profile.libraries.expected
     return DeviceMeters(
         allocated, reserved, needed, context, verdict(needed, usable, floor), parts, mark.step, mark.phase, retries
     )
 
 
-def _whole(found: Process, device: Device) -> tuple[Replay, int, Band, Band]:
+def _whole(process: Process, device: Device) -> tuple[Replay, int, Band, Band]:
     """With settings that are not PyTorch's defaults: the replay, its retries, allocated and reserved memory."""
     from staticmem.allocators.cuda_caching import simulate
 
-    nominal = _replay(found, device, None)
+    nominal = _replay(process, device, None)
     if nominal.oom is not None:  # the memory fraction is too small: what it would need without
         device = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
-        nominal = _replay(found, device, None)
+        nominal = _replay(process, device, None)
     total = device.gpu.usable
-    jittered = reserved_band(found, device.settings, total=total, replays=_replays(found), nominal=nominal)
+    jittered = reserved_band(process, device.settings, total=total, replays=_replays(process), nominal=nominal)
     bounds = [
-        simulate(found.served(found.bound(most)), device.settings, total=total)
+        simulate(process.served(process.bound(most)), device.settings, total=total)
         for most in (False, True)
-        if found.bounds
+        if process.bounds
     ]
-    allocated, reserved = _joint(nominal, jittered, [(made.peak_allocated, made.peak_reserved) for made in bounds])
+    allocated, reserved = _joint(
+        nominal, jittered, [(outcome.peak_allocated, outcome.peak_reserved) for outcome in bounds]
+    )
     return nominal, nominal.retries, allocated, reserved
 
 
-def _quick_bands(found: Process, nominal: Outline) -> tuple[Band, Band]:
+def _quick_bands(process: Process, nominal: Outline) -> tuple[Band, Band]:
     """Allocated and reserved memory with PyTorch's default settings."""
-    pool = LargePool(found, nominal, 1 + WIDTH)
-    jittered = quick_band(found, nominal, pool, _replays(found))
+    pool = LargePool(process, nominal, 1 + WIDTH)
+    jittered = quick_band(process, nominal, pool, _replays(process))
     bounds = []
-    for most in (False, True) if found.bounds else ():
-        sizes = found.bound(most)
+    for most in (False, True) if process.bounds else ():
+        sizes = process.bound(most)
         bounds.append(pool.peaks([sizes[id] for id in pool.ids]))
     return _joint(nominal, jittered, bounds)
 
 
-def _replays(found: Process) -> int:
-    return REPLAYS if len(found.calls) <= LONG else REPLAYS_OF_LONG
+def _replays(process: Process) -> int:
+    return REPLAYS if len(process.calls) <= LONG else REPLAYS_OF_LONG
 
 
 def _joint(nominal: Replay | Outline, jittered: Jittered, bounds: Sequence[tuple[int, int]]) -> tuple[Band, Band]:
-    """The bounds are those of all replays: as blocks are not split below 1 MiB, a smaller workspace can leave a larger
+    """Joins the bands of all replays: as blocks are not split below 1 MiB, a smaller workspace can leave a larger
     block."""
     allocated = [nominal.peak_allocated, *(bound[0] for bound in bounds)]
     reserved = [jittered.low, jittered.high, *(bound[1] for bound in bounds)]
@@ -174,29 +176,29 @@ def _joint(nominal: Replay | Outline, jittered: Jittered, bounds: Sequence[tuple
     )
 
 
-def _parts(result: StepResult, found: Process, nominal: Replay | Outline) -> dict[str, int]:
-    """What allocated memory consists of at its peak."""
+def _parts(result: StepResult, process: Process, nominal: Replay | Outline) -> dict[str, int]:
+    """Bytes of allocated memory at its peak by category."""
     parts: Counter[str] = Counter()
-    categories, made = result.trace.buffers.categories, found.origins.buffers
-    for id, requested, block in _alive(found, nominal):
+    categories, origins = result.trace.buffers.categories, process.origins.buffers
+    for id, requested, block in _alive(process, nominal):
         size = -(-requested // 512) * 512
-        parts[categories[made[id]] if made[id] >= 0 else "workspace"] += size
+        parts[categories[origins[id]] if origins[id] >= 0 else "workspace"] += size
         parts["rounding"] += block - size
     return dict(parts)
 
 
-def _alive(found: Process, nominal: Replay | Outline) -> Iterator[tuple[int, int, int]]:
+def _alive(process: Process, nominal: Replay | Outline) -> Iterator[tuple[int, int, int]]:
     """(id, bytes asked for, bytes of the block) of what is allocated where allocated memory peaks, oldest first."""
     time = nominal.peak_allocated_at
     if isinstance(nominal, Outline):
         alive: dict[int, None] = {}
-        for call in found.calls[: time + 1]:
+        for call in process.calls[: time + 1]:
             if call >= 0:
                 alive[call] = None
             else:
                 del alive[~call]
         blocks = nominal.blocks
-        yield from ((id, found.sizes[id], blocks[id]) for id in alive if blocks[id])
+        yield from ((id, process.sizes[id], blocks[id]) for id in alive if blocks[id])
         return
     for placement in nominal.placements():
         if placement.born > time:

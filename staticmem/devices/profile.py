@@ -1,4 +1,4 @@
-"""What a process holds on a device beside its tensors: context, libraries, CUDA modules and cuBLAS workspaces, from a
+"""Device memory of a process beside its tensors: context, libraries, CUDA modules and cuBLAS workspaces, from a
 profile, and a communicator of NCCL."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EagerModules:
 
     @property
     def band(self) -> Band:
-        """The least, the median and the most that was read: cards and builds differ, and neither is known."""
+        """The least, the median and the most of the readings: neither card nor build of torch is known."""
         return Band(min(self.readings), round(median(self.readings)), max(self.readings))
 
 
@@ -59,7 +59,7 @@ class Modules:
     sources: tuple[tuple[str, str], ...]
 
     def loading(self, torch: tuple[int, int]) -> str:
-        """What a version of torch does by itself, with a driver that can (R515 and later)."""
+        """The default of a version of torch, with a driver that has lazy loading (R515 and later)."""
         return LAZY if torch >= self.lazy_since else EAGER
 
     def band(self, torch: tuple[int, int], loading: str | None = None) -> Band:
@@ -207,16 +207,16 @@ def _modules(data: dict[str, Any], path: Path) -> Modules:
 def _eager_modules(entry: dict[str, Any], since: tuple[int, int], path: Path, where: str) -> EagerModules:
     """One range of versions: each reading is a process with a tensor, less the tensor, less the bare context."""
     keys_of(entry, path, required=("torch", "readings"), where=where)
-    found = []
+    sizes = []
     for name, data in table(entry["readings"], path, f"{where}.readings").items():
         place = f"{where}.readings.{name}"
         reading = table(data, path, place)
         keys_of(reading, path, required=("mib", "context_mib", "torch", "source"), where=place)
         context = integer(reading["context_mib"], path, f"{place}.context_mib")
-        found.append((integer(reading["mib"], path, f"{place}.mib", context + 1) - context) * MIB)
-    if not found:
+        sizes.append((integer(reading["mib"], path, f"{place}.mib", context + 1) - context) * MIB)
+    if not sizes:
         raise UsageError(f"{path}: {where}.readings is empty", "At least one reading is needed.", code=CODE)
-    return EagerModules(since, tuple(found))
+    return EagerModules(since, tuple(sizes))
 
 
 def _sources_of(entry: dict[str, Any], path: Path, where: str) -> tuple[tuple[str, str], ...]:
@@ -243,7 +243,7 @@ def _entries(value: Any, path: Path, where: str) -> Sequence[dict[str, Any]]:
 
 
 def _cublas(value: Any, path: Path) -> tuple[Cublas, ...]:
-    made = []
+    entries = []
     required = ("torch", "bytes", "lt_bytes", "kept", "lt_kept", "source")
     for i, entry in enumerate(_entries(value, path, "cublas")):
         where = f"cublas[{i}]"
@@ -253,7 +253,7 @@ def _cublas(value: Any, path: Path) -> tuple[Cublas, ...]:
         for flag in ("kept", "lt_kept"):
             if not isinstance(entry[flag], bool):
                 raise UsageError(f"{path}: {where}.{flag} is {entry[flag]!r:.40}", "true or false.", code=CODE)
-        made.append(
+        entries.append(
             Cublas(
                 version(entry["torch"]), integer(entry["bytes"], path, f"{where}.bytes", 0),
                 tuple((a, integer(n, path, f"{where}.by_architecture.{a}", 0)) for a, n in by_architecture.items()),
@@ -261,12 +261,12 @@ def _cublas(value: Any, path: Path) -> tuple[Cublas, ...]:
                 text(entry["source"], path, f"{where}.source"),
             )
         )  # fmt: skip
-    return tuple(made)
+    return tuple(entries)
 
 
 def _cudnn(value: Any, path: Path) -> tuple[tuple[tuple[int, int], str], ...]:
-    made = []
+    entries = []
     for i, entry in enumerate(_entries(value, path, "cudnn")):
         keys_of(entry, path, required=("torch", "cudnn"), where=f"cudnn[{i}]")
-        made.append((version(entry["torch"]), text(entry["cudnn"], path, f"cudnn[{i}].cudnn")))
-    return tuple(made)
+        entries.append((version(entry["torch"]), text(entry["cudnn"], path, f"cudnn[{i}].cudnn")))
+    return tuple(entries)

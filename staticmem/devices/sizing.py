@@ -1,4 +1,4 @@
-"""Does it fit: bytes that are needed against bytes that a card gives. Numbers only."""
+"""Whether a step fits: the bytes that it needs against the usable bytes of a card. Numbers only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Calls as they were recorded: what a rule, or a backward node, does for operands of given looks, to be done again.
+"""RecordedNode calls of rules and backward nodes, and their repetition.
 
-A rule is a function of what its operands look like, and so is a formula. Large graphs repeat few such calls many times,
-so each is run once in a `Recorder` (`eager.recording`), and from then on its effects alone are repeated: kernels,
-births and deaths at known distances, who holds what. The results are those of the rule, to the tick; docs/adr/0015.
+What a rule does depends only on the forms of its operands, their `requires_grad` and whether they are views; a formula
+on the forms of its gradients. Large graphs repeat few such calls many times, so each is run once in a `Recorder`
+(`eager.recording`), and later calls repeat its effects alone: kernels, births and deaths at the same distances in
+ticks, holds. The results are those of the rule, to the tick; docs/adr/0015.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from staticmem.eager.trace import OPEN, Read
 
 
 class Birth(NamedTuple):
-    """A buffer that a call allocates. `kernel` and `tick` count from the call's first ones."""
+    """A buffer that a call allocates. `kernel` and `tick` count from the first ones of the call."""
 
     form: Form
     kernel: int
     tick: int
 
 
-# A storage that a call knows: operand k has that of its number, ~k is the call's own k-th birth
+# A storage of a call: k is that of operand k, ~k that of the call's own k-th birth
 Source: TypeAlias = int
 
 
-HIDDEN = 1 << 16  # more operands than an op has
+HIDDEN = 1 << 16  # first number of a hidden base; no op has as many operands
 
 
-class Made(NamedTuple):
-    """A tensor that a call makes. `node` is the call's own node that made it, -1 for none.
+class NewTensor(NamedTuple):
+    """A tensor that a call makes. `node` is the index of its `grad_fn` among the nodes of the call, -1 for none.
 
-    `base` is as in `Tensor`: an operand's number, that of an operand whose base it is (~k), HIDDEN + k for the k-th of
-    `Call.hidden`, None for no view. `view` is the tensor's own, of gradients.
+    `base` is `Tensor.base`: k is operand k, ~k the base of operand k, HIDDEN + k the k-th of `Call.hidden`; None: no
+    view. `view` is `Tensor.view`, recorded of gradients alone.
     """
 
     source: Source
@@ -48,7 +49,7 @@ class Made(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What the allocator and the trace see of a call. `deaths` are (birth, tick); `ticks` is how long it takes."""
+    """What a call adds to the trace. `deaths` are (birth, tick); `ticks` is the number of ticks that it takes."""
 
     kernels: tuple[str, ...]
     births: tuple[Birth, ...]
@@ -57,7 +58,7 @@ class Effects(NamedTuple):
     reads: tuple[tuple[int, tuple[Read, ...]], ...]
 
     def repeat(self, e: Eager) -> list[Storage]:
-        """Does it again at the present tick; the storages of its births. `e.trace.ticks` moves on."""
+        """Adds the effects at the present tick and advances `e.trace.ticks`. Returns the storages of the births."""
         trace, category = e.trace, e.category
         now, kernels, buffers = trace.ticks, trace.kernels, trace.buffers
         names = kernels.names
@@ -70,7 +71,7 @@ class Effects(NamedTuple):
             e.running = len(names) - 1
         forms = buffers.forms
         id = len(forms)
-        made = []
+        storages = []
         for form, kernel, tick in self.births:
             nbytes = form.nbytes
             buffers.nbytes.append(nbytes)
@@ -80,25 +81,25 @@ class Effects(NamedTuple):
             buffers.kernels.append(first + kernel)
             buffers.born.append(now + tick)
             buffers.died.append(OPEN)
-            made.append(Storage(id, nbytes))
+            storages.append(Storage(id, nbytes))
             id += 1
         trace.ticks = now + self.ticks
         if self.deaths:
             for birth, tick in self.deaths:
-                storage = made[birth]
+                storage = storages[birth]
                 buffers.died[storage.id] = now + tick
                 storage.refs = -1
         for kernel, reads in self.reads:
             trace.reads[first + kernel] = reads
-        return made
+        return storages
 
 
-class Recorded:
+class RecordedNode:
     """A backward node of a call.
 
-    `edges` are operands' numbers, or (node, output) of nodes of the call's own, each with what the node expects it to
-    be. `moved` are operands whose history moves on to this node (in place), each with the number of its output.
-    `backward` has what the node does, by the forms of its gradients: None where that is not known to repeat.
+    `edges` are numbers of operands, or (node, output) of the call's own nodes, each with the metadata that the gradient
+    there must have. `moved` are operands that the call changes in place, with the output of this node that becomes
+    their `grad_fn`. `backward` has its backward by the forms of the gradients; None: it must run.
     """
 
     __slots__ = (
@@ -117,45 +118,45 @@ class Recorded:
 
 
 class RepeatedNode(Node):
-    """A backward node that was made from a record; `recorded` is None where its backward is not known to repeat."""
+    """A backward node that was made from a record; `recorded` is None where its backward must run."""
 
     __slots__ = ("recorded",)
-    recorded: Recorded | None
+    recorded: RecordedNode | None
 
 
 class Call(NamedTuple):
-    """What a rule does. `results` are tensors that it makes, or operands' numbers.
+    """The record of a rule. `results` are tensors that it makes, or numbers of operands.
 
-    `effects` are its kernels, births and deaths, `nodes` what it records for the backward. `hidden` are tensors that
-    results are views of and that are no operands, `choices` what it says of kernels that it chose, `unowned` births
-    that nobody holds at its end; `loose`: some of them are no results.
+    `effects` are its kernels, births and deaths, `nodes` its backward nodes. `hidden` are bases of results that are no
+    operands, `choices` its additions to `Eager.choices`, `unowned` births that have no owner at its end; `loose`: some
+    of them are no results.
     """
 
     effects: Effects
-    nodes: tuple[Recorded, ...]
-    results: tuple[Made | int | None, ...]
-    hidden: tuple[Made, ...]
+    nodes: tuple[RecordedNode, ...]
+    results: tuple[NewTensor | int | None, ...]
+    hidden: tuple[NewTensor, ...]
     choices: tuple[tuple[str, str], ...]
     unowned: tuple[int, ...]
     loose: bool
 
 
 class BackwardCall(NamedTuple):
-    """What a backward node does with gradients of known forms, up to where it hands on its own.
+    """The record of a backward node for gradients of given forms, until it passes its results to the next nodes.
 
-    `holds` are (storage, start, end) in ticks from its first, None for one that lasts; `made` the tensors that it hands
-    on, or numbers of those that came in, each with how many holds last on it; `outputs`, for each edge, which of them
-    by which hold (indices), or None.
+    `holds` are (storage, start, end) in ticks from its first, end None for one that outlives the call. `gradients` are
+    its results, or slots of incoming gradients that it passes on, each with the number of holds that outlive the call.
+    `outputs` has for each edge the indices of the gradient and of its hold, or None.
     """
 
     effects: Effects
     holds: tuple[tuple[Source, int, int | None], ...]
-    made: tuple[tuple[Made | int, int], ...]
+    gradients: tuple[tuple[NewTensor | int, int], ...]
     outputs: tuple[tuple[int, int] | None, ...]
 
 
-def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) -> list[Tensor | None]:
-    """Does what a rule does; what it returns. `leave`: births without an owner are the present scope's."""
+def call_again(e: Eager, call: Call, operands: Sequence[Tensor], keeps_scope: bool) -> list[Tensor | None]:
+    """Repeats a rule and returns its results. `keeps_scope`: the present scope frees births that get no owner."""
     trace = e.trace
     now, op = trace.ticks, trace.op
     born = call.effects.repeat(e)
@@ -203,22 +204,26 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], leave: bool) ->
         e.choices[choice] += 1
     results: list[Tensor | None] = []
     hidden: list[Tensor] = []
-    for made in call.hidden:
-        hidden.append(_make(made, operands, born, nodes, hidden))
+    for base_result in call.hidden:
+        hidden.append(_make(base_result, operands, born, nodes, hidden))
     for result in call.results:
-        if type(result) is Made:
+        if type(result) is NewTensor:
             results.append(_make(result, operands, born, nodes, hidden))
         else:
             results.append(None if result is None else operands[result])  # type: ignore[index]
-    if leave:
-        e.leave([born[birth] for birth in call.unowned])
+    if keeps_scope:
+        e.add_to_scope([born[birth] for birth in call.unowned])
     return results
 
 
 def _make(
-    made: Made, operands: Sequence[Tensor], born: Sequence[Storage], nodes: Sequence[Node], hidden: Sequence[Tensor]
+    record: NewTensor,
+    operands: Sequence[Tensor],
+    born: Sequence[Storage],
+    nodes: Sequence[Node],
+    hidden: Sequence[Tensor],
 ) -> Tensor:
-    source, form, index, output_nr, requires_grad, base, _ = made
+    source, form, index, output_nr, requires_grad, base, _ = record
     storage = operands[source].storage if source >= 0 else born[~source]
     tensor = Tensor(storage, form.shape, form.strides, form.dtype)
     tensor.known_form = form
@@ -234,7 +239,7 @@ def _make(
 def backward_again(
     e: Eager, node: Node, call: BackwardCall, slots: Sequence[Tensor | None]
 ) -> list[tuple[Tensor, int] | None]:
-    """Does what a backward node does; for each edge the gradient and the hold that keeps it."""
+    """Repeats a backward node; returns for each edge the gradient and the hold that keeps it."""
     trace = e.trace
     now, op, name = trace.ticks, trace.op, node.name
     born = call.effects.repeat(e)
@@ -251,14 +256,14 @@ def backward_again(
         if end is None:
             storage.refs += 1
     tensors: list[Tensor] = []
-    for made, count in call.made:
-        if type(made) is Made:
-            source, form = made.source, made.form
+    for gradient, count in call.gradients:
+        if type(gradient) is NewTensor:
+            source, form = gradient.source, gradient.form
             storage = slots[source].storage if source >= 0 else born[~source]  # type: ignore[union-attr]
             tensor = Tensor(storage, form.shape, form.strides, form.dtype)
-            tensor.known_form, tensor.view = form, made.view
+            tensor.known_form, tensor.view = form, gradient.view
         else:
-            tensor = slots[made]  # type: ignore[index, assignment]
+            tensor = slots[gradient]  # type: ignore[index, assignment]
         tensor.refs += count
         tensors.append(tensor)
     return [None if output is None else (tensors[output[0]], first + output[1]) for output in call.outputs]

@@ -65,7 +65,7 @@ class Eager:
 
     @property
     def category(self) -> str:
-        """What is allocated now, until someone says what it is."""
+        """The category of new buffers in the present phase (`categorise` changes it)."""
         return _CATEGORY[self.trace.phase]
 
     # -- storages ------------------------------------------------------------------------------------------------
@@ -103,19 +103,19 @@ class Eager:
         return tensor
 
     def keep(self, category: str, kind: str, tensors: Iterable[tuple[Kept, str, str]]) -> None:
-        """Makes tensors that somebody holds to the end, and that nothing here reads: each with its name and with who
-        holds it; `kind` is that of their owners."""
+        """Allocates tensors that are held to the end and that no op reads: (tensor, name, owner), with owners of one
+        `kind`."""
         trace = self.trace
         kernels, buffers, holds = trace.kernels, trace.buffers, trace.holds
         phase, op, tick, kernel, id = trace.phase, trace.op, trace.ticks, len(kernels.names), len(buffers.forms)
-        for (name, form), what, who in tensors:
-            kernels.names.append(name)
+        for (kernel_name, form), name, who in tensors:
+            kernels.names.append(kernel_name)
             kernels.phases.append(phase)
             kernels.ops.append(op)
             buffers.nbytes.append(form.nbytes)
             buffers.forms.append(form)
             buffers.categories.append(category)
-            buffers.names.append(what)
+            buffers.names.append(name)
             buffers.kernels.append(kernel)
             buffers.born.append(tick)
             buffers.died.append(OPEN)
@@ -133,9 +133,9 @@ class Eager:
     def alias(self, tensor: Tensor, shape: layout.Shape, strides: layout.Strides) -> Tensor:
         """Another view of the same storage. Autograd is not recorded: see `record`."""
         assert tensor.storage.refs >= 0, f"{tensor} was freed"
-        made = Tensor(tensor.storage, shape, strides, tensor.dtype)
-        made.view = True
-        return made
+        view = Tensor(tensor.storage, shape, strides, tensor.dtype)
+        view.view = True
+        return view
 
     def categorise(self, tensor: Tensor, category: str, name: str) -> None:
         buffers, id = self.trace.buffers, tensor.storage.id
@@ -153,20 +153,20 @@ class Eager:
         self._scopes.append([])
 
     def close_scope(self, keep: Iterable[Tensor] = ()) -> None:
-        """Frees what was made since `open_scope` and has no owner, but `keep`, which the enclosing scope takes over."""
-        made = self._scopes.pop()
-        if not made:
+        """Frees storages made since `open_scope` that have no owner. Those of `keep` go to the enclosing scope."""
+        storages = self._scopes.pop()
+        if not storages:
             return
         kept = [t.storage for t in keep] if keep else ()
-        for storage in made:
+        for storage in storages:
             if storage.refs == 0:
                 if storage in kept:
                     self._scopes[-1].append(storage)
                 else:
                     self._free(storage)
 
-    def leave(self, storages: Iterable[Storage]) -> None:
-        """The present scope ends these with what else it has."""
+    def add_to_scope(self, storages: Iterable[Storage]) -> None:
+        """Adds storages to the present scope, which frees them at its end unless they have an owner by then."""
         self._scopes[-1].extend(storages)
 
     def collect(self, keep: Iterable[Tensor] = ()) -> None:
@@ -181,39 +181,39 @@ class Eager:
             self._free(tensor.storage)
 
     def undo(self, kernel: int) -> bool:
-        """Takes back the allocations of `kernel`, which did not run after all; False where more has happened since."""
+        """Undoes the allocations of `kernel` (an early stop); False, and nothing changes, if anything followed them."""
         trace = self.trace
         buffers, last = trace.buffers, len(trace.buffers)
         first = last
         while first and buffers.kernels[first - 1] >= kernel:
             first -= 1
-        made = [storage for storage in self._scopes[-1] if storage.id >= first]
+        undone = [storage for storage in self._scopes[-1] if storage.id >= first]
         only_births = first < last and trace.ticks - buffers.born[first] == last - first
-        if not only_births or len(made) != last - first or any(storage.refs for storage in made):
+        if not only_births or len(undone) != last - first or any(storage.refs for storage in undone):
             return False
         trace.ticks = buffers.born[first]
         buffers.cut(first)
-        for undone in range(kernel, len(trace.kernels)):
-            trace.reads.pop(undone, None)
+        for index in range(kernel, len(trace.kernels)):
+            trace.reads.pop(index, None)
         trace.kernels.cut(kernel)
         self._scopes[-1] = [storage for storage in self._scopes[-1] if storage.id < first]
         return True
 
     def close_scopes(self, depth: int) -> None:
-        """Closes scopes until `depth` are open: what an exception unwinds."""
+        """Closes scopes until `depth` are open, after an exception."""
         while len(self._scopes) > depth:
             self.close_scope()
 
     @property
     def depth(self) -> int:
-        """How many scopes are open."""
+        """The number of open scopes."""
         return len(self._scopes)
 
     def hold(self, tensor: Tensor, owner: Owner) -> None:
         owner.held.append((tensor, self.take(tensor, owner.kind, owner.who, owner.op)))
 
     def take(self, tensor: Tensor, kind: str, who: str, op: int = -1) -> int:
-        """A hold on a tensor by whoever keeps it in mind, for `end`."""
+        """A hold on a tensor; the caller keeps its index for `end`."""
         storage, trace = tensor.storage, self.trace
         assert storage.refs >= 0, f"{tensor} was freed before {kind} {who} took it"
         holds = trace.holds
@@ -263,7 +263,7 @@ class Eager:
             self._unref(tensor.grad_fn)
 
     def _unref(self, node: Node) -> None:
-        """A backward node dies with the last tensor or node that leads to it, and lets go of what it saved."""
+        """A backward node dies with the last tensor or node that refers to it, and releases what it saved."""
         stack = [node]
         while stack:
             node = stack.pop()
@@ -273,7 +273,7 @@ class Eager:
                 stack.extend(edge[0] for edge in node.edges if edge is not None and edge[0].leaf is None)
 
     def _save(self, node: Node, storages: Sequence[Storage]) -> None:
-        """A SavedVariable holds the storage, never the history of its own node."""
+        """Saves storages: a SavedVariable of a node's own output keeps no reference to the node."""
         trace, name, op = self.trace, node.name, node.op
         holds, ticks = trace.holds, trace.ticks
         node.saved, node.hold = storages, len(holds.kinds)
@@ -283,7 +283,7 @@ class Eager:
             storage.refs += 1
 
     def forget(self, node: Node) -> None:
-        """A backward node lets go of what it saved: it has run, or died."""
+        """Releases what a backward node saved: it has run, or died."""
         storages = node.saved
         if storages:
             node.saved = ()
@@ -299,7 +299,7 @@ class Eager:
             node.packed.release(self)
 
     def abandon(self, node: Node) -> None:
-        """A node that is being recorded is given up: an exception ends the op."""
+        """Gives up a node that is being recorded, because an exception ends the op."""
         node.refs += 1
         self._unref(node)
 
@@ -363,7 +363,7 @@ class Eager:
         return tensor
 
     def _rebase(self, view: Tensor, node: Node) -> None:
-        """An in-place op on a view: the base's history becomes CopySlices, the view's is made anew from it."""
+        """An in-place op on a view: CopySlices becomes the base's `grad_fn`, and the view gets a new one from it."""
         base = view.base
         assert base is not None
         chain = view_chain(view, base)
@@ -389,7 +389,7 @@ class Eager:
         self.set_grad_fn(view, parent, number)
 
     def set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
-        """The tensor is output `number` of `node`; what it was before is let go."""
+        """Makes the tensor output `number` of `node`, and releases its `grad_fn` of before."""
         if tensor.refs:
             node.refs += 1
             if tensor.grad_fn is not None:
@@ -424,7 +424,7 @@ class Eager:
         return result if not lead else self.alias(result, shape, strides[lead:])
 
     def reads(self, read: Read) -> None:
-        """The running kernel reads this, and its own memory depends on it (`devices.kernels`)."""
+        """Notes an input of the running kernel that its workspace depends on (`devices.kernels`)."""
         reads = self.trace.reads
         reads[self.running] = (*reads.get(self.running, ()), read)
 
@@ -470,9 +470,9 @@ def copy_slices(base: Tensor, view: Tensor, inner: Sequence[Formula], edges: int
         for indices, formula in inner:
             needed = [need[i] for i in indices]
             if any(needed):
-                made = formula(e, [part], needed)
-                made = [made] if isinstance(made, Tensor) or made is None else made
-                for index, tensor in zip(indices, made, strict=True):
+                gradients = formula(e, [part], needed)
+                gradients = [gradients] if isinstance(gradients, Tensor) or gradients is None else gradients
+                for index, tensor in zip(indices, gradients, strict=True):
                     results[index] = tensor
         results[0] = whole
         return results
@@ -492,7 +492,7 @@ def zeros_of(base: Tensor) -> Formula:
 
 
 def scoped(function: F) -> F:
-    """A composite op whose C++ locals end at its return: what it made and nobody owns is freed, but its result."""
+    """A composite op whose C++ locals end at its return: frees all that it made and nobody owns, except its result."""
 
     @functools.wraps(function)
     def run(e: Eager, *args: Any, **kwargs: Any) -> Tensor:

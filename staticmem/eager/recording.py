@@ -1,8 +1,8 @@
-"""Records what a rule or a backward node does: it is run once over stand-ins in a `Recorder`, an execution state apart
-from the step, and the record is read off it.
+"""Records what a rule or a backward node does: runs it once in a `Recorder`, whose execution state is not the step's,
+over stand-ins for the operands.
 
-What a record would not show is refused there, and the rule itself runs each time: the history of views that are changed
-in place, hooks, what autocast keeps, holds on storage that is no operand's.
+Effects that cannot be recorded raise `UnrepeatableError`, and the rule itself runs each time: in-place changes of views
+with a history, saved-tensor hooks, autocast's cache, holds on storage that belongs to no operand.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from staticmem.eager import strides as layout
-from staticmem.eager.calls import HIDDEN, BackwardCall, Birth, Call, Effects, Made, Recorded, RepeatedNode
+from staticmem.eager.calls import HIDDEN, BackwardCall, Birth, Call, Effects, NewTensor, RecordedNode, RepeatedNode
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, validate
 from staticmem.eager.strides import Form, form_of
 from staticmem.eager.tensor import Meta, Node, Owner, Storage, Tensor, meta_of
 from staticmem.eager.trace import OPEN
 
-# what rules and formulas raise where arguments do not fit: the real run will say so
+# what rules and formulas raise where arguments do not fit; the real run then raises it for the user
 _FAILURES = (ValueError, TypeError, AttributeError, LookupError, StopIteration, ArithmeticError, AssertionError)
-MOST = 256  # backward calls that are kept for one node
+MOST = 256  # records of the backward of one node
 
 
 class UnrepeatableError(Exception):
-    """The call does something that its record would not show."""
+    """The call has an effect that cannot be recorded."""
 
 
 class ForeignStorageError(Exception):
-    """A backward formula holds what its forward knew, which is a stand-in: `recording` makes sure that none does."""
+    """A backward formula holds a tensor of its forward, which was a stand-in. `record_call` then keeps no record."""
 
 
 class Recorder(Eager):
-    """An execution state apart: operands are its first buffers, what follows is the call's."""
+    """An execution state of its own: its first buffers are the operands, later ones belong to the call."""
 
     def __init__(self, like: Eager) -> None:
         super().__init__(like.training)
         self.grad_enabled, self.sdpa = like.grad_enabled, like.sdpa
-        self.under = like.autocast
+        self.outer_autocast = like.autocast
         self.trace.phase, self.trace.op = "forward", 0
         self.outside = Owner("outside", "")
         self.storages: list[Storage] = []
@@ -52,11 +52,11 @@ class Recorder(Eager):
         return tensor
 
     def start(self) -> None:
-        """The operands are there: what follows is recorded."""
+        """All operands exist: begins to record."""
         self.first, self.first_hold, self.trace.ticks = len(self.storages), len(self.trace.holds), 0
         self._scopes = [[], []]
 
-    # -- what a record does not cover ----------------------------------------------------------------------------
+    # -- effects that cannot be recorded ---------------------------------------------------------------------------
 
     def empty(self, *args: Any, **kwargs: Any) -> Tensor:
         tensor = super().empty(*args, **kwargs)
@@ -64,7 +64,7 @@ class Recorder(Eager):
         return tensor
 
     def own(self, storage: Storage) -> bool:
-        """Whether it is the storage of an operand or of the call: formulas know the stand-ins of their forward."""
+        """Whether a storage is an operand's or the call's own; formulas may refer to stand-ins of another recorder."""
         return storage.id < len(self.storages) and self.storages[storage.id] is storage
 
     def take(self, tensor: Tensor, kind: str, who: str, op: int = -1) -> int:
@@ -85,7 +85,7 @@ class Recorder(Eager):
 
     @property
     def autocast(self) -> Any:
-        if self.under is not None:
+        if self.outer_autocast is not None:
             raise UnrepeatableError
         return None
 
@@ -153,26 +153,26 @@ def _record_call(r: Recorder, run: Callable[[Eager, Sequence[Tensor]], Any], ope
     result = run(r, r.operands)
     results = [result] if isinstance(result, Tensor) else list(result or ())
     index = {node: k for k, node in enumerate(r.nodes)}
-    nodes = tuple(_recorded(r, node, index, parents) for node in r.nodes)
+    nodes = tuple(_recorded_node(r, node, index, parents) for node in r.nodes)
     saved = {id(s) for node in r.nodes for s in node.saved}
     for number, (tensor, real) in enumerate(zip(r.operands, operands, strict=True)):
         _moved(tensor, number, real, bases[number], index, nodes)
     hidden: list[Tensor] = []
-    made = tuple(_result(r, t, index, bases, hidden) for t in results)
-    below = tuple(_made(r, t, index, None) for t in hidden)
-    kept = {m.source for m in made if isinstance(m, Made)}
+    recorded_results = tuple(_result(r, t, index, bases, hidden) for t in results)
+    recorded_hidden = tuple(_new_tensor(r, t, index, None) for t in hidden)
+    kept = {m.source for m in recorded_results if isinstance(m, NewTensor)}
     unowned = [s.id - r.first for s in r._scopes[-1] if s.refs == 0]
     if len(r._scopes) != 2 or r._scopes[0] or len(r.trace.holds) - r.first_hold != sum(len(n.saves) for n in nodes):
         raise UnrepeatableError
     effects = r.effects()
-    for storage in r.storages:  # formulas know stand-ins by their layout: nothing may free them
+    for storage in r.storages:  # formulas read the layouts of stand-ins: nothing may free them
         storage.refs = max(storage.refs, 1) if id(storage) not in saved else storage.refs
     loose = any(~birth not in kept for birth in unowned)
-    return Call(effects, nodes, made, below, tuple(r.choices.elements()), tuple(unowned), loose)
+    return Call(effects, nodes, recorded_results, recorded_hidden, tuple(r.choices.elements()), tuple(unowned), loose)
 
 
-def _recorded(r: Recorder, node: Node, index: dict[Node, int], parents: dict[Node, int]) -> Recorded:
-    found = Recorded(node.name, node.formulas, node.metadata)
+def _recorded_node(r: Recorder, node: Node, index: dict[Node, int], parents: dict[Node, int]) -> RecordedNode:
+    recorded = RecordedNode(node.name, node.formulas, node.metadata)
     edges: list[int | tuple[int, int] | None] = []
     metas: list[Meta | None] = []
     for edge in node.edges:
@@ -186,17 +186,22 @@ def _recorded(r: Recorder, node: Node, index: dict[Node, int], parents: dict[Nod
         else:
             edges.append((index[edge[0]], edge[1]))
             metas.append(edge[0].metadata[edge[1]])
-    found.edges = tuple(zip(edges, metas, strict=True))
-    found.saves, found.tick = r.saves(node)
-    found.kinds = ("saved",) * len(found.saves)
-    found.whos = tuple(r.trace.holds.whos[node.hold : node.hold + len(found.saves)])  # a rule may rename the node
-    return found
+    recorded.edges = tuple(zip(edges, metas, strict=True))
+    recorded.saves, recorded.tick = r.saves(node)
+    recorded.kinds = ("saved",) * len(recorded.saves)
+    recorded.whos = tuple(r.trace.holds.whos[node.hold : node.hold + len(recorded.saves)])  # a rule may rename the node
+    return recorded
 
 
 def _moved(
-    tensor: Tensor, number: int, real: Tensor, base: Tensor | None, index: dict[Node, int], nodes: Sequence[Recorded]
+    tensor: Tensor,
+    number: int,
+    real: Tensor,
+    base: Tensor | None,
+    index: dict[Node, int],
+    nodes: Sequence[RecordedNode],
 ) -> None:
-    """An operand that was changed in place: its history goes on from a node that follows it."""
+    """Notes an operand that was changed in place: a node of the call is its `grad_fn` from then on."""
     if tensor.base is not base or tensor.accumulate is not None or tensor.name or tensor.shape != real.shape:
         raise UnrepeatableError
     if tensor.grad_fn is None or tensor.grad_fn not in index:
@@ -211,8 +216,8 @@ def _moved(
 
 def _result(
     r: Recorder, tensor: Tensor | None, index: dict[Node, int], bases: Sequence[Tensor | None], hidden: list[Tensor]
-) -> Made | int | None:
-    """A result; `hidden` gets tensors that results are views of, and that are no operands."""
+) -> NewTensor | int | None:
+    """A result; a base of it that is neither an operand nor an operand's base is added to `hidden`."""
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor):
@@ -221,60 +226,61 @@ def _result(
         if tensor is operand:
             return number
     if tensor.base is None:
-        return _made(r, tensor, index, None)
-    known = [*r.operands, *bases]
-    found = [k for k, other in enumerate(known) if tensor.base is other]
-    if found:
+        return _new_tensor(r, tensor, index, None)
+    candidates = [*r.operands, *bases]
+    matches = [k for k, other in enumerate(candidates) if tensor.base is other]
+    if matches:
         count = len(r.operands)
-        return _made(r, tensor, index, found[0] if found[0] < count else ~(found[0] - count))
+        return _new_tensor(r, tensor, index, matches[0] if matches[0] < count else ~(matches[0] - count))
     if tensor.base.base is not None:
         raise UnrepeatableError
     if not any(tensor.base is other for other in hidden):
         hidden.append(tensor.base)
-    return _made(r, tensor, index, HIDDEN + next(k for k, other in enumerate(hidden) if tensor.base is other))
+    return _new_tensor(r, tensor, index, HIDDEN + next(k for k, other in enumerate(hidden) if tensor.base is other))
 
 
-def _made(r: Recorder, tensor: Tensor, index: dict[Node, int], base: int | None) -> Made:
+def _new_tensor(r: Recorder, tensor: Tensor, index: dict[Node, int], base: int | None) -> NewTensor:
     if tensor.accumulate is not None or tensor.name:
         raise UnrepeatableError
     node = -1 if tensor.grad_fn is None else index[tensor.grad_fn]
     form = form_of(tensor.shape, tensor.strides, tensor.dtype)
-    return Made(r.source(tensor.storage), form, node, tensor.output_nr, tensor.requires_grad, base)
+    return NewTensor(r.source(tensor.storage), form, node, tensor.output_nr, tensor.requires_grad, base)
 
 
 # -- a backward node ---------------------------------------------------------------------------------------------
 
 
 def recorded_backward(e: Eager, node: RepeatedNode, slots: Sequence[Tensor | None]) -> BackwardCall | None:
-    """What the node does with these gradients, recorded where it is not known yet; None: it must run."""
+    """The record of the node's backward with these gradients, made at their first call; None: the node must run."""
     recorded = node.recorded
     if recorded is None or node.packed is not None or e.grad_enabled or e.autocast is not None:
         return None
     forms = [None if slot is None else slot.form for slot in slots]
     key = forms[0] if len(forms) == 1 else tuple(forms)
-    known = recorded.backward
-    if key not in known and key is not None:
-        if len(known) >= MOST:
+    calls = recorded.backward
+    if key not in calls and key is not None:
+        if len(calls) >= MOST:
             return None
-        known[key] = _record_backward(e, recorded, forms)
-    return known.get(key)
+        calls[key] = _record_backward(e, recorded, forms)
+    return calls.get(key)
 
 
-def _record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) -> BackwardCall | None:
+def _record_backward(e: Eager, recorded: RecordedNode, forms: Sequence[Form | None]) -> BackwardCall | None:
     try:
         return record_backward(e, recorded, forms)
     except (UnrepeatableError, *_FAILURES):
         return None
 
 
-def record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) -> BackwardCall:
+def record_backward(e: Eager, recorded: RecordedNode, forms: Sequence[Form | None]) -> BackwardCall:
     """The record of a node's backward with gradients of these forms.
 
     Raises:
-        UnrepeatableError: it does something that the record would not show, and whatever formulas raise.
+        UnrepeatableError: it has an effect that cannot be recorded.
+        Exception: whatever the formulas raise.
     """
     r = Recorder(e)
-    r.under, r.grad_enabled, r.trace.phase = None, False, "backward"
+    r.outer_autocast, r.grad_enabled, r.trace.phase = None, False, "backward"
     slots = [None if form is None else r.stand_in(form.shape, form.strides, form) for form in forms]
     node = Node(recorded.name, 0, 0)
     node.formulas, node.metadata = recorded.formulas, recorded.metadata
@@ -286,35 +292,37 @@ def record_backward(e: Eager, recorded: Recorded, forms: Sequence[Form | None]) 
     outputs = validate(r, node, apply(r, node, slots))
     if len(r._scopes) != 2 or any(s.refs == 0 for scope in r._scopes for s in scope):
         raise UnrepeatableError
-    number = [k for k, form in enumerate(forms) if form is not None]
+    slot_of = [k for k, form in enumerate(forms) if form is not None]
     tensors: list[Tensor] = []
     for output in outputs:
         if output is not None and not any(output[0] is t for t in tensors):
             tensors.append(output[0])
-    made: list[Made | int] = []
+    gradients: list[NewTensor | int] = []
     for tensor in tensors:
-        same = [number[k] for k, slot in enumerate(r.operands) if tensor is slot]
+        passed_on = [slot_of[k] for k, slot in enumerate(r.operands) if tensor is slot]
         source = r.source(tensor.storage)
         form = form_of(tensor.shape, tensor.strides, tensor.dtype)
         if tensor.requires_grad or tensor.base is not None:
             raise UnrepeatableError
-        made.append(same[0] if same else Made(source if source < 0 else number[source], form, view=tensor.view))
+        gradients.append(
+            passed_on[0] if passed_on else NewTensor(source if source < 0 else slot_of[source], form, view=tensor.view)
+        )
     holds = []
     for hold in r.trace.holds[r.first_hold :]:
         source = hold.buffer if hold.buffer < r.first else ~(hold.buffer - r.first)
-        holds.append((source if source < 0 else number[source], hold.start, hold.end))
-    places = [
+        holds.append((source if source < 0 else slot_of[source], hold.start, hold.end))
+    edge_outputs = [
         None if o is None else (next(k for k, t in enumerate(tensors) if t is o[0]), o[1] - r.first_hold)
         for o in outputs
     ]
     counts = [sum(o is not None and o[0] is t for o in outputs) for t in tensors]
-    return BackwardCall(r.effects(), tuple(holds), tuple(zip(made, counts, strict=True)), tuple(places))
+    return BackwardCall(r.effects(), tuple(holds), tuple(zip(gradients, counts, strict=True)), tuple(edge_outputs))
 
 
-def _check(e: Eager, recorded: Recorded) -> None:
-    """A call is repeatable where its formulas make gradients of gradients, and never of what the forward knew.
+def _check(e: Eager, recorded: RecordedNode) -> None:
+    """Raises where a formula uses tensors of the forward, which a repeated call does not have.
 
-    It is tried with the likeliest gradients, contiguous ones, and kept for them.
+    It is run with contiguous gradients, the likeliest ones, and the record is kept for them.
     """
     forms = [
         form_of(meta.shape, layout.contiguous_strides(meta.shape), meta.dtype) if meta.dtype.is_differentiable else None

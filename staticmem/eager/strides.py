@@ -157,10 +157,10 @@ def storage_bytes(shape: Shape, strides: Strides, bits: int) -> int:
 
 
 class Form:
-    """What a tensor looks like. There is one object for each (`form_of`); no other one ever has its `number`.
+    """Shape, strides and dtype of a tensor. Equal ones are one object (`form_of`), and no `number` is used twice.
 
-    `nbytes` are those of a storage that has just the tensor. Numbers are four apart: `Tensor.look` adds what autograd
-    says of a tensor.
+    `nbytes` is the size of a storage that has this tensor alone. Numbers are four apart: the key of a recorded call
+    adds two bits (`engine.call_records.run_call`).
     """
 
     __slots__ = ("dtype", "nbytes", "number", "shape", "strides")

@@ -1,4 +1,4 @@
-"""Tensors without data, and autograd's nodes: a storage, a layout, a dtype, what a backward saves and where it goes on.
+"""Tensors without data, and autograd's nodes: storage, layout, dtype; what a node saves and where its gradients go.
 
 Lifetimes are those of intrusive reference counts: a storage lives while any owner holds a tensor over it. Owners are
 explicit (`Owner`), because "why is this alive" is the question that users ask.
@@ -37,11 +37,11 @@ class Tensor:
         self.known_form: Form | None = None
         self.grad_fn: Node | None = None
         self.accumulate: Node | None = None  # AccumulateGrad of a leaf
-        self.base: Tensor | None = None  # of a view that autograd knows: the tensor that is no view
+        self.base: Tensor | None = None  # of a differentiable view: the tensor that it views (`_base`)
         self.output_nr = 0
         self.requires_grad = False
         self.refs = 0
-        self.view = False  # of another tensor, which it keeps: C++ calls its storage shared
+        self.view = False  # shares the storage of another tensor (`Eager.alias`)
         self.name = ""
 
     def __repr__(self) -> str:
@@ -53,12 +53,6 @@ class Tensor:
         if form is None:
             form = self.known_form = form_of(self.shape, self.strides, self.dtype)
         return form
-
-    @property
-    def look(self) -> int:
-        """All that a rule can see of the tensor, as a number: its form, whether it needs a gradient and is a view."""
-        form = self.known_form or self.form
-        return form.number + self.requires_grad + (0 if self.base is None else 2)
 
     @property
     def ndim(self) -> int:
@@ -107,7 +101,7 @@ class Owner:
 
 Grads = Sequence[Tensor | None]
 Result: TypeAlias = Tensor | Sequence[Tensor | None] | None
-Run: TypeAlias = Any  # the `Eager` that runs a formula: it is defined over these classes, in `context`
+Run: TypeAlias = Any  # the `Eager` that runs a formula; `context` defines it with these classes
 # A formula of derivatives.yaml: incoming gradients and which of its outputs are needed -> gradients of its inputs
 FormulaFn: TypeAlias = Callable[[Run, Grads, Sequence[bool]], Result]
 TOP_PRIORITY = 2**64 - 1  # sequence number of AccumulateGrad
@@ -135,10 +129,10 @@ class Packed(Protocol):
         """The node is about to run and needs its tensors."""
 
     def applied(self, e: Run) -> None:
-        """The formulas have run: the unpacked tensors were local variables of `apply`."""
+        """The formulas have run, and the unpacked tensors die: they were local variables of `apply`."""
 
     def release(self, e: Run) -> None:
-        """The node lets go of what it saved: it has run, or died."""
+        """The node has run or died, and releases what it saved."""
 
 
 class SavedTensorsHooks(Protocol):
@@ -159,7 +153,7 @@ class Node:
     def __init__(self, name: str, sequence: int, op: int) -> None:
         self.name, self.sequence, self.op = name, sequence, op
         self.edges: list[tuple[Node, int] | None] = []
-        self.metadata: list[Meta] = []  # of the node's outputs in forward: what gradients must look like
+        self.metadata: list[Meta] = []  # of the node's outputs in forward; gradients must have it
         self.formulas: Sequence[Formula] = ()
         self.saved: Sequence[Storage] = ()  # what it holds, by the holds from `hold` on
         self.hold = 0

@@ -2,7 +2,7 @@
 
 Time is a tick: every allocation and every release is one tick, so an interval [born, died) says exactly what coexists.
 A large step has millions of buffers, kernels and holds, so rows are kept as columns, to which the engine itself
-appends; who reads gets a named tuple for each row.
+appends; readers get a named tuple for each row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, fo
 from staticmem.ir.dtypes import DType
 
 ROUND = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it
-OPEN = 2**32 - 1  # the end of what never ends: more ticks than fit into any memory
+OPEN = 2**32 - 1  # the end of a lifetime or hold that does not end in the trace; no trace has as many ticks
 
 Row = TypeVar("Row")
 
@@ -37,7 +37,7 @@ class Kernel(NamedTuple):
 class Buffer(NamedTuple):
     """A storage: `nbytes` as requested, before rounding. `died` is None while it is alive at the end of the trace.
 
-    `strides` are those of the tensor that it was made for, in elements; None: contiguous.
+    `strides` are those of the tensor that it was allocated for, in elements; None: contiguous.
     """
 
     id: int
@@ -72,7 +72,7 @@ class Hold(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """What a kernel sums: sizes and strides (elements) of its input, and the axes that go."""
+    """Input of a kernel that sums: its sizes, its strides in elements, and the axes that are reduced."""
 
     shape: Shape
     strides: Strides
@@ -80,10 +80,10 @@ class Reduction(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """What a kernel convolves: the forms of input, weight and result, with batch, and the numbers of the convolution,
-    one for each spatial dimension.
+    """A convolution: the forms of input, weight and result, with batch, and its parameters, one for each spatial
+    dimension.
 
-    `gradients`: whether those of input and weight are made, of a backward kernel, in that order; None of a forward one.
+    `gradients` says whether a backward kernel computes those of input and weight; None of a forward kernel.
     """
 
     input: Form
@@ -104,7 +104,7 @@ class Copies(NamedTuple):
 
 
 class Indices(NamedTuple):
-    """How many elements the index tensor of a kernel has, the largest of several."""
+    """Number of elements of a kernel's index tensor, of the largest where it has several."""
 
     elements: int
 
@@ -118,7 +118,7 @@ _HOLD: Any = partial(tuple.__new__, Hold)
 
 
 class Columns(Sequence[Row]):
-    """The rows of a table. After `seal` they are made once, all together, when the first is asked for."""
+    """The rows of a table. After `seal`, the first access makes all of them, once."""
 
     __slots__ = ("_rows", "_sealed")
 
@@ -127,11 +127,11 @@ class Columns(Sequence[Row]):
         self._rows: list[Row] | None = None
 
     def _between(self, start: int, end: int) -> list[Row]:
-        """The rows of [start, end), made anew."""
+        """New objects for the rows of [start, end)."""
         raise NotImplementedError
 
     def seal(self) -> None:
-        """Says that nothing changes any more."""
+        """Nothing changes any more: rows may be kept."""
         self._sealed = True
 
     def _all(self) -> list[Row]:
@@ -154,7 +154,7 @@ class Columns(Sequence[Row]):
         return iter(self._all())
 
     def pick(self, places: Iterable[int]) -> list[Row]:
-        """The rows at these places; the others are not made."""
+        """The rows at these indices; no others are made."""
         if self._rows is not None:
             return [self._rows[place] for place in places]
         if isinstance(places, range) and places.step == 1 and 0 <= places.start <= places.stop <= len(self):
@@ -212,7 +212,7 @@ class Buffers(Columns[Buffer]):
             self.append(buffer)
 
     def append(self, buffer: Buffer) -> None:
-        """The buffer's id is its place."""
+        """Adds a buffer; its id is its index here."""
         _, nbytes, shape, dtype, category, name, kernel, born, died, strides = buffer
         self.nbytes.append(nbytes)
         self.forms.append(form_of(shape, contiguous_strides(shape) if strides is None else strides, dtype))
@@ -242,10 +242,7 @@ class Buffers(Columns[Buffer]):
 
 
 class Holds(Columns[Hold]):
-    """All holds of a step: there are two for each buffer, and more of them than of anything else.
-
-    `ends` has OPEN where a hold is never let go.
-    """
+    """All holds of a step, about two for each buffer. `ends` has OPEN where a hold is never released."""
 
     __slots__ = ("buffers", "ends", "kinds", "ops", "starts", "whos")
 
@@ -256,7 +253,7 @@ class Holds(Columns[Hold]):
         self.whos: list[str] = []
 
     def take(self, buffer: int, kind: str, who: str, start: int, op: int = -1) -> int:
-        """A new hold, which is open; its index, for `ends`."""
+        """Adds an open hold and returns its index (of `ends`)."""
         index = len(self.kinds)
         self.buffers.append(buffer)
         self.starts.append(start)
@@ -287,7 +284,7 @@ class Holds(Columns[Hold]):
 class Trace:
     """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
 
-    `reads` has, by the index of a kernel, what it reads where its own memory depends on that.
+    `reads` has, by the index of a kernel, the inputs that its own memory depends on.
     """
 
     kernels: Kernels = field(default_factory=Kernels)

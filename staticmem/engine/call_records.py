@@ -1,7 +1,8 @@
-"""Ops that are called again with operands that look the same: the rule is run twice, then its record is repeated.
+"""Repeats ops that are called often with like operands: the rule runs twice, after that its record is repeated.
 
-What a rule does depends on its arguments, on the looks of its operands and on the modes of the execution: these are the
-key. Records are kept for the process, so a second analysis of a like model runs few rules (`eager.calls`).
+A call's key is what its rule depends on: arguments, modes of the execution, and of each operand its form, whether it
+needs a gradient and whether it is a view. Records are kept for the process, so a second analysis of a similar model
+runs few rules (`eager.calls`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ Key: TypeAlias = "tuple[Any, ...]"
 _NESTED = frozenset((Ref, tuple))
 SEEN: Final = 0  # the rule has run once for this key
 CALLS = 4096  # records that are kept in a mode; one takes about 4 KB
-KEYS = 1 << 16  # keys and patterns of arguments that are remembered
+KEYS = 1 << 16  # keys, and patterns of arguments, that are kept
 
 _signatures: dict[Any, Signature] = {}
-# patterns of lists that ops share, by their identity; they are kept, so that nothing else gets it
+# patterns of lists that ops share, by the lists' id(); the lists are kept, so that no other object gets the id
 _lists: dict[int, tuple[Any, Any]] = {}
 _last = count()
 
 
 class Signature:
-    """What an op says of itself: one for all ops that differ in the names of operands and results alone."""
+    """The constant part of an op's key: ops that differ only in names of operands and results share one."""
 
     __slots__ = ("named", "number", "rule", "sliced")
 
@@ -43,7 +44,7 @@ class Signature:
 
 
 def signature_of(op: Op, rule: Rule) -> Signature | None:
-    """The signature of an op; None where an argument is nothing that a schema knows."""
+    """The signature of an op; None where an argument is of no type that an ATen schema has."""
     pattern: Any = (op.target, "" in op.outputs, _pattern(op.args))
     if op.kwargs:
         pattern = (*pattern, *((name, _pattern((value,))) for name, value in op.kwargs.items()))
@@ -59,25 +60,25 @@ def signature_of(op: Op, rule: Rule) -> Signature | None:
 
 
 def _pattern(args: Sequence[Arg]) -> Any:
-    """Arguments with their types, in which 1, 1.0 and True differ; operands are left open."""
-    found: list[Any] = []
+    """A hashable key of arguments, with their types (1, 1.0 and True differ); each operand is `Ref`."""
+    pattern: list[Any] = []
     for arg in args:
         kind = type(arg)
         if kind is int or arg is None:
-            found.append(arg)
+            pattern.append(arg)
         elif kind is Ref:
-            found.append(Ref)
+            pattern.append(Ref)
         elif kind is not tuple:
-            found.append((kind, arg))
-        elif (known := _lists.get(id(arg))) is not None and known[0] is arg:
-            found.append(known[1])
+            pattern.append((kind, arg))
+        elif (cached := _lists.get(id(arg))) is not None and cached[0] is arg:
+            pattern.append(cached[1])
         elif _NESTED.isdisjoint(kinds := tuple(map(type, arg))):  # type: ignore[arg-type]
-            found.append((kinds, arg))
+            pattern.append((kinds, arg))
             if len(_lists) < CALLS and len(arg) < 16:  # type: ignore[arg-type]
-                _lists[id(arg)] = (arg, found[-1])
+                _lists[id(arg)] = (arg, pattern[-1])
         else:
-            found.append(_pattern(arg))  # type: ignore[arg-type]
-    return tuple(found)
+            pattern.append(_pattern(arg))  # type: ignore[arg-type]
+    return tuple(pattern)
 
 
 class CallRecords:
@@ -87,10 +88,10 @@ class CallRecords:
         self.calls: dict[Key, Call | int | None] = {}
         self.recorded = 0
 
-    def learn(
+    def note(
         self, e: Eager, key: Key, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Tensor]
     ) -> None:
-        """Takes note of a call; at the second time it is recorded for the next. `operands` are the tensors of it."""
+        """Counts a call that ran; the second one of a key is recorded. `operands` are its tensors."""
         calls = self.calls
         if self.recorded >= CALLS or len(calls) >= KEYS:
             calls.clear()
@@ -114,19 +115,19 @@ def records_of_modes(e: Eager) -> dict[bool, CallRecords]:
 
 
 def filled(op: Op, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an op with its references replaced, in order, by what they mean."""
-    meanings = iter(values)
-    args = [_replaced(a, Ref, meanings) for a in op.args]
-    return args, {k: _replaced(v, Ref, meanings) for k, v in op.kwargs.items()}
+    """The arguments of an op with `values` in the places of its references, in order."""
+    remaining = iter(values)
+    args = [_replaced(a, Ref, remaining) for a in op.args]
+    return args, {k: _replaced(v, Ref, remaining) for k, v in op.kwargs.items()}
 
 
 def call_of(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Eager, Sequence[Tensor]], Any]:
-    """The call of a rule with other tensors in the places of those among its arguments."""
+    """A function that calls a rule with other tensors in the places of the tensors among its arguments."""
 
     def run(e: Eager, stand_ins: Sequence[Tensor]) -> Any:
         others = iter(stand_ins)
-        given = [_replaced(a, Tensor, others) for a in args]
-        return rule.function(e, *given, **{k: _replaced(v, Tensor, others) for k, v in kwargs.items()})
+        new_args = [_replaced(a, Tensor, others) for a in args]
+        return rule.function(e, *new_args, **{k: _replaced(v, Tensor, others) for k, v in kwargs.items()})
 
     return run
 
@@ -152,9 +153,9 @@ def tensors_of(args: Iterable[Any]) -> list[Tensor]:
 def run_call(
     e: Eager, records: CallRecords, signature: Signature, op: Op, values: Sequence[Any]
 ) -> tuple[Sequence[Any], bool]:
-    """Runs the rule of an op whose references mean `values`, or repeats its record; what it gives.
+    """Runs the rule of an op whose references have `values`, or repeats its record.
 
-    The second is whether a scope is left open, for the caller to end when results have their owners.
+    Returns the results, and whether a scope is left open, which the caller closes when the results have owners.
 
     Raises:
         Exception: whatever the rule raises.
@@ -179,18 +180,18 @@ def run_call(
     key = tuple(parts)
     try:
         call = records.calls.get(key, SEEN)
-    except TypeError:  # a value that no schema knows
+    except TypeError:  # a value that is not hashable
         call = None
     if type(call) is Call:
-        leave = scoped or call.loose or not signature.named or len(call.results) > len(op.outputs)
-        if leave and not scoped:
+        keeps_scope = scoped or call.loose or not signature.named or len(call.results) > len(op.outputs)
+        if keeps_scope and not scoped:
             e.open_scope()
-        return call_again(e, call, operands, leave), leave
+        return call_again(e, call, operands, keeps_scope), keeps_scope
     if not scoped:
         e.open_scope()
     if args is None:
         args, kwargs = filled(op, values)
     if call is not None:
-        records.learn(e, key, rule, args, kwargs, operands)
+        records.note(e, key, rule, args, kwargs, operands)
     result = rule.function(e, *args, **kwargs)
     return [result] if isinstance(result, Tensor) else list(result or ()), True

@@ -97,7 +97,7 @@ class _Checkpoint:
         return False
 
     def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
-        """In the forward: a holder for every tensor, and nothing is kept."""
+        """In the forward: makes a holder for every tensor, and keeps none of them."""
         packed = _Saves(self, [_Holder(node.name, node.op) for _ in saves])
         self.slots.append(packed)
         self.refs += len(saves)
@@ -113,7 +113,7 @@ class _Checkpoint:
             self.inputs = {}
 
     def recompute(self, e: Eager) -> None:
-        """Runs the region's ops again, once for a backward."""
+        """Runs the region's ops again, once in a backward."""
         if self.recomputed:
             return
         self.recomputed = True
@@ -136,7 +136,7 @@ class _Checkpoint:
         try:
             rerun.run_ops(region.start, region.end)
         except _StopRecomputationError as stop:
-            e.close_scopes(depth)  # no inner checkpoint is open: while one runs, its own hook takes what is saved
+            e.close_scopes(depth)  # no inner checkpoint is open: while one runs, its own hook packs
             end = rerun.index + stop.ran
         rerun.finish()
         self.caller.recomputed.extend(range(region.start, end))
@@ -150,16 +150,16 @@ class _Checkpoint:
         categories[first:] = ["activation"] * (len(categories) - first)
 
     def _unpacked(self, packed: _Saves) -> dict[str, Any]:
-        """The inputs that the outer checkpoint has made again, with the history of the forward's."""
-        found: dict[str, Any] = {}
+        """The inputs that the outer checkpoint has recomputed, with the `grad_fn` of the forward's ones."""
+        inputs: dict[str, Any] = {}
         for name, holder in zip(self.arguments, packed.holders, strict=True):
-            (again, _), old = holder.owner.held[0], self.inputs[name]
-            found[name] = _saved(old, again)
-        return found
+            (recomputed, _), original = holder.owner.held[0], self.inputs[name]
+            inputs[name] = _saved(original, recomputed)
+        return inputs
 
 
 class _Recomputation:
-    """The hook under which a checkpoint runs again: it hands each tensor to the holder of the forward's one."""
+    """The hook of a recomputation: gives each saved tensor to the holder that the forward made for it."""
 
     def __init__(self, checkpoint: _Checkpoint) -> None:
         self.checkpoint, self.position = checkpoint, 0
@@ -175,7 +175,8 @@ class _Recomputation:
         return _Saves(self.checkpoint, [])
 
     def _stop(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """Inputs are saved before the kernel runs, results after it: once the last input is, nothing runs."""
+        """Stops. The kernel has not run if the last saved tensor is an input: inputs are saved before the kernel runs,
+        results after it."""
         ran = True
         if results:
             kernels = e.trace.buffers.kernels
@@ -187,7 +188,7 @@ class _Recomputation:
 
 
 class Checkpoints:
-    """Starts and ends the checkpoints of an interpreter's run; `recomputed` gets the ops that ran again."""
+    """Starts and ends the checkpoints of an interpreter's run; ops that run again are added to `recomputed`."""
 
     def __init__(
         self, e: Eager, regions: Sequence[Region], within: Region | None = None, recomputed: list[int] | None = None
@@ -217,16 +218,16 @@ class Checkpoints:
 
 def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:
     """The values from outside that a region reads, as its ops see them."""
-    made: set[str] = set()
-    found: dict[str, Any] = {}
+    produced: set[str] = set()
+    inputs: dict[str, Any] = {}
     for op in interpreter.graph.ops[region.start : region.end]:
         for name in op.refs():
-            if name not in made and name not in found and name in interpreter.env:
+            if name not in produced and name not in inputs and name in interpreter.env:
                 value = interpreter.value(name, op)
                 copied = isinstance(value, Tensor) and name in interpreter.produced_in  # parameters stay themselves
-                found[name] = _saved(value, value) if copied else value
-        made.update(op.outputs)
-    return found
+                inputs[name] = _saved(value, value) if copied else value
+        produced.update(op.outputs)
+    return inputs
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -234,10 +235,10 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _saved(tensor: Tensor, content: Tensor) -> Tensor:
-    """A saved tensor with its history, over the storage of `content`: a checkpoint that runs again goes on from it."""
-    found = _detached(content)
-    found.grad_fn, found.output_nr = tensor.grad_fn, tensor.output_nr
-    found.requires_grad, found.name = tensor.requires_grad, tensor.name
+    """A saved tensor over the storage of `content`, with the `grad_fn` of `tensor`: a recomputation reads it."""
+    saved = _detached(content)
+    saved.grad_fn, saved.output_nr = tensor.grad_fn, tensor.output_nr
+    saved.requires_grad, saved.name = tensor.requires_grad, tensor.name
     if content is tensor:
-        found.base = tensor.base
-    return found
+        saved.base = tensor.base
+    return saved

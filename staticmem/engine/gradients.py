@@ -1,4 +1,4 @@
-"""What a training loop does to gradients between backward and the optimizer: loss scaling, clipping.
+"""Loss scaling, and clipping of gradients between backward and the optimizer.
 
 Sources: torch/amp/grad_scaler.py, torch/nn/utils/clip_grad.py. All of it is scalars, 512 bytes each on the device.
 """
@@ -42,7 +42,7 @@ class GradScaler:
 
     def unscale(self, fused: bool) -> None:
         """`unscale_`: gradients are divided in place, with float64 for the reciprocal. A fused optimizer divides in its
-        own kernel: `step` then makes a dummy for the check, a copy of the scale, and the sum of what was found."""
+        own kernel: `step` then makes a dummy for the check, a copy of the scale, and the sum of the checks' results."""
         e = self.e
         e.open_scope()
         if fused:
@@ -64,7 +64,7 @@ class GradScaler:
         e.close_scope()
 
     def update(self) -> None:
-        """`update()`: the scale changes in place; what was found per device is forgotten."""
+        """`update()`: changes the scale in place and drops the results of the checks (`found_inf_per_device`)."""
         self.e.kernel("aten._amp_update_scale_.default")
         self.e.release(self.found_inf)
 

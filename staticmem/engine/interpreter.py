@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from staticmem.engine.precision import WholeModelCast
 
 _RESOLVED = (Ref, tuple)
-# what a rule raises when an argument is not what the ATen schema says
+# what a rule raises when an argument does not match the ATen schema
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
-# it does another thing where query, key and value are one tensor: a record for three tensors does not stand for that
+# its rule asks whether query, key and value are one tensor, which the key of a record does not say
 _NEVER_RECORDED = frozenset({"aten::_native_multi_head_attention"})
 
 
@@ -50,11 +50,11 @@ class Interpreter:
         self, e: Eager, graph: Graph, cast: WholeModelCast | None = None, releases: Releases | None = None
     ) -> None:
         self.e, self.graph, self.cast = e, graph, cast
-        # results of up-casts that only a cast model has: outside of the module they mean the input
+        # results of up-casts that only a cast model has, each with its module: outside of it the name means the input
         self.outside: dict[str, tuple[Stack, Tensor]] = {}
         self.env: dict[str, Any] = {}
         self.lasting: set[str] = set()
-        self.owners: dict[str, tuple[Tensor, int]] = {}  # of values that live: each with the hold of its name
+        self.owners: dict[str, tuple[Tensor, int]] = {}  # of values that live: the tensor and the hold of the name
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[tuple[Tensor, int]]] = {}
         self.checkpoints: Checkpointing | None = None
@@ -62,7 +62,7 @@ class Interpreter:
         self.keeps_values = True  # `env` has them after their last use
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
-        self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False where there is more to it than a rule
+        self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False: not run by `_run`
         self.records: dict[bool, CallRecords] = {}  # by grad mode
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
@@ -133,9 +133,9 @@ class Interpreter:
         self._leave(0)
 
     def for_rerun(self, names: Mapping[str, Any], start: int) -> Interpreter:
-        """For another run of some of the ops, from op `start` on, with these values: nothing is shared but the graph.
+        """An interpreter that runs some of the ops again, from op `start` on, with `names` as its values.
 
-        Results that later ops read live to the end of that run (`finish`): the function returns them.
+        It shares the graph alone. Results that later ops read live until `finish`, as the function returns them.
         """
         other = copy.copy(self)
         other.env = dict(names)
@@ -147,7 +147,7 @@ class Interpreter:
         return other
 
     def value(self, name: str, op: Op) -> Any:
-        """What a name means to an op."""
+        """The value that a name has where an op reads it."""
         if self.outside:
             rebound = self.outside.get(name)
             if rebound is not None and not inside(op.modules, rebound[0]):
@@ -182,10 +182,10 @@ class Interpreter:
             self.stack = modules
         produced, lasting = self.produced_in, self.lasting
         for name in op.refs():
-            made = produced.get(name)
-            if made is modules or name in lasting:
+            producer_stack = produced.get(name)
+            if producer_stack is modules or name in lasting:
                 continue
-            depth = common_depth(made, modules) if made else 0
+            depth = common_depth(producer_stack, modules) if producer_stack else 0
             if depth < len(modules):
                 _, owner, held = frames[depth]
                 if name in held:
@@ -205,19 +205,19 @@ class Interpreter:
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def _signature(self, op: Op) -> Signature | Literal[False]:
-        """What is constant in calls of an op's rule; False for an op that is more, or less, than such a call."""
+        """The signature of an op; False for one that `_run_alone` runs."""
         target = op.target
         rule = self.rules.get(target)
         if rule is None:
             scalar = target in SIZE_OPS or op.base in SIZE_OPS
             alone = scalar or op.base in _NEVER_RECORDED or (self.cast is not None and self.cast.applies(op))
             rule = self.rules[target] = False if alone else lookup(target) or False
-        if rule is False or "out" in op.kwargs:  # what it writes to is there already
+        if rule is False or "out" in op.kwargs:  # its result exists already
             return False
         return signature_of(op, rule) or False
 
     def _run(self, op: Op, signature: Signature) -> None:
-        """Runs the rule of an op, or what is known of it."""
+        """Runs the rule of an op, or repeats its record."""
         e = self.e
         if self.outside:
             values = [self.value(name, op) for name in op.refs()]
@@ -246,7 +246,8 @@ class Interpreter:
             e.close_scope()
 
     def _run_alone(self, op: Op) -> None:
-        """Runs an op as it is: arithmetic of sizes, casts of a cast model, unknown ops, and what hooks watch."""
+        """Runs an op without records: arithmetic of sizes, casts of a cast model, unknown ops, ops under saved-tensor
+        hooks."""
         e, target, base = self.e, op.target, op.base
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
         args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
@@ -303,7 +304,7 @@ class Interpreter:
         self.produced_in[name] = op.modules or self.stack
         hold = self.e.take(tensor, "value", name)
         if name in self.owners:
-            self._forget(name)  # a name that is given twice lets go of what it meant
+            self._forget(name)  # assigned again: the old value is released
         self.owners[name] = (tensor, hold)
         if self.attributes and name in self.attributes:
             self.e.release(self.attributes[name])
@@ -342,7 +343,7 @@ class Interpreter:
         return outs
 
     def _described(self, name: str, args: Sequence[Any]) -> Value:
-        """The result's shape as the file says; else that of the largest input (stated in the coverage)."""
+        """The result's shape from the file; else that of the largest input (the coverage says so)."""
         value = self.graph.values.get(name)
         if value is not None and value.shape is not None:
             return value
@@ -353,7 +354,7 @@ class Interpreter:
         return Value(name, value.dtype if value else largest.dtype, largest.shape)
 
     def explained(self, op: Op, error: Exception) -> DimensionError | ModelFileError:
-        """What an op's rule raised where sizes or arguments do not fit, as an error that names the node."""
+        """The error of an op's rule for sizes or arguments that do not fit, as one that names the node."""
         if isinstance(error, ValueError):
             where = f" in {op.modules[-1].path}" if op.modules and op.modules[-1].path else ""
             return DimensionError(
@@ -376,7 +377,7 @@ def inside(stack: Stack, frame: Stack) -> bool:
 
 
 def _takes_all(args: Sequence[Any]) -> bool:
-    """A slice that takes everything: `x[:]`."""
+    """Whether a slice is the whole tensor: `x[:]`."""
     tensor = args[0]
     defaults: tuple[Any, ...] = (0, None, None, 1)
     dim, start, end, step = (*args[1:], *defaults[len(args) - 1 :])

@@ -1,4 +1,4 @@
-"""What a report has to say of a step: what the file leaves out that PyTorch would run, kernels, and levers."""
+"""Notes of a step: what PyTorch would run and the file leaves out, chosen kernels, and levers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def notes_of_step(
     choices: Mapping[tuple[str, str], int],
     overwritten: int,
 ) -> Iterator[Note]:
-    """Assumptions and warnings. `outputs` are the model's; `choices` says which kernels were chosen, why, and how
-    often; `overwritten`: checkpoints that change one of their inputs in place."""
+    """Assumptions and warnings. `outputs` are the model's; `choices` has the chosen kernels, the reasons, and
+    how often; `overwritten`: checkpoints that change one of their inputs in place."""
     if scenario.training:
         yield from _of_recurrent(graph)
         yield from _of_other_outputs(outputs, loss)

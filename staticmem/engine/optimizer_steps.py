@@ -1,4 +1,4 @@
-"""What each optimizer keeps between steps, and the tensors that one `step()` makes, in order: data with sources.
+"""The state of each optimizer, and the tensors that one `step()` makes, in order: data with sources.
 
 Sources: torch/optim/{sgd,adam,adamw,rmsprop,adagrad,radam,nadam,adamax,adadelta,_adafactor}.py (`_multi_tensor_*` is
 foreach, `_single_tensor_*` the for-loop), timm/optim/lion.py, transformers/optimization.py (`Adafactor`),
@@ -22,10 +22,10 @@ MIN_8BIT = 4096  # elements; `min_8bit_size` there: smaller tensors keep float32
 
 @record(frozen=True)
 class Make:
-    """A call that makes one tensor a parameter, and the local variable that keeps them (none: they die at once).
+    """A call that makes one tensor for each parameter. `name` is the local variable that holds them; "": none does.
 
-    `shape` and `dtype` are functions of the parameter's, None where they are its own. `frees` are variables that end
-    with the call; an old value of `name` ends after it.
+    `shape` is a function of the parameter's; `shape` and `dtype` of None are the parameter's own. `frees` are variables
+    that end with the call; an old value of `name` ends after it.
     """
 
     kernel: str
@@ -37,7 +37,7 @@ class Make:
 
 @record(frozen=True)
 class Drop:
-    """Variables that end (`del`, or assigned to something that is alive anyway)."""
+    """Variables that end: `del`, or a new assignment of something that is alive anyway."""
 
     names: tuple[str, ...]
 

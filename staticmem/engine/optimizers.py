@@ -72,12 +72,12 @@ class Optimizer:
             for state in self.facts.shared:
                 yield _kept(state, first), state.name, "all parameters"
         step = (State("step", lambda shape: (), dtypes.float32),) if self.fused and self.facts.fused_step else ()
-        known: dict[Form, list[tuple[Kept, str]]] = {}
+        by_form: dict[Form, list[tuple[Kept, str]]] = {}
         for p in self.parameters:
-            name, states = p.name, known.get(p.form)
+            name, states = p.name, by_form.get(p.form)
             if states is None:
                 states = [(_kept(state, p), state.name) for state in (*of_shape[p.shape], *step)]
-                known[p.form] = states
+                by_form[p.form] = states
             for kept, suffix in states:
                 yield kept, f"{name}.{suffix}", name
 

@@ -1,4 +1,4 @@
-"""A whole-model cast (`--dtype bf16`) of a float32 export: what the explicit dtypes in its graph mean then.
+"""A whole-model cast (`--dtype bf16`) of a float32 export: how the explicit dtypes in its graph are read.
 
 An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype, so an explicit
 float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the patterns):
@@ -45,6 +45,6 @@ class WholeModelCast:
     def is_upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """A cast that was a no-op in the float32 export and is a real one here."""
         source = args[0] if args else None
-        asked = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
-        casts = "cast" in kinds_of(op.base) and asked is dtypes.float32
+        target = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
+        casts = "cast" in kinds_of(op.base) and target is dtypes.float32
         return casts and isinstance(source, Tensor) and source.dtype is self.low

@@ -1,4 +1,4 @@
-"""Shapes and sizes of every value of a graph: what a run of the forward knows and a file may not say."""
+"""Shapes and sizes of every value of a graph from a run of its forward, as the file may not have them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from staticmem.ir.record import record
 
 
 @record(frozen=True, slots=True)
-class Known:
-    """A value: `storage` tells views of one memory; `fresh` is True where the value is the first name of its storage.
+class ValueInfo:
+    """A value: views of one storage have equal `storage`; `fresh` is True for the first value of a storage.
 
     `nbytes` are those of the value's own elements, not rounded.
     """
@@ -36,7 +36,7 @@ def output_shape(graph: Graph) -> tuple[int, ...]:
     value = graph.values.get(graph.outputs[0])
     if value is not None and value.shape is not None:
         return value.shape
-    shapes = known_values(graph, training=False)
+    shapes = value_infos(graph, training=False)
     shape = next((shapes[name].shape for name in graph.outputs if name in shapes), None)
     if shape is None:
         raise no_tensor_output()
@@ -47,31 +47,31 @@ def no_tensor_output() -> UsageError:
     return UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
 
 
-def known_values(graph: Graph, training: bool) -> dict[str, Known]:
+def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
     """All tensors of a bound graph by name: parameters, buffers, constants, inputs and results.
 
     Precision casts of a step (autocast, `dtype`) are not in it: sizes are those of the file.
     """
     e = Eager(training=training)
     interpreter = Interpreter(e, graph)
-    known: dict[str, Known] = {}
+    values: dict[str, ValueInfo] = {}
     model = Owner("model", "")
     owned = [p.value for p in (*graph.parameters, *graph.buffers)]
     for value in (*owned, *graph.constant_values.values(), *graph.inputs):
         tensor = e.empty(value.shape or (), value.dtype, kernel="model")
         e.hold(tensor, model)
         interpreter.define(value.name, tensor)
-        known[value.name] = _known(tensor, True)
-    storages = {value.storage for value in known.values()}
+        values[value.name] = _info(tensor, True)
+    storages = {value.storage for value in values.values()}
     interpreter.forward()
     for op in graph.ops:
         for name in op.outputs:
             result = interpreter.env.get(name)
             if isinstance(result, Tensor):
-                known[name] = _known(result, result.storage.id not in storages)
+                values[name] = _info(result, result.storage.id not in storages)
                 storages.add(result.storage.id)
-    return known
+    return values
 
 
-def _known(tensor: Tensor, fresh: bool) -> Known:
-    return Known(tensor.shape, tensor.dtype, tensor.storage.id, fresh, tensor.nbytes)
+def _info(tensor: Tensor, fresh: bool) -> ValueInfo:
+    return ValueInfo(tensor.shape, tensor.dtype, tensor.storage.id, fresh, tensor.nbytes)

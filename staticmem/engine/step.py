@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @record(frozen=True)
 class StepResult:
-    """The trace, the graph as it was run (its `ops` are what `Kernel.op` indexes), and what was decided on the way."""
+    """The trace, the graph as it was run (its `ops` are what `Kernel.op` indexes), and the step's notes and counts."""
 
     trace: Trace
     graph: Graph
@@ -62,7 +62,7 @@ def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") 
     if received != expected and (scenario.optimizer is not None or not scenario.set_to_none):
         # Only parameters that get a gradient have optimizer state, and a `.grad` from the step before. The graph shows
         # which ones the loss depends on, but not through which ops autograd passes nothing on (`detach`, `argmax`, a
-        # formula that gives None): then backward alone can tell, and the step is run again with what it told.
+        # formula that gives None): then only a backward shows it, and the step is run again with what it reached.
         result, _, _ = _Step(graph, scenario, locals_policy).train(received)
     return result
 
@@ -101,8 +101,8 @@ class _Step:
         return self._result(outputs, None, (), 0)
 
     def train(self, trained: Collection[int] | None = None) -> tuple[StepResult, Collection[int], Collection[int]]:
-        """One step of training. Parameters go by their positions: `trained` are those that get a gradient, None for
-        what the graph shows of them. Returns the result with these, and with those that did get one."""
+        """One step of training. `trained` are the indices of the parameters that get a gradient; None: those that the
+        graph shows. Returns the result, these indices, and those of the parameters that did get one."""
         e, i, scenario, graph = self.e, self.interpreter, self.scenario, self.graph
         parameters = [p for p in self._place_model() if p.requires_grad]
         ids = {name: id(tensor) for name, tensor in i.env.items()}
@@ -128,7 +128,7 @@ class _Step:
         e.hold(old, self.loss)
         regions, region_notes = all_regions(graph, scenario)
         outputs = self._micro_batch(regions, loss, target)
-        if scenario.accumulate > 1:  # from the second one on they are all alike: two show everything
+        if scenario.accumulate > 1:  # all micro-batches after the first are equal: two suffice
             counted = i.covered, i.unknown, i.unknown_bytes, e.choices
             i.covered, i.unknown, i.unknown_bytes, e.choices = Counter(), Counter(), Counter(), Counter()
             e.grad_enabled = True
@@ -142,7 +142,7 @@ class _Step:
     # -- set-up --------------------------------------------------------------------------------------------------
 
     def _dtype(self, dtype: DType) -> DType:
-        """The dtype under a whole-model cast: floating-point tensors follow, others stay."""
+        """The dtype under a whole-model cast, which changes floating-point tensors alone."""
         target = self.scenario.dtype
         return target if target is not None and dtype.is_floating_point else dtype
 
@@ -259,7 +259,7 @@ class _Step:
         e.release(held)
 
     def _update(self, optimizer: optimizers.Optimizer | None) -> None:
-        """What the training loop does after backward."""
+        """The training loop after backward: unscales and clips gradients, then the optimizer's step."""
         scaler, clips = self.scaler, bool(self.scenario.clip_grad_norm)
         if scaler is not None and optimizer is not None:
             scaler.unscale(fused=optimizer.fused and not clips)
@@ -274,7 +274,7 @@ class _Step:
 
     def _result(self, outputs: Sequence[Tensor], loss: str | None, notes: Sequence[Note], trained: int) -> StepResult:
         i, graph, scenario = self.interpreter, self.graph, self.scenario
-        for tensor, _ in self.model.held:  # a cycle with its node, and the search for cycles rests meanwhile
+        for tensor, _ in self.model.held:  # avoids a reference cycle with its node: garbage collection is off meanwhile
             tensor.accumulate = None
         own = notes_of_step(graph, scenario, outputs, loss, self.e.choices, self.overwritten)
         return StepResult(

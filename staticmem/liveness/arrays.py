@@ -1,6 +1,6 @@
-"""Intervals of large traces as NumPy arrays: what `Lifetimes` asks of all buffers, or of all holds, at once.
+"""The functions of `intervals` over all buffers, or all holds, in NumPy: for large traces.
 
-NumPy takes longer to import than a step of thousands of ops takes to look through, so small traces do without.
+Small traces do without, as the import of NumPy takes longer than loops over a step of thousands of ops.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def releases(holds: Holds, buffers: Buffers, forever: int) -> array[int]:
 
     last = np.full(len(buffers), -1, dtype=np.int64)
     np.maximum.at(last, _of(holds.buffers), _of(holds.ends).astype(np.int64))
-    found = np.where(last < 0, _of(buffers.died), last)
-    return _array("I", np.minimum(found, forever).astype(np.uint32))
+    released = np.where(last < 0, _of(buffers.died), last)
+    return _array("I", np.minimum(released, forever).astype(np.uint32))
 
 
 def levels(sizes: Iterable[int], born: array[int], died: array[int], ticks: int) -> array[int]:
@@ -40,7 +40,7 @@ def levels(sizes: Iterable[int], born: array[int], died: array[int], ticks: int)
 
 
 def alive(born: array[int], died: array[int], tick: int) -> list[int]:
-    """The places of intervals [born, died) that hold `tick`."""
+    """The indices of the intervals [born, died) that contain `tick`."""
     import numpy as np
 
     found: list[int] = np.flatnonzero((_of(born) <= tick) & (_of(died) > tick)).tolist()
@@ -48,16 +48,16 @@ def alive(born: array[int], died: array[int], tick: int) -> list[int]:
 
 
 def _of(column: array[int]) -> np.ndarray:
-    """The memory of a column, which nobody changes any more."""
+    """A column as an array over the same memory; the column must not change any more."""
     import numpy as np
 
     return np.frombuffer(column, dtype=np.dtype(column.typecode))
 
 
 def _array(code: str, values: np.ndarray) -> array[int]:
-    found = array(code)
-    found.frombytes(values.tobytes())
-    return found
+    column = array(code)
+    column.frombytes(values.tobytes())
+    return column
 
 
 __all__ = ["LARGE", "alive", "levels", "releases"]

@@ -41,7 +41,7 @@ class PhasePeak:
 class Lifetimes:
     """Intervals of a trace's buffers in ticks, and the curve of live bytes. Sizes are rounded up to 512 bytes.
 
-    `born[i]` and `died[i]` belong to `trace.buffers[i]`; what nobody releases has `died[i] == ticks`.
+    `born[i]` and `died[i]` belong to `trace.buffers[i]`; a buffer that is never released has `died[i] == ticks`.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -68,7 +68,7 @@ class Lifetimes:
         return self.trace.buffers.pick(self.alive_ids(tick))
 
     def alive_ids(self, tick: int) -> list[int]:
-        """Their places in `trace.buffers`."""
+        """Their indices in `trace.buffers`."""
         return _alive(self.born, self.died, tick)
 
     def by_category(self, tick: int) -> dict[str, int]:
@@ -81,22 +81,22 @@ class Lifetimes:
         return total
 
     def holds(self, tick: int, among: Iterable[int] | None = None) -> Mapping[int, list[Hold]]:
-        """Who holds each buffer at `tick`, or each of `among`. One without an entry is a temporary of the kernel that
-        runs."""
-        found: dict[int, list[Hold]] = {}
+        """The holds of each buffer at `tick`, or of each of `among`. A buffer without an entry is a temporary of the
+        running kernel."""
+        holders: dict[int, list[Hold]] = {}
         holds = self.trace.holds
         open_now: Iterable[int] = _alive(holds.starts, holds.ends, tick)
         if among is not None:
             wanted = frozenset(among)
             open_now = [index for index in open_now if holds.buffers[index] in wanted]
         for index in open_now:
-            found.setdefault(holds.buffers[index], []).append(holds[index])
-        return found
+            holders.setdefault(holds.buffers[index], []).append(holds[index])
+        return holders
 
     def allocation_at(self, tick: int) -> int | None:
         """The buffer that is allocated at `tick`, if the event is an allocation."""
-        found = bisect_left(self.born, tick)  # buffers are in order of birth
-        return found if found < len(self.born) and self.born[found] == tick else None
+        index = bisect_left(self.born, tick)  # buffers are in order of birth
+        return index if index < len(self.born) and self.born[index] == tick else None
 
     # -- phases --------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Lifetimes:
 
 
 def _alive(born: array[int], died: array[int], tick: int) -> list[int]:
-    """The places of intervals [born, died) that hold `tick`."""
+    """The indices of the intervals [born, died) that contain `tick`."""
     if len(born) >= arrays.LARGE:
         return arrays.alive(born, died, tick)
     return [id for id, (start, end) in enumerate(zip(born, died, strict=True)) if start <= tick < end]
@@ -139,9 +139,9 @@ def _levels(sizes: Sequence[int], born: array[int], died: array[int], ticks: int
 
 
 def _releases(trace: Trace) -> array[int]:
-    """The tick at which each buffer's last owner lets go; `trace.ticks` where one never does.
+    """The tick of each buffer's last release; `trace.ticks` where an owner never releases it.
 
-    A buffer that no owner ever took belongs to the scope of the kernel that made it, which the engine closes.
+    A buffer without owners ends with the scope of its kernel, as the engine recorded (`died`).
     """
     forever, holds, buffers = trace.ticks, trace.holds, trace.buffers
     if len(holds) >= arrays.LARGE:
@@ -150,7 +150,9 @@ def _releases(trace: Trace) -> array[int]:
     for buffer, end in zip(holds.buffers, holds.ends, strict=True):
         if end > last[buffer]:
             last[buffer] = end
-    return array("I", [min(seen if end < 0 else end, forever) for end, seen in zip(last, buffers.died, strict=True)])
+    return array(
+        "I", [min(recorded if end < 0 else end, forever) for end, recorded in zip(last, buffers.died, strict=True)]
+    )
 
 
 def liveness(trace: Trace) -> Lifetimes:

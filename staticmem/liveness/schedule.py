@@ -1,7 +1,7 @@
-"""The schedule of a step: kernel calls in order, and what each made and let go.
+"""The schedule of a step: kernel calls in order, with the buffers that each allocated and freed.
 
-A free belongs to the last kernel that allocated before it: what dies at the end of a call, or in calls after it that
-allocate nothing (views, in-place ops).
+A free belongs to the last kernel that allocated before it; it happens at the end of that call, or in a later call that
+allocates nothing (a view, an in-place op).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Stage:
     phase: str
     op: int
     kernels: tuple[int, ...]
-    made: tuple[Buffer, ...]
+    allocated: tuple[Buffer, ...]
     freed: tuple[Buffer, ...]
     total: int
     highest: int
 
 
 def schedule(lifetimes: Lifetimes) -> list[Stage]:
-    """The stages in order of time. What was made adds up with what was freed to the change of `total`."""
+    """The stages in order of time. The change of `total` is allocated less freed."""
     trace, died = lifetimes.trace, lifetimes.died
     freed_at: dict[int, Buffer] = {}
     for buffer in trace.buffers:
@@ -39,16 +39,18 @@ def schedule(lifetimes: Lifetimes) -> list[Stage]:
             freed_at[died[buffer.id]] = buffer
     born_at = {buffer.born: buffer for buffer in trace.buffers}
     stages: list[Stage] = []
-    part = _Part("setup", -1)
+    stage = _Part("setup", -1)
     for tick in range(lifetimes.ticks):
-        made = born_at.get(tick)
-        if made is not None:
-            kernel = trace.kernels[made.kernel]
-            if (kernel.phase, kernel.op) != (part.phase, part.op) or (kernel.op < 0 and part.apart(made.kernel)):
-                stages += part.done()
-                part = _Part(kernel.phase, kernel.op)
-        part.add(made, freed_at.get(tick), lifetimes.live[tick])
-    stages += part.done()
+        allocated = born_at.get(tick)
+        if allocated is not None:
+            kernel = trace.kernels[allocated.kernel]
+            if (kernel.phase, kernel.op) != (stage.phase, stage.op) or (
+                kernel.op < 0 and stage.apart(allocated.kernel)
+            ):
+                stages += stage.done()
+                stage = _Part(kernel.phase, kernel.op)
+        stage.add(allocated, freed_at.get(tick), lifetimes.live[tick])
+    stages += stage.done()
     return stages
 
 
@@ -58,7 +60,7 @@ class _Part:
     def __init__(self, phase: str, op: int) -> None:
         self.phase, self.op = phase, op
         self.kernels: dict[int, None] = {}
-        self.made: list[Buffer] = []
+        self.allocated: list[Buffer] = []
         self.freed: list[Buffer] = []
         self.total = self.highest = 0
 
@@ -66,16 +68,16 @@ class _Part:
         """Kernels of the loss, of the engine and of the optimizer belong to no op: each is a stage of its own."""
         return self.phase != "setup" and bool(self.kernels) and kernel not in self.kernels
 
-    def add(self, made: Buffer | None, freed: Buffer | None, live: int) -> None:
-        if made is not None:
-            self.made.append(made)
-            self.kernels[made.kernel] = None
+    def add(self, allocated: Buffer | None, freed: Buffer | None, live: int) -> None:
+        if allocated is not None:
+            self.allocated.append(allocated)
+            self.kernels[allocated.kernel] = None
         if freed is not None:
             self.freed.append(freed)
         self.total, self.highest = live, max(self.highest, live)
 
     def done(self) -> Sequence[Stage]:
-        if not self.made and not self.freed:
+        if not self.allocated and not self.freed:
             return ()
-        made, freed = tuple(self.made), tuple(self.freed)
-        return (Stage(self.phase, self.op, tuple(self.kernels), made, freed, self.total, self.highest),)
+        allocated, freed = tuple(self.allocated), tuple(self.freed)
+        return (Stage(self.phase, self.op, tuple(self.kernels), allocated, freed, self.total, self.highest),)

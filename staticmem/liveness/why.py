@@ -9,7 +9,7 @@ from staticmem.ir.graph import Graph
 
 
 def short(kernel: str) -> str:
-    """The plain name of a kernel or op: `aten.native_batch_norm.default` and `aten::relu_` are what people know."""
+    """The plain name of a kernel or op: `native_batch_norm` of `aten.native_batch_norm.default`."""
     name = kernel.removeprefix("aten.").removeprefix("aten::").removeprefix("onnx::")
     return name.split(".", 1)[0] if kernel.startswith("aten") else name
 
@@ -18,9 +18,9 @@ def op_place(graph: Graph, op: int) -> str:
     """`relu in layer1.0.relu`; empty for what belongs to no op of the graph (loss, optimizer)."""
     if not 0 <= op < len(graph.ops):
         return ""
-    found = graph.ops[op]
+    target = graph.ops[op].target
     module = module_of_op(graph, op)
-    return f"{short(found.target)} in {module}" if module else short(found.target)
+    return f"{short(target)} in {module}" if module else short(target)
 
 
 def module_of_op(graph: Graph, op: int) -> str:
@@ -41,10 +41,10 @@ def module_of(graph: Graph, category: str, name: str, op: int) -> str:
 
 
 def reasons(graph: Graph, kernel: Kernel, buffer: Buffer, holds: Sequence[Hold]) -> tuple[str, ...]:
-    """One sentence for each owner, the same sentence once. `holds` are those that are active at the moment.
+    """One reason for each owner, without repetition. `holds` are those that are open at the moment.
 
-    Where something keeps the buffer for the whole step (the model, the optimizer), who else holds it explains nothing.
-    `kernel` made the buffer.
+    Where an owner keeps the buffer for the whole step (the model, the optimizer), the other owners are left out.
+    `kernel` allocated the buffer.
     """
     if not holds:
         return (f"in use by {short(kernel.name)}",)
@@ -84,5 +84,5 @@ def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
 
 
 def _loss(node: str) -> str:
-    """`NllLossBackward0` is autograd's name of a node that no op of the graph has: the loss."""
+    """A node of no op in the graph belongs to the loss (`NllLossBackward0`)."""
     return f"the loss ({node})"

@@ -1,4 +1,4 @@
-"""What is known of ops, one file a family: properties, rule and backward formulas, ONNX translation, FLOPs.
+"""The ops, one file a family: properties, rule and backward formulas, ONNX translation, FLOPs.
 
 `registry` has the tables, which the families fill when one of their ops is first asked for.
 """

@@ -222,8 +222,8 @@ def atan2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
 
 
 def _floating(*operands: Tensor) -> Any:
-    found = result_type(operands)
-    return found if found.is_differentiable else dtypes.float32
+    dtype = result_type(operands)
+    return dtype if dtype.is_differentiable else dtypes.float32
 
 
 @rule("hypot")

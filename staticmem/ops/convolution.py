@@ -201,9 +201,9 @@ def onnx_padded(ctx: Context, node: Node, pads: tuple[int, ...], value: float) -
 
 @translation("Conv")
 def onnx_conv(ctx: Context, node: Node) -> list[Op] | None:
-    known = ctx.geometry.get(id(node.attrs))
-    if known is not None:
-        target, tail = known[1], known[2]
+    geometry = ctx.geometry.get(id(node.attrs))
+    if geometry is not None:
+        target, tail = geometry[1], geometry[2]
         return [ctx.op(node, target, ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), ctx.optional(node, 2), *tail)]
     kernel = integers(node, "kernel_shape")
     weight = ctx.net.shape(node.inputs[1])

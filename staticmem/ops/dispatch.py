@@ -47,8 +47,8 @@ def cast_arguments(
             kwargs = {**kwargs, "dtype": dtypes.float32}
         return args, kwargs
     if rule.autocast == "promote":
-        found = {t.dtype for t in _tensors((*args, *kwargs.values()))}
-        target = dtypes.float32 if dtypes.float32 in found else e.autocast
+        operand_dtypes = {t.dtype for t in _tensors((*args, *kwargs.values()))}
+        target = dtypes.float32 if dtypes.float32 in operand_dtypes else e.autocast
     else:
         target = e.autocast if rule.autocast == "half" else dtypes.float32
     cast_kwargs = {k: _cast(e, v, target) for k, v in reversed(list(kwargs.items()))}
@@ -57,13 +57,13 @@ def cast_arguments(
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (tuple, list)):
-            found.extend(_tensors(value))
-    return found
+            tensors.extend(_tensors(value))
+    return tensors
 
 
 def _cast(e: Eager, value: Any, dtype: DType) -> Any:

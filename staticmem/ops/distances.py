@@ -61,14 +61,14 @@ def _by_product(x1: Tensor, x2: Tensor, out: Tensor) -> Callable[..., Any]:
         e.pointwise("aten.div.Tensor", grad_of(grads), out)  # FunctionsManual.cpp, _euclidean_dist_backward
         zero = e.pointwise("aten.eq.Scalar", out, dtype=dtypes.bool_)
         e.free(zero)
-        found = []
+        results = []
         for side in (x1, x2):
             shape = (*out.shape[:-2], *side.shape[-2:])
-            made = e.empty(shape, out.dtype, kernel=product)
+            multiplied = e.empty(shape, out.dtype, kernel=product)
             total = e.empty((*shape[:-1], 1), out.dtype, kernel="aten.sum.dim_IntList")
             scaled = e.pointwise("aten.mul.Tensor", side, total)
-            found.append(e.pointwise("aten.sub.Tensor", scaled, made))
-        return found
+            results.append(e.pointwise("aten.sub.Tensor", scaled, multiplied))
+        return results
 
     return gradients
 

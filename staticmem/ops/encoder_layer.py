@@ -33,8 +33,8 @@ def native_multi_head_attention(
         if choose_kernel(split, split, split, None, 0.0).kernel != "math":
             packed = _linear(e, query, qkv_weight, qkv_bias)
             q, k, v = (_heads(e, slice_(e, packed, -1, i * embed_dim, (i + 1) * embed_dim), num_head) for i in range(3))
-            made = _attention(e, q, k, v)
-            joined = reshape(e, transpose(e, made, 1, 2), (batch, -1, embed_dim))
+            attended = _attention(e, q, k, v)
+            joined = reshape(e, transpose(e, attended, 1, 2), (batch, -1, embed_dim))
             return _linear(e, joined, proj_weight, proj_bias), e.empty((0,), query.dtype)
     packed = e.empty((batch, length, 3 * embed_dim), query.dtype, kernel="aten.mm.default")
     heads = e.empty((3, batch, num_head, length, head), query.dtype, kernel="aten._transform_bias_rescale_qkv.default")

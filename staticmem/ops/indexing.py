@@ -34,9 +34,9 @@ def embedding(
     out = e.empty((*indices.shape, *weight.shape[1:]), weight.dtype, kernel="aten.embedding.default")
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        made = e.empty(weight.shape, grad_of(grads).dtype, kernel="aten.embedding_dense_backward.default")
+        weight_grad = e.empty(weight.shape, grad_of(grads).dtype, kernel="aten.embedding_dense_backward.default")
         e.reads(Indices(indices.numel))
-        return made
+        return weight_grad
 
     e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
     return out
@@ -183,8 +183,8 @@ def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int 
 @rule("nonzero_numpy", kinds=("data_sized",))
 def nonzero_numpy(e: Eager, self: Tensor, *, size: int | None = None) -> list[Tensor]:
     """Views of `nonzero`, one a dimension."""
-    found = nonzero(e, self, size=size)
-    return [e.alias(found, found.shape[:1], found.strides[:1]) for _ in range(self.ndim)]
+    positions = nonzero(e, self, size=size)
+    return [e.alias(positions, positions.shape[:1], positions.strides[:1]) for _ in range(self.ndim)]
 
 
 @rule("masked_select", kinds=("data_sized",))
@@ -209,8 +209,8 @@ def masked_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], size:
         if index is None or index.dtype not in (dtypes.bool_, dtypes.uint8):
             expanded.append(index)
             continue
-        found = nonzero(e, index, size=size)
-        expanded += [e.alias(found, found.shape[:1], found.strides[:1]) for _ in range(index.ndim)]
+        positions = nonzero(e, index, size=size)
+        expanded += [e.alias(positions, positions.shape[:1], positions.strides[:1]) for _ in range(index.ndim)]
     return expanded
 
 

@@ -32,8 +32,8 @@ def _mm_gradient(e: Eager, grad: Tensor, like: Tensor) -> Tensor:
     """The gradient of a factor: column-major where the factor is, as `t()` of a product."""
     rows, columns = like.shape
     if like.strides[0] == 1 and like.strides[1] == rows:
-        made = e.empty((columns, rows), grad.dtype, kernel="aten.mm.default")
-        return e.alias(made, (rows, columns), (1, rows))
+        product = e.empty((columns, rows), grad.dtype, kernel="aten.mm.default")
+        return e.alias(product, (rows, columns), (1, rows))
     return e.empty((rows, columns), grad.dtype, kernel="aten.mm.default")
 
 

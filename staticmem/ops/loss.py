@@ -273,14 +273,14 @@ def poisson_nll_loss(
     """exp(input) - target * input, or input - target * log(input + eps); without Stirling's term."""
     if log_input:
         product, rate = mul(e, target, input), function_of("aten::exp")(e, input)
-        made = [product, rate]
+        temporaries = [product, rate]
         loss = sub(e, rate, product)
     else:
         raised = add(e, input, eps)
         log = function_of("aten::log")(e, raised)
-        made = [raised, log, mul(e, target, log)]
-        loss = sub(e, input, made[-1])
-    end_statement(e, *made)
+        temporaries = [raised, log, mul(e, target, log)]
+        loss = sub(e, input, temporaries[-1])
+    end_statement(e, *temporaries)
     return reduced(e, loss, reduction)
 
 

@@ -232,7 +232,7 @@ def onnx_batch_norm(ctx: Context, node: Node) -> list[Op]:
     weights of ones and biases of zeros in constant nodes (symbolic_helper.py, `_batchnorm_helper`)."""
     x, mean, var = (ctx.ref(node.inputs[i]) for i in (0, 3, 4))
     computed = all(
-        name not in ctx.net.weights and (made := ctx.producer(name)) is not None and made.op != "Constant"
+        name not in ctx.net.weights and (producer := ctx.producer(name)) is not None and producer.op != "Constant"
         for name in node.inputs[3:5]
     )
     weight = _unless(ctx, node.inputs[1], 1.0, computed)

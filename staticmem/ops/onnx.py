@@ -57,19 +57,19 @@ class Context:
 
     def sources(self, name: str) -> tuple[str, ...]:
         """The weights that a tensor is made of, if slicing, joining and reshaping are all that happened to them."""
-        found: dict[str, None] = {}
-        pending, seen = [name], 0
+        weights: dict[str, None] = {}
+        pending, visited = [name], 0
         while pending:
             current = pending.pop()
-            seen += 1
+            visited += 1
             if current in self.net.weights:
-                found[current] = None
+                weights[current] = None
                 continue
             node = self.producer(current)
-            if node is None or node.op not in _REARRANGING or seen > 1000:
+            if node is None or node.op not in _REARRANGING or visited > 1000:
                 return ()
             pending.extend(reversed(node.inputs if node.op == "Concat" else node.inputs[:1]))
-        return tuple(found)
+        return tuple(weights)
 
     def optional(self, node: Node, position: int) -> Arg:
         """A tensor input that may be absent."""

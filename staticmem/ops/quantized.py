@@ -158,8 +158,8 @@ def integers(
     e: Eager, *_: Tensor, sizes: tuple[tuple[int, ...], ...], dtypes: tuple[DType, ...]
 ) -> Tensor | tuple[Tensor, ...]:
     """ONNX operators on integers: their results, by the definition of the operator; no gradient passes."""
-    made = tuple(e.empty(size, dtype, kernel="onnx.integers") for size, dtype in zip(sizes, dtypes, strict=True))
-    return made[0] if len(made) == 1 else made
+    results = tuple(e.empty(size, dtype, kernel="onnx.integers") for size, dtype in zip(sizes, dtypes, strict=True))
+    return results[0] if len(results) == 1 else results
 
 
 @rule("com.microsoft::MatMulNBits")
@@ -204,9 +204,9 @@ def onnx_integers(ctx: Context, node: Node) -> list[Op] | None:
     values = [ctx.net.values.get(name) for name in node.outputs if name]
     if any(value is None or ctx.net.shape(value.name) is None for value in values):
         return None
-    made = tuple(v for v in (ctx.net.values.get(name) for name in node.outputs if name) if v is not None)
+    results = tuple(v for v in (ctx.net.values.get(name) for name in node.outputs if name) if v is not None)
     args = [ctx.ref(name) for name in node.inputs if name]
-    kwargs: dict[str, Arg] = {"sizes": tuple(v.shape or () for v in made), "dtypes": tuple(v.dtype for v in made)}
+    kwargs: dict[str, Arg] = {"sizes": tuple(v.shape or () for v in results), "dtypes": tuple(v.dtype for v in results)}
     outputs = tuple(name for name in node.outputs if name)
     return [ctx.op(node, f"onnx::{node.op}", *args, outputs=outputs, kwargs=kwargs)]
 

@@ -77,8 +77,8 @@ def rot90(e: Eager, self: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
         order[a], order[b] = order[b], order[a]
 
     def turned(e: Eager, source: Tensor) -> Tensor:
-        made = e.empty_like(source, kernel="aten.rot90.default")
-        return e.alias(made, tuple(made.shape[d] for d in order), tuple(made.strides[d] for d in order))
+        rotated = e.empty_like(source, kernel="aten.rot90.default")
+        return e.alias(rotated, tuple(rotated.shape[d] for d in order), tuple(rotated.strides[d] for d in order))
 
     out = turned(e, self)
 

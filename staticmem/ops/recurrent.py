@@ -53,12 +53,14 @@ def _recurrent(
         e.kernel("aten._cudnn_rnn_backward.default")
         given = [grad if grad is not None else e.empty_like(t) for grad, t in zip(grads, (out, *states), strict=True)]
         copies = [_time_first(e, input, batch_first), _time_first(e, given[0], batch_first)]
-        made = [_laid_out(e, input.shape, input, batch_first) if need[0] else None]
-        made += [e.empty(t.shape, t.dtype) if wanted else None for t, wanted in zip(inputs[1:], need[1:], strict=True)]
+        results = [_laid_out(e, input.shape, input, batch_first) if need[0] else None]
+        results += [
+            e.empty(t.shape, t.dtype) if wanted else None for t, wanted in zip(inputs[1:], need[1:], strict=True)
+        ]
         for temporary in copies:
             if temporary is not None:
                 e.free(temporary)
-        return made
+        return results
 
     inputs = [input, *hx, *params]
     formula = Formula(tuple(range(len(inputs))), gradients)
@@ -248,15 +250,15 @@ def _params(ctx: Context, node: Node, directions: int) -> tuple[Arg, ...]:
 
     An export without constant folding reorders the gates with slices, so the weights themselves are found behind them.
     """
-    found = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
+    weights = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
     sizes = [directions, directions, 2 * directions]
-    if any(len(f) != size for f, size in zip(found, sizes, strict=False) if f) or not found or not all(found[:2]):
+    if any(len(f) != size for f, size in zip(weights, sizes, strict=False) if f) or not weights or not all(weights[:2]):
         return tuple(ctx.ref(n) for n in node.inputs[1:4] if n)
     order: list[Arg] = []
     for d in range(directions):
-        order += [ctx.ref(found[0][d]), ctx.ref(found[1][d])]
-        if len(found) > 2 and found[2]:
-            order += [ctx.ref(n) for n in found[2][2 * d : 2 * d + 2]]
+        order += [ctx.ref(weights[0][d]), ctx.ref(weights[1][d])]
+        if len(weights) > 2 and weights[2]:
+            order += [ctx.ref(n) for n in weights[2][2 * d : 2 * d + 2]]
     return tuple(order)
 
 

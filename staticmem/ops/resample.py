@@ -92,9 +92,9 @@ def affine_grid_generator(e: Eager, theta: Tensor, size: Any, align_corners: boo
                 e.free(scaled)
                 e.free(unscaled)
             e.free(line)
-        made = e.empty((n, len(spatial) + 1, len(spatial)), grad.dtype, kernel="aten.bmm.default")
-        shape, (batch, row, column) = (n, len(spatial), len(spatial) + 1), made.strides
-        return e.alias(made, shape, (batch, column, row))
+        product = e.empty((n, len(spatial) + 1, len(spatial)), grad.dtype, kernel="aten.bmm.default")
+        shape, (batch, row, column) = (n, len(spatial), len(spatial) + 1), product.strides
+        return e.alias(product, shape, (batch, column, row))
 
     e.record("AffineGridGeneratorBackward0", out, [theta], [Formula((0,), gradient)])
     return out

@@ -89,9 +89,9 @@ def _record_put(
 
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         e.empty_like(values, kernel="aten.zeros_like.default")
-        made = e.empty_like(grad_of(grads), kernel="aten.index_put.default")
+        self_grad = e.empty_like(grad_of(grads), kernel="aten.index_put.default")
         e.reads(count)
-        return made
+        return self_grad
 
     def by_values(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         given = [t for t in indices if t is not None]

@@ -83,13 +83,13 @@ def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Ten
             return grad_of(grads)
         product = e.pointwise("aten.mul.Tensor", out, grad_of(grads))
         e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
-        made = [
+        products = [
             e.empty_like(product, kernel=kernel)
             for kernel in ("aten.flip.default", "aten.cumsum.default", "aten.flip.default")
         ]
-        for temporary in made[:2]:
+        for temporary in products[:2]:
             e.free(temporary)
-        return e.pointwise("aten.div.Tensor", made[2], self)
+        return e.pointwise("aten.div.Tensor", products[2], self)
 
     e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
     return out

@@ -386,10 +386,10 @@ def adjoint(e: Eager, self: Tensor) -> Tensor:
 def onnx_reshape(ctx: Context, node: Node) -> list[Op] | None:
     sizes = ctx.net.shape(node.outputs[0])
     if sizes is None:
-        known = ctx.ints(node, 1, "shape")
-        if known is None or known.count(-1) > 1 or 0 in known:
+        constant_shape = ctx.ints(node, 1, "shape")
+        if constant_shape is None or constant_shape.count(-1) > 1 or 0 in constant_shape:
             return None
-        sizes = known
+        sizes = constant_shape
     return [ctx.op(node, "aten::reshape", ctx.ref(node.inputs[0]), sizes)]
 
 

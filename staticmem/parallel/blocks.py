@@ -1,4 +1,4 @@
-"""The blocks that a model repeats, and when each of them is at work in a step: the units that strategies split."""
+"""The repeated blocks of a model, which are the units that strategies split, and when each of them runs in a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = ""  # the group of all that is in no block
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch of a step in which one group works: from the tick of its first allocation to that of its last."""
+    """An interval of a step in which one group runs: from the tick of its first allocation to that of its last."""
 
     group: str
     phase: str
@@ -55,8 +55,8 @@ def block_of_name(name: str, paths: Sequence[str] | Mapping[str, None]) -> str:
 
 def blocks_of_ops(graph: Graph, paths: Sequence[str]) -> list[str]:
     """The block of each op of the graph."""
-    known = set(paths)
-    return [next((f.path for f in op.modules if f.path in known), ROOT) for op in graph.ops]
+    blocks = set(paths)
+    return [next((f.path for f in op.modules if f.path in blocks), ROOT) for op in graph.ops]
 
 
 def names_of_parameters(graph: Graph) -> dict[str, str]:
@@ -76,8 +76,8 @@ def _by_segment(trace: Trace) -> Iterator[tuple[Buffer, int]]:
 
 
 def runs(trace: Trace, groups: Sequence[str]) -> list[Run]:
-    """Which group works when, in order of time. `groups` has the group of each op; what belongs to no op (the loss,
-    sums of gradients) continues the run that it lies in, and is no run before the first."""
+    """The runs of the groups in order of time. `groups` has the group of each op. Kernels of no op (the loss, sums of
+    gradients) belong to the run that they interrupt; before the first run they are ignored."""
     listed: list[Run] = []
     for buffer, segment in _by_segment(trace):
         phase = trace.phases[segment][0]

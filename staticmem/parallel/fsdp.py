@@ -99,7 +99,7 @@ class _Fsdp:
         group.gathered = []
 
     def reduce(self, group: _Group, at: Position, segment: tuple[int, int]) -> None:
-        """The end of a group's backward: reshard, then reduce-scatter of what gradients it has."""
+        """The end of a group's backward: reshard, then reduce-scatter of its gradients, if it has any."""
         self.reshard(group, at)
         if self.reducing is not None:
             self.r.end(self.reducing, at)
@@ -148,7 +148,7 @@ class _Fsdp:
             self.waiting = None
 
     def backward(self, runs: list[Run], segment: tuple[int, int]) -> None:
-        """Blocks are gathered when their gradient arrives, and each fetches the one that comes next."""
+        """Blocks are gathered when their gradient arrives, and each prefetches the next one."""
         order = [name for name in dict.fromkeys(run.group for run in runs) if name != ROOT and name in self.groups]
         first: dict[str, int] = {}
         last: dict[str, int] = {}

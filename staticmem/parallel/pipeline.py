@@ -46,7 +46,7 @@ def in_flight(stage: int, stages: int, micro_batches: int) -> int:
 def apply(
     rewrite: Rewrite, graph: Graph, of_ops: Sequence[int], stage: int, stages: int, micro_batches: int
 ) -> list[str]:
-    """Leaves one stage of the step."""
+    """Reduces the step to one stage."""
     weights = rewrite.weights()
     held = in_flight(stage, stages, micro_batches)
     kernels = rewrite.trace.kernels
@@ -120,7 +120,7 @@ def _setup_here(piece: Piece, stage: int, stages: int) -> bool:
 
 
 def _end_in_stage(rewrite: Rewrite, piece: Piece, of_ops: Sequence[int], stage: int, last: int) -> None:
-    """What another stage saves is that stage's copy: here it goes when it was sent."""
+    """Ends a piece that only other stages save: those have copies of their own, and here it dies when it was sent."""
     mine = [h for h in piece.holds if not 0 <= h.op < len(of_ops) or of_ops[h.op] == stage]
     ends = [rewrite.trace.ticks if h.end is None else h.end for h in mine if 0 <= h.op < len(of_ops)]
     if piece.died is not None and piece.died[0] > last and not ends:

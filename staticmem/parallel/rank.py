@@ -1,7 +1,7 @@
 """The step of one rank under a parallel strategy, as a step like any other: trace, graph, notes.
 
-The batch of the graph is what one rank works on at a time: a device's own batch of data parallelism, a micro-batch of a
-pipeline. What a strategy changes is in one file each, with its sources.
+The batch of the graph is that of one rank's forward: a device's own batch of data parallelism, a micro-batch of a
+pipeline. Each strategy has a file with its sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from staticmem.scenario.request import Request
 from staticmem.scenario.step import TITLES
 
 DEFAULTS = zero.ZeroConfig()
-MOST_DEVICES = 65536  # a typing mistake beyond it
+MOST_DEVICES = 65536  # more is taken for a typing mistake
 MIXED_BY_ITSELF = ("zero1", "zero2", "zero3", "fsdp")  # strategies with mixed precision of their own
 
 _STREAMS = (
@@ -56,7 +56,7 @@ class Strategy:
 
 
 def strategy_of(request: Request) -> Strategy:
-    """The strategy that a request names, with what else it says of it.
+    """The strategy of a request, with its options.
 
     Raises:
         UsageError: no number of devices was given.

@@ -1,9 +1,9 @@
-"""A trace taken apart and put together again: what a strategy changes of the step that one device would run.
+"""Takes a trace apart and builds it again: a strategy changes the step that one device would run.
 
 A strategy changes the size of a buffer, ends its life earlier, drops it, or adds one (a bucket, an all-gathered
 parameter). Positions are (tick, order): events of the trace have order 0; what is added comes before or after them, in
 the order of the calls. The trace that comes out is numbered anew, so that lifetimes, allocator replay and reports work
-on it as on any other.
+with it as with any other.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Rewrite:
             piece.dropped = True
 
     def end(self, piece: Piece, position: Position) -> None:
-        """Ends a life at a position, if it lives that long; where that is before it begins, right after its birth."""
+        """Ends a piece at a position if it lives beyond it; right after its birth if the position is before that."""
         moment = self._moment(position)
         if piece.died is None or moment < piece.died:
             piece.died = moment if moment > piece.born else self._moment((piece.born[0], AFTER))
@@ -189,7 +189,7 @@ class Rewrite:
             new.buffers.append(Buffer(id, p.nbytes, p.shape, p.dtype, p.category, p.name, *life, p.strides))
             if p.kernel is None:
                 new.holds.append(Hold(id, p.holder, "", born, died))
-            elif p.moved:  # by whom it was held last
+            elif p.moved:  # by its last owner
                 kind, who = (p.holds[-1].kind, p.holds[-1].who) if p.holds else ("value", p.name)
                 new.holds.append(Hold(id, kind, who, born, died))
             else:
@@ -199,8 +199,8 @@ class Rewrite:
         return new.seal()
 
     def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[Kernels, dict[int, int], dict[_Moment, int]]:
-        """All kernels in order of time; which of them is each piece's (by the piece's index); which of them stands at
-        each place, where the trace's own kernel k has the place (k, 0, 0)."""
+        """All kernels in order of time; the index among them of each piece's kernel, by the piece's index; and the
+        index of each sort key, which is (k, 0, 0) for kernel k of the old trace."""
         first_tick: dict[int, int] = {}  # of the trace's kernels
         for buffer in self.trace.buffers:
             first_tick.setdefault(buffer.kernel, buffer.born)

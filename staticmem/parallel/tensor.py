@@ -1,7 +1,7 @@
 """Tensor parallel: the linears of a block are split over the ranks, first by columns, then by rows.
 
 A linear whose input is whole and whose output stays inside of the block until another linear takes it in is split by
-columns (its outputs), that other one by rows (its inputs). What lies between is computed in parts: heads of attention,
+columns (its outputs), that other one by rows (its inputs). The ops between them compute parts: heads of attention,
 features of the feed-forward. Norms, residuals and inputs are whole on every rank (no sequence parallelism). Embedding
 and head are split along the vocabulary, and so are logits and their loss. Sources: Megatron-LM, megatron/core/
 tensor_parallel/layers.py (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding); PyTorch, torch/distributed/
@@ -40,21 +40,21 @@ def plan(graph: Graph, paths: Sequence[str], ranks: int, shapes: dict[str, tuple
     """The split of a model over `ranks`. `shapes` has the sizes of values that the graph states."""
     names = {p.value.name: p for p in graph.parameters}
     groups = blocks_of_ops(graph, paths)
-    made = Plan()
+    result = Plan()
     for path in paths:
         block = _Block(graph, path, [i for i, group in enumerate(groups) if group == path], names, shapes)
         reason = block.why_not(ranks)
         if reason:
-            made.whole_blocks.append(f"{path}: {reason}")
+            result.whole_blocks.append(f"{path}: {reason}")
             continue
-        made.columns |= block.columns
-        made.rows |= block.rows
-        made.parts |= block.parts
-        made.heads |= block.heads
-        made.split |= block.split
-    if made.columns:
-        _vocabulary(graph, groups, names, ranks, made)
-    return made
+        result.columns |= block.columns
+        result.rows |= block.rows
+        result.parts |= block.parts
+        result.heads |= block.heads
+        result.split |= block.split
+    if result.columns:
+        _vocabulary(graph, groups, names, ranks, result)
+    return result
 
 
 class _Block:
@@ -67,7 +67,7 @@ class _Block:
         self.parts: set[int] = set()
         self.split: set[str] = set()
         self.heads: set[int] = set()
-        self.sizes: set[int] = set()  # what the ranks have to divide
+        self.sizes: set[int] = set()  # must be divisible by the number of ranks
         self.problem = ""
         self.partial: set[str] = set()  # values of which a rank has a part
         for index in ops:
@@ -120,10 +120,10 @@ class _Block:
             return None
         at = 2 if op.base == "aten::addmm" else 1
         arg = op.args[at] if len(op.args) > at else None
-        found = self.names.get(arg.name) if isinstance(arg, Ref) else None
-        if found is None or len(found.value.shape or ()) != 2:
+        parameter = self.names.get(arg.name) if isinstance(arg, Ref) else None
+        if parameter is None or len(parameter.value.shape or ()) != 2:
             return None
-        return found, op.base != "aten::linear"
+        return parameter, op.base != "aten::linear"
 
     def why_not(self, ranks: int) -> str:
         if not self.columns or not self.rows:
@@ -139,30 +139,30 @@ class _Block:
         return ""
 
 
-def _vocabulary(graph: Graph, groups: list[str], names: dict[str, Parameter], ranks: int, made: Plan) -> None:
+def _vocabulary(graph: Graph, groups: list[str], names: dict[str, Parameter], ranks: int, result: Plan) -> None:
     """Embedding of the largest table outside of the blocks, and the linear that gives the model's first output."""
     tables: dict[int, tuple[int, str]] = {}  # op -> rows and name
     for index, op in enumerate(graph.ops):
         if groups[index] == ROOT and op.base == "aten::embedding" and isinstance(op.args[0], Ref):
-            found = names.get(op.args[0].name)
-            if found is not None and found.value.shape:
-                tables[index] = (found.value.shape[0], found.fqn)
+            parameter = names.get(op.args[0].name)
+            if parameter is not None and parameter.value.shape:
+                tables[index] = (parameter.value.shape[0], parameter.fqn)
     if not tables:
         return
     size = max(rows for rows, _ in tables.values())
     for index, (rows, name) in tables.items():
         if rows == size:
-            made.vocabulary.add(index)
-            made.split.add(name)
+            result.vocabulary.add(index)
+            result.split.add(name)
     for index, op in enumerate(graph.ops):
         if groups[index] != ROOT or op.base != "aten::linear" or not isinstance(op.args[1], Ref):
             continue
-        found = names.get(op.args[1].name)
-        if found is not None and (found.value.shape or ())[:1] == (size,):
-            made.vocabulary.add(index)
-            made.split.add(found.fqn)
-            made.logits = size
-            made.split.update(names[n].fqn for n in op.refs() if n in names and names[n].value.shape == (size,))
+        parameter = names.get(op.args[1].name)
+        if parameter is not None and (parameter.value.shape or ())[:1] == (size,):
+            result.vocabulary.add(index)
+            result.split.add(parameter.fqn)
+            result.logits = size
+            result.split.update(names[n].fqn for n in op.refs() if n in names and names[n].value.shape == (size,))
 
 
 def apply(rewrite: Rewrite, weights: list[Weight], split: Plan, ranks: int) -> list[str]:

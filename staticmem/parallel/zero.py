@@ -127,7 +127,7 @@ def _replace_states(rewrite: Rewrite, trained: list[Weight], parts: list[Partiti
 
 
 def _update(rewrite: Rewrite, trained: list[Weight], parts: list[tuple[Partition, Piece | None]]) -> None:
-    """The optimizer's step: one partition after the other; `parts` have the gradients that go when they were read.
+    """The optimizer's step: one partition after the other; `parts` has the gradients that are freed once read.
 
     The lists that the implementation makes (`_foreach_sqrt`) have one tensor, the partition.
     """
@@ -170,7 +170,7 @@ Use = tuple[int, int, tuple[str, ...]]  # tick of the first and behind the last 
 
 
 def uses(trace: Trace, graph: Graph) -> list[Use]:
-    """When modules work that own parameters, and which: DeepSpeed hooks every module."""
+    """The intervals in which modules with parameters run, and these parameters: DeepSpeed hooks every module."""
     names = names_of_parameters(graph)
     own: dict[str, dict[str, None]] = {}
     modules = [op.modules[-1].path if op.modules else "" for op in graph.ops]
@@ -227,7 +227,7 @@ def apply_to_parameters(
 
 
 def sub_groups(sizes: Sequence[int], limit: int) -> list[int]:
-    """Elements of the groups that the optimizer updates one after the other: closed by what fills them."""
+    """Elements of the groups that the optimizer updates in turn; a parameter that fills a group is its last."""
     groups: list[int] = []
     filling = 0
     for size in sizes:
@@ -239,8 +239,8 @@ def sub_groups(sizes: Sequence[int], limit: int) -> list[int]:
 
 
 def _fetch(rewrite: Rewrite, split: dict[str, Weight], modules: Sequence[Use], config: ZeroConfig) -> None:
-    """Gathered parameters from their fetch, which may be ahead of their use, to the use after which they go."""
-    live: dict[str, Piece] = {}  # what is to be used again: each goes with its last use at the latest
+    """Adds gathered parameters, from their fetch, which may be a prefetch, to the use after which they are released."""
+    live: dict[str, Piece] = {}  # gathered now; each is released with its last use at the latest
     numel = {name: weight.numel for name, weight in split.items()}
     present = 0
     passed = [0, *accumulate(sum(numel.get(name, 0) for name in names) for _, _, names in modules)]
@@ -260,15 +260,15 @@ def _fetch(rewrite: Rewrite, split: dict[str, Weight], modules: Sequence[Use], c
                     ahead += numel[name]
             following += 1
         for name in names:
-            again = following_use[index].get(name)
-            soon = again is not None and passed[again] - passed[index + 1] < config.max_reuse_distance
+            next_use = following_use[index].get(name)
+            soon = next_use is not None and passed[next_use] - passed[index + 1] < config.max_reuse_distance
             if name in live and not soon:
                 rewrite.end(live.pop(name), (end, BEFORE))
                 present -= numel[name]
 
 
 def _next_uses(modules: Sequence[Use]) -> list[dict[str, int]]:
-    """For each use and each of its parameters, which use is the next."""
+    """For each use, the index of the next use of each of its parameters."""
     latest: dict[str, int] = {}
     following: list[dict[str, int]] = []
     for index in range(len(modules) - 1, -1, -1):

@@ -78,8 +78,8 @@ def _change(index: int, graph: Graph, lifetimes: Lifetimes, stage: Stage) -> Cha
     ops = tuple(dict.fromkeys(short(kernels[k].name) for k in stage.kernels)) if stage.phase != "setup" else ()
     node = graph.ops[stage.op].name if 0 <= stage.op < len(graph.ops) else None
     place = (node, module_of_op(graph, stage.op) or None)
-    sizes = (sum(b.size for b in stage.made), sum(b.size for b in stage.freed), stage.total, stage.highest)
-    return Change(index, stage.phase, ops, *place, _groups(stage.made), _groups(stage.freed), *sizes)
+    sizes = (sum(b.size for b in stage.allocated), sum(b.size for b in stage.freed), stage.total, stage.highest)
+    return Change(index, stage.phase, ops, *place, _groups(stage.allocated), _groups(stage.freed), *sizes)
 
 
 def _groups(buffers: Sequence[Buffer]) -> tuple[Group, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from staticmem.engine.shapes import Known
+from staticmem.engine.shapes import ValueInfo
 from staticmem.ir.classes import short as short_class
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
@@ -79,8 +79,10 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
 
-def layer_table(model: str, graph: Graph, lifetimes: Lifetimes, values: Mapping[str, Known], mode: str) -> LayerTable:
-    """The table of a step. `values` are `training.shapes.known_values` of the same graph."""
+def layer_table(
+    model: str, graph: Graph, lifetimes: Lifetimes, values: Mapping[str, ValueInfo], mode: str
+) -> LayerTable:
+    """The table of a step. `values` are `engine.shapes.value_infos` of the same graph."""
     by = "module" if any(op.modules and op.modules[-1].path for op in graph.ops) else "op"
     tree = _Tree(graph, values, by)
     tree.parameters()
@@ -90,7 +92,7 @@ def layer_table(model: str, graph: Graph, lifetimes: Lifetimes, values: Mapping[
 
 
 class _Tree:
-    def __init__(self, graph: Graph, values: Mapping[str, Known], by: str) -> None:
+    def __init__(self, graph: Graph, values: Mapping[str, ValueInfo], by: str) -> None:
         self.graph, self.values, self.by = graph, values, by
         self.owned = {p.value.name for p in (*graph.parameters, *graph.buffers)} | set(graph.constant_values)
         self.layers: dict[str, Layer] = {"": Layer("", graph.name, 0, 1, self._sizes(v.name for v in graph.inputs), ())}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from staticmem.engine.shapes import known_values
+from staticmem.engine.shapes import value_infos
 from staticmem.ir.graph import Graph, Op
 from staticmem.ops import flops
 from staticmem.passes.checkpoint_regions import regions_of
@@ -40,7 +40,7 @@ class Counter:
 
     def __init__(self, graph: Graph, training: bool) -> None:
         self.graph = graph
-        self.shapes: Mapping[str, Shape] = {name: value.shape for name, value in known_values(graph, training).items()}
+        self.shapes: Mapping[str, Shape] = {name: value.shape for name, value in value_infos(graph, training).items()}
         self.of_op = [flops(op, self.shapes) for op in graph.ops]
 
     def of(self, scenario: Scenario) -> Compute:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from small_graphs import Builder
 
-from staticmem.engine.shapes import Known, known_values
+from staticmem.engine.shapes import ValueInfo, value_infos
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Ref
 
@@ -16,11 +16,11 @@ def test_values_and_their_storages() -> None:
     for of, shape in ((b.inputs[0].name, (3, 4)), (w.name, (12,))):
         for again in ("a", "b"):
             b.call("relu", b.call("view", Ref(of), shape, name=f"{of}.{again}"), name=f"{of}.{again}.relu")
-    found = known_values(b.graph(), training=True)
+    found = value_infos(b.graph(), training=True)
     for of, shape in (("x", (3, 4)), ("w", (12,))):
         storage = found[of].storage
         assert found[of].fresh
         for again in ("a", "b"):
-            assert found[f"{of}.{again}"] == Known(shape, dtypes.float32, storage, False, 48)
+            assert found[f"{of}.{again}"] == ValueInfo(shape, dtypes.float32, storage, False, 48)
             assert found[f"{of}.{again}.relu"].fresh
     assert len({known.storage for known in found.values()}) == 6

@@ -28,12 +28,12 @@ def test_stages_add_up(name: str, request_: Request) -> None:
     stages = schedule(lifetimes)
     total = 0
     for stage in stages:
-        total += sum(b.size for b in stage.made) - sum(b.size for b in stage.freed)
+        total += sum(b.size for b in stage.allocated) - sum(b.size for b in stage.freed)
         assert stage.total == total
         assert stage.highest >= stage.total
     assert total == lifetimes.live[-1]
     assert max(stage.highest for stage in stages) == lifetimes.peak_bytes
-    made = [b.id for stage in stages for b in stage.made]
+    made = [b.id for stage in stages for b in stage.allocated]
     assert made == [b.id for b in lifetimes.trace.buffers]
     freed = [b.id for stage in stages for b in stage.freed]
     assert sorted(freed) == [i for i, died in enumerate(lifetimes.died) if died < lifetimes.ticks]
@@ -55,7 +55,7 @@ def test_what_is_of_no_op_is_a_stage_of_its_own_and_what_was_there_before_is_one
     kernels = study.result.trace.kernels
     first, *others = schedule(study.lifetimes)
     assert (first.phase, first.op) == ("setup", -1)
-    assert list(first.kernels) == list(dict.fromkeys(b.kernel for b in first.made))
+    assert list(first.kernels) == list(dict.fromkeys(b.kernel for b in first.allocated))
     assert {k for k, kernel in enumerate(kernels) if kernel.phase == "setup"} >= set(first.kernels) >= {0}
     assert "setup" not in {stage.phase for stage in others}
     assert {len(stage.kernels) for stage in others if stage.op < 0} == {1}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_graphs import Builder
 
-from staticmem.engine.shapes import known_values
+from staticmem.engine.shapes import value_infos
 from staticmem.ops import flops
 from staticmem.studies import Request, Study
 
@@ -52,7 +52,7 @@ def test_published_multiply_adds(name: str) -> None:
     """torchvision's table of models gives them in units of 10**9 for an image of 224 x 224 (GFLOPS column, 2025)."""
     published = {"resnet18": 1.81, "mobilenet_v2": 0.30, "vgg16": 15.47}[name.split(".")[0]]
     graph = Study.open(MODELS / name, Request(batch=1)).result.graph
-    shapes = {name: known.shape for name, known in known_values(graph, training=False).items()}
+    shapes = {name: value.shape for name, value in value_infos(graph, training=False).items()}
     macs = sum(flops(op, shapes) for op in graph.ops) // 2
     assert round(macs / 1e9, 2) == published
 
@@ -93,5 +93,5 @@ def test_equal_to_torch(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
     torch.export.save(torch.export.export(module, inputs), str(path))
     graph = Study.open(path, Request()).result.graph
-    shapes = {name: known.shape for name, known in known_values(graph, training=False).items()}
+    shapes = {name: value.shape for name, value in value_infos(graph, training=False).items()}
     assert sum(flops(op, shapes) for op in graph.ops) == counter.get_total_flops()

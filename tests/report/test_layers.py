@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from staticmem.cli.main import main
-from staticmem.engine.shapes import known_values
+from staticmem.engine.shapes import value_infos
 from staticmem.report.layers import NAMES, LayerTable, layer_table
 from staticmem.studies import Request, Study
 
@@ -21,7 +21,7 @@ FILES = ("resnet18.pt2", "resnet18.onnx", "mobilenet_v2.pt2", "seed.onnx")
 def table_of(name: str, request: Request) -> tuple[Study, LayerTable]:
     study = Study.open(MODELS / name, request)
     graph = study.result.graph
-    values = known_values(graph, study.scenario.training)
+    values = value_infos(graph, study.scenario.training)
     return study, layer_table(name, graph, study.lifetimes, values, study.scenario.mode)
 
 
@@ -83,7 +83,7 @@ def test_a_file_without_modules_has_a_row_for_each_op(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x, w], [y])), path)
     study = Study.open(path, Request())
-    table = layer_table("m", study.result.graph, study.lifetimes, known_values(study.result.graph, False), "infer")
+    table = layer_table("m", study.result.graph, study.lifetimes, value_infos(study.result.graph, False), "infer")
     assert table.by == "op"
     assert sum(layer.own.macs for layer in table.layers) == 2 * 4 * 3
     assert {shape for layer in table.layers[1:] for shape in layer.outputs} == {(2, 3)}
