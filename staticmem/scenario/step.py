@@ -9,9 +9,12 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.options import LEVERS, Option, declared, option
 
-_OF_TORCH = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "radam", "nadam", "adamax", "adadelta", "adafactor")
+TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
+    "nadam": "NAdam", "adamax": "Adamax", "adadelta": "Adadelta", "adafactor": "Adafactor",
+}  # fmt: skip
 # lion is timm's, adafactor-hf transformers' Adafactor, the 8-bit ones are bitsandbytes.optim's
-OPTIMIZERS = (*_OF_TORCH, "lion", "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit")
+OPTIMIZERS = (*TORCH_OPTIMIZERS, "lion", "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit")
 FUSED = ("sgd", "adam", "adamw", "adagrad", "adam-8bit", "adamw-8bit", "lion-8bit")  # have fused kernels
 # strategies of several GPUs and how they are written
 TITLES = {

@@ -14,18 +14,14 @@ from staticmem.engine import optimizers
 from staticmem.engine.optimizer_steps import FACTS
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.scenario.step import OPTIMIZERS, Scenario
+from staticmem.scenario.step import OPTIMIZERS, TORCH_OPTIMIZERS, Scenario
 
 SHAPES = ((6, 10), (10,), (7, 10), (3, 5, 4))
 SCALAR = 8  # bytes: step counters and what a CPU makes of Python numbers
 STEPS = 8  # RAdam rectifies from its sixth step on
-CLASSES = {
-    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
-    "nadam": "NAdam", "adamax": "Adamax", "adadelta": "Adadelta", "adafactor": "Adafactor",
-}  # fmt: skip
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in CLASSES),
-    *((name, {"weight_decay": 0.1}) for name in CLASSES),
+    *((name, {}) for name in TORCH_OPTIMIZERS),
+    *((name, {"weight_decay": 0.1}) for name in TORCH_OPTIMIZERS),
     ("sgd", {"momentum": 0.9}),
     ("sgd", {"momentum": 0.9, "weight_decay": 0.1}),
     ("sgd", {"momentum": 0.9, "dampening": 0.5}),
@@ -93,7 +89,7 @@ def build(name: str, impl: str, options: dict[str, Any]) -> tuple[Any, list[Any]
     for p in parameters:
         p.grad = torch.ones_like(p)
     kwargs: dict[str, Any] = {"fused": True} if impl == "fused" else {"foreach": impl == "foreach"}
-    optimizer = getattr(torch.optim, CLASSES[name])(parameters, lr=0.1, **kwargs, **options)
+    optimizer = getattr(torch.optim, TORCH_OPTIMIZERS[name])(parameters, lr=0.1, **kwargs, **options)
     for _ in range(STEPS):
         optimizer.step()
     return optimizer, parameters
@@ -131,7 +127,7 @@ def test_temporaries_of_a_step(name: str, options: dict[str, Any], impl: str) ->
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", [n for n in CLASSES if has_fused(n)])
+@pytest.mark.parametrize("name", [n for n in TORCH_OPTIMIZERS if has_fused(n)])
 def test_a_fused_step_makes_nothing(name: str) -> None:
     optimizer, _ = build(name, "fused", {})
     assert ours(Scenario("train", name, "fused")) == memory(optimizer.step) == []
@@ -140,7 +136,7 @@ def test_a_fused_step_makes_nothing(name: str) -> None:
 @pytest.mark.torch
 def test_fused_is_offered_exactly_where_torch_has_it() -> None:
     torch: Any = pytest.importorskip("torch")
-    for name, cls in CLASSES.items():
+    for name, cls in TORCH_OPTIMIZERS.items():
         supports = "fused" in getattr(torch.optim, cls).__init__.__code__.co_varnames
         assert has_fused(name) == supports, name
 

@@ -19,23 +19,11 @@ from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.scenario.request import OPTIONS, Request, request_of
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import TORCH_OPTIMIZERS, Scenario
 from staticmem.studies import Study
 from staticmem.studies.device import device_of
 from staticmem.units import GIB
 
-OPTIMIZERS = {  # by the flag's word, the class of torch.optim
-    "sgd": "SGD",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "rmsprop": "RMSprop",
-    "adagrad": "Adagrad",
-    "radam": "RAdam",
-    "nadam": "NAdam",
-    "adamax": "Adamax",
-    "adadelta": "Adadelta",
-    "adafactor": "Adafactor",
-}
 # levers of a model's code, which a graph does not have, or of other packages
 _REFUSED = ("checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler")
 
@@ -117,11 +105,11 @@ def _check(request: Request) -> None:
                 f"Leave {flag} away; 'staticmem analyze' predicts it.",
                 code="SM226",
             )
-    if request.optimizer is not None and request.optimizer not in OPTIMIZERS:
+    if request.optimizer is not None and request.optimizer not in TORCH_OPTIMIZERS:
         raise UsageError(
             f"{request.optimizer} cannot be run",
             "It is not an optimizer of PyTorch's own.",
-            f"Choose one of {', '.join(OPTIMIZERS)}.",
+            f"Choose one of {', '.join(TORCH_OPTIMIZERS)}.",
             code="SM226",
         )
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 
 from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
-from staticmem.scenario.step import Scenario
-from staticmem.validate.pytorch.prediction import OPTIMIZERS
+from staticmem.scenario.step import TORCH_OPTIMIZERS, Scenario
 from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
 
 _LEARNING_RATE = 1e-6  # values stay finite over a few steps; memory does not depend on it
@@ -98,7 +97,7 @@ class Steps:
             options["fused"] = True
         elif name != "adafactor":
             options["foreach"] = s.optimizer_impl == "foreach"
-        self.optimizer = getattr(torch.optim, OPTIMIZERS[name])(trained, **options)
+        self.optimizer = getattr(torch.optim, TORCH_OPTIMIZERS[name])(trained, **options)
 
     def counters(self) -> list[Any]:
         """Numbers in the optimizer's state that are the CPU's beside a GPU: all but those of fused optimizers."""
