@@ -51,8 +51,10 @@ class Table:
 
     def schema(self) -> dict[str, Any]:
         properties = {name: {"description": e.about, **e.kind.schema()} for name, e in self.keys().items()}
-        made: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": properties}
-        return {**made, "required": list(self.required)} if self.required else made
+        table: dict[str, Any] = {"additionalProperties": False, "properties": properties}
+        if self.required:
+            return {"type": "object", **table, "required": list(self.required)}
+        return {"type": ["object", "null"], **table}  # a key without a value is an empty table
 
 
 def _closest(name: str, known: Mapping[str, Entry]) -> str:
