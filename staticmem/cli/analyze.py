@@ -113,7 +113,7 @@ def _largest(study: Study) -> LargestBatch:
 
 
 def _rendered(study: Study, largest: LargestBatch | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
-    """The output. Where only the verdict is asked for, warnings go to stderr."""
+    """The output. With --quiet, warnings of a table go to stderr."""
     if chosen.shows == "replay":
         from staticmem.studies.export import replay_of
 
@@ -132,12 +132,12 @@ def _page(study: Study, report: Report, args: argparse.Namespace) -> str:
 
     from staticmem.studies.page import page
 
-    command, others = (shlex.join(["staticmem", *words]) for words in (args.words, without(args.words, SLIDERS)))
+    command, others = (shlex.join(["staticmem", *argv]) for argv in (args.argv, without(args.argv, SLIDERS)))
     return page(study, report, units=args.units, command=command, what_if_command=others, levers=_levers(study))
 
 
 def _levers(study: Study) -> tuple[LeverRow, ...] | None:
-    """What would make the step smaller, for graphs of which a score of steps takes no more than seconds."""
+    """What would make the step smaller, for graphs of which twenty steps take a few seconds."""
     from staticmem.report.html import LeverRow
     from staticmem.studies.levers import levers
 
@@ -166,11 +166,11 @@ SLIDERS: Mapping[str, bool] = {
 }
 
 
-def without(words: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
-    """The words but for some flags and their values, in every way of writing them: `-b 8`, `-b8`, `--batch=8`."""
+def without(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """The command line without some flags and their values, however written: `-b 8`, `-b8`, `--batch=8`."""
     kept: list[str] = []
     skip = False
-    for word in words:
+    for word in argv:
         if skip:
             skip = False
         elif word in flags:

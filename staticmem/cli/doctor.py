@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 class Package:
     """A package that staticmem needs (`required`) or can use. `version` is None where it is not installed.
 
-    `problem` says what is wrong with what is there; empty: nothing.
+    `problem` says what is wrong with the installed version; it is empty where nothing is.
     """
 
     name: str
@@ -91,11 +91,11 @@ def inspect(encoding: str) -> Environment:
     return Environment(SCHEMA, __version__, python, machine, packages, _checked(), encoding)
 
 
-def problems(found: Environment) -> list[str]:
+def problems(environment: Environment) -> list[str]:
     """What keeps staticmem from working."""
-    wrong = [f"{p.name} is missing" for p in found.packages if p.required and p.version is None]
-    wrong += [f"{p.name} {p.version} is {p.problem}" for p in found.packages if p.required and p.problem]
-    by_name = {p.name: p.version for p in found.packages}
+    wrong = [f"{p.name} is missing" for p in environment.packages if p.required and p.version is None]
+    wrong += [f"{p.name} {p.version} is {p.problem}" for p in environment.packages if p.required and p.problem]
+    by_name = {p.name: p.version for p in environment.packages}
     if by_name["onnxruntime"] and by_name["onnxruntime-gpu"]:
         wrong.append("onnxruntime and onnxruntime-gpu are installed together: they overwrite each other, remove one")
     return wrong
@@ -115,8 +115,8 @@ def _needed() -> dict[str, str]:
         lines = metadata.requires("staticmem") or []
     except metadata.PackageNotFoundError:
         return {}
-    found = (re.fullmatch(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9.]+)", line.strip()) for line in lines)
-    return {match[1].lower(): match[2] for match in found if match}
+    matches = (re.fullmatch(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9.]+)", line.strip()) for line in lines)
+    return {match[1].lower(): match[2] for match in matches if match}
 
 
 def _package(name: str, use: str, least: str | None) -> Package:
@@ -134,19 +134,19 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def render(found: Environment, view: View = PLAIN) -> str:
+def render(environment: Environment, view: View = PLAIN) -> str:
     """A line for each package, and what is wrong last."""
-    wrong = "; ".join(problems(found)) or "Everything that is needed is here."
+    wrong = "; ".join(problems(environment)) or "Everything that is needed is installed."
     text, style = Text(view), view.style
-    text.add(f"staticmem {found.staticmem}, Python {found.python}, {found.platform}", "bold")
+    text.add(f"staticmem {environment.staticmem}, Python {environment.python}, {environment.platform}", "bold")
     text.lines.append("")
-    wide = max(len(p.name) for p in found.packages)
-    for package in found.packages:
+    wide = max(len(p.name) for p in environment.packages)
+    for package in environment.packages:
         state = package.version or ("missing" if package.required else "not installed")
         colour = "green" if package.version and not package.problem else "red" if package.required else "dim"
         line = f"  {package.name:<{wide}}  {style.paint(f'{state:<16}', colour)}  {package.use}"
         text.lines.append(line + (f" ({package.problem})" if package.problem else ""))
-    text.heading(f"  hardware data of {found.hardware_data}; output in {found.encoding}", "")
+    text.heading(f"  hardware data of {environment.hardware_data}; output in {environment.encoding}", "")
     return style.paint(view.line(wrong)[:-1], "bold") + "\n" if view.quiet else text.end(wrong)
 
 

@@ -17,7 +17,7 @@ DESCRIPTION = "What the code of an error, warning or assumption means. Without a
 
 KINDS = {
     "SM1": "input",
-    "SM2": "coverage, and what was found in a file",
+    "SM2": "coverage, and what a file contains",
     "SM3": "assumptions and levers",
     "SM4": "hardware",
     "SM5": "the ONNX Runtime",
@@ -37,17 +37,17 @@ def entries() -> dict[str, tuple[str, str]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    known = entries()
+    codes = entries()
     if args.code is None:
-        lines = [f"{code}  {title}" for code, (title, _) in known.items()]
+        lines = [f"{code}  {title}" for code, (title, _) in codes.items()]
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
     code = args.code.strip().strip("[]").upper()
     code = f"SM{code}" if code.isdigit() else code
-    if code not in known:
+    if code not in codes:
         why = "Codes are SM and three digits; 'staticmem explain' lists them."
-        raise UsageError(f"unknown code '{args.code}'", why, did_you_mean(code, list(known)), "SM134")
-    title, text = known[code]
+        raise UsageError(f"unknown code '{args.code}'", why, did_you_mean(code, list(codes)), "SM134")
+    title, text = codes[code]
     sys.stdout.write(f"{code}: {title} ({KINDS[code[:3]]})\n\n{textwrap.fill(text, 100)}\n")
     return 0
 
@@ -59,9 +59,9 @@ def page() -> str:
         "texts. This page is made by `python -m staticmem.cli.explain > docs/codes.md`."
     )
     parts = ["# Codes", intro]
-    known = entries()
+    codes = entries()
     for prefix, kind in KINDS.items():
-        rows = [f"| {code} | {title} | {text} |" for code, (title, text) in known.items() if code.startswith(prefix)]
+        rows = [f"| {code} | {title} | {text} |" for code, (title, text) in codes.items() if code.startswith(prefix)]
         parts.append(f"## {prefix}xx: {kind}\n\n| code | | |\n|---|---|---|\n" + "\n".join(rows))
     return "\n\n".join(parts) + "\n"
 

@@ -106,7 +106,7 @@ def _find(name: str) -> Any:
         raise _refused(f"{where} cannot be imported", _first_line(error), hint) from error
     for part in attribute.split("."):
         if not hasattr(factory, part):
-            raise _refused(f"{where} has no '{attribute}'", "The name was not found in it.")
+            raise _refused(f"{where} has no '{attribute}'", "The module has no such name.")
         factory = getattr(factory, part)
     if not callable(factory):
         raise _refused(f"{name} is not a function or class", "It has to return a model.")

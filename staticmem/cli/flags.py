@@ -1,6 +1,6 @@
 """Flags of the declared options, and readers of what other flags take. One flag means one thing in every verb.
 
-A flag that is not given is None, so that a config can fill it and `Request` has the last word on defaults.
+A flag that is not given is None, so that a config can fill it and `Request` decides the defaults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from staticmem.errors import UsageError
 from staticmem.scenario.options import OUTPUT, Option
 from staticmem.scenario.request import OPTIONS, unknown
 
-# kinds of options whose flags are checked at once: what a text is not, and the code of the error
+# kinds of options whose flags are checked while they are parsed: the noun and the code of the error
 ERRORS = {
     "whole": ("a size", "SM110"),
     "bytes": ("an amount of memory", "SM110"),
@@ -69,15 +69,15 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option], repe
 def add_flag(group: argparse._ActionsContainer, one: Option, repeatable: bool = False) -> None:
     """The flag of an option."""
     names = (one.letter, one.flag) if one.letter else (one.flag,)
-    words: dict[str, Any] = {"dest": one.name, "default": None, "help": one.about + one.choices_text}
+    keywords: dict[str, Any] = {"dest": one.name, "default": None, "help": one.about + one.choices_text}
     if one.kind == "switch":
-        words["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
-        words["help"] += " (default)" if one.default else ""
+        keywords["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
+        keywords["help"] += " (default)" if one.default else ""
     else:
-        words |= {"metavar": one.metavar, "type": _reader(one)}
+        keywords |= {"metavar": one.metavar, "type": _reader(one)}
         if one.kind in ("dims", "names") or repeatable:
-            words |= {"action": "append", "help": f"{one.about}; repeatable"}
-    group.add_argument(*names, **words)
+            keywords |= {"action": "append", "help": f"{one.about}; repeatable"}
+    group.add_argument(*names, **keywords)
 
 
 def _reader(one: Option) -> Convert:
@@ -119,7 +119,7 @@ def byte_size(flag: str) -> Convert:
 
 
 def increase(flag: str) -> Callable[[str], Callable[[int], int]]:
-    """`512MiB`, or `5%` of what was there: gives the bytes of growth that are allowed."""
+    """`512MiB`, or `5%` of the base: gives the bytes of growth that are allowed."""
 
     def convert(text: str) -> Callable[[int], int]:
         if text.endswith("%"):
@@ -135,7 +135,7 @@ def increase(flag: str) -> Callable[[str], Callable[[int], int]]:
 
 
 def one_of(flag: str, choices: Iterable[str]) -> Callable[[str], str]:
-    """One of some words."""
+    """One of some choices."""
 
     def convert(text: str) -> str:
         if text not in choices:

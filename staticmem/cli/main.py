@@ -66,15 +66,15 @@ class Parser(argparse.ArgumentParser):
             message, hint = f"unknown verb '{word}'", did_you_mean(word, VERBS)
         elif message.startswith("unrecognized arguments:"):
             word = message.split(":", 1)[1].split()[0]
-            known = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+            options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             if word.startswith("--"):
-                close = did_you_mean(word.split("=", 1)[0], known)
+                close = did_you_mean(word.split("=", 1)[0], options)
                 hint = close if close.startswith("Did") else hint  # a verb has too many flags to list
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 
-def make_parser(word: str | None = None) -> Parser:
-    """The parser of all verbs, or of one alone: an ordinary start does not build what it will not use."""
+def make_parser(verb: str | None = None) -> Parser:
+    """The parser of all verbs, or of one alone: a start builds only the parser that it uses."""
     parser = Parser(
         prog="staticmem",
         description="How much GPU memory a model needs, from its exported graph: no GPU, no training, no weights.",
@@ -84,8 +84,8 @@ def make_parser(word: str | None = None) -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"staticmem {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     modules = {**MODULES, **HIDDEN}
-    for verb in (word,) if word in modules else modules:
-        getattr(import_module(f"staticmem.cli.{modules[verb]}"), f"add_{verb.replace('-', '_')}")(verbs)
+    for name in (verb,) if verb in modules else modules:
+        getattr(import_module(f"staticmem.cli.{modules[name]}"), f"add_{name.replace('-', '_')}")(verbs)
     return parser
 
 
@@ -99,17 +99,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return TERMINATED
 
 
-def _main(words: list[str]) -> int:
-    debug = "--debug" in words
+def _main(argv: list[str]) -> int:
+    debug = "--debug" in argv
     try:
-        parser = make_parser(next((word for word in words if not word.startswith("-")), None))
-        args, rest = parser.parse_known_args(words)
+        parser = make_parser(next((word for word in argv if not word.startswith("-")), None))
+        args, rest = parser.parse_known_args(argv)
         if args.verb is None:
             parser.print_help()
             return 2 if rest else 0
         if rest:
             args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        args.words = words
+        args.argv = argv
         code = int(args.run(args))
         sys.stdout.flush()
         return code
@@ -118,7 +118,7 @@ def _main(words: list[str]) -> int:
             raise
         return print_error(error)
     except BrokenPipeError:
-        # the reader (head, less) has what it wanted; Python would complain at its own flush on exit
+        # the reader (head, less) has closed the pipe
         drop_stdout()
         return 0
     except KeyboardInterrupt:
@@ -147,7 +147,7 @@ def print_error(error: StaticmemError) -> int:
     from staticmem.report.text import printable
 
     what, why, hint = (printable(line) for line in (error.what, error.why, error.hint))
-    text = f"error: {what} [{error.code}]\n  {why or 'It cannot be analysed so.'}\n  {hint or _HELP}\n"
+    text = f"error: {what} [{error.code}]\n  {why or 'The request cannot be analysed as given.'}\n  {hint or _HELP}\n"
     sys.stderr.write(encodable(text, sys.stderr.encoding))
     return 2
 
@@ -172,7 +172,7 @@ def terminable() -> Iterator[None]:
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # a program that calls this has its own way
+        yield  # a program that calls this handles the signal itself
         return
     signal.signal(signal.SIGTERM, stop)
     try:
@@ -182,7 +182,7 @@ def terminable() -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Streams that the caller closed (`>&-`) lead nowhere, instead of to the next file that is opened."""
+    """Opens os.devnull for streams that the caller closed (`>&-`); else the next opened file would take their place."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
@@ -190,12 +190,12 @@ def open_closed_streams() -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether this is a stream that takes no more; errors of named files have their name."""
+    """Whether a stream has no room for more output; errors of named files carry the file's name."""
     return error.filename is None and error.errno in FULL
 
 
 def drop_stdout() -> None:
-    """What is still in stdout's buffer goes nowhere: Python would complain at its own flush on exit."""
+    """Discards what is still in stdout's buffer: Python's flush on exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

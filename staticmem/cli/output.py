@@ -37,7 +37,7 @@ def add_output(parser: argparse.ArgumentParser, formats: Formats) -> argparse._A
     about, colours = "auto (default), always, never", one_of("--color", COLOURS)
     output.add_argument("--color", type=colours, default="auto", metavar="WHEN", help=about)
     output.add_argument("-q", "--quiet", action="store_true", help="only the most important line")
-    output.add_argument("-v", "--verbose", action="store_true", help="more of what was decided on the way")
+    output.add_argument("-v", "--verbose", action="store_true", help="show more of the decisions")
     add_debug(output)
     return output
 
@@ -47,7 +47,7 @@ def add_debug(parser: argparse._ActionsContainer) -> None:
 
 
 def chosen_format(args: argparse.Namespace, formats: Formats) -> Format:
-    """The format that was asked for, else that of the output file's suffix, else the default.
+    """The format of --format, else that of the output file's suffix, else the default.
 
     Raises:
         UsageError: the suffix names none, or the file could not be written.
@@ -65,8 +65,8 @@ def chosen_format(args: argparse.Namespace, formats: Formats) -> Format:
     return chosen
 
 
-def _either(words: Sequence[str]) -> str:
-    *first, last = words
+def _either(choices: Sequence[str]) -> str:
+    *first, last = choices
     return f"{', '.join(first)} or {last}" if first else last
 
 
@@ -104,20 +104,20 @@ def put(data: str | bytes, args: argparse.Namespace) -> None:
         sys.stdout.write(encodable(data, sys.stdout.encoding))
     elif sys.stdout.isatty():
         hint = "Give a file: -o FILE."
-        raise UsageError("this format is not text", "It would make a mess of the terminal.", hint, "SM143")
+        raise UsageError("this format is not text", "A terminal cannot show it.", hint, "SM143")
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """The text with what the encoding cannot say as escapes: half a surrogate pair, or a name in another encoding."""
+    """The text with what the encoding lacks as escapes: half a surrogate pair, or a name in another encoding."""
     encoding = encoding or "ascii"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def view_of(args: argparse.Namespace) -> View:
-    """How the flags want a result to be shown. A file has no colour unless it is asked for."""
+    """How a result is shown, by the flags. A file has no colour, unless --color always is given."""
     to_file = args.output not in (None, "-")
     style = Style(colour=args.color == "always") if to_file else style_for(sys.stdout, args.color)
     explain, top = getattr(args, "explain_peak", False), getattr(args, "top", None)
@@ -137,7 +137,7 @@ def write_atomically(path: str, data: str | bytes) -> None:
     """A reader of `path` sees the old file or the new one, never a part. Links are followed; streams are written to.
 
     Raises:
-        UsageError: it cannot be written. What was there is there still.
+        UsageError: it cannot be written. The old file is kept.
     """
     content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     try:
@@ -170,20 +170,20 @@ def _replace(path: str, content: bytes) -> None:
 
 
 def _stream(path: str, content: bytes) -> None:
-    # without waiting: a pipe that nobody reads is an error, not a program that hangs
+    # non-blocking: a pipe without a reader is an error, and the program does not hang
     descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 
-DELAY = 0.5  # seconds: what is over before that needs no bar
+DELAY = 0.5  # seconds: work that ends before needs no bar
 INTERVAL = 0.1  # seconds between two drawings
 WIDTH = 30
 
 
 class Progress:
-    """A bar on stderr that `update` draws and the end of the `with` block takes away, only where somebody looks."""
+    """A bar on stderr that `update` draws and the end of the `with` block takes away, only on a terminal."""
 
     def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.what, self.stream = what, stream or sys.stderr

@@ -61,7 +61,7 @@ def add_reconcile(verbs: Any) -> None:
     about = "errors of many validations, meter by meter"
     parser = add_verb(verbs, "reconcile", reconcile, about, RECONCILE, RECONCILE_EXAMPLES)
     _add_records(parser)
-    about = "predict again, with this version, for the models in this folder, told by their SHA-256; repeatable"
+    about = "predict again, with this version, for the models in this folder, recognised by their SHA-256; repeatable"
     parser.add_argument("--models", metavar="DIR", action="append", default=[], help=about)
     add_output(parser, RECONCILE_FORMATS)
 
@@ -69,7 +69,7 @@ def add_reconcile(verbs: Any) -> None:
 def add_calibrate(verbs: Any) -> None:
     parser = add_verb(verbs, "calibrate", calibrate, "a device profile from readings", CALIBRATE, CALIBRATE_EXAMPLES)
     _add_records(parser)
-    about = "the card of all records, where the driver's name is not found in the catalog"
+    about = "the card of all records, where the catalog lacks the driver's name"
     parser.add_argument("--gpu", metavar="NAME", help=about)
     add_output(parser, CALIBRATE_FORMATS)
 
@@ -113,7 +113,7 @@ def calibrate(args: argparse.Namespace) -> int:
 
     text = calibrate.dumps(calibrate.calibrated(load_records(args.records), args.gpu))
     with temporary_folder() as folder:
-        calibrate.check(text, Path(folder) / "profile.yaml")  # nobody gets a profile that cannot be read
+        calibrate.check(text, Path(folder) / "profile.yaml")  # a profile that cannot be read is never written
     put(text, args)
     return 0
 
@@ -128,7 +128,7 @@ def compare_snapshot(args: argparse.Namespace) -> int:
 
 
 def _predicted(args: argparse.Namespace) -> Snapshot:
-    """A saved snapshot, told by its first byte; else the snapshot of the model's step."""
+    """A saved snapshot, recognised by its first byte; else the snapshot of the model's step."""
     from staticmem.validate import plain_pickle, snapshots
 
     try:

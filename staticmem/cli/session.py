@@ -40,24 +40,24 @@ def check_not_given(args: argparse.Namespace) -> None:
     """
     given = [one.flag for one in (*SESSION_OPTIONS.values(), OPTIMIZED) if getattr(args, one.name) is not None]
     if given:
-        what, why = f"{', '.join(given)} say nothing of PyTorch", "They are options of a session of the ONNX Runtime."
+        what, why = f"{', '.join(given)} do not apply to PyTorch", "They are options of a session of the ONNX Runtime."
         raise UsageError(what, why, "Add --runtime onnxruntime, or leave them out.", "SM513")
 
 
-def refuse_training(words: dict[str, Any]) -> None:
+def refuse_training(options: dict[str, Any]) -> None:
     """Raises:
     UsageError: a training step is asked for (SM512).
     """
-    if words.get("optimizer") is not None or words.get("mode") == "train":
+    if options.get("optimizer") is not None or options.get("mode") == "train":
         why = "--optimizer and --mode train ask for a training step."
-        raise UsageError("the ONNX Runtime does not train", why, "Leave them away: it runs inference.", "SM512")
+        raise UsageError("the ONNX Runtime does not train", why, "Leave them out: it runs inference.", "SM512")
 
 
 def run(args: argparse.Namespace, name: str) -> int:
     """`analyze --runtime onnxruntime`. The exit code: 0, or 1 where --strict found values that are not counted."""
-    words = settings.given(args)
-    refuse_training(words)
-    others = sorted(OPTIONS[name].flag for name in words if not OPTIONS[name].session)
+    given = settings.given(args)
+    refuse_training(given)
+    others = sorted(OPTIONS[name].flag for name in given if not OPTIONS[name].session)
     others += [f"--{name.replace('_', '-')}" for name in ("max_batch", "explain_peak") if getattr(args, name)]
     if others:
         what = f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not apply to the ONNX Runtime"
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, name: str) -> int:
         hint = "Use -f table or -f json."
         raise UsageError(f"no {name} of a session", f"There are {' and '.join(FORMATS)}.", hint, "SM513")
     config = settings.settings(args)
-    unused = sorted(name for name in (config.words if config is not None else ()) if not OPTIONS[name].session)
+    unused = sorted(name for name in (config.options if config is not None else ()) if not OPTIONS[name].session)
     if unused:
         sys.stderr.write(f"Not used of the config, as a session does not train: {', '.join(unused)}\n")
     from staticmem.studies.session import MAX_THREADS, session_report  # late: errors of flags need no engine

@@ -24,30 +24,30 @@ def request(args: argparse.Namespace, **more: Any) -> Request:
 
     Raises:
         UsageError: flags that contradict each other.
-        DocumentError: the config has what is not known.
+        DocumentError: the config has an unknown key or value.
     """
-    words = {**given(args), **{name: value for name, value in more.items() if value is not None}}
+    options = {**given(args), **{name: value for name, value in more.items() if value is not None}}
     config = settings(args)
     if config is not None:
         from staticmem.config.discover import combined  # late: most starts have no config
 
-        below = dict(config.words)
+        below = dict(config.options)
         if getattr(args, "model", None) not in (None, config.model):
             below.pop("dims", None)  # dimensions have the names of a model
-        words = combined(below, words)
+        options = combined(below, options)
         if config.gpus:
-            words.setdefault("gpu", config.gpus[0])
-    return request_of(words)
+            options.setdefault("gpu", config.gpus[0])
+    return request_of(options)
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """The words that flags give, by the names of `Request`."""
-    words = {name: value for name in OPTIONS if (value := getattr(args, name, None)) is not None}
-    if "dims" in words:
-        words["dims"] = _joined(words["dims"])
-    if "checkpoint" in words:
-        words["checkpoint"] = tuple(words["checkpoint"])
-    return words
+    """The options that flags give, by the names of `Request`."""
+    options = {name: value for name in OPTIONS if (value := getattr(args, name, None)) is not None}
+    if "dims" in options:
+        options["dims"] = _joined(options["dims"])
+    if "checkpoint" in options:
+        options["checkpoint"] = tuple(options["checkpoint"])
+    return options
 
 
 def _joined(dims: list[dict[str, int]]) -> dict[str, int]:
@@ -79,7 +79,7 @@ def _settings(args: argparse.Namespace) -> Config | None:
 
 
 def take_config(args: argparse.Namespace) -> None:
-    """Where the verb takes CONFIG|MODEL and it is a config: `args.config` is it then, and `args.model` None.
+    """Where the verb takes CONFIG|MODEL and it is a config: moves it to `args.config`, and `args.model` becomes None.
 
     Raises:
         UsageError: a config is given twice.

@@ -15,7 +15,7 @@ from staticmem.cli.flags import add_flag, add_scenario, add_verb, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
-from staticmem.scenario.request import OPTIONS, known
+from staticmem.scenario.request import OPTIONS, checked_choice
 
 if TYPE_CHECKING:
     from staticmem.devices.gpus import Gpu
@@ -104,7 +104,7 @@ def size(args: argparse.Namespace) -> int:
         from staticmem.studies.prices import load
 
         prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
-    command = shlex.join(["staticmem", *args.words])
+    command = shlex.join(["staticmem", *args.argv])
     with settings.model_path(settings.model_of(args)) as path, Progress("cards", args.quiet) as bar:
         options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update)
         result = sizing(Study.open(path, request), options)
@@ -116,17 +116,17 @@ def _cards(args: argparse.Namespace, names: Sequence[str] = ()) -> list[Gpu]:
     """The cards that the filters leave, or those of `names`, by memory and name.
 
     Raises:
-        UsageError: a filter's value is not known, or nothing is left.
+        UsageError: a filter's value is unknown, or no card is left.
     """
     from staticmem.devices import gpus
 
     file = args.gpus_file
     cards = [gpus.find(name, file=file) for name in names] if names else list(gpus.catalog(file).values())
     if args.vendor:
-        vendors = {known("vendor", word, tuple(v.lower() for v in gpus.VENDORS)) for word in args.vendor}
+        vendors = {checked_choice("vendor", word, tuple(v.lower() for v in gpus.VENDORS)) for word in args.vendor}
         cards = [card for card in cards if card.vendor.lower() in vendors]
     if args.card_class:
-        classes = {known("class", word, gpus.CLASSES) for word in args.card_class}
+        classes = {checked_choice("class", word, gpus.CLASSES) for word in args.card_class}
         cards = [card for card in cards if card.price_class in classes]
     least, most = _memory("--min-memory", args.min_memory), _memory("--max-memory", args.max_memory)
     cards = [card for card in cards if card.nominal >= (least or 0) and (most is None or card.nominal <= most)]
@@ -148,7 +148,7 @@ def _memory(flag: str, text: str | None) -> int | None:
 
 
 def _date(given: str | None) -> str | None:
-    """The date of the report; none unless somebody says it, so that the same input gives the same report."""
+    """The date of the report; none unless it is given, so that the same input gives the same report."""
     if given is not None:
         try:
             if not DATE.fullmatch(given):

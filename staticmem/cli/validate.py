@@ -59,7 +59,7 @@ def add_validate(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code: 0, or 1 where --strict found a difference."""
+    """The exit code: 0, or 1 where --strict is given and the two differ."""
     chosen = chosen_format(args, FORMATS)
     with settings.model_path(args.model) as path:
         record = _torch_record(path, args) if args.runtime == "torch" else _session_record(path, args)
@@ -73,9 +73,9 @@ def _torch_record(path: str, args: argparse.Namespace) -> Record:
 
     if args.snapshot is not None:
         check_target(args.snapshot, args.force)
-    words, threads = words_of(settings.request(args)), args.intra_op_num_threads
+    options, threads = words_of(settings.request(args)), args.intra_op_num_threads
     limits = (args.runs, args.timeout, args.memory_limit)
-    return validate_torch(path, words, args.device, *limits, args.snapshot, threads, args.debug)
+    return validate_torch(path, options, args.device, *limits, args.snapshot, threads, args.debug)
 
 
 def _session_record(path: str, args: argparse.Namespace) -> Record:

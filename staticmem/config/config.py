@@ -1,4 +1,4 @@
-"""`Config`: what a config file says, checked, in the words of `Request`."""
+"""`Config`: the checked content of a config file, as options of `Request`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from staticmem.documents import DocumentError, Node, read_yaml
 from staticmem.errors import UsageError
 from staticmem.scenario.kinds import UNKNOWN_KEY, wrong
 
-Words = Mapping[str, Any]
+Options = Mapping[str, Any]
 UNKNOWN_CARD = "SM402"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """`metric` may be at most `limit_bytes`. `level`: what it is above that, "error" or "warning"."""
+    """`metric` may be at most `limit_bytes`. `level` is what exceeding it means: "error" or "warning"."""
 
     metric: str
     limit_bytes: int
@@ -27,18 +27,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Config:
-    """A config. `words` are fields of `Request`; `axes` are the lists of `what_if`; `scenarios` are words of one
-    configuration each, with its `name`. Paths of models are made from the config's folder.
+    """A config. `options` are fields of `Request`; `axes` are the lists of `what_if`; each of `scenarios` has
+    the options and the `name` of one configuration. Paths of models are relative to the config's folder in the file.
 
     `model` is None where the file names none.
     """
 
     file: str | None = None
     model: str | None = None
-    words: Words = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    scenarios: tuple[Words, ...] = ()
+    scenarios: tuple[Options, ...] = ()
     budgets: tuple[Budget, ...] = ()
 
 
@@ -46,15 +46,15 @@ def load(path: str) -> Config:
     """The config in a YAML file.
 
     Raises:
-        DocumentError: the file cannot be read, or says what is not known; the message has file, line and column.
+        DocumentError: the file cannot be read, or has an unknown key or value; the message has file, line and column.
     """
     return of_node(read_yaml(path), os.path.dirname(path))
 
 
 def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     """The config of a document. `versioned`: it has to say its version (a table of pyproject.toml may leave it out)."""
-    found = ROOT.read(root)
-    if versioned and "version" not in found and found:
+    values = ROOT.read(root)
+    if versioned and "version" not in values and values:
         first = next(iter(root.value.values()))[0]
         raise DocumentError(
             f"{first.place}: 'version' is missing", "A config says which version of the format it is.",
@@ -62,30 +62,30 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
         )  # fmt: skip
     _exclude(root, "train", "infer", "A configuration either trains or infers.", "Put the other into scenarios.")
     _exclude(root, "what_if", "scenarios", "A sweep is a cross product or a list.", "Keep one of them.")
-    model, dims = found.get("model"), {}
+    model, dims = values.get("model"), {}
     if isinstance(model, dict):
         model, dims = model["path"], model.get("dims", {})
-    words: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for mode in ("train", "infer"):
-        if mode in found:
-            words = {"mode": mode, **found[mode]}
+        if mode in values:
+            options = {"mode": mode, **values[mode]}
     if dims:
-        words["dims"] = {**dims, **words.get("dims", {})}
-    words |= found.get("device", {})
-    if "conf" in found.get("allocator", {}):
-        words["alloc_conf"] = found["allocator"]["conf"]
+        options["dims"] = {**dims, **options.get("dims", {})}
+    options |= values.get("device", {})
+    if "conf" in values.get("allocator", {}):
+        options["alloc_conf"] = values["allocator"]["conf"]
     for name in ("profile", "gpus_file"):
-        if name in words:
-            words[name] = _from(folder, words[name])
-    if "gpus" in found:
-        _check_cards(root.value["gpus"][1], words.get("gpus_file"))
-    axes = _axes(found.get("what_if", {}), folder)
+        if name in options:
+            options[name] = _from(folder, options[name])
+    if "gpus" in values:
+        _check_cards(root.value["gpus"][1], options.get("gpus_file"))
+    axes = _axes(values.get("what_if", {}), folder)
     scenarios = tuple(
-        {**s, "model": _from(folder, s["model"])} if "model" in s else s for s in found.get("scenarios", ())
+        {**s, "model": _from(folder, s["model"])} if "model" in s else s for s in values.get("scenarios", ())
     )
-    budgets = tuple(Budget(b["metric"], b["limit"], b.get("level", "error")) for b in found.get("budgets", ()))
+    budgets = tuple(Budget(b["metric"], b["limit"], b.get("level", "error")) for b in values.get("budgets", ()))
     path = _from(folder, model) if model is not None else None
-    return Config(root.file, path, words, tuple(found.get("gpus", ())), axes, scenarios, budgets)
+    return Config(root.file, path, options, tuple(values.get("gpus", ())), axes, scenarios, budgets)
 
 
 def _check_cards(gpus: Node, file: str | None) -> None:
@@ -100,16 +100,16 @@ def _check_cards(gpus: Node, file: str | None) -> None:
             raise wrong(node, error.why, error.hint) from error
 
 
-def _axes(found: Mapping[str, Any], folder: str) -> dict[str, tuple[Any, ...]]:
+def _axes(values: Mapping[str, Any], folder: str) -> dict[str, tuple[Any, ...]]:
     """The axes in their order; each named dimension is an axis of its own, `dims.seq`."""
     axes: dict[str, tuple[Any, ...]] = {}
-    for name, values in found.items():
+    for name, choices in values.items():
         if name == "dims":
-            axes |= {f"dims.{dim}": sizes for dim, sizes in values.items()}
+            axes |= {f"dims.{dim}": sizes for dim, sizes in choices.items()}
         elif name == "model":
-            axes[name] = tuple(_from(folder, path) for path in values)
+            axes[name] = tuple(_from(folder, path) for path in choices)
         else:
-            axes[name] = values
+            axes[name] = choices
     return axes
 
 

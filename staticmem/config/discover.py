@@ -1,13 +1,14 @@
-"""Settings of a config file and of the environment, and which of them hold together with flags."""
+"""Settings of a config file and of the environment, and which of them remain under flags."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from staticmem.config.config import Config, Words, load, of_node
+from staticmem.config.config import Config, Options, load, of_node
 from staticmem.config.locate import CONFIG_VARIABLE, PREFIX, find
 from staticmem.documents import DocumentError, malformed, of_plain, read_text
 from staticmem.errors import did_you_mean
@@ -55,17 +56,15 @@ def settings(path: str | None, search: bool, environment: Mapping[str, str] | No
     if path is None and search:
         path = find()
     config = read(path) if path is not None else Config()
-    words = from_environment(environ)
-    if not words:
+    options = from_environment(environ)
+    if not options:
         return config
-    gpus = (words.pop("gpu"),) if "gpu" in words else config.gpus
-    return Config(
-        config.file, config.model, combined(config.words, words), gpus, config.axes, config.scenarios, config.budgets
-    )
+    gpus = (options.pop("gpu"),) if "gpu" in options else config.gpus
+    return replace(config, options=combined(config.options, options), gpus=gpus)
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Words of variables such as STATICMEM_BATCH=8, STATICMEM_DIMS=seq=512,layers=4 or STATICMEM_OPTIMIZER=adam.
+    """Options from variables such as STATICMEM_BATCH=8, STATICMEM_DIMS=seq=512,layers=4 or STATICMEM_OPTIMIZER=adam.
 
     Raises:
         DocumentError: a value is not understood, or a variable looks like a misspelt one.
@@ -73,50 +72,50 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     from staticmem.config.fields import VARIABLES
     from staticmem.scenario.kinds import kind_of, plain
 
-    options = {f"{PREFIX}{one.name.upper()}": one for one in VARIABLES}
-    words: dict[str, Any] = {}
+    variables = {f"{PREFIX}{one.name.upper()}": one for one in VARIABLES}
+    values: dict[str, Any] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or not text or variable == CONFIG_VARIABLE:
             continue
-        if variable not in options:
-            hint = did_you_mean(variable, options)
+        if variable not in variables:
+            hint = did_you_mean(variable, variables)
             if hint.startswith("Did") and _near(variable, hint):
                 raise DocumentError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM196")
             continue
-        one = options[variable]
-        words[one.name] = kind_of(one).read(of_plain(plain(one.kind, text), "environment", variable))
-    return words
+        one = variables[variable]
+        values[one.name] = kind_of(one).read(of_plain(plain(one.kind, text), "environment", variable))
+    return values
 
 
 def _near(variable: str, hint: str) -> bool:
-    """One letter more, less or different: other variables with our prefix are other tools' business."""
+    """Whether it is one letter more, less or different: other variables with the prefix may belong to other tools."""
     import difflib
 
     return difflib.SequenceMatcher(None, variable, hint.split("'")[1]).ratio() > 0.93
 
 
-def combined(below: Words, above: Words) -> dict[str, Any]:
-    """Words with others over them. Dimensions are joined; what belongs to another optimizer or mode goes with it."""
-    words = {**below, **above}
+def combined(below: Options, above: Options) -> dict[str, Any]:
+    """Options with others over them. Dimensions are joined; options of a replaced optimizer or mode are dropped."""
+    options = {**below, **above}
     if "dims" in below and "dims" in above:
-        words["dims"] = {**below["dims"], **above["dims"]}
+        options["dims"] = {**below["dims"], **above["dims"]}
     inherited = [OPTIONS[name] for name in below if name not in above and name in OPTIONS]
     if above.get("mode") == "infer":
         for one in inherited:
             if one.training:
-                words.pop(one.name, None)
-    if words.get("optimizer") == "none":
-        words["optimizer"] = None
-    optimizer = words.get("optimizer")
+                options.pop(one.name, None)
+    if options.get("optimizer") == "none":
+        options["optimizer"] = None
+    optimizer = options.get("optimizer")
     if above.get("optimizer") is not None and "mode" not in above:
-        words["mode"] = "train"  # with an optimizer or with "none", the question is training
+        options["mode"] = "train"  # with an optimizer or with "none", the question is training
     for one in inherited:
         belongs = not one.owners or optimizer in one.owners
         if one.name in _NEEDS:
-            belongs = bool(words.get(_NEEDS[one.name]))
+            belongs = bool(options.get(_NEEDS[one.name]))
         if not belongs:
-            words.pop(one.name, None)
-    return words
+            options.pop(one.name, None)
+    return options
 
 
 _NEEDS = {"checkpoint_every": "checkpoint", "checkpoint_sequential": "checkpoint_segments"}

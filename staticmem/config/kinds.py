@@ -26,28 +26,28 @@ class Table:
 
     keys: Callable[[], Mapping[str, Entry]]
     required: tuple[str, ...] = ()
-    hints: Mapping[str, str] = field(default_factory=dict)  # what to do instead, by key that is often written here
+    hints: Mapping[str, str] = field(default_factory=dict)  # by misplaced key: where it belongs
 
     def read(self, node: Node) -> dict[str, Any]:
-        known = self.keys()
+        keys = self.keys()
         if node.value is None and not self.required:
             return {}
         if not isinstance(node.value, dict):
-            raise wrong(node, f"It is a mapping with keys of {', '.join(known)}.", "Write `key: value` below it.")
+            raise wrong(node, f"It is a mapping with keys of {', '.join(keys)}.", "Write `key: value` below it.")
         for name, (key, _) in node.value.items():
-            if name not in known:
+            if name not in keys:
                 where = f"in '{node.path}'" if node.path else "at the top"
                 raise DocumentError(
-                    f"{key.place}: unknown key '{name[:60]}' {where}", f"Known: {', '.join(known)}.",
-                    self.hints.get(name) or _closest(name, known), UNKNOWN_KEY,
+                    f"{key.place}: unknown key '{name[:60]}' {where}", f"Known: {', '.join(keys)}.",
+                    self.hints.get(name) or _closest(name, keys), UNKNOWN_KEY,
                 )  # fmt: skip
         for name in self.required:
             if name not in node.value:
                 raise DocumentError(
                     f"{node.place}: '{name}' is missing", f"Needed: {', '.join(self.required)}.",
-                    f"Add `{name}: {known[name].example}`.", UNKNOWN_KEY,
+                    f"Add `{name}: {keys[name].example}`.", UNKNOWN_KEY,
                 )  # fmt: skip
-        return {name: known[name].kind.read(value) for name, (_, value) in node.value.items()}
+        return {name: keys[name].kind.read(value) for name, (_, value) in node.value.items()}
 
     def schema(self) -> dict[str, Any]:
         properties = {name: {"description": e.about, **e.kind.schema()} for name, e in self.keys().items()}
@@ -57,8 +57,8 @@ class Table:
         return {"type": ["object", "null"], **table}  # a key without a value is an empty table
 
 
-def _closest(name: str, known: Mapping[str, Entry]) -> str:
-    hint = did_you_mean(name.lower().replace("-", "_"), known)
+def _closest(name: str, keys: Mapping[str, Entry]) -> str:
+    hint = did_you_mean(name.lower().replace("-", "_"), keys)
     return hint if hint.startswith("Did") else "See docs/config.md, or 'staticmem init' for an example."
 
 

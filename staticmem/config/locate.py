@@ -20,7 +20,7 @@ def is_config(path: str) -> bool:
 
 
 def anything(environment: Mapping[str, str] | None = None, search: bool = True) -> bool:
-    """Whether a variable or a file says something beside the flags."""
+    """Whether there is a variable or a file with settings."""
     environ = os.environ if environment is None else environment
     return any(name.startswith(PREFIX) for name in environ) or (search and find() is not None)
 
@@ -44,7 +44,7 @@ def _upward(start: str | None) -> Iterator[str]:
     passed = [folder]
     while not os.path.exists(os.path.join(folder, ".git")):
         above = os.path.dirname(folder)
-        if above == folder:  # no repository: a config of a folder above is somebody else's
+        if above == folder:  # no repository: a config of a folder above belongs to another project
             return iter(passed[:1])
         folder = above
         passed.append(folder)

@@ -170,7 +170,7 @@ def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     if not count:
         return graph, ()
     text = (
-        "activations and residual adds are taken to run in place, the export does not say: else the peak may be higher"
+        "activations and residual adds are assumed in place (ONNX does not record it); otherwise the peak may be higher"
     )
     return graph.with_targets(tuple(ops)), [Note("assumption", "SM254", text, count)]
 

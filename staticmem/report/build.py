@@ -197,8 +197,8 @@ def _coverage(s: Sources) -> Coverage:
     result = s.result
     ruled = 0
     for target, count in result.covered.items():
-        found = lookup(target)
-        ruled += count if found is not None and found.state == "ruled" else 0
+        entry = lookup(target)
+        ruled += count if entry is not None and entry.state == "ruled" else 0
     unknown = sum(result.unknown.values())
     rows = [UnknownOp(op, n, result.unknown_bytes[op]) for op, n in result.unknown.items()]
     rows.sort(key=lambda row: (-row.bytes, row.op))
@@ -218,7 +218,7 @@ def _notes(notes: Sequence[Note], *kinds: str) -> tuple[NoteInfo, ...]:
 class Alive(Sequence[TensorEntry]):
     """Everything alive at the peak, largest first; equal sizes in order of allocation. As good as a tuple of it.
 
-    Each entry is made when it is asked for: a large graph has millions, and a reader wants the top.
+    Entries are built on access: a large graph has millions, and a reader needs the first ones.
     """
 
     def __init__(self, graph: Graph, lifetimes: Lifetimes) -> None:

@@ -139,10 +139,10 @@ class _Tree:
         for op in self.graph.ops:
             frames = [(f.path, f.call) for f in op.modules] if self.by == "module" else [(op.name, 0)]
             for frame in frames:
-                made = makes.setdefault(frame, [])
-                known = set(made)
-                reads.setdefault(frame, []).extend(n for n in op.refs() if n not in self.owned and n not in known)
-                made.extend(op.outputs)
+                outputs = makes.setdefault(frame, [])
+                internal = {*self.owned, *outputs}
+                reads.setdefault(frame, []).extend(name for name in op.refs() if name not in internal)
+                outputs.extend(op.outputs)
         last_frames: dict[str, set[tuple[str, int]]] = {}
         for op in self.graph.ops:
             frames = [(f.path, f.call) for f in op.modules] if self.by == "module" else [(op.name, 0)]
@@ -187,7 +187,7 @@ class _Tree:
             own = self.layers[self.path(kernel.op)].own
             own.activation_bytes += buffer.size
             own.saved_bytes += buffer.size if buffer.id in saved else 0
-        shapes = {name: known.shape for name, known in self.values.items()}
+        shapes = {name: value.shape for name, value in self.values.items()}
         for index, op in enumerate(self.graph.ops):
             own = self.layers[self.path(index)].own
             own.macs += flops(op, shapes) // 2

@@ -37,23 +37,22 @@ def load_report(path: str) -> Report:
     data = read_json(path)
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
-        said = f"Its schema is {schema!r:.60}" if schema is not None else "It has no 'schema'"
-        raise UsageError(
-            f"{path} is not a report", f"{said}; a report has {SCHEMA!r}.", "staticmem analyze MODEL -o FILE.json", CODE
-        )
+        why = f"Its schema is {schema!r:.60}" if schema is not None else "It has no 'schema'"
+        hint = "staticmem analyze MODEL -o FILE.json"
+        raise UsageError(f"{path} is not a report", f"{why}; a report has {SCHEMA!r}.", hint, CODE)
     report = build(Report, data, path)
-    _all_there(report.peak.bands, ("live",), path, "peak.bands")
+    _check_names(report.peak.bands, ("live",), path, "peak.bands")
     if report.device is not None:
-        _all_there(report.peak.bands, ("allocated", "reserved", "device"), path, "peak.bands")
-        _all_there(report.peak.device_by_category, BEYOND_LIVE, path, "peak.device_by_category")
+        _check_names(report.peak.bands, ("allocated", "reserved", "device"), path, "peak.bands")
+        _check_names(report.peak.device_by_category, BEYOND_LIVE, path, "peak.device_by_category")
     if report.gpu is not None and report.gpu.fit not in FITS:
         raise _wrong(path, "gpu.fit", f"one of {', '.join(FITS)}", report.gpu.fit)
     return dataclasses.replace(report, alive=report.top_tensors)
 
 
-def _all_there(found: Mapping[str, Any], names: Iterable[str], path: str, where: str) -> None:
+def _check_names(data: Mapping[str, Any], names: Iterable[str], path: str, where: str) -> None:
     for name in names:
-        if name not in found:
+        if name not in data:
             raise UsageError(f"{path} is not a whole report", f"{where} lacks '{name}'.", "Write it again.", CODE)
 
 
@@ -88,16 +87,16 @@ def build(cls: type[T], data: Any, path: str, where: str = "") -> T:
     if not isinstance(data, dict):
         raise _wrong(path, where, "an object", data)
     hints = _hints(cls)
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         place = f"{where}.{field.name}" if where else field.name
         if field.name in data and field.metadata.get("json", True):
-            made[field.name] = _value(hints[field.name], data[field.name], path, place)
+            values[field.name] = _value(hints[field.name], data[field.name], path, place)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise UsageError(
                 f"{path} is not complete", f"It has no '{place}'.", "Write it again with this version.", CODE
             )
-    return cls(**made)
+    return cls(**values)
 
 
 _HINTS: dict[type, Mapping[str, Any]] = {}

@@ -12,13 +12,13 @@ _NUMBER = re.compile(r"[-+]?\d|-?$")
 
 def escape(text: str) -> str:
     """`text` as it is: no markup, no mention, no link, one line."""
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[1])};" if found[1] in "<>&@:|" else f"\\{found[1]}", _line(text))
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};" if match[1] in "<>&@:|" else f"\\{match[1]}", _line(text))
 
 
 def code(text: str) -> str:
     """`text` in a code span; nothing in it is markup."""
     text = _line(text).replace("|", "\\|")
-    run = max((len(found) for found in re.findall(r"`+", text)), default=0)
+    run = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
     fence = "`" * (run + 1)
     pad = " " if run else ""
     return f"{fence}{pad}{text}{pad}{fence}" if text else ""

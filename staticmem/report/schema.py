@@ -61,11 +61,11 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
         if "keys" in field.metadata:
             described["required"] = list(field.metadata["keys"])
         properties[field.name] = described
-    made: dict[str, Any] = {"type": "object"}
+    described_class: dict[str, Any] = {"type": "object"}
     text = " ".join((cls.__doc__ or "").split())
     if text and not text.startswith(f"{cls.__name__}("):
-        made["description"] = text
-    return {**made, "properties": properties, "required": [f.name for f in fields]}
+        described_class["description"] = text
+    return {**described_class, "properties": properties, "required": [f.name for f in fields]}
 
 
 def _type(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -124,12 +124,12 @@ class Levers:
     rows: tuple[LeverRow, ...]
 
 
-def cheapest(found: Levers) -> LeverRow | None:
+def cheapest(levers: Levers) -> LeverRow | None:
     """Of the levers that bring a step within the budget, the one that costs least: first what changes nothing else,
     then the least compute, then what is not tight, then what saves no more than it has to."""
-    if found.budget_bytes is None:
+    if levers.budget_bytes is None:
         return None
-    within = [row for row in found.rows if need(row) <= found.budget_bytes]
+    within = [row for row in levers.rows if need(row) <= levers.budget_bytes]
     return min(within, key=_cost, default=None)
 
 

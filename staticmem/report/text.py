@@ -168,7 +168,7 @@ def columns(
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """CSV. Text that a spreadsheet would run as a formula is quoted: names are from files."""
-    import csv  # late: few results are asked for as CSV
+    import csv  # late: few results are written as CSV
     import io
 
     stream = io.StringIO()

@@ -47,7 +47,7 @@ def place(at: Peak | PhasePeak) -> str:
 
 
 def step_name(report: Report) -> str:
-    """`training resnet50.pt2, batch 32, Adam`; a batch that nobody gave is marked."""
+    """`training resnet50.pt2, batch 32, Adam`; an assumed batch is marked."""
     scenario = report.scenario
     parts = [f"{'training' if scenario.mode == 'train' else 'inference of'} {os.path.basename(report.model.path)}"]
     if scenario.batch is not None:
@@ -79,7 +79,7 @@ def _size_and_name(part: tuple[str, int]) -> tuple[int, str]:
 
 
 def meter_rows(peak: Peak, view: View) -> list[tuple[str, str, str]]:
-    """The meters that are known: name, expected peak, and the band where it is open."""
+    """The meters of the report: name, expected peak, and the band where it is open."""
     rows = []
     for name in METERS:
         expected, band = getattr(peak, f"{name}_bytes"), peak.bands.get(name)
@@ -154,20 +154,20 @@ def verdict(report: Report, view: View = PLAIN) -> str:
 
 
 def largest_batch(report: Report, view: View = PLAIN) -> str:
-    """`The largest batch on l4 is 234 ...`; empty where it was not asked for."""
-    found = report.max_batch
-    if found is None:
+    """`The largest batch on l4 is 234 ...`; empty where it was not computed."""
+    largest = report.max_batch
+    if largest is None:
         return ""
-    if found.batch == 0:
-        need = "" if found.next_device_bytes is None else f": {view.size(found.next_device_bytes)} are needed"
-        return f"No batch fits {found.gpu}{need}."
+    if largest.batch == 0:
+        need = "" if largest.next_device_bytes is None else f": {view.size(largest.next_device_bytes)} are needed"
+        return f"No batch fits {largest.gpu}{need}."
     behind = "the model takes none larger"
-    if found.next_device_bytes is not None:
-        behind = f"{found.batch + 1} needs {view.size(found.next_device_bytes)}"
-    safe = f"{found.safe_batch} is" if found.safe_batch else "none is"
+    if largest.next_device_bytes is not None:
+        behind = f"{largest.batch + 1} needs {view.size(largest.next_device_bytes)}"
+    safe = f"{largest.safe_batch} is" if largest.safe_batch else "none is"
     return (
-        f"The largest batch on {found.gpu} is {found.batch} "
-        f"({view.size(found.device_bytes or 0)}; {behind}); "
+        f"The largest batch on {largest.gpu} is {largest.batch} "
+        f"({view.size(largest.device_bytes or 0)}; {behind}); "
         f"{safe} within 95 % of it with all that is uncertain."
     )
 

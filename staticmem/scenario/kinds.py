@@ -16,7 +16,7 @@ SWITCHES = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
-LARGEST = 2**40  # no size, count or number of anything is as large
+LARGEST = 2**40  # larger than any size or count
 
 
 PRECISIONS = ("float32", "float16", "bfloat16")  # as PyTorch writes them, beside fp32, fp16 and bf16
@@ -50,20 +50,20 @@ def is_number(value: Any, kinds: Any = int) -> bool:
 
 
 class Choice:
-    """One of some words; `shown` are those that a schema offers."""
+    """One of some choices; `shown` are those that a schema offers."""
 
-    def __init__(self, words: tuple[str, ...], shown: tuple[str, ...] = ()) -> None:
-        self.words, self.shown = words, shown or words
+    def __init__(self, choices: tuple[str, ...], shown: tuple[str, ...] = ()) -> None:
+        self.choices, self.shown = choices, shown or choices
 
     def read(self, node: Node) -> str:
         value = node.value
         if value is None or value is False:  # `amp: none` is text; `amp:` and `amp: no` are not
-            value = "none" if "none" in self.words else value
-        if isinstance(value, str) and value.lower() in self.words:
+            value = "none" if "none" in self.choices else value
+        if isinstance(value, str) and value.lower() in self.choices:
             return value.lower()
-        example = f"Example: {self.words[0]}"
-        hint = did_you_mean(value.lower(), self.words) if isinstance(value, str) else example
-        raise wrong(node, f"It is one of {', '.join(self.words)}.", hint)
+        example = f"Example: {self.choices[0]}"
+        hint = did_you_mean(value.lower(), self.choices) if isinstance(value, str) else example
+        raise wrong(node, f"It is one of {', '.join(self.choices)}.", hint)
 
     def schema(self) -> dict[str, Any]:
         return {"enum": list(self.shown)}
@@ -211,10 +211,10 @@ class Named:
         return {"type": "object", "additionalProperties": self.kind.schema()}
 
 
-def kind_of(one: Option, words: tuple[str, ...] = ()) -> Kind:
-    """The kind of an option's values; `words` are choices besides its own."""
+def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
+    """The kind of an option's values; `more` are choices besides its own."""
     kinds: dict[str, Callable[[], Kind]] = {
-        "choice": lambda: Choice((*one.choices, *words)),
+        "choice": lambda: Choice((*one.choices, *more)),
         "precision": lambda: Choice((*one.choices, *PRECISIONS), shown=one.choices),
         "whole": lambda: Whole(one.example or "32"),
         "bytes": lambda: Bytes(least=0),
@@ -231,7 +231,7 @@ def kind_of(one: Option, words: tuple[str, ...] = ()) -> Kind:
 
 
 def plain(kind: str, text: str) -> Any:
-    """A word of the command line or of a variable as a config would have it; what does not fit stays text."""
+    """A text of the command line or of a variable as the value in a config; a text that does not fit stays text."""
     text = text.strip()
     if kind == "switch":
         return SWITCHES.get(text.lower(), text)

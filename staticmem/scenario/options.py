@@ -34,15 +34,15 @@ class Option:
         group: the heading that it has in `--help` and on the reference page.
         about: what it is: a clause without a period, for help, schema and reference.
         kind: of its values; a key of `kinds.KINDS`.
-        choices: the words that it takes.
+        choices: the texts that it takes.
         unset: what holds where it is not given, if the default does not say it.
         example: a value as a config has it.
         details: further sentences for the reference page.
         table: where configs have it: "step" (`train` and `infer`), "device", or "" for a key of its own.
-        training: it says nothing of an inference.
-        owners: the optimizers that have it; none: it is not of an optimizer.
-        session: it is also of a session of the ONNX Runtime.
-        provider: the provider of the ONNX Runtime that alone has it.
+        training: it does not apply to an inference.
+        owners: the optimizers that have it; empty: it does not depend on the optimizer.
+        session: a session of the ONNX Runtime has it too.
+        provider: the only provider of the ONNX Runtime that has it.
         setting: configs and the environment can give it.
         flag: the flag, where it is not `--name`; `letter` is its short form.
     """
@@ -79,16 +79,16 @@ class Option:
 
 def option(default: T, group: str, kind: str, metavar: str, about: str, **more: Any) -> T:
     """A field of a class of options; the parameters are attributes of `Option`."""
-    words = {"group": group, "kind": kind, "metavar": metavar, "about": about, **more}
-    made: T = field(default=default, metadata=words)
-    return made
+    metadata = {"group": group, "kind": kind, "metavar": metavar, "about": about, **more}
+    declaration: T = field(default=default, metadata=metadata)
+    return declaration
 
 
 def declared(cls: Any) -> dict[str, Option]:
     """The options that a class declares by name, group after group."""
     options = [f for f in fields(cls) if f.metadata]
-    made = {}
+    by_name = {}
     for one in sorted(options, key=lambda f: list(GROUPS).index(f.metadata["group"])):
-        words = {"flag": f"--{one.name.replace('_', '-')}", **GROUPS[one.metadata["group"]], **one.metadata}
-        made[one.name] = Option(one.name, one.default, **words)
-    return made
+        attributes = {"flag": f"--{one.name.replace('_', '-')}", **GROUPS[one.metadata["group"]], **one.metadata}
+        by_name[one.name] = Option(one.name, one.default, **attributes)
+    return by_name

@@ -1,6 +1,6 @@
-"""`Request`: everything that a user can ask of one analysis, in the user's words.
+"""`Request`: everything that a user can ask of one analysis, as the user writes it.
 
-The command line, configs and Python all make a `Request`; what its words mean is decided here and nowhere else.
+The command line, configs and Python all make a `Request`; what its options mean is decided here and nowhere else.
 A field left out has the default of this class.
 """
 
@@ -26,7 +26,7 @@ ALL = sys.maxsize  # for `top`: every tensor
 # fmt: off
 @record(frozen=True, kw_only=True)
 class Request(Levers):
-    """One analysis as it was asked for. None is "not given"; each field is declared with what it means."""
+    """One analysis as requested. None is "not given"; each field is declared with what it means."""
 
     batch: int | None = option(
         None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
@@ -101,7 +101,7 @@ class Request(Levers):
     gpu: str | None = option(
         None, DEVICE, "text", "NAME|SIZE", "a card by name or size (h100-sxm-80gb, 24GB), and whether the step fits",
         table="", session=True, unset="an H100 SXM 80 GB is assumed", example="24GB",
-        details="Without one nothing is said about fitting",
+        details="Without one the report does not say whether the step fits",
     )
     gpus_file: str | os.PathLike[str] | None = option(
         None, DEVICE, "text", "FILE", "YAML with cards of your own, over those of the package", session=True,
@@ -132,7 +132,7 @@ class Request(Levers):
         details="The first step searches with large workspaces ([workspace](workspace.md))",
     )
     cudnn: str = option(
-        "tables", DEVICE, "choice", "SOURCE", "what tells workspaces of convolutions: tables, or an installed library",
+        "tables", DEVICE, "choice", "SOURCE", "source of workspaces of convolutions: tables, or an installed library",
         choices=("tables", "library"), example="tables",
         details="An installed libcudnn is exact (`pip install 'staticmem[cudnn]'`)",
     )
@@ -164,7 +164,7 @@ class Request(Levers):
     def names_device(self) -> bool:
         """Whether an option was given that only a card or its software can refuse."""
         given = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
-        return any(word is not None for word in given) or self.cudnn != "tables"
+        return any(value is not None for value in given) or self.cudnn != "tables"
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -173,10 +173,10 @@ class Request(Levers):
         return self.resolution
 
     def scenario(self) -> tuple[Scenario, list[Note]]:
-        """The validated scenario of the step, and what has to be said about it.
+        """The validated scenario of the step, and notes on it.
 
         Raises:
-            UsageError: an unknown word, or words that exclude each other.
+            UsageError: an unknown choice, or options that exclude each other.
         """
         notes: list[Note] = []
         optimizer, impl, loss = (self._choice(name) for name in ("optimizer", "optimizer_impl", "loss"))
@@ -193,37 +193,37 @@ class Request(Levers):
         if mode == "train" and optimizer is not None:
             text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
             notes.append(Note("assumption", "SM300", text))
-        # levers of the training step say nothing of an inference
+        # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
         scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, self._choice("sdpa"), **levers)
         return scenario, notes
 
     def _choice(self, name: str) -> Any:
-        """The word of an option with choices, in lower case."""
-        word = getattr(self, name)
-        return word if word is None else known(name.replace("_", "-"), word, OPTIONS[name].choices)
+        """The value of an option with choices, in lower case."""
+        value = getattr(self, name)
+        return value if value is None else checked_choice(name.replace("_", "-"), value, OPTIONS[name].choices)
 
 
 OPTIONS = declared(Request)
 FIELDS = tuple(OPTIONS)
 
 
-def request_of(words: Mapping[str, Any]) -> Request:
-    """The request of some words; None is "not given".
+def request_of(options: Mapping[str, Any]) -> Request:
+    """The request of some options; None is "not given".
 
     Raises:
-        TypeError: a word that `Request` does not have.
+        TypeError: an option that `Request` does not have.
     """
-    return Request(**{name: value for name, value in words.items() if value is not None})
+    return Request(**{name: value for name, value in options.items() if value is not None})
 
 
-def as_flags(words: Mapping[str, Any]) -> str:
-    """`--checkpoint Bottleneck --amp bf16`: the flags for words that differ from the defaults, to be copied."""
+def as_flags(options: Mapping[str, Any]) -> str:
+    """`--checkpoint Bottleneck --amp bf16`: the flags for options that differ from the defaults, to be copied."""
     import shlex
 
     parts: list[str] = []
-    for name, value in words.items():
+    for name, value in options.items():
         one = OPTIONS[name]
         if value == one.default or (name == "dims" and not value):
             continue
@@ -238,21 +238,21 @@ def as_flags(words: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def known(flag: str, word: str, words: tuple[str, ...]) -> str:
-    """The word in lower case, if it is one of `words`.
+def checked_choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
+    """The value in lower case, if it is one of `choices`.
 
     Raises:
         UsageError: it is not; the error names the closest.
     """
-    if word.lower() not in words:
-        raise unknown(flag, word, words)
-    return word.lower()
+    if value.lower() not in choices:
+        raise unknown(flag, value, choices)
+    return value.lower()
 
 
-def unknown(name: str, word: str, words: Iterable[str]) -> UsageError:
-    """The error of a word that is not one of `words`."""
-    why = f"--{name} is one of {', '.join(words)}."
-    return UsageError(f"unknown {name} '{word}'", why, did_you_mean(word.lower(), words), "SM134")
+def unknown(name: str, value: str, choices: Iterable[str]) -> UsageError:
+    """The error of a value that is not one of `choices`."""
+    why = f"--{name} is one of {', '.join(choices)}."
+    return UsageError(f"unknown {name} '{value}'", why, did_you_mean(value.lower(), choices), "SM134")
 
 
 def precision(name: str, word: str | None) -> DType | None:

@@ -34,7 +34,7 @@ MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mist
 # fmt: off
 @record(frozen=True, kw_only=True)
 class Levers:
-    """What a step can be told to do besides (docs/levers.md). The defaults are PyTorch's."""
+    """Settings that make a step smaller, and other options of it (docs/levers.md). The defaults are PyTorch's."""
 
     checkpoint: str | tuple[str, ...] = option(
         (), LEVERS, "names", "CLASS|PATH",
@@ -58,7 +58,7 @@ class Levers:
         1, LEVERS, "whole", "N", "micro-batches a step; the batch is the size of one", example="4",
     )
     freeze: str | None = option(
-        None, LEVERS, "text", "REGEX", "regular expression; parameters in whose name it is found are not trained",
+        None, LEVERS, "text", "REGEX", "regular expression; parameters whose name contains a match are not trained",
         example="'^(?!fc)'", details="`'^(?!fc)'`: all but `fc`",
     )
     weight_decay: float = option(0.0, LEVERS, "factor", "W", "weight decay of the optimizer", example="0.01")

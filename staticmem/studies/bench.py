@@ -1,4 +1,4 @@
-"""Steps of one model and what they need on cards: each is worked out once, whoever asks for it again.
+"""Steps of one model and what they need on cards: each is computed once and kept.
 
 What the allocator takes depends on a card's architecture until the card is full; only the partial sums of reductions
 depend on its multiprocessors too (`devices.temporaries`). So a step is replayed for the largest card of each
@@ -54,7 +54,7 @@ def largest_of(architecture: str, cards: Iterable[Gpu]) -> Gpu | None:
 class Verdicts:
     """Verdicts of a step with the software of `device`.
 
-    `spread` gives what the file leaves open (`meters.on_device`); it is asked for only where it is needed. `cards` are
+    `spread` gives what the file leaves open (`meters.on_device`); it is computed only where it is needed. `cards` are
     those whose largest stand for their architectures. `stand_in`: one card that stands for all, whatever their
     architecture: for graphs that are too large for many replays.
     """
@@ -76,7 +76,7 @@ class Verdicts:
     def fits(self, card: Gpu) -> bool:
         """Whether the whole band is within 95 % of the card, by the replay that its architecture shares: for searches.
 
-        Where the band is not without it, the spread is not asked for.
+        Where the band without the spread does not fit, the spread is not computed.
         """
         needed, usable = self._shared(card), usable_on(on(self.device, card))
         bare = verdict(needed, usable)
@@ -291,7 +291,7 @@ def card_fit(study: Study, name: str, spread: tuple[int, int] | None = None) -> 
 
 
 def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0)) -> tuple[CardRow, ...]:
-    """The rows of all cards, the smallest first, with the one that was asked for; `spread` as in `meters.on_device`."""
+    """The rows of all cards, the smallest first, with the requested one; `spread` as in `meters.on_device`."""
     cards = {**gpus.cards(), asked.gpu.slug: asked.gpu}
     wide = result.trace.ticks <= LIMIT
     verdicts = Verdicts(result, asked, lambda: spread, tuple(cards.values()))

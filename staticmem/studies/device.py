@@ -25,7 +25,7 @@ def device_of(request: Request) -> Device:
 
     Raises:
         UsageError: no such card, or an option that is not understood.
-        CudnnError: libcudnn was asked for and is not there.
+        CudnnError: --cudnn library is given, and there is no libcudnn.
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
     software = profile.load(Path(request.profile) if request.profile is not None else None)

@@ -213,7 +213,7 @@ class _Group:
 
     @property
     def _family(self) -> Key:
-        """What an optimizer's part may depend on besides the parameters."""
+        """What an optimizer's part may depend on, other than the parameters."""
         return key_of(without_options(self.key, ("resolution", "dims")))
 
     def _add(self, batch: int | None, optimizer: Request) -> OptimizerPart | None:

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from staticmem.config.config import Config, Words
+from staticmem.config.config import Config, Options
 from staticmem.config.discover import combined
 from staticmem.config.fields import axes as axes_of_config
 from staticmem.documents import Node, of_plain
@@ -30,7 +30,7 @@ class Point:
     error: StaticmemError | None = None
 
 
-def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, tuple[Any, ...]]) -> list[Point]:
+def points(config: Config, model: str | None, flags: Options, axes: Mapping[str, tuple[Any, ...]]) -> list[Point]:
     """The configurations of a config under flags, which override it. `axes` override lists of the same name.
 
     Raises:
@@ -41,7 +41,7 @@ def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, t
     if chosen is None and "model" not in lists and not all("model" in s for s in config.scenarios or ({},)):
         hint = "Write `model: file.pt2` into the config, or name the file."
         raise UsageError("no model to analyse", "Neither the command line nor the config names one.", hint, "SM198")
-    options = dict(config.words)
+    options = dict(config.options)
     if model is not None and config.model is not None and model != config.model:
         options.pop("dims", None)  # dimensions have the names of a model
     named = config.scenarios or ({},)
@@ -58,13 +58,13 @@ def points(config: Config, model: str | None, flags: Words, axes: Mapping[str, t
     ]
 
 
-def _overridden(name: str, flags: Words) -> bool:
+def _overridden(name: str, flags: Options) -> bool:
     if name.startswith("dims."):
         return name[5:] in flags.get("dims", {})
     return flags.get(name) is not None
 
 
-def _point(index: int, model: str, base: Words, own: Mapping[str, Any], flags: Words) -> Point:
+def _point(index: int, model: str, base: Options, own: Mapping[str, Any], flags: Options) -> Point:
     name, options = own.get("name"), dict[str, Any]()
     for key, value in own.items():
         if key.startswith("dims."):

@@ -36,7 +36,7 @@ NOT_INCLUDED = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a sizing report is asked for besides the step. `cards` are those that may be bought; `command` is shown."""
+    """The request of a sizing report, apart from the step. `cards` are those that may be bought; `command` is shown."""
 
     cards: Sequence[Gpu]
     prices: Mapping[str, Price] = field(default_factory=dict)

@@ -72,8 +72,8 @@ def _between(values: Sequence[int], allows: Callable[[int], bool], low: int, hig
 
 
 class Batches:
-    """The largest batch that fits each card. Cards are asked for in the order of their memory, and each starts at what
-    the one before had. A bound of the band leads there, and the band itself decides on the last rungs."""
+    """The largest batch that fits each card. Cards come in the order of their memory, and each search starts
+    at the result of the one before. A bound of the band leads there, and the band itself decides on the last rungs."""
 
     def __init__(self, bench: Bench, request: Request) -> None:
         self.bench, self.request = bench, request

@@ -1,4 +1,4 @@
-"""`Study`: one model under one request, stage by stage. Each stage is computed once, when it is first asked for.
+"""`Study`: one model under one request, stage by stage. Each stage is computed once, at its first use.
 
     model -> binding -> graph -> result (the step's trace) -> lifetimes -> device meters -> report
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from staticmem.devices.meters import Device, DeviceMeters
 
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
-REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it a replay has to be asked for (--gpu)
+REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it the allocator is replayed only with --gpu
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
 STEPS = 4  # kept at a time: a scenario with both ends of its band, and the scenario that it is compared with
@@ -328,7 +328,7 @@ def _unknown_ops(result: StepResult) -> list[Note]:
 
 
 def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:
-    """Sizes for open batch dimensions (axis 0) that nobody gave: 1, or the least that the export allows."""
+    """Sizes for open batch dimensions (axis 0) without a given size: 1, or the least that the export allows."""
     assumed: dict[str, int] = {}
     for spec in model.inputs:
         axis = spec.shape[0] if spec.shape else None

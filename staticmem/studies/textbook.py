@@ -88,7 +88,7 @@ class TextbookEstimate:
     """What the textbook says of a graph, in bytes; `parameters` is a count.
 
     `intermediate_bytes_forward` is every result added up; the network's inputs are not in it.
-    `intermediate_bytes_with_backward` has a gradient of the same size for each floating-point result besides.
+    `intermediate_bytes_with_backward` adds a gradient of the same size for each floating-point result.
     `unsized` names results whose shape the file does not give: they are in no sum.
     """
 

@@ -1,6 +1,6 @@
 """The closed forms of a page's sliders: the peak for every batch, in each of some settings of the step.
 
-The settings are precisions x optimizers x resolutions around the one that was asked for. Each takes steps at several
+The settings are precisions x optimizers x resolutions around the requested one. Each takes steps at several
 batches; a large graph gets fewer settings, and the page says which were left out.
 """
 

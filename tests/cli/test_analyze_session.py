@@ -173,7 +173,7 @@ def test_other_files_and_other_runtimes(capsys: pytest.CaptureFixture[str]) -> N
     assert code == 2
     assert "[SM507]" in err
     assert main(["analyze", RESNET, "--provider", "cuda", "--no-mem-pattern"]) == 2
-    assert "--provider, --mem-pattern say nothing of PyTorch" in capsys.readouterr().err
+    assert "--provider, --mem-pattern do not apply to PyTorch" in capsys.readouterr().err
 
 
 def test_strict_tells_what_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

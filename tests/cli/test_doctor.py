@@ -28,7 +28,7 @@ def test_versions_are_those_of_the_packages(capsys: pytest.CaptureFixture[str]) 
 def test_table_ends_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == "Everything that is needed is here."
+    assert text.splitlines()[-1] == "Everything that is needed is installed."
     assert main(["doctor", "-q"]) == 0
     assert capsys.readouterr().out == text.splitlines()[-1] + "\n"
 

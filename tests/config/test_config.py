@@ -51,7 +51,7 @@ def test_the_example(tmp_path: Path) -> None:
     path.write_text(EXAMPLE)
     config = load(str(path))
     assert config.model == str(tmp_path / "resnet50.pt2")
-    assert config.words == {
+    assert config.options == {
         "mode": "train", "optimizer": "adam", "batch": 32, "resolution": (224, 224), "loss": "auto", "amp": "none",
         "alloc_conf": "expandable_segments:True",
     }  # fmt: skip
@@ -185,7 +185,7 @@ def test_commented_lines_of_the_template_are_valid_too() -> None:
     for name in (*fields.TRAINING, *fields.INFERENCE):
         line = next(line for line in text.splitlines() if line.lstrip(" #").startswith(f"{name}:"))
         entry = line.lstrip(" #")
-        assert parsed(f"version: 1\ntrain:\n  {entry}\n").words, name
+        assert parsed(f"version: 1\ntrain:\n  {entry}\n").options, name
 
 
 def test_every_word_of_a_request_can_be_written() -> None:
@@ -217,7 +217,7 @@ def test_discovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pyproject(tmp_path: Path) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text('[tool.staticmem]\nmodel = "m.pt2"\ntrain = {optimizer = "sgd", batch = 4}\n')
-    assert discover.read(str(path)).words == {"mode": "train", "optimizer": "sgd", "batch": 4}
+    assert discover.read(str(path)).options == {"mode": "train", "optimizer": "sgd", "batch": 4}
     path.write_text('[tool.staticmem]\ntrain = {optimizer = "sdg"}\n')
     with pytest.raises(DocumentError) as caught:
         discover.read(str(path))

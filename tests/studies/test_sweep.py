@@ -27,7 +27,7 @@ SEED, RESNET = str(MODELS / "seed.pt2"), str(MODELS / "resnet18.pt2")
 
 
 def test_the_cross_product_in_its_order() -> None:
-    config = Config(model="m.pt2", words={"mode": "train", "optimizer": "sgd", "momentum": 0.9})
+    config = Config(model="m.pt2", options={"mode": "train", "optimizer": "sgd", "momentum": 0.9})
     made = points(config, None, {}, {"batch": (1, 2), "optimizer": ("sgd", "adam"), "dims.seq": (8,)})
     assert [(p.request.batch, p.request.optimizer, p.request.momentum) for p in made] == [
         (1, "sgd", 0.9), (1, "adam", 0.0), (2, "sgd", 0.9), (2, "adam", 0.0),

@@ -1,4 +1,4 @@
-"""Output formats: the one place that `-f`, the suffixes of `-o`, help, completion and the tests of formats ask.
+"""Output formats: one table for `-f`, the suffixes of `-o`, help, completion and the tests of formats.
 
 A module of this folder is named after the kind of result that it shows: `sweep.py`, or `sweep_xml.py` for a format that
 fills a file of its own. Its tuple `FORMATS` says which formats it has. So a format is added by a file here, or by a row
@@ -40,7 +40,7 @@ JSON = Format("json", "json", _json)
 
 
 class Formats:
-    """The formats of a kind of result, the default first. A format is imported when somebody asks for it."""
+    """The formats of a kind of result, the default first. A format is imported at its first use."""
 
     def __init__(self, kind: str, *, module: str = "", saved: bool = False) -> None:
         """`module` has the formats of a kind that is shown elsewhere; `saved`: those that need a saved report alone."""
@@ -48,7 +48,7 @@ class Formats:
 
     @cached_property
     def default(self) -> Format:
-        """The format where nobody asks for one: the first of the kind's own module."""
+        """The default format: the first of the kind's own module."""
         first: Format = import_module(self.module or f"{__name__}.{self.kind}").FORMATS[0]
         return first
 

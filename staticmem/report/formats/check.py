@@ -17,9 +17,9 @@ ANNOTATIONS = 10  # GitHub shows no more of a level and step
 
 def headline(check: Check, view: View = PLAIN) -> str:
     """`2 of 6 budgets exceeded, the worst by 1.20 GiB.`"""
-    known = [o for o in check.outcomes if o.error is None]
-    over = [o for o in known if not o.passed]
-    errors = len(check.outcomes) - len(known)
+    evaluated = [o for o in check.outcomes if o.error is None]
+    over = [o for o in evaluated if not o.passed]
+    errors = len(check.outcomes) - len(evaluated)
     unknown = f"{errors} of {_count(len(check.outcomes))} could not be checked" if errors else ""
     if over:
         worst = min(o.margin_bytes or 0 for o in over)
@@ -29,8 +29,8 @@ def headline(check: Check, view: View = PLAIN) -> str:
         return f"{text}; {unknown}." if unknown else f"{text}."
     if unknown:
         return f"{unknown}."
-    least = min((o.margin_bytes or 0 for o in known), default=0)
-    return f"{_count(len(known))} kept; the tightest leaves {view.size(least)}."
+    least = min((o.margin_bytes or 0 for o in evaluated), default=0)
+    return f"{_count(len(evaluated))} kept; the tightest leaves {view.size(least)}."
 
 
 def _count(n: int) -> str:

@@ -9,7 +9,7 @@ from staticmem.report.text import PLAIN, View
 
 def render(report: Report, view: View = PLAIN) -> str:
     """The page of the report alone. `studies.page` has the one with charts, cards and sliders."""
-    from staticmem.report.html import render as page  # late: whoever asks for another format needs none of it
+    from staticmem.report.html import render as page  # late: other formats need none of it
 
     return page(report, view=view)
 

@@ -25,9 +25,9 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         rows = [(escape(x.what), code(x.flags), size(x.live_bytes), size(x.saved_bytes)) for x in sizing.levers]
         parts += ["### What would make it smaller", "", table(("lever", "flags", "live peak", "saved"), rows), ""]
     notes = [f"- {escape(note.text)} `{note.code}`" for note in (*sizing.warnings, *sizing.assumptions)]
-    known = sizing.coverage.ruled + sizing.coverage.transparent
-    total = known + sizing.coverage.unknown
-    body = [f"{known:,} of {total:,} ops are known. {escape(' '.join(ACCURACY))}", "", *notes, "", "Not included:", ""]
+    ruled = sizing.coverage.ruled + sizing.coverage.transparent
+    total = ruled + sizing.coverage.unknown
+    body = [f"{ruled:,} of {total:,} ops are known. {escape(' '.join(ACCURACY))}", "", *notes, "", "Not included:", ""]
     body += [f"- {escape(text)}" for text in sizing.not_included]
     parts += [details("Assumptions and confidence", "\n".join(body)), ""]
     if sizing.command:

@@ -27,66 +27,66 @@ WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 118, 14, 34
 
 
-def render(found: Sizing, view: View = PLAIN) -> str:
+def render(sizing: Sizing, view: View = PLAIN) -> str:
     """The page as text; the same report gives the same text."""
     parts = [
-        _head(found, view),
-        _inputs(found),
-        _cards(found, view),
-        _curves(found, view),
-        _levers(found, view),
-        _confidence(found),
-        _reproduce(found),
+        _head(sizing, view),
+        _inputs(sizing),
+        _cards(sizing, view),
+        _curves(sizing, view),
+        _levers(sizing, view),
+        _confidence(sizing),
+        _reproduce(sizing),
     ]
     body = '<main id="main">' + "\n".join(part for part in parts if part) + "</main>"
-    footer = f"<footer>staticmem {esc(found.version)} · {esc(found.schema)} · one file, no network</footer>"
-    blocks = data("sm-sizing", "application/json", json_text(json.loads(dumps(found))))
-    title = f"{os.path.basename(found.model.path)}: sizing · staticmem"
+    footer = f"<footer>staticmem {esc(sizing.version)} · {esc(sizing.schema)} · one file, no network</footer>"
+    blocks = data("sm-sizing", "application/json", json_text(json.loads(dumps(sizing))))
+    title = f"{os.path.basename(sizing.model.path)}: sizing · staticmem"
     return page(title, body + footer, styles=("report.css", "sizing.css"), blocks=blocks)
 
 
-def _head(found: Sizing, view: View) -> str:
-    live = view.size(found.live_bytes)
+def _head(sizing: Sizing, view: View) -> str:
+    live = view.size(sizing.live_bytes)
     return (
-        f'<div class="hero"><p class="eyebrow">Sizing of {name(os.path.basename(found.model.path))}</p>'
-        f'<h1 class="sentence">{esc(found.recommendation)}</h1>'
-        f'<p class="lead">{esc(found.step)}; {live} of live tensors at the peak.</p></div>'
+        f'<div class="hero"><p class="eyebrow">Sizing of {name(os.path.basename(sizing.model.path))}</p>'
+        f'<h1 class="sentence">{esc(sizing.recommendation)}</h1>'
+        f'<p class="lead">{esc(sizing.step)}; {live} of live tensors at the peak.</p></div>'
     )
 
 
-def _inputs(found: Sizing) -> str:
+def _inputs(sizing: Sizing) -> str:
     rows = [
-        ("model", name(found.model.path)),
-        ("from", esc(f"{found.model.format}, {found.model.producer}")),
+        ("model", name(sizing.model.path)),
+        ("from", esc(f"{sizing.model.format}, {sizing.model.producer}")),
         (
             "inputs",
-            "<br>".join(name(f"{i.name}: {shape_text(i.dtype, i.shape)}") for i in found.model.inputs),
+            "<br>".join(name(f"{i.name}: {shape_text(i.dtype, i.shape)}") for i in sizing.model.inputs),
         ),
-        ("parameters", f"{found.parameters:,}"),
-        ("SHA-256", f'<code class="digest">{esc(found.model.sha256)}</code>' if found.model.sha256 else "large file"),
-        ("date", esc(found.date) if found.date else "not given"),
-        ("cards of", esc(found.data_checked)),
+        ("parameters", f"{sizing.parameters:,}"),
+        ("SHA-256", f'<code class="digest">{esc(sizing.model.sha256)}</code>' if sizing.model.sha256 else "large file"),
+        ("date", esc(sizing.date) if sizing.date else "not given"),
+        ("cards of", esc(sizing.data_checked)),
     ]
     body = "".join(f"<dt>{esc(term)}</dt><dd>{text}</dd>" for term, text in rows)
     return section("inputs", "What was sized", f'<dl class="facts">{body}</dl>')
 
 
-def _cards(found: Sizing, view: View) -> str:
+def _cards(sizing: Sizing, view: View) -> str:
     heads = ["card", "nominal", "usable", "needs", "low to high", "", "headroom", "max batch", "checkpointed"]
-    heads += [TITLES[text] for text in found.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
+    heads += [TITLES[text] for text in sizing.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     right = [i for i, head in enumerate(heads) if head not in ("card", "", "link", "price")]
-    rows = [_row(row, found, view) for row in found.cards]
-    classes = ["asked" if row.slug == found.recommended else "" for row in found.cards]
+    rows = [_row(row, sizing, view) for row in sizing.cards]
+    classes = ["asked" if row.slug == sizing.recommended else "" for row in sizing.cards]
     lead = "Usable is what the driver gives to a process; a card fits where the whole band is within 95 % of it."
-    if found.strategies:
+    if sizing.strategies:
         lead += " Under each strategy stands the fewest cards, of 1, 2, 4, 8 and so on."
-    if checkpointing(found):
-        lead += f" † with every {name(found.blocks or '')} checkpointed."
+    if checkpointing(sizing):
+        lead += f" † with every {name(sizing.blocks or '')} checkpointed."
     body = table(heads, rows, id="cards", right=right, classes=classes, caption="Cards")
     return section("fit", "Cards", f'<div class="cards">{body}</div>', lead)
 
 
-def _row(row: CardRow, found: Sizing, view: View) -> list[str]:
+def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
     word = outcome(row)
     kind = "fits" if row.fit == FITS else "tight" if row.fit == TIGHT or word == "with checkpointing" else "short"
     share = min(row.device_bytes / row.usable_bytes, 1.0)
@@ -105,20 +105,20 @@ def _row(row: CardRow, found: Sizing, view: View) -> list[str]:
     return [*cells, esc(row.link or ""), str(row.year or ""), esc(price_text(row))]
 
 
-def _curves(found: Sizing, view: View) -> str:
+def _curves(sizing: Sizing, view: View) -> str:
     charts = []
-    if len(found.batches) > 1:
-        xs = [float(point.batch or 0) for point in found.batches]
-        labels = [str(point.batch) for point in found.batches]
-        charts.append(("Peak against batch", xs, labels, found.batches))
-    if len(found.resolutions) > 1:
-        sides = [point.resolution or (0, 0) for point in found.resolutions]
+    if len(sizing.batches) > 1:
+        xs = [float(point.batch or 0) for point in sizing.batches]
+        labels = [str(point.batch) for point in sizing.batches]
+        charts.append(("Peak against batch", xs, labels, sizing.batches))
+    if len(sizing.resolutions) > 1:
+        sides = [point.resolution or (0, 0) for point in sizing.resolutions]
         xs = [float(height * width) ** 0.5 for height, width in sides]
         labels = [f"{h}" if h == w else f"{h}x{w}" for h, w in sides]
-        charts.append(("Peak against resolution", xs, labels, found.resolutions))
+        charts.append(("Peak against resolution", xs, labels, sizing.resolutions))
     if not charts:
         return ""
-    limits = _limits(found.cards)
+    limits = _limits(sizing.cards)
     figures = []
     for title, xs, labels, points in charts:
         lines = [("device", [point.device_bytes for point in points])]
@@ -137,19 +137,19 @@ def _curves(found: Sizing, view: View) -> str:
 
 def _limits(cards: Sequence[CardRow]) -> list[tuple[str, int]]:
     """Usable memory of some cards, apart enough to be read."""
-    made: list[tuple[str, int]] = []
+    limits: list[tuple[str, int]] = []
     for row in cards:
-        if not made or row.usable_bytes > 1.3 * made[-1][1]:
-            made.append((row.name, row.usable_bytes))
-    return made
+        if not limits or row.usable_bytes > 1.3 * limits[-1][1]:
+            limits.append((row.name, row.usable_bytes))
+    return limits
 
 
-def _levers(found: Sizing, view: View) -> str:
-    if not found.levers:
+def _levers(sizing: Sizing, view: View) -> str:
+    if not sizing.levers:
         return ""
     rows = []
-    for lever in found.levers:
-        bar = stacked_bar([("c-plain", lever.saved_bytes / found.live_bytes, lever.what)], lever.what)
+    for lever in sizing.levers:
+        bar = stacked_bar([("c-plain", lever.saved_bytes / sizing.live_bytes, lever.what)], lever.what)
         sizes = (view.size(lever.live_bytes), f"-{view.size(lever.saved_bytes)}")
         rows.append((esc(lever.what), f"<code>{esc(lever.flags)}</code>", *sizes, bar))
     heads = ("lever", "flags", "live peak", "saved", "")
@@ -157,25 +157,26 @@ def _levers(found: Sizing, view: View) -> str:
     return section("levers", "What would make it smaller", table(heads, rows, right=(2, 3), caption="Levers"), lead)
 
 
-def _confidence(found: Sizing) -> str:
-    ops = found.coverage
-    known = ops.ruled + ops.transparent
-    said = [f"{known:,} of {known + ops.unknown:,} ops are known.", *ACCURACY]
-    if found.unknown_ops:
-        said.append(f"Unknown: {', '.join(found.unknown_ops[:8])}.")
-    notes = "".join(f"<li>{esc(n.text)} <code>{esc(n.code)}</code></li>" for n in (*found.warnings, *found.assumptions))
-    left = "".join(f"<li>{esc(text)}</li>" for text in found.not_included)
-    sentences = " ".join(esc(text) for text in said)
-    body = f"<p>{sentences}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
+def _confidence(sizing: Sizing) -> str:
+    ops = sizing.coverage
+    ruled = ops.ruled + ops.transparent
+    facts = [f"{ruled:,} of {ruled + ops.unknown:,} ops are known.", *ACCURACY]
+    if sizing.unknown_ops:
+        facts.append(f"Unknown: {', '.join(sizing.unknown_ops[:8])}.")
+    listed = (*sizing.warnings, *sizing.assumptions)
+    notes = "".join(f"<li>{esc(n.text)} <code>{esc(n.code)}</code></li>" for n in listed)
+    left = "".join(f"<li>{esc(text)}</li>" for text in sizing.not_included)
+    lead = " ".join(esc(text) for text in facts)
+    body = f"<p>{lead}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
     body += f"<h3>Not included</h3><ul class='notes'>{left}</ul>"
     body += "<p><small>* a figure of the card has no source of its own, or was not compared with one.</small></p>"
     return section("confidence", "How sure this is", body)
 
 
-def _reproduce(found: Sizing) -> str:
-    if not found.command:
+def _reproduce(sizing: Sizing) -> str:
+    if not sizing.command:
         return ""
-    return section("reproduce", "How to reproduce it", f'<p class="command"><code>{esc(found.command)}</code></p>')
+    return section("reproduce", "How to reproduce it", f'<p class="command"><code>{esc(sizing.command)}</code></p>')
 
 
 def curve(
@@ -212,8 +213,8 @@ def curve(
         parts.append(f'<polyline class="curve {esc(text)}" points="{points}"/>')
         for value, label, n in zip(xs, labels, values, strict=True):
             place = f'cx="{x(value):.1f}" cy="{y(n):.1f}" r="3"'
-            said = esc(f"{text} at {label}: {view.size(n)}")
-            parts.append(f'<circle class="dot {esc(text)}" {place}><title>{said}</title></circle>')
+            sentences = esc(f"{text} at {label}: {view.size(n)}")
+            parts.append(f'<circle class="dot {esc(text)}" {place}><title>{sentences}</title></circle>')
     keys = "".join(f'<span class="key"><i class="k-{esc(text)}"></i>{esc(text)}</span>' for text, _ in lines)
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(title)}">{"".join(parts)}</svg>'
@@ -223,15 +224,15 @@ def curve(
 
 def _grid(ceiling: float, y: Callable[[float], float], view: View) -> str:
     step = _step(ceiling)
-    found: list[str] = []
+    parts: list[str] = []
     at = 0.0
     while at <= ceiling:
         height = y(at)
         text = esc(view.size(int(at), 0 if step >= GIB else 1))
-        found.append(f'<path class="grid" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>')
-        found.append(f'<text class="y" x="{LEFT - 8}" y="{height + 4:.1f}">{text}</text>')
+        parts.append(f'<path class="grid" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text class="y" x="{LEFT - 8}" y="{height + 4:.1f}">{text}</text>')
         at += step
-    return "".join(found)
+    return "".join(parts)
 
 
 def _step(ceiling: float) -> float:
@@ -246,14 +247,14 @@ def _step(ceiling: float) -> float:
 
 
 def _axis(xs: Sequence[float], labels: Sequence[str], x: Callable[[float], float]) -> str:
-    found: list[str] = []
+    parts: list[str] = []
     free = -1e9
     for at, label in zip(xs, labels, strict=True):
         place = x(at)
         if place - free >= 26:  # names that would touch are left out
-            found.append(f'<text class="x" x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}">{esc(label)}</text>')
+            parts.append(f'<text class="x" x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}">{esc(label)}</text>')
             free = place
-    return "".join(found)
+    return "".join(parts)
 
 
 FORMATS = (Format("html", "html", render),)

@@ -12,7 +12,7 @@ from staticmem.allocators.result import Replay
 from staticmem.ir.graph import Graph
 from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import module_of, module_of_op, short
-from staticmem.report.html.pack import Words, block
+from staticmem.report.html.pack import Strings, block
 from staticmem.report.html.page import cut, visible
 from staticmem.report.model import CATEGORIES
 
@@ -36,27 +36,27 @@ class Timeline:
 
     Time is ticks: one allocation or one release each. A buffer lives over [born, born + life); one that outlives the
     step lives to `ticks`. `size` is in units of 512 bytes; `category` is an index of `categories`; names, modules,
-    dtypes and shapes are indices of `words`.
+    dtypes and shapes are indices of `strings`.
     """
 
     ticks: int
     peak_tick: int
     phases: tuple[Span, ...]
     categories: tuple[str, ...]
-    words: tuple[str, ...]
+    strings: tuple[str, ...]
     columns: Columns
 
     def packed(self) -> str:
         """The columns for a page."""
-        return block(self.columns, {"words": self.words})
+        return block(self.columns, {"words": self.strings})
 
 
 def timeline(graph: Graph, lifetimes: Lifetimes) -> Timeline:
     """The timeline of a step over the graph that it ran."""
-    trace, words, categories = lifetimes.trace, Words(), Words(CATEGORIES)
+    trace, strings, categories = lifetimes.trace, Strings(), Strings(CATEGORIES)
     buffers, kernels = trace.buffers, trace.kernels
     starts = [*trace.phases, ("", lifetimes.ticks)]
-    kernel_modules = [words(module_of_op(graph, kernel.op)) for kernel in kernels]
+    kernel_modules = [strings(module_of_op(graph, kernel.op)) for kernel in kernels]
     lives = [died - born for born, died in zip(lifetimes.born, lifetimes.died, strict=True)]
     columns: Columns = {
         "born": ("delta", lifetimes.born),
@@ -64,11 +64,11 @@ def timeline(graph: Graph, lifetimes: Lifetimes) -> Timeline:
         "size": ("plain", [size // UNIT for size in lifetimes.sizes]),
         "category": ("plain", [categories(b.category) for b in buffers]),
         "kernel": ("delta", [max(b.kernel, 0) for b in buffers]),
-        "name": ("delta", [words(b.name or f"({short(kernels[b.kernel].name)})") for b in buffers]),
-        "module": ("delta", [words(module_of(graph, b.category, b.name, kernels[b.kernel].op)) for b in buffers]),
-        "dtype": ("plain", [words(b.dtype.name) for b in buffers]),
-        "shape": ("delta", [words(", ".join(map(str, b.shape))) for b in buffers]),
-        "kernel_name": ("plain", [words(short(kernel.name)) for kernel in kernels]),
+        "name": ("delta", [strings(b.name or f"({short(kernels[b.kernel].name)})") for b in buffers]),
+        "module": ("delta", [strings(module_of(graph, b.category, b.name, kernels[b.kernel].op)) for b in buffers]),
+        "dtype": ("plain", [strings(b.dtype.name) for b in buffers]),
+        "shape": ("delta", [strings(", ".join(map(str, b.shape))) for b in buffers]),
+        "kernel_name": ("plain", [strings(short(kernel.name)) for kernel in kernels]),
         "kernel_module": ("delta", kernel_modules),
     }
     return Timeline(
@@ -76,7 +76,7 @@ def timeline(graph: Graph, lifetimes: Lifetimes) -> Timeline:
         peak_tick=lifetimes.peak_tick,
         phases=tuple(Span(name, start, end) for (name, start), (_, end) in pairwise(starts)),
         categories=tuple(categories.listed()),
-        words=tuple(visible(cut(word)) for word in words.listed()),
+        strings=tuple(visible(cut(text)) for text in strings.listed()),
         columns=columns,
     )
 
@@ -99,7 +99,7 @@ class AddressMap:
     Time is events of the replay: one allocation or one release each, from 0 to `events`. `rows` are in the order of
     addresses. Columns are of blocks: each lies at `offset` of the segment `row` over [born, born + life); `offset` and
     `size` are in units of 512 bytes. `buffer` is 1 + the index in the timeline, 0 for a workspace, which `what - 1`
-    names in `words`. `failed`: the card was full at the end of what is shown, and the next allocation failed.
+    names in `strings`. `failed`: the card was full at the end of what is shown, and the next allocation failed.
     """
 
     setting: str
@@ -110,7 +110,7 @@ class AddressMap:
     reserved_bytes: int
     phases: tuple[Span, ...]
     rows: tuple[Row, ...]
-    words: tuple[str, ...]
+    strings: tuple[str, ...]
     columns: Columns
 
     def packed(self) -> str:
@@ -122,7 +122,7 @@ class AddressMap:
             "segment_end": ("plain", [row.end for row in self.rows]),
             "segment_small": ("plain", [int(row.small) for row in self.rows]),
         }
-        return block({**segments, **self.columns}, {"words": self.words})
+        return block({**segments, **self.columns}, {"words": self.strings})
 
 
 def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
@@ -132,7 +132,7 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
     step = spans[-1][0].step if spans else 0
     of_step = [(mark, stop) for mark, stop in spans if mark.step == step]
     start = min((mark.event for mark, _ in of_step), default=0)
-    rows, words = _rows(replay, start, end), Words()
+    rows, strings = _rows(replay, start, end), Strings()
     by_address = sorted(range(len(rows)), key=lambda index: rows[index].address)
     bases = [rows[index].address for index in by_address]
     kinds = {"row": "delta", "offset": "delta", "size": "plain", "born": "delta", "life": "plain", "buffer": "delta"}
@@ -145,7 +145,7 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
         born = max(placed.born, start)
         origin = process.origins[placed.id]
         row = _row_of(rows, by_address, bases, placed.address, born - start)
-        what = 0 if origin.buffer >= 0 else words(origin.what or "workspace") + 1
+        what = 0 if origin.buffer >= 0 else strings(origin.what or "workspace") + 1
         offset = (placed.address - rows[row].address) // UNIT
         blocks.append((row, offset, -(-placed.size // UNIT), born - start, died - born, origin.buffer + 1, what))
     values = zip(*blocks, strict=True) if blocks else ((),) * len(kinds)
@@ -159,7 +159,7 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
         reserved_bytes=reserved,
         phases=tuple(Span(mark.phase, mark.event - start, min(stop, end) - start) for mark, stop in of_step),
         rows=tuple(rows),
-        words=tuple(words.listed()),
+        strings=tuple(strings.listed()),
         columns={name: (kind, column) for (name, kind), column in zip(kinds.items(), values, strict=True)},
     )
 

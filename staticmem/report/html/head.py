@@ -60,17 +60,17 @@ def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
     when = f", when {name(at)} runs" if at else ""
     largest = max(peak.by_category, key=lambda key: peak.by_category[key], default="")
     share = peak.by_category.get(largest, 0) / peak.live_bytes if peak.live_bytes else 0
-    made = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
+    largest_share = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
     return (
         f'<div class="verdict"><p class="eyebrow">{step}</p>'
         f'<h1><span id="peak-bytes" data-bytes="{peak.live_bytes}">{view.size(peak.live_bytes)}</span> '
         f'<span class="of">live at the peak</span></h1><p class="lead">Most is alive {phase}{when}: '
-        f"{peak.tensors:,} tensors.{made} {_outcome(report, cards, view)}</p></div>"
+        f"{peak.tensors:,} tensors.{largest_share} {_outcome(report, cards, view)}</p></div>"
     )
 
 
 def _outcome(report: Report, cards: Sequence[CardRow], view: View) -> str:
-    """Whether it fits: the card that was asked for, else the smallest that has the memory."""
+    """Whether the requested card fits the step, else the smallest card with enough memory."""
     gpu, device = report.gpu, report.peak.device_bytes
     if gpu is not None and device is not None:
         left = f"{view.size(gpu.headroom_bytes)} to spare"
@@ -88,23 +88,23 @@ def _outcome(report: Report, cards: Sequence[CardRow], view: View) -> str:
     return "No card of the catalogue has the memory." if cards else ""
 
 
-def _largest(found: LargestBatch | None) -> str:
-    if found is None:
+def _largest(largest: LargestBatch | None) -> str:
+    if largest is None:
         return ""
-    if not found.batch:
+    if not largest.batch:
         return " No batch fits there."
-    sure = "" if found.safe_batch == found.batch else f" ({found.safe_batch:,} where the whole band has to fit)"
-    return f" The largest batch there is {found.batch:,}{sure}."
+    sure = "" if largest.safe_batch == largest.batch else f" ({largest.safe_batch:,} where the whole band has to fit)"
+    return f" The largest batch there is {largest.batch:,}{sure}."
 
 
 def meters(report: Report, view: View) -> str:
     """Four bars on one scale, with bands, and what the device meter consists of."""
     peak = report.peak
     values = {key: getattr(peak, f"{key}_bytes") for key in _METERS}
-    known: dict[str, int] = {key: value for key, value in values.items() if value is not None}
-    scale = max([*known.values(), *(band.high for band in peak.bands.values()), 1])
+    expected: dict[str, int] = {key: value for key, value in values.items() if value is not None}
+    scale = max([*expected.values(), *(band.high for band in peak.bands.values()), 1])
     rows = []
-    for key, value in known.items():
+    for key, value in expected.items():
         title, says = _METERS[key]
         band = peak.bands.get(key)
         open_ = band is not None and band.high > band.low
@@ -136,7 +136,7 @@ def meters(report: Report, view: View) -> str:
 
 
 def _parts(report: Report, key: str, value: int, scale: int, view: View) -> list[tuple[str, float, str]]:
-    """The segments of a meter's bar; one where its parts are not known."""
+    """The segments of a meter's bar; one where the report has no parts."""
     peak = report.peak
     parts: dict[str, int] = {}
     if key == "live":

@@ -47,7 +47,7 @@ def block(columns: Mapping[str, tuple[str, Sequence[int]]], strings: Mapping[str
         columns: by name, ("plain" or "delta", values).
         strings: lists of strings by name.
     """
-    header: dict[str, object] = {"strings": {name: list(words) for name, words in (strings or {}).items()}}
+    header: dict[str, object] = {"strings": {name: list(texts) for name, texts in (strings or {}).items()}}
     listed: list[tuple[str, str, int, int]] = []
     parts = []
     for name, (kind, values) in columns.items():
@@ -74,14 +74,14 @@ def _deflated(raw: bytes) -> str:
     return base64.b64encode(packer.compress(raw) + packer.flush()).decode("ascii")
 
 
-class Words:
+class Strings:
     """Strings by number, each once, in order of first use."""
 
-    def __init__(self, words: Iterable[str] = ()) -> None:
-        self._known = {word: index for index, word in enumerate(words)}
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self._numbers = {text: index for index, text in enumerate(strings)}
 
-    def __call__(self, word: str) -> int:
-        return self._known.setdefault(word, len(self._known))
+    def __call__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
 
     def listed(self) -> list[str]:
-        return list(self._known)
+        return list(self._numbers)

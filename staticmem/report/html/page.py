@@ -91,8 +91,8 @@ def _hash(text: str) -> str:
 def section(id: str, title: str, body: str, lead: str = "", tools: str = "") -> str:
     """A section with a heading, a sentence under it (`lead`) and what stands beside it. All but `title` is HTML."""
     head = f'<div class="head"><h2 id="{id}-title">{esc(title)}</h2>{tools}</div>'
-    said = f'<p class="lead">{lead}</p>' if lead else ""
-    return f'<section id="{id}" aria-labelledby="{id}-title">{head}{said}{body}</section>'
+    sentence = f'<p class="lead">{lead}</p>' if lead else ""
+    return f'<section id="{id}" aria-labelledby="{id}-title">{head}{sentence}{body}</section>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, id: str = "", right: Sequence[int] = (),

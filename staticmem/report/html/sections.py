@@ -52,14 +52,15 @@ def timeline_section(report: Report) -> str:
 
 
 def address_section(extras: Extras, view: View) -> str:
-    found = extras.addresses
-    if found is None:
+    addresses = extras.addresses
+    if addresses is None:
         return ""
     lead = (
-        f"Where PyTorch's caching allocator puts them: step {found.step} of a replayed process, "
-        f"{view.size(found.reserved_bytes)} reserved in {len(found.rows):,} segments ({esc(found.setting)}). "
+        f"Where PyTorch's caching allocator puts them: step {addresses.step} of a replayed process, "
+        f"{view.size(addresses.reserved_bytes)} reserved in {len(addresses.rows):,} segments "
+        f"({esc(addresses.setting)}). "
         "A band across is a segment; grey in it is memory that is held and not used."
-        + (' <strong class="short">The next allocation fails: the card is full.</strong>' if found.failed else "")
+        + (' <strong class="short">The next allocation fails: the card is full.</strong>' if addresses.failed else "")
     )
     return section("addresses", "Address map", _chart("address-chart", "Segments of the allocator over the step"), lead)
 
@@ -128,12 +129,12 @@ def module_section(report: Report, view: View) -> str:
     return section("modules", "By module", body, lead)
 
 
-def what_if_section(found: WhatIf | None) -> str:
-    if found is None:
+def what_if_section(what_if: WhatIf | None) -> str:
+    if what_if is None:
         return ""
     title = "What if"
-    if not found.settings:
-        return section("what-if", title, f"<p>No sliders for this model: {esc(found.reason)}.</p>")
+    if not what_if.settings:
+        return section("what-if", title, f"<p>No sliders for this model: {esc(what_if.reason)}.</p>")
     lead = (
         "The peak of live tensors for other settings, computed here from its closed form: every buffer has "
         "<i>base + slope \u00d7 batch</i> bytes, rounded up to 512. The figures are those of "

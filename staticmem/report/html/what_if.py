@@ -40,19 +40,19 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The words of the command line for this setting, without the batch."""
-        words: list[str] = []
+        """The flags for this setting, without the batch."""
+        flags: list[str] = []
         if self.resolution is not None and self.sized:
-            words += ["--resolution", f"{self.resolution[0]}x{self.resolution[1]}"]
+            flags += ["--resolution", f"{self.resolution[0]}x{self.resolution[1]}"]
         if self.optimizer is not None:
-            words += ["--optimizer", self.optimizer]
+            flags += ["--optimizer", self.optimizer]
         if self.momentum:
-            words += ["--momentum", f"{self.momentum:g}"]
+            flags += ["--momentum", f"{self.momentum:g}"]
         if self.dtype is not None:
-            words += ["--dtype", self.dtype]
+            flags += ["--dtype", self.dtype]
         if self.amp is not None:
-            words += ["--amp", self.amp]
-        return tuple(words)
+            flags += ["--amp", self.amp]
+        return tuple(flags)
 
 
 @dataclass(frozen=True, slots=True)
