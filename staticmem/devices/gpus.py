@@ -102,10 +102,8 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug):
         raise UsageError(f"{path}: {where}", "A name is lower-case words with hyphens.", code="SM401")
     fields = table(data, path, where)
-    keys_of(
-        fields, path, required=("name", "arch", "processors", "nominal", "source"),
-        optional=("nvml", "usable", "vendor", "form", "year", "class", "specs"), where=where,
-    )  # fmt: skip
+    optional = "nvml usable vendor form year class specs".split()
+    keys_of(fields, path, ("name", "arch", "processors", "nominal", "source"), optional, where)
     chip = text(fields["arch"], path, f"{where}.arch")
     _one_of(chip, (*THREADS, *STAND_INS), path, f"{where}.arch")
     architecture = STAND_INS.get(chip, chip)
@@ -125,10 +123,8 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
     nvml = figure("nvml", nominal)
     usable = figure("usable", nvml - held_back(nvml))
     if not 0 < usable <= nvml <= nominal:
-        raise UsageError(
-            f"{path}: {where}: usable {usable}, nvml {nvml}, nominal {nominal} MiB", "Each is at most the next.",
-            code="SM401",
-        )  # fmt: skip
+        what = f"{path}: {where}: usable {usable}, nvml {nvml}, nominal {nominal} MiB"
+        raise UsageError(what, "Each is at most the next.", code="SM401")
     if chip in STAND_INS:
         assumed.append("architecture")
     specs = table(fields.get("specs") or {}, path, f"{where}.specs")

@@ -39,7 +39,7 @@ LAZY, EAGER = "lazy", "eager"  # CUDA_MODULE_LOADING
 
 @record(frozen=True)
 class EagerModules:
-    """Bytes of all kernels in builds of torch from version `since` on, one for each card that was read."""
+    """Bytes of all kernels in builds of torch from version `since` on, one reading a card."""
 
     since: tuple[int, int]
     readings: tuple[int, ...]
@@ -151,15 +151,9 @@ def load(path: Path | None = None) -> Profile:
     """The profile of a file, else the one in the package."""
     path = path or DEFAULT
     document = read_yaml(path)
-    keys_of(
-        document, path, required=("version", "name", "context", "libraries", "cublas", "cudnn"),
-        optional=("checked", "modules"),
-    )  # fmt: skip
+    keys_of(document, path, "version name context libraries cublas cudnn".split(), ("checked", "modules"))
     context = table(document["context"], path, "context")
-    keys_of(
-        context, path, required=("fixed_mib", "kib_per_thread", "low", "high", "source"), optional=("readings",),
-        where="context",
-    )  # fmt: skip
+    keys_of(context, path, ("fixed_mib", "kib_per_thread", "low", "high", "source"), ("readings",), "context")
     readings, sources = [], [("context", text(context["source"], path, "context.source"))]
     for slug, data in table(context.get("readings") or {}, path, "context.readings").items():
         where = f"context.readings.{slug}"

@@ -19,7 +19,7 @@ from staticmem.eager.tensor import Formula, Grads, Node, Owner, Tensor
 __all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "run_backward"]
 
 
-_RAN: list[tuple[Node, int] | None] = []  # the edges of a node that has run
+_RAN: list[tuple[Node, int] | None] = []  # `edges` of a node that has run
 
 
 class InputBuffer(Owner):
@@ -67,8 +67,8 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
             outputs = validate(e, node, apply(e, node, buffer.slots))
         e.release(buffer)
         e.forget(node)
-        added = []  # they are in `outputs` of evaluate_function, until it returns
-        leaves = []  # of the highest sequence number: all of them are taken before what else is ready
+        added = []  # `outputs` of evaluate_function has them until it returns
+        leaves = []  # they have the highest sequence number, so they run before other ready nodes
         for edge, output in zip(node.edges, outputs, strict=True):
             if edge is None:
                 continue
@@ -100,7 +100,7 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
 
 
 def _count_dependencies(root: Node) -> None:
-    """How many edges lead to each node below `root`: gradients that it waits for. All are 0 again when it has run."""
+    """Counts the edges to each node below `root` in `dependencies`, which the backward brings down to 0 again."""
     stack = [root]
     while stack:
         for edge in stack.pop().edges:
@@ -112,8 +112,8 @@ def _count_dependencies(root: Node) -> None:
 
 
 def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> bool:
-    """Moves a gradient, which `hold` keeps, into a slot; a second one is added in place where the engine owns the first
-    and its storage alone. Whether it was added: then it is still held."""
+    """Moves a gradient, which `hold` keeps, into a slot. A second one is added, in place where nothing but the engine
+    owns the first and its storage. Returns whether it was added; the caller then ends its hold."""
     old = buffer.slots[slot]
     if old is None:
         buffer.slots[slot] = new
@@ -133,7 +133,7 @@ def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> bo
 
 
 def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[int, Tensor], received: set[int]) -> None:
-    """`.grad` takes the buffer itself where nobody else has it and its strides are the parameter's, else a clone."""
+    """`.grad` takes the gradient itself where it has no other owner and the parameter's strides, else a clone."""
     new = buffer.slots[0]
     if new is None:
         return

@@ -102,9 +102,7 @@ class RecordedNode:
     their `grad_fn`. `backward` has its backward by the forms of the gradients; None: it must run.
     """
 
-    __slots__ = (
-        "backward", "edges", "formulas", "kinds", "metadata", "moved", "name", "saves", "tick", "whos",
-    )  # fmt: skip
+    __slots__ = tuple("backward edges formulas kinds metadata moved name saves tick whos".split())
 
     def __init__(self, name: str, formulas: Sequence[Formula], metadata: list[Meta]) -> None:
         self.name, self.formulas, self.metadata = name, formulas, metadata

@@ -1,4 +1,4 @@
-"""One backward node: its formulas, and the checks of what they give (`call_function`, `validate_outputs`)."""
+"""One backward node: its formulas, and the checks of their results (`call_function`, `validate_outputs`)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def apply(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> list[Tensor |
 def validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[tuple[Tensor, int] | None]:
     """Each output is reduced to the shape, then cast to the dtype, of the value that it is a gradient of.
 
-    From here on the list holds its tensors: a reduced one lets go of the full-size one at once. For each edge the
-    gradient and the hold that keeps it.
+    The list holds its tensors from here on, so a full-size one is released as soon as it was reduced. Returns for each
+    edge the gradient and the hold that keeps it.
     """
     owner = Owner("gradient", node.name, node.op)
     edges = node.edges
@@ -75,7 +75,7 @@ def validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[tuple[T
     for output in outputs:
         if output is None:
             kept.append(None)
-        else:  # one tensor may be held for several edges: the last hold on it goes first
-            place = next(k for k in range(len(held) - 1, -1, -1) if held[k][0] is output)
-            kept.append(held.pop(place))
+        else:  # one tensor may be held for several edges: its last hold comes first
+            index = next(k for k in range(len(held) - 1, -1, -1) if held[k][0] is output)
+            kept.append(held.pop(index))
     return kept

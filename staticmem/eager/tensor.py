@@ -27,10 +27,9 @@ class Storage:
 class Tensor:
     """A view of a storage: `shape` and `strides` in elements."""
 
-    __slots__ = (
-        "accumulate", "base", "dtype", "grad_fn", "known_form", "name", "output_nr", "refs", "requires_grad", "shape",
-        "storage", "strides", "view",
-    )  # fmt: skip
+    __slots__ = tuple(
+        "accumulate base dtype grad_fn known_form name output_nr refs requires_grad shape storage strides view".split()
+    )
 
     def __init__(self, storage: Storage, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> None:
         self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
@@ -145,10 +144,7 @@ class SavedTensorsHooks(Protocol):
 class Node:
     """A backward node: edges to the producers of its inputs, what it saves, its formulas."""
 
-    __slots__ = (
-        "dependencies", "edges", "formulas", "hold", "leaf", "metadata", "name", "op", "packed", "refs", "saved",
-        "sequence",
-    )  # fmt: skip
+    __slots__ = tuple("dependencies edges formulas hold leaf metadata name op packed refs saved sequence".split())
 
     def __init__(self, name: str, sequence: int, op: int) -> None:
         self.name, self.sequence, self.op = name, sequence, op

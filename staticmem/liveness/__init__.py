@@ -1,4 +1,4 @@
-"""Lifetimes: the interval of every buffer from who held it, the peak, and who is alive there and why."""
+"""Lifetimes: the interval of every buffer from its holds, the peak, and which buffers are alive there and why."""
 
 from staticmem.liveness.intervals import Lifetimes, PhasePeak, liveness
 

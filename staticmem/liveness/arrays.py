@@ -14,8 +14,6 @@ from staticmem.eager.trace import Buffers, Holds
 if TYPE_CHECKING:
     import numpy as np
 
-LARGE = 1 << 17  # holds, or buffers, of a trace that pays for the import
-
 
 def releases(holds: Holds, buffers: Buffers, forever: int) -> array[int]:
     """The tick at which each buffer's last hold ends, or the buffer itself where it has none; `forever` at most."""
@@ -43,8 +41,8 @@ def alive(born: array[int], died: array[int], tick: int) -> list[int]:
     """The indices of the intervals [born, died) that contain `tick`."""
     import numpy as np
 
-    found: list[int] = np.flatnonzero((_of(born) <= tick) & (_of(died) > tick)).tolist()
-    return found
+    indices: list[int] = np.flatnonzero((_of(born) <= tick) & (_of(died) > tick)).tolist()
+    return indices
 
 
 def _of(column: array[int]) -> np.ndarray:
@@ -60,4 +58,4 @@ def _array(code: str, values: np.ndarray) -> array[int]:
     return column
 
 
-__all__ = ["LARGE", "alive", "levels", "releases"]
+__all__ = ["alive", "levels", "releases"]

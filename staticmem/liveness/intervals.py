@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.trace import Buffer, Hold, Trace, round_up
 from staticmem.ir.record import record
-from staticmem.liveness import arrays
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+LARGE = 1 << 17  # holds, or buffers, of a trace that is worth the import of NumPy (`arrays`)
 
 
 @record(frozen=True, slots=True)
@@ -121,14 +123,18 @@ class Lifetimes:
 
 def _alive(born: array[int], died: array[int], tick: int) -> list[int]:
     """The indices of the intervals [born, died) that contain `tick`."""
-    if len(born) >= arrays.LARGE:
+    if len(born) >= LARGE:
+        from staticmem.liveness import arrays
+
         return arrays.alive(born, died, tick)
     return [id for id, (start, end) in enumerate(zip(born, died, strict=True)) if start <= tick < end]
 
 
 def _levels(sizes: Sequence[int], born: array[int], died: array[int], ticks: int) -> array[int]:
     """Bytes alive after each tick."""
-    if len(born) >= arrays.LARGE:
+    if len(born) >= LARGE:
+        from staticmem.liveness import arrays
+
         return arrays.levels(sizes, born, died, ticks)
     delta = [0] * max(ticks, 1)
     for size, start, end in zip(sizes, born, died, strict=True):
@@ -144,7 +150,9 @@ def _releases(trace: Trace) -> array[int]:
     A buffer without owners ends with the scope of its kernel, as the engine recorded (`died`).
     """
     forever, holds, buffers = trace.ticks, trace.holds, trace.buffers
-    if len(holds) >= arrays.LARGE:
+    if len(holds) >= LARGE:
+        from staticmem.liveness import arrays
+
         return arrays.releases(holds, buffers, forever)
     last = [-1] * len(buffers)
     for buffer, end in zip(holds.buffers, holds.ends, strict=True):

@@ -1,4 +1,4 @@
-"""Why a buffer is alive: its owners in words."""
+"""Why a buffer is alive: its owners as text."""
 
 from __future__ import annotations
 

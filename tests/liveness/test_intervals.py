@@ -14,7 +14,7 @@ from staticmem.eager.trace import OPEN, Buffer, Trace, round_up
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
-from staticmem.liveness import Lifetimes, arrays, liveness
+from staticmem.liveness import Lifetimes, arrays, intervals, liveness
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
@@ -195,7 +195,7 @@ def answers(trace: Trace) -> object:
 @given(traces())
 def test_arrays_say_the_same(trace: Trace) -> None:
     expected = answers(trace)
-    with mock.patch.object(arrays, "LARGE", 1):
+    with mock.patch.object(intervals, "LARGE", 1):
         assert answers(trace) == expected
 
 
@@ -204,7 +204,7 @@ def test_arrays_say_the_same_of_a_real_export(monkeypatch: pytest.MonkeyPatch) -
     scenario = Scenario(mode="train", optimizer="adam")
     trace = run_step(bind(model, resolve(model, batch=2)), scenario).trace
     expected = answers(trace)
-    monkeypatch.setattr(arrays, "LARGE", 1)
+    monkeypatch.setattr(intervals, "LARGE", 1)
     with monkeypatch.context() as patch:
         patch.setattr(arrays, "releases", None)
         with pytest.raises(TypeError):  # arrays are what answers now
