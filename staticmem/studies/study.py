@@ -52,7 +52,7 @@ def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "e
     The search for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and
     cuDNN change what a replay does, never the step. A step is kept only while its graph is (`frontends.recent`), so
     that it does not hold a graph that nothing else needs. Kept steps are never changed
-    (`tests/studies/test_steps.py`).
+    (`tests/studies/test_study_steps.py`).
     """
     key = (id(graph), scenario, policy)
     kept = kept_steps.get(key)

@@ -15,7 +15,7 @@ from staticmem.studies import Request, Study
 from staticmem.studies.bench import card_rows
 from staticmem.studies.device import device_of
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 GIB = 2**30
 
 

@@ -1,4 +1,4 @@
-"""The page as text: escaping, policy, size, and what it holds; a browser's view of it is in test_html_browser."""
+"""The page as text: escaping, policy, size, and what it holds; a browser's view of it is in test_page_browser."""
 
 from __future__ import annotations
 
