@@ -1,23 +1,26 @@
-"""The workspaces of a trace's kernels: what the allocator replay asks for (`allocators.process.WorkspaceModel`)."""
+"""The workspaces of a trace's kernels: what the allocator replay asks for (`allocators.process.WorkspaceModel`).
+
+Here is what the device and its libraries decide: plans of cuDNN, handles of cuBLAS, buffers of reductions. What other
+kernels of PyTorch take stands in the family of their op (`ops.registry.workspace`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from staticmem.allocators.process import FIRST, LAST, Workspace
-from staticmem.devices import temporaries
 from staticmem.devices.conv import passes_of
 from staticmem.devices.conv_workspace import fastest_plan, largest_plan, plans, stray_bounds, workspace
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE
 from staticmem.devices.profile import DEFAULT_TORCH, Profile, load, version
-from staticmem.devices.temporaries import Multiprocessors, reduction_buffer
-from staticmem.eager.strides import Form, Shape, numel
+from staticmem.devices.reductions import Multiprocessors, reduction_buffer
+from staticmem.eager.strides import Form
 from staticmem.eager.trace import Convolution, Copies, Indices, Reduction, Trace
-from staticmem.ir import dtypes
 from staticmem.ir.record import record
+from staticmem.ops.registry import KernelCall, WorkspaceRule, workspace_of
 from staticmem.units import NOTHING, Band, exactly
 
 if TYPE_CHECKING:
@@ -111,20 +114,37 @@ class KernelWorkspaces:
         if bound not in Band._fields:
             raise ValueError(f"bound is {bound!r}")
         self.trace, self.setup, self.bound = trace, setup or Setup(), bound
-        self._names, self._ops = trace.kernels.names, trace.kernels.ops
-        rules = {name: _RULES.get(name) for name in set(self._names)}
-        self._rules = {kernel: rule for kernel, name in enumerate(self._names) if (rule := rules[name]) is not None}
+        names = trace.kernels.names
+        rules = {name: workspace_of(name) for name in set(names)}
+        listed = {name for name, rule in rules.items() if rule is not None or name in _GEMMS}
+        self._rules = {kernel: rules[name] for kernel, name in enumerate(names) if name in listed}
         self._takers = sorted({*self._rules, *trace.reads})
         self._made: dict[int, list[int]] = {kernel: [] for kernel in self._takers}  # places of its buffers
         for place, kernel in enumerate(trace.buffers.kernels):
             if kernel in self._made:
                 self._made[kernel].append(place)
-        self._results: dict[int, tuple[int, int]] = {}  # of recurrent layers: bytes of the result and of the reserve
+        self._forward = self._forward_kernels()
+        self._torch = version(self.setup.torch)
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         on = self.setup
         self._convolution_setup = (
             on.channels_last, on.allow_tf32, on.architecture, on.profile.cudnn(on.torch), on.benchmark, on.cudnn,
         )  # fmt: skip
+
+    def _forward_kernels(self) -> dict[int, int]:
+        """For each kernel with a rule the forward one of the same op, which has the same rule: it itself, unless it is
+        of the backward."""
+        ops, phases = self.trace.kernels.ops, self.trace.kernels.phases
+        latest: dict[tuple[WorkspaceRule, int], int] = {}
+        forward = {}
+        for kernel, rule in self._rules.items():
+            if rule is None:
+                continue
+            if phases[kernel] != "backward":
+                latest[rule, ops[kernel]] = kernel
+            if (rule, ops[kernel]) in latest:
+                forward[kernel] = latest[rule, ops[kernel]]
+        return forward
 
     def _forms(self, kernel: int) -> list[Form]:
         """What a kernel makes."""
@@ -150,8 +170,10 @@ class KernelWorkspaces:
         """The same with bands."""
         if kernel not in self._made:
             return ()
-        rule = self._rules.get(kernel)
-        needs = [] if rule is None else list(rule(self, kernel))
+        needs: list[Need] = []
+        if kernel in self._rules:
+            rule = self._rules[kernel]
+            needs += self._gemm(kernel) if rule is None else self._temporaries(kernel, rule)
         for read in self.trace.reads.get(kernel, ()):
             if isinstance(read, Convolution):
                 if self._made[kernel]:  # without results another stage's rank runs it
@@ -176,26 +198,28 @@ class KernelWorkspaces:
             needs.append(Need(exactly(cublas.lt_nbytes), keep=keep, what="cublasLt workspace"))
         return needs
 
-    # -- attention -----------------------------------------------------------------------------------------------
+    # -- what the op's family states -----------------------------------------------------------------------------
 
-    def _attention(self, kernel: int) -> Sequence[Need]:
-        """Backward of fused attention: sizes from the gradients of query and key."""
-        made = self._forms(kernel)
-        if len(made) < 2 or len(made[0].shape) != 4 or len(made[1].shape) != 4:
-            return ()
-        (b, h, queries, head), (_, key_heads, keys, _) = made[0].shape, made[1].shape
-        name, itemsize = self._names[kernel], made[0].dtype.itemsize
-        if "flash" in name:
-            bands = temporaries.flash_backward(b, h, queries, keys, head, key_heads, itemsize)
-        elif "cudnn" in name:
-            bands = (temporaries.cudnn_attention_backward(b, h, queries, head),)
-        else:
-            bands = temporaries.efficient_backward(b, h, queries, head, itemsize)
-            if itemsize == 4:  # the product is gone when its sum is there
-                product, *bands_left = bands
-                first = Need(product, what="attention backward: product")
-                return [first, *[Need(band, held=True, what="attention backward") for band in bands_left]]
-        return [Need(band, held=True, what="attention backward") for band in bands]
+    def _temporaries(self, kernel: int, rule: WorkspaceRule) -> list[Need]:
+        results = self._forms(kernel)
+        if len(results) < rule.results:
+            return []
+        trace = self.trace
+        call = KernelCall(
+            phase=trace.kernels.phases[kernel],
+            results=tuple(results),
+            indices=next((read.elements for read in trace.reads.get(kernel, ()) if isinstance(read, Indices)), 0),
+            forward=tuple([trace.buffers.nbytes[place] for place in self._made.get(self._forward.get(kernel, -1), ())]),
+            multiprocessors=self.setup.multiprocessors.count,
+            torch=self._torch,
+        )
+        needs = []
+        for taken in rule.function(call):
+            if isinstance(taken, Reduction):
+                needs += self._reduction(kernel, taken)
+            elif taken.band != NOTHING:
+                needs.append(Need(taken.band, FIRST if taken.first else LAST, taken.held, what=taken.what))
+        return needs
 
     # -- sums ----------------------------------------------------------------------------------------------------
 
@@ -203,9 +227,8 @@ class KernelWorkspaces:
         """By kernel the bytes that depend on the card's multiprocessors, and not on its architecture alone."""
         sums = {}
         for kernel in self._takers:
-            needs: list[Need] = []
-            if self._rules.get(kernel) is KernelWorkspaces._layer_norm_backward:
-                needs += self._layer_norm_backward(kernel)
+            rule = self._rules.get(kernel)
+            needs = self._temporaries(kernel, rule) if rule is not None and rule.by_card else []
             for read in self.trace.reads.get(kernel, ()):
                 if isinstance(read, Reduction):
                     needs += self._reduction(kernel, read)
@@ -215,81 +238,14 @@ class KernelWorkspaces:
 
     def _reduction(self, kernel: int, read: Reduction) -> list[Need]:
         """Partial results of blocks that share an output, and their semaphores."""
-        made = self._forms(kernel)
-        return self._sum(*read, made[-1].dtype.itemsize) if made else []
-
-    def _sum(self, shape: Shape, strides: Shape, axes: tuple[int, ...], itemsize: int) -> list[Need]:
-        sizes = reduction_buffer(shape, strides, axes, self.setup.multiprocessors, max(itemsize, 4))
+        results = self._forms(kernel)
+        if not results:
+            return []
+        itemsize = max(results[-1].dtype.itemsize, 4)
+        sizes = reduction_buffer(*read, self.setup.multiprocessors, itemsize)
         names = ("partial sums", "semaphores")
         return [Need(exactly(n), held=True, what=what) for n, what in zip(sizes, names, strict=True) if n]
 
-    def _layer_norm_backward(self, kernel: int) -> Sequence[Need]:
-        """Many short rows: gradients of weight and bias as partial sums of 32 rows, and then a sum over these."""
-        made = self._forms(kernel)
-        parameters = made[1:]
-        if not parameters or version(self.setup.torch) < temporaries.LAYER_NORM_PARTIALS_SINCE:
-            return ()
-        columns, itemsize = numel(parameters[0].shape), parameters[0].dtype.itemsize
-        rows = numel(made[0].shape) // max(columns, 1)
-        blocks = temporaries.layer_norm_blocks(rows, columns, self.setup.multiprocessors.count)
-        if not blocks:
-            return ()
-        partial = Need(exactly(blocks * columns * itemsize), held=True, what="layer_norm backward: partial sums")
-        return [*[partial for _ in parameters], *self._sum((blocks, columns), (columns, 1), (0,), itemsize)]
-
-    def _recurrent(self, kernel: int) -> Sequence[Need]:
-        """cuDNN's workspace of a recurrent layer, from its result: of the forward for the backward too."""
-        call = self.trace.kernels[kernel]
-        if call.phase != "backward":
-            sizes = [self.trace.buffers.nbytes[place] for place in self._made[kernel]]
-            self._results[call.op] = (sizes[0], sizes[-1]) if sizes else (0, 0)
-        result, reserve = self._results.get(call.op, (0, 0))
-        band = temporaries.recurrent(result, reserve)
-        return (Need(band, held=True, what="cuDNN recurrent layer"),) if band != NOTHING else ()
-
-    # -- indices -------------------------------------------------------------------------------------------------
-
-    def _indices(self, kernel: int) -> int:
-        """Number of elements of the index tensor; 0 where the kernel says nothing of it."""
-        return next((read.elements for read in self.trace.reads.get(kernel, ()) if isinstance(read, Indices)), 0)
-
-    def _embedding_backward(self, kernel: int) -> Sequence[Need]:
-        count, made = self._indices(kernel), self._forms(kernel)
-        if not count or not made or len(made[0].shape) != 2:
-            return ()
-        needs = [
-            Need(temporaries.embedding_sort(count), FIRST, held=True, what="embedding backward: sort"),
-            Need(temporaries.embedding_segments(count, *made[0].shape), held=True, what="embedding backward: segments"),
-        ]
-        return [need for need in needs if need.band != NOTHING]
-
-    def _index_put(self, kernel: int) -> Sequence[Need]:
-        """Only in backward: there indices accumulate."""
-        count = self._indices(kernel) if self.trace.kernels.phases[kernel] == "backward" else 0
-        return (Need(temporaries.index_put_accumulate(count), what="index_put: sort"),) if count else ()
-
-    def _sort(self, kernel: int) -> Sequence[Need]:
-        made = self._forms(kernel)
-        if not made or not made[0].shape or made[0].dtype is dtypes.bool_:
-            return ()
-        band = temporaries.sort(numel(made[0].shape), max(made[0].shape), made[0].dtype.itemsize)
-        return (Need(band, what="sort"),) if band != NOTHING else ()
-
 
 # Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
-_GEMMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_trilinear")
-
-_RULES: dict[str, Callable[[KernelWorkspaces, int], Sequence[Need]]] = {
-    **{f"aten.{name}.default": KernelWorkspaces._gemm for name in _GEMMS},
-    "aten.embedding_dense_backward.default": KernelWorkspaces._embedding_backward,
-    "aten.native_layer_norm_backward.default": KernelWorkspaces._layer_norm_backward,
-    "aten._cudnn_rnn.default": KernelWorkspaces._recurrent,
-    "aten._cudnn_rnn_backward.default": KernelWorkspaces._recurrent,
-    "aten.index_put.default": KernelWorkspaces._index_put,
-    "aten.index_put_.default": KernelWorkspaces._index_put,
-    "aten.sort.default": KernelWorkspaces._sort,
-    **{
-        f"aten._scaled_dot_product_{kernel}_attention_backward.default": KernelWorkspaces._attention
-        for kernel in ("flash", "cudnn", "efficient")
-    },
-}
+_GEMMS = frozenset(f"aten.{name}.default" for name in "mm addmm bmm baddbmm mv addmv _trilinear".split())

@@ -18,6 +18,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import round_up
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
@@ -26,12 +27,13 @@ from staticmem.ops.arithmetic import add_, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.factories import dropout
 from staticmem.ops.linear import matmul
-from staticmem.ops.onnx import Context, Results, Shape, integer, like_first, real, translation
+from staticmem.ops.onnx import Calls, Context, Results, Shape, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
-from staticmem.ops.registry import Shapes, rule, size_of
+from staticmem.ops.registry import KernelCall, Shapes, Temporary, rule, size_of, workspace
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, slice_, transpose
+from staticmem.units import Band, exactly
 
 
 @record(frozen=True)
@@ -293,21 +295,64 @@ def _scores(e: Eager, q: Tensor, k: Tensor) -> Tensor:
     return matmul(e, q, mul(e, transpose(e, k, -2, -1), 1.0))
 
 
-SDPA = "aten::scaled_dot_product_attention"
+# -- memory that the backward kernels take for themselves --------------------------------------------------------------
+
+_FLOAT = 4  # bytes; accumulators are float32
+_GRADIENT_ROWS = (64, 128)  # queries of a block; kernel_backward.h, kBlockSizeI: for heads up to 64, for larger ones
+_BLOCK_HEADER = 16  # bytes; kernel_backward.h, GradQTempStorage: a lock, a counter and padding
 
 
-class _Calls:
-    """Ops of one node, with the sizes of the values between them."""
+def _held(*bands: Band) -> list[Temporary]:
+    return [Temporary(band, "attention backward") for band in bands]
 
-    def __init__(self, ctx: Context, node: Node) -> None:
-        self.ctx, self.node = ctx, node
-        self.ops: list[Op] = []
 
-    def call(self, target: str, *args: Arg, shape: tuple[int, ...] | None, out: str = "") -> Ref:
-        name = out or self.ctx.fresh(self.node)
-        self.ctx.define(name, self.node.inputs[0], shape)
-        self.ops.append(self.ctx.op(self.node, f"aten::{target}", *args, outputs=(name,)))
-        return Ref(name)
+@workspace("aten._scaled_dot_product_flash_attention_backward.default", results=2)
+def flash_backward(call: KernelCall) -> list[Temporary]:
+    """FlashAttention-2: the sum over d_out x out, the query gradient in float32, expanded key gradients.
+
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum, rounded to 128
+    queries and to 32 (above 128: 64) of the head; dk and dv of all query heads where there are fewer key heads.
+    """
+    (batch, heads, queries, head), (_, key_heads, keys, _) = [form.shape for form in call.results[:2]]
+    rows, width = round_up(queries, 128), round_up(head, 32 if head <= 128 else 64)
+    sizes = [batch * heads * rows * _FLOAT, batch * heads * rows * width * _FLOAT]
+    if key_heads != heads:
+        sizes += [batch * keys * heads * round_up(head, 8) * call.results[0].dtype.itemsize] * 2
+    return _held(*map(exactly, sizes))
+
+
+@workspace("aten._scaled_dot_product_cudnn_attention_backward.default", results=2)
+def cudnn_backward(call: KernelCall) -> list[Temporary]:
+    """The query gradient and its row sums in float32 (workspace of the graph, MHA.cpp). The engine decides: newer ones
+    on sm_90 and later need less."""
+    batch, heads, queries, head = call.results[0].shape
+    rows = batch * heads * queries * _FLOAT
+    total = rows * head + rows
+    return _held(Band(rows, total, total + batch * heads * round_up(queries, 128) * _FLOAT))
+
+
+@workspace("aten._scaled_dot_product_efficient_attention_backward.default", results=2)
+def efficient_backward(call: KernelCall) -> list[Temporary]:
+    """Memory-efficient: delta, and the query gradient in blocks of float32.
+
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu: in float32 delta is (grad_out x out).sum(-1), made
+    contiguous: a product of the size of the result, which the sum outlives, and delta twice. In half precision the
+    kernel computes it. mem_eff_attention/kernel_backward.h, workspace_elements_gq: blocks of queries by 64 columns of
+    the head, each with a header; key and value gradients stay in registers up to a head of 128.
+    """
+    batch, heads, queries, head = call.results[0].shape
+    delta = exactly(batch * heads * queries * _FLOAT)
+    tiles = batch * heads * -(-head // 64)
+    sizes = [tiles * -(-queries // rows) * (rows * 64 * _FLOAT + _BLOCK_HEADER) for rows in _GRADIENT_ROWS]
+    accumulated = Band(min(sizes), sizes[head > 64], max(sizes))
+    if call.results[0].dtype.itemsize < _FLOAT:
+        return _held(delta, accumulated)
+    product = Temporary(exactly(delta.expected * head), "attention backward: product", held=False)
+    return [product, *_held(delta, delta, accumulated)]
+
+
+class _Calls(Calls):
+    """Ops of one attention node."""
 
     def heads(self, x: Ref, shape: tuple[int, ...], count: int) -> tuple[Ref, tuple[int, ...]]:
         """[B, S, H * D] as [B, H, S, D]."""
@@ -328,11 +373,8 @@ class _Calls:
         return self.call("cat", (self.ctx.ref(past), x), 2, shape=joined, out=out), joined
 
     def attend(self, q: Ref, k: Ref, v: Ref, mask: Arg, causal: bool, shape: tuple[int, ...], grouped: bool) -> Ref:
-        name = self.ctx.fresh(self.node)
-        self.ctx.define(name, self.node.inputs[0], shape)
         kwargs: dict[str, Arg] = {"enable_gqa": True} if grouped else {}
-        self.ops.append(self.ctx.op(self.node, SDPA, q, k, v, mask, 0.0, causal, outputs=(name,), kwargs=kwargs))
-        return Ref(name)
+        return self.call("scaled_dot_product_attention", q, k, v, mask, 0.0, causal, shape=shape, kwargs=kwargs)
 
     def merge(self, x: Ref, shape: tuple[int, ...], out: str) -> list[Op]:
         """[B, H, S, D] as [B, S, H * D], under the node's name."""
@@ -385,7 +427,8 @@ def onnx_onnx_attention(ctx: Context, node: Node) -> list[Op] | None:
     grouped = q_shape[1] != k_shape[1]
     if not flat:
         kwargs: dict[str, Arg] = {"enable_gqa": True} if grouped else {}
-        return [*calls.ops, ctx.op(node, SDPA, q, k, v, mask, 0.0, causal, kwargs=kwargs)]
+        target = "aten::scaled_dot_product_attention"
+        return [*calls.ops, ctx.op(node, target, q, k, v, mask, 0.0, causal, kwargs=kwargs)]
     return calls.merge(calls.attend(q, k, v, mask, causal, shape, grouped), shape, node.outputs[0])
 
 
@@ -556,40 +599,3 @@ def onnx_rotary_embedding(ctx: Context, node: Node) -> list[Op] | None:
         return calls.merge(_rotated(calls, x, sizes, cos, sin, positions), sizes, node.outputs[0])
     _rotated(calls, x, sizes, cos, sin, positions, node.outputs[0])
     return calls.ops
-
-
-def _embedding_sizes(node: Node, ids: Shape, segments: Shape | None, table: Shape | None, *_: Shape | None) -> Results:
-    if table is None:
-        return []
-    rows = ((*ids, table[-1]), 2)
-    return [rows, (ids[:1], 0), rows]
-
-
-@translation("EmbedLayerNormalization", sizes=_embedding_sizes)
-def onnx_embed_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
-    """com.microsoft EmbedLayerNormalization: tables of words, positions and segments, their sum, a layer norm."""
-    ids = ctx.net.shape(node.inputs[0])
-    table_shape = ctx.net.shape(_input(node, 2))
-    if ids is None or table_shape is None or len(ids) != 2:
-        return None
-    calls = _Calls(ctx, node)
-    shape = (*ids, table_shape[1])
-
-    def rows(target: str, *args: Arg, size: tuple[int, ...], out: str = "") -> Ref:
-        ref = calls.call(target, *args, shape=size, out=out)
-        ctx.define(ref.name, node.inputs[2], size)
-        return ref
-
-    total = rows("embedding", ctx.ref(node.inputs[2]), ctx.ref(node.inputs[0]), size=shape)
-    if _input(node, 8):
-        position = rows("embedding", ctx.ref(node.inputs[3]), ctx.ref(node.inputs[8]), size=shape)
-    else:
-        position = rows("slice.Tensor", ctx.ref(node.inputs[3]), 0, 0, ids[1], size=shape[1:])
-    last = not _input(node, 4)
-    total = rows("add.Tensor", total, position, size=shape, out=_output(node, 2) if last else "")
-    if not last:
-        segment = rows("embedding", ctx.ref(node.inputs[4]), ctx.ref(node.inputs[1]), size=shape)
-        total = rows("add.Tensor", total, segment, size=shape, out=_output(node, 2))
-    eps = float(f"{real(node, 'epsilon', 1e-12):.6g}")
-    norm = ctx.op(node, "aten::layer_norm", total, shape[-1:], ctx.ref(node.inputs[5]), ctx.ref(node.inputs[6]), eps)
-    return [*calls.ops, norm]

@@ -21,8 +21,9 @@ from staticmem.ops.arithmetic import sub
 from staticmem.ops.joining import cat
 from staticmem.ops.onnx import Context, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, inplace
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.ops.views import contiguous, expand, narrow, reshape
+from staticmem.units import Band
 
 
 @rule("embedding")
@@ -40,6 +41,28 @@ def embedding(
 
     e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
     return out
+
+
+_SORTS_ABOVE = 3072  # indices; aten/src/ATen/native/cuda/Embedding.cu: up to here one kernel without a sort
+_ROWS_PER_THREAD = 10  # aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu, NROWS_PER_THREAD
+_FLOAT = 4  # bytes; partial gradients are float32
+
+
+@workspace("aten.embedding_dense_backward.default")
+def embedding_backward(call: KernelCall) -> list[Temporary]:
+    """Many indices are sorted: sorted indices and where they were, and cub's double buffers while they are sorted
+    (Embedding.cu, cub.cuh). Then partial gradients of segments of equal indices (EmbeddingBackwardKernel.cu): of 10
+    indices each, and one more for each index that occurs, at most min(indices, rows)."""
+    count, table = call.indices, call.results[0].shape
+    if count <= _SORTS_ABOVE or len(table) != 2:
+        return []
+    kept = 2 * dtypes.int64.itemsize * count
+    full, row = count // _ROWS_PER_THREAD, table[1] * _FLOAT
+    most = (full + min(count, table[0])) * row
+    return [
+        Temporary(Band(kept, 2 * kept, 2 * kept + (1 << 20)), "embedding backward: sort", first=True),
+        Temporary(Band(full * row, most, most), "embedding backward: segments"),
+    ]
 
 
 @rule("embedding_bag _embedding_bag")

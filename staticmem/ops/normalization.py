@@ -9,14 +9,16 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Reduction
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, real, translation
+from staticmem.ops.onnx import Calls, Context, Results, Shape, declare_sizes, integer, like_first, real, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import repeat
-from staticmem.ops.registry import declare, rule
+from staticmem.ops.registry import KernelCall, Temporary, declare, rule, workspace
 from staticmem.ops.views import contiguous, reshape
+from staticmem.units import exactly
 
 
 def _stat_dtype(input: Tensor) -> dtypes.DType:
@@ -157,6 +159,31 @@ def native_layer_norm(
     saves = [input, weight, bias, *stats]
     e.record("NativeLayerNormBackward0", [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
     return out, stats[0], stats[1]
+
+
+_PARTIALS_SINCE = (2, 8)  # torch; pull request 148605 of pytorch, merged in March 2025
+_PARTIAL_ROWS, _PARTIAL_COLUMNS, _PARTIAL_GRID = 32, 32, 32 * 1024
+
+
+@workspace("aten.native_layer_norm_backward.default", results=2, by_card=True)
+def layer_norm_partial_sums(call: KernelCall) -> list[Temporary | Reduction]:
+    """Many short rows: gradients of weight and bias as partial sums of 32 rows each, and then a sum over these.
+
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: more than 65,536 rows that are
+    too short to fill half of the multiprocessors. Else one block of threads sums all rows of a column.
+    """
+    input, *parameters = call.results
+    columns = layout.numel(parameters[0].shape)
+    rows = layout.numel(input.shape) // max(columns, 1)
+    short = columns // _PARTIAL_COLUMNS < call.multiprocessors // 2
+    if call.torch < _PARTIALS_SINCE or rows <= 64 * 1024 or not short:
+        return []
+    blocks = min(_PARTIAL_GRID // -(-columns // _PARTIAL_COLUMNS), -(-rows // _PARTIAL_ROWS))
+    if not blocks:
+        return []
+    nbytes = exactly(blocks * columns * parameters[0].dtype.itemsize)
+    partial = Temporary(nbytes, "layer_norm backward: partial sums")
+    return [*[partial for _ in parameters], Reduction((blocks, columns), (columns, 1), (0,))]
 
 
 @rule("group_norm", kinds=("norm",), autocast="float32")
@@ -327,6 +354,37 @@ def onnx_skip_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     return [*ops, ctx.op(node, "aten::layer_norm", ctx.ref(total), shape[-1:], weight, bias, _onnx_eps(node))]
 
 
+def _embedding_sizes(node: Node, ids: Shape, segments: Shape | None, table: Shape | None, *_: Shape | None) -> Results:
+    if table is None:
+        return []
+    rows = ((*ids, table[-1]), 2)
+    return [rows, (ids[:1], 0), rows]
+
+
+@translation("EmbedLayerNormalization", sizes=_embedding_sizes)
+def onnx_embed_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
+    """com.microsoft EmbedLayerNormalization: tables of words, positions and segments, their sum, a layer norm."""
+    tokens, words, positions, weight, bias = [ctx.ref(node.inputs[k]) for k in (0, 2, 3, 5, 6)]
+    segments, position_ids = ctx.optional(node, 4), ctx.optional(node, 8)
+    sizes, table = ctx.net.shape(node.inputs[0]), ctx.net.shape(node.inputs[2])
+    if sizes is None or table is None or len(sizes) != 2:
+        return None
+    made = Calls(ctx, node, like=node.inputs[2])
+    shape = (*sizes, table[1])
+    total = made.call("embedding", words, tokens, shape=shape)
+    if position_ids is not None:
+        position = made.call("embedding", positions, position_ids, shape=shape)
+    else:
+        position = made.call("slice.Tensor", positions, 0, 0, sizes[1], shape=shape[1:])
+    out = node.outputs[2] if len(node.outputs) > 2 else ""
+    total = made.call("add.Tensor", total, position, shape=shape, out=out if segments is None else "")
+    if segments is not None:
+        segment = made.call("embedding", segments, ctx.ref(node.inputs[1]), shape=shape)
+        total = made.call("add.Tensor", total, segment, shape=shape, out=out)
+    eps = float(f"{real(node, 'epsilon', 1e-12):.6g}")
+    return [*made.ops, ctx.op(node, "aten::layer_norm", total, shape[-1:], weight, bias, eps)]
+
+
 @translation("LRN")
 def onnx_local_response_norm(ctx: Context, node: Node) -> list[Op] | None:
     """torch.nn.functional.local_response_norm: a mean of squares over neighbouring channels."""
@@ -338,19 +396,12 @@ def onnx_local_response_norm(ctx: Context, node: Node) -> list[Op] | None:
     batch, channels, rows, columns = shape
     lifted = (batch, 1, channels, rows, columns)
     padded = (batch, 1, channels + size - 1, rows, columns)
-    ops: list[Op] = []
-
-    def call(target: str, *args: Arg, sizes: tuple[int, ...]) -> Ref:
-        name = ctx.fresh(node)
-        ctx.define(name, node.inputs[0], sizes)
-        ops.append(ctx.op(node, f"aten::{target}", *args, outputs=(name,)))
-        return Ref(name)
-
-    square = call("unsqueeze", call("mul.Tensor", x, x, sizes=shape), 1, sizes=lifted)
-    square = call("pad", square, (0, 0, 0, 0, size // 2, (size - 1) // 2), "constant", 0.0, sizes=padded)
-    mean = call("avg_pool3d", square, (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, sizes=lifted)
-    mean = call("squeeze.dim", mean, 1, sizes=shape)
-    mean = call("mul.Tensor", mean, real(node, "alpha", 1e-4), sizes=shape)
-    mean = call("add.Tensor", mean, real(node, "bias", 1.0), sizes=shape)
-    power = call("pow.Tensor_Scalar", mean, real(node, "beta", 0.75), sizes=shape)
-    return [*ops, ctx.op(node, "aten::div.Tensor", x, power)]
+    made = Calls(ctx, node)
+    square = made.call("unsqueeze", made.call("mul.Tensor", x, x, shape=shape), 1, shape=lifted)
+    square = made.call("pad", square, (0, 0, 0, 0, size // 2, (size - 1) // 2), "constant", 0.0, shape=padded)
+    mean = made.call("avg_pool3d", square, (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, shape=lifted)
+    mean = made.call("squeeze.dim", mean, 1, shape=shape)
+    mean = made.call("mul.Tensor", mean, real(node, "alpha", 1e-4), shape=shape)
+    mean = made.call("add.Tensor", mean, real(node, "bias", 1.0), shape=shape)
+    power = made.call("pow.Tensor_Scalar", mean, real(node, "beta", 0.75), shape=shape)
+    return [*made.ops, ctx.op(node, "aten::div.Tensor", x, power)]

@@ -131,6 +131,28 @@ class Context:
             self.net.values[name] = Value(name, value.dtype, shape)
 
 
+class Calls:
+    """The ops of one node that is several calls, with the sizes of the values between them. These have the dtype of the
+    value `like`, the node's first input unless named."""
+
+    def __init__(self, ctx: Context, node: Node, like: str = "") -> None:
+        self.ctx, self.node, self.like = ctx, node, like or node.inputs[0]
+        self.ops: list[Op] = []
+
+    def call(
+        self,
+        target: str,
+        *args: Arg,
+        shape: tuple[int, ...] | None,
+        out: str = "",
+        kwargs: Mapping[str, Arg] | None = None,
+    ) -> Ref:
+        name = out or self.ctx.fresh(self.node)
+        self.ctx.define(name, self.like, shape)
+        self.ops.append(self.ctx.op(self.node, f"aten::{target}", *args, outputs=(name,), kwargs=kwargs))
+        return Ref(name)
+
+
 Translation = Callable[[Context, Node], "list[Op] | None"]
 TRANSLATIONS: dict[str, Translation] = {}
 Shape = tuple[int, ...]

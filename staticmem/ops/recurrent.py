@@ -22,8 +22,9 @@ from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add_
 from staticmem.ops.linear import linear, matmul
 from staticmem.ops.onnx import Context, integer, text, translation
-from staticmem.ops.registry import Shapes, function_of, rule, size_of
+from staticmem.ops.registry import KernelCall, Shapes, Temporary, function_of, rule, size_of, workspace
 from staticmem.ops.views import t
+from staticmem.units import Band
 
 _GATES = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
 
@@ -66,6 +67,23 @@ def _recurrent(
     formula = Formula(tuple(range(len(inputs))), gradients)
     e.record("CudnnRnnBackward0", [out, *states], inputs, [formula], [*inputs, out, reserve])
     return out, *states
+
+
+_MOST_GATES = 4  # of an LSTM, the most of all cells
+
+
+@workspace("aten._cudnn_rnn.default aten._cudnn_rnn_backward.default", results=0)
+def recurrent_workspace(call: KernelCall) -> list[Temporary]:
+    """Only cuDNN knows it (cudnnGetRNNTempSpaceSizes; ATen's cudnn/RNN.cpp): for the backward we state the forward's.
+
+    The products with the inputs of all steps are one (Appleyard, Kocisky and Blunsom 2016, "Optimizing Performance of
+    Recurrent Neural Networks on GPUs"), so the gates of all steps of one layer are expected; at least nothing, at most
+    those of all layers, which the reserve is made of.
+    """
+    if not call.forward:
+        return []
+    gates = _MOST_GATES * call.forward[0]  # bytes of the result; the reserve is the last
+    return [Temporary(Band(0, gates, max(gates, call.forward[-1])), "cuDNN recurrent layer")]
 
 
 def _time_first(e: Eager, tensor: Tensor, batch_first: bool) -> Tensor | None:

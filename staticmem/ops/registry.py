@@ -4,17 +4,21 @@ A rule makes its outputs through `Eager`, records the backward node with what it
 formulas. It does not read the scenario and does not sum bytes. Beside it stand the facts of the op that other stages
 ask for: its kinds (`kinds_of("aten::split")` has "view"), the names of its arguments, and what autocast does with it:
 `autocast` says what `torch.autocast("cuda")` does with floating-point inputs (lists of aten/src/ATen/autocast_mode.h).
+The memory that kernels of the op take for themselves stands there as well (`workspace`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from staticmem.eager.strides import Form
+from staticmem.eager.trace import Reduction
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.record import record
+from staticmem.units import Band
 
 Autocast = Literal["half", "float32", "float32_dtype", "promote", ""]
 Kind = Literal[
@@ -202,3 +206,71 @@ def argument(op: Op, name: str) -> Arg:
     names = parameters(op.target)
     position = names.index(name) if name in names else len(op.args)
     return op.args[position] if position < len(op.args) else None
+
+
+# -- memory that kernels take for themselves ---------------------------------------------------------------------------
+
+
+@record(frozen=True, slots=True)
+class KernelCall:
+    """What the memory of a kernel may depend on: its call in the trace, with the sizes of the rank, and the card.
+
+    Attributes:
+        results: forms of what it makes; the last one's dtype is that of a sum that it runs.
+        indices: elements of its index tensor, 0 where the rule of the op does not record it.
+        forward: bytes of the results of the op's forward kernel, which is this one unless it is of the backward.
+    """
+
+    phase: str
+    results: tuple[Form, ...]
+    indices: int
+    forward: tuple[int, ...]
+    multiprocessors: int
+    torch: tuple[int, int]
+
+
+class Temporary(NamedTuple):
+    """Memory that a kernel takes behind its results, or in front of them (`first`). It is given back when the kernel
+    ends, or, unless `held`, before the kernel takes the next."""
+
+    band: Band
+    what: str
+    held: bool = True
+    first: bool = False
+
+
+# A `Reduction` stands for the buffer of a sum that the kernel runs, which is that of the card's reductions.
+Workspace: TypeAlias = Callable[[KernelCall], Iterable[Temporary | Reduction]]
+WorkspaceFn = TypeVar("WorkspaceFn", bound=Workspace)
+
+
+@record(frozen=True, slots=True)
+class WorkspaceRule:
+    """`results`: a kernel that makes fewer on a rank is not asked. `by_card`: what it takes depends on the number of
+    multiprocessors."""
+
+    function: Workspace
+    results: int
+    by_card: bool
+
+
+WORKSPACES: dict[str, WorkspaceRule] = {}  # of the families that are imported
+
+
+def workspace(kernels: str, results: int = 1, by_card: bool = False) -> Callable[[WorkspaceFn], WorkspaceFn]:
+    """Registers what kernels take for themselves, in the order in which they take it. Kernels have the names that the
+    rules of the family give them in the trace: `"aten.sort.default"`."""
+
+    def register(function: WorkspaceFn) -> WorkspaceFn:
+        for kernel in kernels.split():
+            if kernel in WORKSPACES:
+                raise ValueError(f"two workspaces of {kernel}")
+            WORKSPACES[kernel] = WorkspaceRule(function, results, by_card)
+        return function
+
+    return register
+
+
+def workspace_of(kernel: str) -> WorkspaceRule | None:
+    """What a kernel of a trace takes. Its family is imported: the kernel has its name from a rule there."""
+    return WORKSPACES.get(kernel)

@@ -13,11 +13,13 @@ from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.eager.trace import Indices
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, text, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, inplace, same
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
+from staticmem.units import exactly
 
 
 class Row(NamedTuple):
@@ -121,6 +123,15 @@ def index_put_(
     out = inplace(e, self, "aten.index_put_.default")
     _record_put(e, out, self, indices, values, accumulate)
     return out
+
+
+@workspace("aten.index_put.default aten.index_put_.default", results=0)
+def index_put_sort(call: KernelCall) -> list[Temporary]:
+    """Linear index, its order, and both sorted (aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel).
+    Only in backward: there indices accumulate."""
+    if call.phase != "backward":
+        return []
+    return [Temporary(exactly(4 * dtypes.int64.itemsize * call.indices), "index_put: sort", held=False)]
 
 
 def _record_masked_scatter(e: Eager, out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> None:

@@ -19,7 +19,8 @@ from staticmem.ops.arithmetic import any_inputs
 from staticmem.ops.onnx import Context, integer, translation
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.reduction import axes_of, kept, reduced_shape
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
+from staticmem.units import Band
 
 
 @rule("max min")
@@ -103,6 +104,18 @@ def topk(
 def sort(e: Eager, self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """Saves int64 indices, in the input's layout; backward scatters into zeros of the input's size."""
     return _select_values(e, self, self.shape, "aten.sort.default", layout.dense_like(self.shape, self.strides))
+
+
+@workspace("aten.sort.default")
+def sort_buffers(call: KernelCall) -> list[Temporary]:
+    """cub's segmented radix sort: keys and positions once more (aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu). Up
+    to 4,096 along the dimension they are sorted in place, in blocks."""
+    values = call.results[0]
+    if max(values.shape, default=0) <= 4096 or values.dtype is dtypes.bool_:
+        return []
+    elements, key, position = layout.numel(values.shape), values.dtype.itemsize, dtypes.int64.itemsize
+    band = Band(elements * key, elements * (key + position), 2 * elements * (key + position))
+    return [Temporary(band, "sort", held=False)]
 
 
 @rule("argsort")

@@ -1,7 +1,7 @@
 """Steps of one model and what they need on cards: each is computed once and kept.
 
 What the allocator takes depends on a card's architecture until the card is full; only the partial sums of reductions
-depend on its multiprocessors too (`devices.temporaries`). So a step is replayed for the largest card of each
+depend on its multiprocessors too (`devices.reductions`). So a step is replayed for the largest card of each
 architecture, and again for a card of its own where all of those sums together could change the verdict (`Verdicts`).
 """
 
@@ -19,8 +19,8 @@ from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.devices.meters import Device, on_device, process_on, usable_on
 from staticmem.devices.profile import NCCL
+from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
-from staticmem.devices.temporaries import Multiprocessors
 from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness

@@ -10,8 +10,8 @@ from staticmem.devices import gpus, profile
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
 from staticmem.devices.meters import Device, DeviceMeters
+from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
-from staticmem.devices.temporaries import Multiprocessors
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 

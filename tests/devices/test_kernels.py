@@ -19,6 +19,7 @@ from staticmem.engine.step import StepResult
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
+from staticmem.ops import rules
 from staticmem.ops.indexing import embedding
 from staticmem.ops.scattering import index_put
 from staticmem.passes.pipeline import bind
@@ -142,6 +143,7 @@ def test_the_allocator_takes_the_model() -> None:
 
 def lone(name: str, phase: str, *shapes: tuple[int, ...], reads: Read | None = None) -> KernelWorkspaces:
     """One kernel that makes buffers of these shapes."""
+    rules()  # all families, as the rules that name these kernels are imported before a trace has them
     trace = Trace()
     trace.begin(phase)
     kernel = trace.kernel(name)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staticmem.devices.temporaries import Multiprocessors, reduction_buffer
+from staticmem.devices.reductions import Multiprocessors, reduction_buffer
 
 CARD = Multiprocessors(132, 2048)
 

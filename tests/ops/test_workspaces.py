@@ -1,0 +1,136 @@
+"""What kernels take for themselves: values worked out by hand from the sources that each formula names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from staticmem import ops
+from staticmem.eager.strides import contiguous_strides, form_of
+from staticmem.eager.trace import Reduction
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ops.attention import efficient_backward, flash_backward
+from staticmem.ops.indexing import embedding_backward
+from staticmem.ops.normalization import layer_norm_partial_sums
+from staticmem.ops.recurrent import recurrent_workspace
+from staticmem.ops.registry import FAMILIES, WORKSPACES, KernelCall, Temporary, rules, workspace, workspace_of
+from staticmem.ops.scattering import index_put_sort
+from staticmem.ops.sorting import sort_buffers
+from staticmem.units import Band, exactly
+
+FOLDER = Path(ops.__file__).parent
+Shape = tuple[int, ...]
+
+
+def kernel(
+    *shapes: Shape,
+    dtype: DType = dtypes.float32,
+    phase: str = "backward",
+    indices: int = 0,
+    forward: Shape = (),
+    torch: tuple[int, int] = (2, 13),
+) -> KernelCall:
+    results = tuple(form_of(shape, contiguous_strides(shape), dtype) for shape in shapes)
+    return KernelCall(phase, results, indices, forward, multiprocessors=132, torch=torch)
+
+
+def bands(taken: Sequence[Temporary]) -> list[Band]:
+    return [temporary.band for temporary in taken]
+
+
+def test_flash_backward_rounds_queries_and_head() -> None:
+    # 8 x 12 heads, 512 queries, head 64: row sums and the float32 query gradient
+    rows, shape = 8 * 12 * 512 * 4, (8, 12, 512, 64)
+    assert bands(flash_backward(kernel(shape, shape, dtype=dtypes.float16))) == [exactly(rows), exactly(rows * 64)]
+    # 100 queries count as 128, a head of 72 as 96
+    shape = (1, 1, 100, 72)
+    expected = [exactly(128 * 4), exactly(128 * 96 * 4)]
+    assert bands(flash_backward(kernel(shape, shape, dtype=dtypes.float16))) == expected
+
+
+def test_flash_backward_expands_keys_of_grouped_queries() -> None:
+    expanded, queries = exactly(256 * 32 * 64 * 2), (1, 32, 128, 64)
+    grouped = flash_backward(kernel(queries, (1, 8, 256, 64), dtype=dtypes.float16))
+    assert bands(grouped)[2:] == [expanded, expanded]
+    assert flash_backward(kernel(queries, (1, 32, 256, 64), dtype=dtypes.float16))[2:] == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "queries", "seen"),
+    [(16, 12, 197, 12_595_200), (4, 12, 512, 6_297_600)],  # PyTorch 2.14 on a stub: ViT-B/16, GPT-2
+)
+def test_the_query_gradient_of_efficient_backward(batch: int, heads: int, queries: int, seen: int) -> None:
+    shape = (batch, heads, queries, 64)
+    product, delta, again, accumulated = bands(efficient_backward(kernel(shape, shape)))
+    assert product == exactly(batch * heads * queries * 64 * 4)
+    assert delta == again == exactly(batch * heads * queries * 4)
+    assert accumulated.expected == seen
+    assert accumulated.low <= seen <= accumulated.high
+    half = efficient_backward(kernel(shape, shape, dtype=dtypes.bfloat16))
+    assert bands(half) == [delta, accumulated]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks"),
+    [
+        (64 * 1024, 96, 0),
+        (200_704, 96, 200_704 // 32),
+        (4_000_000, 96, 32 * 1024 // 3),  # the largest grid
+        (200_704, 32 * 66, 0),  # columns alone fill half of the multiprocessors
+    ],
+)
+def test_layer_norm_keeps_partial_sums_of_many_short_rows(rows: int, columns: int, blocks: int) -> None:
+    taken = layer_norm_partial_sums(kernel((rows, columns), (columns,), (columns,)))
+    partial = Temporary(exactly(blocks * columns * 4), "layer_norm backward: partial sums")
+    assert taken == ([partial, partial, Reduction((blocks, columns), (columns, 1), (0,))] if blocks else [])
+
+
+def test_layer_norm_of_older_versions_keeps_none() -> None:
+    assert layer_norm_partial_sums(kernel((200_704, 96), (96,), torch=(2, 7))) == []
+
+
+@pytest.mark.parametrize("indices", [1, 3072])
+def test_few_indices_are_not_sorted(indices: int) -> None:
+    assert embedding_backward(kernel((30000, 768), indices=indices)) == []
+
+
+def test_an_embedding_of_many_indices() -> None:
+    n, rows, width = 4096, 30522, 768
+    sort, segments = bands(embedding_backward(kernel((rows, width), indices=n)))
+    assert sort.expected == 4 * 8 * n
+    assert segments == Band(409 * width * 4, (409 + n) * width * 4, (409 + n) * width * 4)
+    _, segments = bands(embedding_backward(kernel((2, width), indices=n)))
+    assert segments.expected == (409 + 2) * width * 4
+
+
+def test_sorts() -> None:
+    assert bands(index_put_sort(kernel((100,), indices=1000))) == [exactly(32000)]
+    assert index_put_sort(kernel((100,), indices=1000, phase="forward")) == []
+    assert sort_buffers(kernel((4096,))) == sort_buffers(kernel(())) == []
+    assert bands(sort_buffers(kernel((8192,)))) == [Band(8192 * 4, 8192 * 12, 8192 * 24)]
+
+
+def test_recurrent_layers_have_a_band_around_the_gates_of_one_layer() -> None:
+    # 2 layers of an LSTM: the reserve has 5 values for each of the result's, in each layer
+    assert bands(recurrent_workspace(kernel(forward=(1000, 500, 10_000)))) == [Band(0, 4000, 10_000)]
+    assert bands(recurrent_workspace(kernel(forward=(1000, 0)))) == [Band(0, 4000, 4000)]  # inference has no reserve
+    assert recurrent_workspace(kernel()) == []
+
+
+def test_a_workspace_stands_in_the_family_that_names_the_kernel() -> None:
+    """Else the family might not be imported when the trace is read."""
+    rules()
+    assert workspace_of("aten.relu.default") is None
+    texts = {family: (FOLDER / f"{family}.py").read_text("utf-8") for family in FAMILIES}
+    for kernel, rule in WORKSPACES.items():
+        family = rule.function.__module__.rsplit(".", 1)[1]
+        assert [name for name, text in texts.items() if kernel in text] == [family]
+
+
+def test_a_kernel_has_one_workspace() -> None:
+    rules()
+    with pytest.raises(ValueError, match=r"two workspaces of aten\.sort\.default"):
+        workspace("aten.sort.default")(sort_buffers)
