@@ -18,7 +18,6 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 
 if TYPE_CHECKING:
-    import networkx as nx
     import numpy as np
 
 
@@ -273,20 +272,3 @@ class Graph:
         recorded = replace(self, notes=(*self.notes, *edit.notes), edits=(*self.edits, edit))
         recorded.__dict__.update({key: self.__dict__[key] for key in ("_reads", "bases") if key in self.__dict__})
         return recorded
-
-    @cached_property
-    def dependencies(self) -> nx.DiGraph:
-        """The op graph on NetworkX: nodes are indices into `ops`, an edge is a value from its producer to a reader."""
-        import networkx as nx
-
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(len(self.ops)))
-        producer: dict[str, int] = {}
-        for index, op in enumerate(self.ops):
-            for name in op.refs():
-                source = producer.get(name)
-                if source is not None and source != index:
-                    graph.add_edge(source, index)
-            for name in op.outputs:
-                producer[name] = index
-        return graph

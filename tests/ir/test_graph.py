@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from small_graphs import Builder
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Op, Ref, SourceLine, Value
@@ -23,17 +22,6 @@ def test_elements() -> None:
     assert Value("v", dtypes.float32, (2, 3, 4)).numel == 24
     assert Value("v", dtypes.float32, ()).numel == 1
     assert Value("v", dtypes.float32, (2, 0)).numel == 0
-
-
-def test_dependencies_follow_the_latest_producer() -> None:
-    b = Builder(x=(2,))
-    first = b.call("relu", Ref("x"), name="a")
-    b.call("exp", first, name="b")
-    b.call("relu_", first, outputs=("a",))
-    b.call("add.Tensor", Ref("a"), Ref("b"), name="c")
-    graph = b.graph(Ref("c")).dependencies
-    assert sorted(graph.nodes) == [0, 1, 2, 3]
-    assert sorted(graph.edges) == [(0, 1), (0, 2), (1, 3), (2, 3)]
 
 
 TRACE = """  File "/m/net.py", line 12, in forward
