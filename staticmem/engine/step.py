@@ -137,7 +137,8 @@ class _Step:
         e.trace.begin("optimizer")
         self._update(optimizer)
         result = self._result(outputs, loss, [*notes, *region_notes], len(with_gradient))
-        return result, trained, {k for k, p in enumerate(parameters) if id(p) in self.received & read}
+        received = self.received & read  # once: both have an entry for each parameter
+        return result, trained, {k for k, p in enumerate(parameters) if id(p) in received}
 
     # -- set-up --------------------------------------------------------------------------------------------------
 

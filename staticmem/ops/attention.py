@@ -323,8 +323,7 @@ def flash_backward(call: KernelCall) -> list[Temporary]:
 
 @workspace("aten._scaled_dot_product_cudnn_attention_backward.default", results=2)
 def cudnn_backward(call: KernelCall) -> list[Temporary]:
-    """The query gradient and its row sums in float32 (workspace of the graph, MHA.cpp). The engine decides: newer ones
-    on sm_90 and later need less."""
+    """The query gradient and its row sums in float32 (workspace of the graph, MHA.cpp); newer engines need less."""
     batch, heads, queries, head = call.results[0].shape
     rows = batch * heads * queries * _FLOAT
     total = rows * head + rows
