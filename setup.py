@@ -10,15 +10,15 @@ ROOT = Path(__file__).parent
 
 
 class BuildPackage(build_py):
-    """Copies the package, then writes the JSON into the copy; in an editable installation, which git ignores, into the
-    package itself."""
+    """Writes the JSON beside the YAML, where git ignores it, so that the package and a checkout that is run in place have
+    it; then copies the package."""
 
     def run(self) -> None:
-        super().run()
         sys.path.insert(0, str(ROOT))
         from staticmem.devices.documents import write_json
 
-        write_json((ROOT if self.editable_mode else Path(self.build_lib)) / "staticmem" / "devices")
+        write_json(ROOT / "staticmem" / "devices")
+        super().run()
 
 
 setup(cmdclass={"build_py": BuildPackage})
