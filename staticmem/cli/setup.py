@@ -110,10 +110,12 @@ FILES = frozenset("model before after output config profile report record record
 
 
 def _complete_files(parser: argparse.ArgumentParser, complete: Mapping[str, Any]) -> None:
-    """Arguments that are paths complete to files."""
+    """Arguments that are paths complete to files; those with choices to a tuple of them, which every shtab reads."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():
                 _complete_files(verb, complete)
-        elif action.dest in FILES and not action.choices:
+        elif action.choices:
+            action.choices = tuple(action.choices)
+        elif action.dest in FILES:
             action.complete = complete  # type: ignore[attr-defined]
