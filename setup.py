@@ -10,8 +10,8 @@ ROOT = Path(__file__).parent
 
 
 class BuildPackage(build_py):
-    """Writes the JSON beside the YAML, where git ignores it, so that the package and a checkout that is run in place have
-    it; then copies the package."""
+    """Writes the JSON beside the YAML, where git ignores it, then copies the package: a checkout that is run in place
+    has the JSON too."""
 
     def run(self) -> None:
         sys.path.insert(0, str(ROOT))
