@@ -121,14 +121,23 @@ class Study:
             dims |= assumed
         return resolve(self.model, batch=request.batch, resolution=request.image_size, dims=dims), notes
 
-    @cached_property
+    @property
     def graph(self) -> Graph:
         """The ATen calls that the step runs, with sizes bound."""
-        return self._graph(self.request.inplace_activations)
+        return self._graph[0]
 
-    def _graph(self, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
-        """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""
+    @cached_property
+    def _graph(self) -> tuple[Graph, list[Note]]:
+        """The graph of the step, and notes of what it takes to run in place.
+
+        The bound graph is not kept: it would hold all that passes made of it.
+        """
         bound = pipeline.bind(self.model, self.binding)
+        graph = self._after_passes(bound, self.request.inplace_activations)
+        return graph, self._inplace_notes(bound, graph)
+
+    def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
+        """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""
         return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
 
     @property
@@ -216,10 +225,11 @@ class Study:
         """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
         if self.graph.inplace_known or self.request.inplace_activations != "auto":
             return None
-        most, least = (self._graph(policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
+        bound = pipeline.bind(self.model, self.binding)
+        most, least = (self._after_passes(bound, policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
         if all(one.target == other.target for one, other in zip(most, least, strict=True)):
             return None
-        return self._graph("most"), self._graph("least")
+        return self._after_passes(bound, "most"), self._after_passes(bound, "least")
 
     @property
     def spread(self) -> tuple[int, int]:
@@ -232,7 +242,7 @@ class Study:
     def notes(self) -> list[Note]:
         """Notes of the request, besides those of the graph and of the step."""
         result = self.result
-        notes = [*self._scenario[1], *self._binding[1], *self._inplace_notes()]
+        notes = [*self._scenario[1], *self._binding[1], *self._graph[1]]
         if result.unknown:
             notes += _unknown_ops(result)
         if self.scenario.training and not result.trained:
@@ -245,15 +255,16 @@ class Study:
             notes.append(Note("assumption", "SM307", text))
         return notes
 
-    def _inplace_notes(self) -> list[Note]:
+    def _inplace_notes(self, bound: Graph, graph: Graph) -> list[Note]:
         """Where --inplace-activations has no effect, and where the guess left everything out of place."""
-        if self.graph.inplace_known:
+        if graph.inplace_known:
             text = "--inplace-activations is not used: the file says what ran in place"
             return [] if self.request.inplace_activations == "auto" else [Note("warning", "SM304", text)]
         name = pipeline.IN_PLACE[0].name
-        graphs = self.graph, self._graph("all", pipeline.IN_PLACE)
-        by_request, by_all = (any(edit.name == name for edit in graph.edits) for graph in graphs)
-        if by_request or not by_all:
+        if any(edit.name == name for edit in graph.edits):
+            return []
+        by_all = self._after_passes(bound, "all", pipeline.IN_PLACE)
+        if all(edit.name != name for edit in by_all.edits):
             return []
         text = (
             "activations are assumed out of place (ONNX does not record it); in place the peak may be lower "
