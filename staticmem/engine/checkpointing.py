@@ -70,7 +70,7 @@ class _Checkpoint:
     def __init__(self, caller: Checkpoints, interpreter: Interpreter, region: Region) -> None:
         self.caller, self.interpreter, self.region = caller, interpreter, region
         e = interpreter.e
-        self.autocast = e.autocast
+        self.autocast = interpreter.autocast
         produced = interpreter.produced_in
         self.inputs = _inputs(interpreter, region)
         self.arguments = [name for name in self.inputs if isinstance(self.inputs[name], Tensor) and name in produced]

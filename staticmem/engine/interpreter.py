@@ -58,6 +58,7 @@ class Interpreter:
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[tuple[Tensor, int]]] = {}
         self.checkpoints: Checkpointing | None = None
+        self.autocast = e.autocast  # that of the step, where an op may run without
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
         self.index = 0
@@ -87,6 +88,27 @@ class Interpreter:
 
     def run_ops(self, start: int, end: int) -> None:
         """Runs the ops of [start, end) and leaves the module frames. Checkpoints start and end between them."""
+        e, checkpoints = self.e, self.checkpoints
+        grad_enabled, self.autocast = e.grad_enabled, e.autocast
+        at = start
+        for first, last, dtype in self.graph.autocast_regions:
+            if first < end and last > at:
+                self._run_stretch(at, max(first, at))
+                e.autocast = dtype
+                self._run_stretch(max(first, at), min(last, end))
+                if self.autocast is None:  # PyTorch keeps copies of weights until the outermost region ends
+                    e.release(e.autocast_owner)
+                    e.autocast_cache = {}
+                e.autocast, at = self.autocast, min(last, end)
+        self._run_stretch(at, end)
+        e.grad_enabled = grad_enabled
+        if checkpoints is not None:
+            checkpoints.before(self, end)
+        e.trace.op = -1
+        self._leave(0)
+
+    def _run_stretch(self, start: int, end: int) -> None:
+        """Runs the ops of [start, end), in all of which autocast is the same."""
         e, checkpoints = self.e, self.checkpoints
         released_after = self.released_after
         grad_enabled = e.grad_enabled
@@ -127,10 +149,6 @@ class Interpreter:
                 for held in copies.pop(index, ()):
                     e.end(*held)
         e.grad_enabled = grad_enabled
-        if checkpoints is not None:
-            checkpoints.before(self, end)
-        e.trace.op = -1
-        self._leave(0)
 
     def for_rerun(self, names: Mapping[str, Any], start: int) -> Interpreter:
         """An interpreter that runs some of the ops again, from op `start` on, with `names` as its values.

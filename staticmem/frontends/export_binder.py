@@ -14,7 +14,8 @@ from staticmem.errors import DimensionError
 from staticmem.frontends import fields
 from staticmem.frontends.export_program import ExportedArchive, dtype_of, malformed
 from staticmem.frontends.export_sizes import BatchRebinder, DataBounds, check_derived
-from staticmem.ir import expressions
+from staticmem.ir import dtypes, expressions
+from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ir.model_file import MAX_DIM, Binding
 from staticmem.ir.source import source_lines
@@ -158,12 +159,12 @@ class Binder:
 
     # -- ops -----------------------------------------------------------------------------------------------------
 
-    def operations(self, nodes: Any, ops: list[Op], grad: bool) -> None:
+    def operations(self, nodes: Any, ops: list[Op], grad: bool, amp: bool | DType = True) -> None:
         for node in fields.items(nodes):
             target = fields.text(node["target"])
             name = fields.text(node.get("name") or "")
             if target.startswith("torch.ops.higher_order."):
-                self.higher_order(node, name, ops, grad)
+                self.higher_order(node, name, ops, grad, amp)
                 continue
             outputs = tuple(self.output_names(node["outputs"]))
             args: list[Arg] = []
@@ -188,22 +189,26 @@ class Binder:
                     modules=self.modules(fields.text(metadata.get("nn_module_stack", ""))),
                     stack=source_lines(fields.text(metadata.get("stack_trace", ""))),
                     grad=grad,
+                    amp=amp,
                 )
             )
 
-    def higher_order(self, node: Mapping[str, Any], given: str, ops: list[Op], grad: bool) -> None:
-        """`wrap_with_set_grad_enabled`: its graph is run in place, without autograd where it says so."""
+    def higher_order(self, node: Mapping[str, Any], given: str, ops: list[Op], grad: bool, amp: bool | DType) -> None:
+        """`wrap_with_set_grad_enabled`, `wrap_with_autocast`: the graph is run in place, without autograd or without
+        the step's autocast where the node says so."""
         name = fields.text(node["target"]).removeprefix("torch.ops.higher_order.")
         args = [fields.mapping(item["arg"]) for item in fields.items(node["inputs"])]
         bodies = [a["as_graph"]["graph"] for a in args if "as_graph" in a]
         if name not in _BODIES or len(bodies) != 1:
             outputs = tuple(self.output_names(node["outputs"]))
             refs = tuple(self.arg(a) for a in args if "as_graph" not in a)
-            ops.append(Op(given or name, f"higher_order::{name}", refs, {}, outputs, grad=grad))
+            ops.append(Op(given or name, f"higher_order::{name}", refs, {}, outputs, grad=grad, amp=amp))
             return
         body = fields.mapping(bodies[0])
         if name == "wrap_with_set_grad_enabled":
             grad = grad and fields.boolean(args[0]["as_bool"])
+        elif name == "wrap_with_autocast":
+            amp = self.autocast(args)
         at = next(i for i, a in enumerate(args) if "as_graph" in a)
         # a graph has names of its own: exporters give those of the graph around it, and of other bodies, again
         around, self.rename = self.rename, self.given_names(body["inputs"], args[at + 1 :])
@@ -211,7 +216,7 @@ class Binder:
             if own not in self.rename:
                 self.rename[own] = self.unused(own)
                 self.tensors[self.rename[own]] = value
-        self.operations(body["nodes"], ops, grad)
+        self.operations(body["nodes"], ops, grad, amp)
         results = [
             self.resolve(r["as_tensor"]["name"]) if "as_tensor" in r else "" for r in fields.items(body["outputs"])
         ]
@@ -219,6 +224,22 @@ class Binder:
         for outer_name, result in zip(self.output_names(node["outputs"]), results, strict=False):
             if result:
                 self.rename[outer_name] = result
+
+    def autocast(self, args: Sequence[Mapping[str, Any]]) -> bool | DType:
+        """The dtype of a region of autocast, or False where it is not enabled. `args` are device_type, dtype, enabled.
+
+        A machine without CUDA exports `torch.autocast("cuda", dtype)` as not enabled. Its dtype is float16 where the
+        code gives none, as in `torch.autocast("cuda", enabled=False)`; bfloat16 is given to a region that is enabled.
+        """
+        dtype = dtype_of(args[1]["as_scalar_type"]) if "as_scalar_type" in args[1] else None
+        if fields.boolean(args[2]["as_bool"]):
+            return dtype or True
+        if fields.text(args[0]["as_string"]) != "cuda" or dtype is not dtypes.bfloat16:
+            return False
+        text = "torch.autocast() of the code was exported without CUDA, as not enabled: taken to be enabled in bfloat16"
+        if not any(note.text == text for note in self.notes):
+            self.notes.append(Note("assumption", "SM263", text))
+        return dtype
 
     def given_names(self, inputs: Any, args: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """What the inputs of a body are called around it."""

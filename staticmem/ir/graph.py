@@ -74,6 +74,7 @@ class Op:
     source: str = ""  # the operator of the file's node that this op has its name from ("Conv"), where it has another
     stack: tuple[SourceLine, ...] = ()  # the model's Python frames, outermost first, where the export kept them
     grad: bool = True  # False inside torch.no_grad / set_grad_enabled(False)
+    amp: bool | DType = True  # the step's autocast applies; False inside of torch.autocast(enabled=False), or its dtype
     _refs: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -114,6 +115,7 @@ class Op:
             self.source,
             self.stack,
             self.grad,
+            self.amp,
         )
 
 
@@ -254,6 +256,18 @@ class Graph:
     def bases(self) -> Set[str]:
         """The bases of all ops."""
         return bases_of(self.ops)
+
+    @cached_property
+    def autocast_regions(self) -> tuple[tuple[int, int, DType | None], ...]:
+        """The stretches [start, end) of ops that the step's autocast does not apply to, each with the dtype of the
+        region of `torch.autocast` that they run in; None where it is not enabled."""
+        regions: list[tuple[int, int, DType | None]] = []
+        for index in [index for index, op in enumerate(self.ops) if op.amp is not True]:
+            amp = self.ops[index].amp
+            dtype = amp if isinstance(amp, DType) else None
+            start = regions.pop()[0] if regions and regions[-1][1:] == (index, dtype) else index
+            regions.append((start, index + 1, dtype))
+        return tuple(regions)
 
     @cached_property
     def classes(self) -> Set[str]:

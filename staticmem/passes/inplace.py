@@ -211,8 +211,8 @@ def owners(op: Op) -> list[str]:
 
 def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     """Whether an op is taken to run in place: where its line says so, the code that ran allowed it."""
-    if not op.grad:
-        return False  # of a region whose generated code says it (`lost_scopes`)
+    if not op.grad or not op.amp:
+        return False  # of a region whose generated code says it (`module_calls`)
     if op.stack and op.args and isinstance(op.args[0], Ref) and written(op):
         name = op.args[0].name
         made = facts.producer.get(name)

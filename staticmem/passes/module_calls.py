@@ -1,11 +1,11 @@
-"""What the dynamo exporter loses of calls: their numbers, and regions of `torch.no_grad()`.
+"""What the dynamo exporter loses of calls: their numbers, and regions of `torch.no_grad()` and `torch.autocast()`.
 
 Repeated calls of one module have the same path in the file.
 
 torch.export keeps a region of `torch.no_grad()` as a graph of its own; the ONNX exporter runs that graph, and writes
 what it does in line, without the region and without the modules. The source lines of these ops are those of the
-generated code (`<eval_with_key>`), which says what ran in place. A region of autocast is taken apart the same way, but
-computes in half precision.
+generated code (`<eval_with_key>`), which says what ran in place. A region of `torch.autocast()` is taken apart the same
+way. On a machine without CUDA each region of `torch.autocast("cuda")` is exported as one that is not enabled.
 
 Source: torch/_export/passes/replace_set_grad_with_hop_pass.py, replace_autocast_with_hop_pass.py.
 """
@@ -19,7 +19,7 @@ from dataclasses import replace
 from operator import is_
 
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Frame, Graph, Note, Op
+from staticmem.ir.graph import Frame, Graph, Note, Op, Ref
 from staticmem.passes.inplace import INPLACE_OPS
 
 
@@ -56,28 +56,85 @@ def _same(a: Frame, b: Frame) -> bool:
 
 _GENERATED = "<eval_with_key>"
 _CALL = re.compile(r"torch\.ops\.aten\.(\w+?)_\.\w+\(")
+_OPERANDS = re.compile(r"torch\.ops\.aten\.[\w.]+\(([^\[\]()]*)")
+_UNNAMED = re.compile(r"\barg\d+_1\b")  # an input of a region whose inputs the exporter did not give names
+_CAST = re.compile(r"(?:to|type_as)(?:_\d+)?$")
 _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
 def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
-    """The graph, ops of regions with `grad` False, in place where they were, and without lines of generated code.
+    """The graph, ops of regions with `grad` or `amp` False, in place where they were, and without lines of generated
+    code.
 
-    A model that is a traced graph itself has such lines only: nothing is known of it.
+    The exporter names the inputs of a region of set_grad_enabled by the values around it, and those of a region of
+    autocast not (torch/_export/utils.py, `_name_hoo_subgraph_placeholders`). A model that is a traced graph itself has
+    such lines only: nothing is known of it.
     """
-    ops, values = graph.ops, graph.values
-    generated = [bool(op.stack) and op.stack[-1].file.startswith(_GENERATED) for op in ops]
-    if not any(generated) or all(made for made, op in zip(generated, ops, strict=True) if op.stack):
+    ops = graph.ops
+    keys = [op.stack[-1].file if op.stack and op.stack[-1].file.startswith(_GENERATED) else "" for op in ops]
+    if not any(keys) or all(key for key, op in zip(keys, ops, strict=True) if op.stack):
         return graph, ()
+    regions = _regions(graph, keys)
     found: list[Op] = []
-    count = 0
-    for op, made in zip(ops, generated, strict=True):
-        if made:
-            called = _CALL.search(op.stack[-1].text)
+    casts: dict[tuple[str, str], str] = {}  # a region's name of a cast -> the value that it makes
+    without_grad = without_autocast = 0
+    for op, key in zip(ops, keys, strict=True):
+        if key:
+            grad, amp = regions[key]
             target, overload = op.base, op.target[len(op.base) :]
+            called = _CALL.search(op.stack[-1].text)
             if called is not None and op.base == f"aten::{called[1]}" and op.base in INPLACE_OPS:
                 target = f"{op.base}_"
-            grad = any(values[name].dtype in _HALVES for name in op.outputs if name in values)
-            op, count = replace(op, target=target + overload, grad=op.grad and grad, stack=()), count + 1
+            without_grad, without_autocast = without_grad + (not grad), without_autocast + (not amp)
+            if not amp:
+                op = _with_casts(op, graph, key, casts, found)
+            op = replace(op, target=target + overload, grad=op.grad and grad, amp=amp, stack=())
         found.append(op)
-    text = "ops whose code the exporter generated itself are taken to run under torch.no_grad(), which it leaves out"
-    return replace(graph, ops=tuple(found)), [Note("assumption", "SM262", text, count)]
+    notes = []
+    if without_grad:
+        text = (
+            "ops whose code the exporter generated itself are taken to run under torch.no_grad(), which it leaves out"
+        )
+        notes.append(Note("assumption", "SM262", text, without_grad))
+    if without_autocast:
+        text = "ops are taken to run inside of torch.autocast(enabled=False), which the exporter leaves out"
+        notes.append(Note("assumption", "SM263", text, without_autocast))
+    return replace(graph, ops=tuple(found)), notes
+
+
+def _regions(graph: Graph, keys: Sequence[str]) -> dict[str, tuple[bool, bool]]:
+    """For the generated code of each region: whether autograd and the step's autocast apply to its ops.
+
+    A region inside of another one has both: its ops run between those of the outer one.
+    """
+    spans: dict[str, tuple[int, int]] = {}
+    of_autocast: set[str] = set()
+    for index, (op, key) in enumerate(zip(graph.ops, keys, strict=True)):
+        if key:
+            spans[key] = (spans.get(key, (index, index))[0], index)
+            half = any(graph.values[name].dtype in _HALVES for name in op.outputs if name in graph.values)
+            if half or _UNNAMED.search(op.stack[-1].text):
+                of_autocast.add(key)
+    regions = {}
+    for key, (first, last) in spans.items():
+        around = [outer for outer, (start, end) in spans.items() if start <= first and last <= end]
+        regions[key] = all(o in of_autocast for o in around), of_autocast.isdisjoint(around)
+    return regions
+
+
+def _with_casts(op: Op, graph: Graph, key: str, casts: dict[tuple[str, str], str], ops: list[Op]) -> Op:
+    """The op, reading the results of casts to float32 of its region: they return their input in a float32 export, which
+    leaves them out, and copy it where autocast around the region has made it half."""
+    operands = _OPERANDS.search(op.stack[-1].text)
+    args = list(op.args)
+    for index, name in enumerate(operands[1].split(", ") if operands is not None else ()):
+        arg = args[index] if index < len(args) else None
+        if not isinstance(arg, Ref) or not _CAST.match(name):
+            continue
+        value, cast = graph.values.get(arg.name), casts.get((key, name))
+        if cast is None and value is not None and value.dtype is dtypes.float32 and not _CAST.match(arg.name):
+            cast = casts[key, name] = f"{arg.name}::{name}"
+            ops.append(Op(cast, "aten::to.dtype", (arg, dtypes.float32), {}, (cast,), op.modules, amp=False))
+        if cast is not None:
+            args[index] = Ref(cast)
+    return op if casts == {} else replace(op, args=tuple(args))

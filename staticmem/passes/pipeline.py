@@ -249,8 +249,8 @@ FX_TEXTS: tuple[Pass, ...] = (
     ),
     Pass(
         "regions without grad",
-        "regions of torch.no_grad(), of which the exporter makes graphs of their own",
-        "torch/_export/passes/replace_set_grad_with_hop_pass.py",
+        "regions of torch.no_grad() and torch.autocast(), of which the exporter makes graphs of their own",
+        "torch/_export/passes/replace_set_grad_with_hop_pass.py and replace_autocast_with_hop_pass.py",
         "module_calls:regions_without_grad",
     ),
     *_OF_THE_FILE,

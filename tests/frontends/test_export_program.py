@@ -18,6 +18,7 @@ from pt2_files import argument, document, node, tensor
 from staticmem import analyze
 from staticmem.errors import DimensionError, ModelFileError, StaticmemError
 from staticmem.frontends.export_program import read_archive
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.model_file import resolve
 from staticmem.passes.pipeline import bind
@@ -103,6 +104,27 @@ def test_a_body_without_grad_is_run_in_place(tmp_path: Path) -> None:
     inner, outer = graph_of(files.write(tmp_path / "a.pt2", doc)).ops
     assert (inner.args, inner.grad) == ((Ref("x"),), False)
     assert (outer.args, outer.grad) == ((Ref("r"),), True)
+
+
+@pytest.mark.parametrize(("device", "dtype", "enabled", "amp"), [
+    ("cuda", 6, False, False),  # float16 is what CUDA has where the code gives no dtype
+    ("cpu", 13, False, False),
+    ("cuda", 13, True, dtypes.bfloat16),
+    ("cuda", 13, False, dtypes.bfloat16),  # of a machine without CUDA
+])  # fmt: skip
+def test_a_body_has_its_own_autocast(tmp_path: Path, device: str, dtype: int, enabled: bool, amp: Any) -> None:
+    body = {
+        "inputs": [argument("inner")], "outputs": [argument("r")], "nodes": [node("relu.default", "inner", out="r")],
+        "tensor_values": {"inner": tensor(2), "r": tensor(2)},
+    }  # fmt: skip
+    given = [argument({"as_string": device}), argument({"as_scalar_type": dtype}), enabled, None]
+    graph = {"as_graph": {"name": "g", "graph": body}}
+    wrapped = node("torch.ops.higher_order.wrap_with_autocast", *given, graph, "x", out="z")
+    doc = document({"x": tensor(2), "z": tensor(2), "y": tensor(2)}, [wrapped, node("neg.default", "z", out="y")])
+    found = graph_of(files.write(tmp_path / "a.pt2", doc))
+    inner, outer = found.ops
+    assert (inner.amp, inner.grad, outer.amp) == (amp, True, True)
+    assert found.autocast_regions == ((0, 1, amp or None),)
 
 
 def test_names_of_a_body_are_its_own(tmp_path: Path) -> None:

@@ -110,6 +110,35 @@ def test_half_precision_is_a_region_of_autocast() -> None:
     assert first.grad
 
 
+def test_inputs_without_names_are_those_of_a_region_of_autocast() -> None:
+    """torch/_export/utils.py, `_name_hoo_subgraph_placeholders`, names those of set_grad_enabled alone."""
+    ops = [generated("relu = torch.ops.aten.relu.default(arg2_1);  arg2_1 = None"), OWN]
+    (first, _), notes = without_grad(ops, FLOAT)
+    assert (first.grad, first.amp, first.stack) == (True, False, ())
+    assert [(note.code, note.count) for note in notes] == [("SM263", 1)]
+
+
+def test_a_region_within_a_region_has_both() -> None:
+    ops = [
+        generated("neg = torch.ops.aten.neg.default(x)"),
+        replace(generated("relu = torch.ops.aten.relu.default(arg0_1)"), name="i", outputs=("v",)),
+        generated("exp = torch.ops.aten.exp.default(wrap_with_autocast)"),
+        OWN,
+    ]
+    line = replace(ops[1].stack[0], file="<eval_with_key>.8")
+    ops[1] = replace(ops[1], stack=(line,))
+    found, _ = without_grad(ops, FLOAT)
+    assert [(op.grad, op.amp) for op in found] == [(False, True), (False, False), (False, True), (True, True)]
+
+
+def test_a_cast_to_float32_in_a_region_of_autocast_is_put_back() -> None:
+    """`x.float()` returns `x` in a float32 export, and copies what autocast around the region has made half."""
+    ops = [generated("relu = torch.ops.aten.relu.default(to);  to = arg2_1 = None"), OWN]
+    (cast, first, _), _ = without_grad(ops, {**FLOAT, "x": Value("x", dtypes.float32, (2,))})
+    assert (cast.target, cast.args, cast.amp) == ("aten::to.dtype", (X, dtypes.float32), False)
+    assert first.args == (Ref(cast.outputs[0]),)
+
+
 def test_a_traced_graph_has_generated_code_only() -> None:
     ops = [generated("relu = torch.ops.aten.relu.default(x)")]
     assert without_grad(ops, FLOAT) == (ops, [])

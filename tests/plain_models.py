@@ -1,0 +1,73 @@
+"""Models of code that no table has, each with something that a plain export loses (`test_plain_exports.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+
+class Stack(nn.Module):  # type: ignore[misc]
+    """A stem, `depth` blocks that `block(channels)` makes, and a head."""
+
+    def __init__(self, block: Callable[[int], nn.Module], depth: int = 2, channels: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.blocks = nn.ModuleList(block(channels) for _ in range(depth))
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class WithoutAutocast(nn.Module):  # type: ignore[misc]
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.mix = nn.Conv2d(channels, channels, 1)
+        self.norm = nn.GroupNorm(4, channels)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.conv(x))
+        with torch.autocast("cuda", enabled=False):
+            y = self.norm(self.mix(x.float()))
+        return x + y
+
+
+class WithAutocast(WithoutAutocast):
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.conv(x))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = self.norm(self.mix(x))
+        return x + y
+
+
+class WithoutGradient(nn.Module):  # type: ignore[misc]
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.gate = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.conv(x))
+        with torch.no_grad():
+            gate = torch.sigmoid(self.gate(x))
+        return x * gate
+
+
+def image(batch: int) -> tuple[Any, ...]:
+    return (torch.randn(batch, 3, 32, 32),)
+
+
+# name -> the model, its input at a batch size
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]] = {
+    "without_autocast": (lambda: Stack(WithoutAutocast), image),
+    "with_autocast": (lambda: Stack(WithAutocast), image),
+    "without_gradient": (lambda: Stack(WithoutGradient), image),
+}
