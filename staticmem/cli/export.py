@@ -20,7 +20,8 @@ Builds a model from your code on the meta device, where weights have no bytes, a
 'staticmem analyze': a .pt2 or an .onnx without weights. It imports and runs your code. PyTorch has to be installed.
 
 FACTORY is a function or class without required arguments. It returns the module, or the module and a tuple of example
-inputs. The batch (axis 0) stays open where the example inputs agree on it and it is 2 or more.
+inputs. Every size stays open that the code leaves open: the batch, lengths, height and width. stderr says which, and
+which the code fixed. 'staticmem analyze' takes sizes of the example where it is given none, but for the batch.
 """
 
 EPILOG = """\
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import torch  # late: staticmem runs without it
 
-        from staticmem.frontends import objects, writing
+        from staticmem.frontends import traced_sizes, tracing, writing
     except ImportError as error:
         raise _refused("PyTorch is not installed", "It makes the export.", "pip install 'staticmem[torch]'") from error
     factory = _find(args.factory)
@@ -68,11 +69,15 @@ def run(args: argparse.Namespace) -> int:
         hint = "Add --input 2x3x224x224, or let the factory return (module, inputs)."
         raise _refused(f"{args.factory} gives no inputs", "An export needs the shape of each input.", hint)
     module.train(not args.eval)
-    program = objects.export(module, inputs)
+    traced = tracing.trace(module, inputs, as_given=False)
     write = writing.pt2_bytes if kind == ".pt2" else writing.onnx_bytes
-    write_atomically(args.output, write(program, stack_traces=args.stack_traces))
+    extra = {traced_sizes.NAME: traced_sizes.write(traced.sizes)}
+    write_atomically(args.output, write(traced.program, stack_traces=args.stack_traces, extra=extra))
     mode = "evaluation" if args.eval else "training"
     sys.stderr.write(f"Wrote {args.output} ({mode} mode, no weights)\n")
+    sys.stderr.write(f"Open sizes: {', '.join(traced.open) or 'none'}\n")
+    if traced.fixed:
+        sys.stderr.write(f"Fixed by the code: {', '.join(traced.fixed)}\n")
     return 0
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from staticmem import files
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields, recent
-from staticmem.frontends.export_storages import CONFIGS, tied_names
+from staticmem.frontends.export_storages import CONFIGS, sizes, tied_names
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
-from staticmem.ir.model_file import InputSpec, SymbolRange
+from staticmem.ir.model_file import InputSpec, SymbolRange, TracedSizes
 
 SUPPORTED_MAJOR = 8
 MAX_JSON_BYTES = 1 << 30  # the JSON of a 100,000-op graph is about 100 MB
@@ -45,6 +45,7 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
                 return known
             document = _load_json(archive, name, path)
             tied = tied_names(archive)
+            traced = sizes(archive, path)
     except zipfile.BadZipFile as error:
         raise ModelFileError(
             f"{path} is a damaged archive",
@@ -66,7 +67,7 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
             code="SM103",
         )
     try:
-        model = ExportedArchive(path, document, tied=tied)
+        model = ExportedArchive(path, document, tied=tied, sizes=traced)
         small = len(model.graph.get("nodes") or ()) <= recent.MOST_OPS
     except fields.MALFORMED as error:
         raise malformed(path, error) from error
@@ -158,6 +159,7 @@ class ExportedArchive:
     format: str = "pt2"
     tied: Mapping[str, str] = field(default_factory=dict)  # names of one tensor, by the first of them
     graphs: recent.Graphs | None = field(default=None, repr=False)  # where the model is kept, so are its graphs
+    sizes: TracedSizes = field(default_factory=TracedSizes)
 
     def __post_init__(self) -> None:
         module = fields.mapping(self.document["graph_module"])
@@ -168,7 +170,7 @@ class ExportedArchive:
         self.symbols: dict[str, SymbolRange] = {}
         for name, bounds in fields.mapping(self.document.get("range_constraints") or {}).items():
             low, high = _bound(bounds, "min_val"), _bound(bounds, "max_val")
-            self.symbols[name] = SymbolRange(max(low or 1, 1), high)
+            self.symbols[name] = SymbolRange(max(self.sizes.least.get(name, low or 1), 1), high)
         self.inputs = tuple(self._input(name) for name in self._user_inputs())
 
     def _user_inputs(self) -> list[str]:

@@ -12,11 +12,12 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-from staticmem.frontends import fields
+from staticmem.frontends import fields, traced_sizes
+from staticmem.ir.model_file import TracedSizes
 
 CONFIG = "data/weights/model_weights_config.json"
 TIED = "staticmem_tied.json"  # a member under `extra/`: {name: the first name of the same tensor}
-CONFIGS = (CONFIG, f"/extra/{TIED}")  # ends of the names of members that are read here
+CONFIGS = (CONFIG, f"/extra/{TIED}", f"/extra/{traced_sizes.NAME}")  # ends of the names of members that are read here
 MAX_BYTES = 1 << 28  # of JSON; larger lists of weights are no real model's
 
 
@@ -26,6 +27,14 @@ def tied_names(archive: zipfile.ZipFile) -> dict[str, str]:
         return {**_by_storage(archive), **_written(archive)}
     except (*fields.MALFORMED, ValueError, KeyError, RecursionError):
         return {}  # it only helps: without it every name counts
+
+
+def sizes(archive: zipfile.ZipFile, path: str) -> TracedSizes:
+    """What `staticmem export` wrote of open sizes; nothing in other files."""
+    for info in archive.infolist():
+        if info.filename.endswith(f"/extra/{traced_sizes.NAME}") and info.file_size <= traced_sizes.MAX_CHARACTERS:
+            return traced_sizes.read(archive.read(info).decode(), path)
+    return TracedSizes()
 
 
 def tied_tensors(state: Mapping[str, Any]) -> dict[str, str]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
+from staticmem.frontends import traced_sizes
+from staticmem.frontends.tracing import failed, trace
 
 if TYPE_CHECKING:
-    from staticmem.ir.model_file import ModelFile
+    from staticmem.ir.model_file import ModelFile, TracedSizes
 
 CODE = "SM170"
 
@@ -43,35 +45,14 @@ def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, in
         return _of_program(model, "ExportedProgram"), None
     if _is_a(model, "torch.nn.modules.module", "Module"):
         args = _arguments(model, inputs)
-        return _of_program(export(model, args), type(model).__name__), _common_batch(args)
+        traced = trace(model, args, as_given=True)
+        return _of_program(traced.program, type(model).__name__, traced.sizes), _common_batch(args)
     raise UsageError(
         f"{type(model).__name__} is not a model",
         "It has to be a path, an onnx.ModelProto, an ExportedProgram, an nn.Module or a GraphModule.",
         "Example: staticmem.analyze(model, (torch.empty(8, 3, 224, 224, device='meta'),), optimizer='adam')",
         code=CODE,
     )
-
-
-def export(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """`torch.export` of a module in the mode that it is in; axis 0 of its tensors stays open where they agree on it.
-
-    Raises:
-        ModelFileError: it cannot be exported; the message is PyTorch's.
-    """
-    keywords = dict(kwargs or {})
-    batch = _common_batch((*args, *keywords.values()))
-    dynamic = None
-    if batch is not None and batch > 1:  # export takes a size of 1 for a constant
-        dynamic = tuple(_open(x) for x in args), {name: _open(x) for name, x in keywords.items()}
-    try:
-        return _traced(module, args, keywords, dynamic)
-    except Exception as first:
-        if dynamic is None:
-            raise _failed(module, first) from first
-    try:
-        return _traced(module, args, keywords, None)
-    except Exception as error:
-        raise _failed(module, error) from error
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:
@@ -84,40 +65,6 @@ def _common_batch(args: Sequence[Any]) -> int | None:
     """The size of axis 0 on which all tensors agree."""
     sizes = {int(x.shape[0]) if len(x.shape) else 0 for x in args if hasattr(x, "shape")}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _traced(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any) -> Any:
-    import torch
-
-    if dynamic is not None:
-        positional, named = dynamic
-        dynamic = {**_by_name(module, positional), **named}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
-
-
-def _by_name(module: Any, shapes: Sequence[Any]) -> dict[str, Any]:
-    """Positional dynamic shapes under the names of the forward's parameters, as torch.export wants them with kwargs."""
-    import inspect
-
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    named: dict[str, Any] = {}
-    for index, parameter in enumerate(parameters):
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            named[parameter.name] = tuple(shapes[index:])
-            return named
-        if index >= len(shapes):
-            break
-        named[parameter.name] = shapes[index]
-    return named
-
-
-def _open(x: Any) -> Any:
-    """Axis 0 of a tensor open, everything else as it is."""
-    import torch
-
-    return {0: torch.export.Dim.AUTO} if isinstance(x, torch.Tensor) else None
 
 
 def _recorded_inputs(module: Any) -> tuple[Any, ...]:
@@ -143,7 +90,7 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _of_program(program: Any, label: str) -> ModelFile:
+def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ModelFile:
     import torch
 
     from staticmem.frontends.export_program import read_archive
@@ -154,9 +101,10 @@ def _of_program(program: Any, label: str) -> ModelFile:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                torch.export.save(without_weights(program), path)
+                extra = {traced_sizes.NAME: traced_sizes.write(sizes)} if sizes is not None else None
+                torch.export.save(without_weights(program), path, extra_files=extra)
         except Exception as error:
-            raise _failed(label, error) from error
+            raise failed(label, error) from error
         archive = read_archive(path)
     archive.path, archive.tied = f"<{label}>", tied_tensors(program.state_dict)
     return archive
@@ -220,13 +168,3 @@ def _inputs_missing(module: object) -> UsageError:
         "Give examples: staticmem.analyze(model, (torch.empty(8, 3, 224, 224, device='meta'),))",
         code=CODE,
     )
-
-
-def _failed(module: object, error: Exception) -> ModelFileError:
-    name = module if isinstance(module, str) else type(module).__name__
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ModelFileError(
-        f"torch.export cannot export {name}", f"{type(error).__name__}: {reason[:300]}",
-        "Change the model so that torch.export.export(model, inputs, strict=False) works, or export it to ONNX.",
-        code="SM171",
-    )  # fmt: skip

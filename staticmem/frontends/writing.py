@@ -10,6 +10,7 @@ import io
 import json
 import warnings
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 from staticmem.errors import UsageError
@@ -21,8 +22,8 @@ SMALL = 1024  # elements
 ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes at every export
 
 
-def pt2_bytes(program: Any, *, stack_traces: bool) -> bytes:
-    """The archive, compressed. `stack_traces` keeps the source lines of the model's code."""
+def pt2_bytes(program: Any, *, stack_traces: bool, extra: Mapping[str, str] | None = None) -> bytes:
+    """The archive, compressed, with the texts `extra`. `stack_traces` keeps the source lines of the model's code."""
     import torch
 
     if not stack_traces:
@@ -31,8 +32,8 @@ def pt2_bytes(program: Any, *, stack_traces: bool) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tied = tied_tensors(program.state_dict)  # which tensors on the meta device cannot say
-        extra = {TIED: json.dumps(tied)} if tied else None
-        torch.export.save(without_weights(program), raw, extra_files=extra)
+        members = {**(extra or {}), **({TIED: json.dumps(tied)} if tied else {})}
+        torch.export.save(without_weights(program), raw, extra_files=members)
     with zipfile.ZipFile(raw) as source, zipfile.ZipFile(packed, "w") as target:
         for member in source.namelist():
             info = zipfile.ZipInfo(member, ZIP_DATE)
@@ -41,8 +42,8 @@ def pt2_bytes(program: Any, *, stack_traces: bool) -> bytes:
     return packed.getvalue()
 
 
-def onnx_bytes(program: Any, *, stack_traces: bool) -> bytes:
-    """The ModelProto with module paths and ATen calls in the metadata of its nodes.
+def onnx_bytes(program: Any, *, stack_traces: bool, extra: Mapping[str, str] | None = None) -> bytes:
+    """The ModelProto with module paths and ATen calls in the metadata of its nodes, and `extra` in its own.
 
     Raises:
         UsageError: onnxscript is not installed.
@@ -63,6 +64,10 @@ def onnx_bytes(program: Any, *, stack_traces: bool) -> bytes:
         )  # fmt: skip
     assert made is not None
     model, weights = made.model, set(program.state_dict)
+    model.metadata_props.update(extra or {})
+    for value in model.graph.inputs:  # a size that the code fixed is written as a symbol with the name "3"
+        shape = value.shape or ()
+        value.shape = onnx_ir.Shape([int(str(n)) if str(n).isdecimal() else n for n in shape])
     if not stack_traces:
         for node in model.graph:
             node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)

@@ -64,6 +64,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "Le": lambda a, b: a <= b,
     "Gt": lambda a, b: a > b,
     "Ge": lambda a, b: a >= b,
+    "And": lambda *xs: all(xs),
+    "Or": lambda *xs: any(xs),
+    "Not": lambda a: not a,
 }
 
 

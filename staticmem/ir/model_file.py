@@ -6,6 +6,7 @@ called `input[axis]`, so that `--dim 'x[2]=224'` can give it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Protocol
@@ -56,6 +57,28 @@ class Binding:
     assumed: tuple[str, ...] = field(default=())
 
 
+@record(frozen=True)
+class TracedSizes:
+    """What `staticmem export` writes of the sizes that it left open, by symbol: those of the example inputs, the least
+    that the code allows, and conditions under which the code takes the way that it took (`ir.expressions`)."""
+
+    example: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
+
+    def refusal(self, symbols: Mapping[str, int]) -> str | None:
+        """The first condition that does not hold at these sizes."""
+        if not self.conditions:
+            return None
+        from staticmem.ir import expressions  # late: most files have none
+
+        for text in self.conditions:
+            condition = expressions.parse(text)
+            if expressions.symbols_of(condition) <= set(symbols) and not expressions.evaluate(condition, symbols):
+                return text
+        return None
+
+
 class KeptGraphs(Protocol):
     """Graphs by their bindings."""
 
@@ -71,6 +94,7 @@ class ModelFile(Protocol):
     format: str
     producer: str
     inputs: tuple[InputSpec, ...]
+    sizes: TracedSizes
 
     @property
     def symbols(self) -> Mapping[str, SymbolRange]:
@@ -158,6 +182,10 @@ def resolve(
         for axis, dim in enumerate(spec.shape or ()):
             if isinstance(dim, str):
                 size = symbols.get(dim)
+                if size is None and axis:  # the batch is the question; other sizes may be those of the example
+                    size = model.sizes.example.get(dim)
+                    if size is not None:
+                        symbols[dim] = size
                 if size is None:
                     missing.setdefault(dim, (spec, axis))
                 sizes.append(size or 0)
@@ -180,7 +208,24 @@ def resolve(
                 "Choose a size in that range, or export again with a wider one.",
                 code="SM115",
             )
+    _check_conditions(model, symbols)
     return Binding(symbols, shapes, tuple(rebound))
+
+
+def _check_conditions(model: ModelFile, symbols: Mapping[str, int]) -> None:
+    """Raises DimensionError for sizes at which the model's code would not take the way that was traced."""
+    condition = model.sizes.refusal(symbols)
+    if condition is None:
+        return
+    for spec in model.inputs:
+        for axis, dim in enumerate(spec.shape or ()):
+            condition = re.sub(rf"\b{re.escape(str(dim))}\b", f"{spec.name}[{axis}]", condition)
+    raise DimensionError(
+        "the model's code takes another way at these sizes",
+        f"It was traced where {condition[:300]} holds.",
+        "Choose sizes for which it holds, or export again with example inputs of the sizes that you want.",
+        code="SM115",
+    )
 
 
 def _batched(model: ModelFile, dims: Mapping[str, int]) -> set[str]:

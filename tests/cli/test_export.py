@@ -77,6 +77,17 @@ def test_round_trip(script: str, tmp_path: Path, suffix: str, capsys: pytest.Cap
     assert b"net.py" not in file.read_bytes()
 
 
+def test_what_stays_open_is_told(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch of 1 is no constant, but nn.BatchNorm1d asks for it and refuses 1 value per channel."""
+    file = tmp_path / "net.pt2"
+    assert main(["export", f"{script}:Net", "--input", "1x16:int64", "--input", "1x16:bool", "-o", str(file)]) == 0
+    assert "Open sizes: batch (not 1), axis1" in capsys.readouterr().err
+    report = staticmem.analyze(file, batch=4, dims={"ids[1]": 32})
+    assert [value.shape for value in report.model.inputs] == [(4, 32), (4, 32)]
+    with pytest.raises(staticmem.StaticmemError, match="another way"):
+        staticmem.analyze(file, batch=1)
+
+
 def test_the_factory_may_give_inputs(script: str, tmp_path: Path) -> None:
     file = tmp_path / "net.pt2"
     assert main(["export", f"{script}:with_inputs", "--eval", "-o", str(file)]) == 0

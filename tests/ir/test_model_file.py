@@ -10,7 +10,7 @@ import pytest
 
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.ir import dtypes
-from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, describe_inputs, resolve
+from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, TracedSizes, describe_inputs, resolve
 
 
 @dataclass
@@ -21,6 +21,7 @@ class Model:
     format: str = "pt2"
     producer: str = "test"
     graphs: None = None
+    sizes: TracedSizes = field(default_factory=TracedSizes)
 
 
 def model(*shapes: tuple[int | str, ...] | None, dtype: dtypes.DType = dtypes.float32, **ranges: SymbolRange) -> Model:

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.ir.model_file import SymbolRange
+from staticmem.frontends import traced_sizes
+from staticmem.ir.model_file import SymbolRange, TracedSizes
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _ORIGINAL = "pkg.torch.onnx.original_node_name"
@@ -51,6 +52,12 @@ def read(graph: Any) -> Signature:
             elif entry.key == _ORIGINAL:
                 found.aliases[entry.value] = value.name
     return found
+
+
+def sizes(model: Any, path: str) -> TracedSizes:
+    """What `staticmem export` wrote of open sizes into a ModelProto; nothing in other files."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == traced_sizes.NAME), None)
+    return TracedSizes() if text is None else traced_sizes.read(text, path)
 
 
 def _bound(text: str) -> int | None:

@@ -13,10 +13,11 @@ from staticmem.frontends.onnx.inlining import check_scans, without_functions
 from staticmem.frontends.onnx.shapes import Body
 from staticmem.frontends.recent import Graphs
 from staticmem.ir import dtypes
-from staticmem.ir.model_file import InputSpec, SymbolRange
+from staticmem.ir.model_file import InputSpec, SymbolRange, TracedSizes
 from staticmem.ir.onnx_graph import Attr, Node, Subgraph
 
 LARGE = 20_000  # nodes: from here on it pays to read the file again rather than to keep them
+_FIXED = re.compile(r"[1-9][0-9]{0,11}$")  # what PyTorch writes where Dim.AUTO ended in a constant
 _NAME = re.compile(r"[A-Za-z_][\w.]*$")
 
 
@@ -41,6 +42,7 @@ class OnnxModel:
         self.name: str = graph.name
         self.opset: int = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
         self.signature = metadata.read(graph)
+        self.sizes: TracedSizes = metadata.sizes(proto, path)
         converter = Converter()
         self.nodes: tuple[Node, ...] = tuple([converter.node(n, strip=True) for n in graph.node])
         if converter.bodies or any(node.op == "Scan" for node in self.nodes):
@@ -50,7 +52,9 @@ class OnnxModel:
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
         self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
         ranges = self.signature.ranges
-        self.symbols: Mapping[str, SymbolRange] = {name: _positive(ranges.get(name)) for name in symbols}
+        self.symbols: Mapping[str, SymbolRange] = {
+            name: _positive(ranges.get(name), self.sizes.least.get(name)) for name in symbols
+        }
         self.outputs = tuple(o.name for o in graph.output)
         self._check_defined(converter.bodies)
         self._pair_renamed_inputs()
@@ -127,6 +131,9 @@ def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 shape.append(int(dim.dim_value))
                 continue
+            if _FIXED.match(dim.dim_param):
+                shape.append(int(dim.dim_param))
+                continue
             symbol = dim.dim_param if _NAME.match(dim.dim_param) else f"{proto.name}[{axis}]"
             symbols[symbol] = None
             shape.append(symbol)
@@ -134,11 +141,11 @@ def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:
     return tuple(specs), list(symbols)
 
 
-def _positive(bounds: SymbolRange | None) -> SymbolRange:
-    """torch.export writes ranges from 0, but a tensor without elements is no step."""
+def _positive(bounds: SymbolRange | None, least: int | None) -> SymbolRange:
+    """torch.export writes ranges from 0, but a tensor without elements is no step. `least`: from `staticmem export`."""
     if bounds is None:
-        return SymbolRange()
-    return SymbolRange(max(bounds.low or 1, 1), bounds.high)
+        return SymbolRange(least)
+    return SymbolRange(max(least if least is not None else bounds.low or 1, 1), bounds.high)
 
 
 def _undefined(nodes: Sequence[Node], known: set[str], bodies: bool) -> list[str]:

@@ -1,0 +1,270 @@
+"""Traces a module by `torch.export` with every size open that its code leaves open.
+
+Nothing is assumed of a size, also not that it is 2 or more (`backed_size_oblivious`, as in PyTorch's ONNX exporter).
+Where Python asks for one (`if x.shape[0] == 1`), the answer becomes a condition of the trace: sizes at which the code
+takes another way are refused, not guessed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from staticmem.errors import ModelFileError
+from staticmem.ir.model_file import TracedSizes
+
+Axes = dict[int, str]  # of one tensor: the name of the size of each open axis
+
+_OPS = re.compile(
+    r"torch/(_ops\.py|_subclasses/|_meta_registrations\.py|_refs/|_prims|_decomp/)".replace("/", r"[/\\]")
+)
+_RELATIONS = {"Equality": "Eq", "Unequality": "Ne", "GreaterThan": "Ge", "LessThan": "Le"}
+_RELATIONS |= {"StrictGreaterThan": "Gt", "StrictLessThan": "Lt"}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced program, and what its trace says of sizes."""
+
+    program: Any  # ExportedProgram
+    sizes: TracedSizes
+    open: tuple[str, ...] = ()  # names of the sizes that stayed open, with the least that the code allows
+    fixed: tuple[str, ...] = field(default=())  # `x[1] = 3`: axes that the code, or PyTorch, fixed
+
+
+def open_axes(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Axes]:
+    """The axes to leave open, for each leaf of `tree_leaves((args, kwargs))` in order; {} for what is no tensor.
+
+    Axes of one name have one size. `batch` is axis 0 where the tensors agree on it (those of size 1 aside, which
+    broadcast); `height` and `width` are the last axes of 4-D floating-point tensors; any other axis shares its name
+    with those of the same index and size. A size of 1 is open as a batch, and where all tensors that have the axis have
+    1 there.
+    """
+    shapes = [(tuple(x.shape), x.is_floating_point()) if _is_tensor(x) else ((), False) for x in _leaves(args, kwargs)]
+    batches = {shape[0] for shape, _ in shapes if shape}
+    batches = batches - {1} or batches
+    names: dict[tuple[str, int], str] = {}
+    opened: list[Axes] = []
+    for shape, floating in shapes:
+        axes: Axes = {}
+        for axis, size in enumerate(shape):
+            image = len(shape) == 4 and floating and axis > 1
+            role = "batch" if axis == 0 else ("height", "width")[axis - 2] if image else f"axis{axis}"
+            others = [other[axis] for other, _ in shapes if len(other) > axis]
+            if axis == 0:
+                is_open = batches == {size}
+            else:
+                is_open = size > 1 or (size == 1 and len(others) > 1 and set(others) == {1})
+            if is_open:
+                count = sum(r == role for r, _ in names)
+                axes[axis] = names.setdefault((role, size), f"{role}_{count + 1}" if count else role)
+        opened.append(axes)
+    return opened
+
+
+def trace(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, as_given: bool) -> Trace:
+    """`torch.export` of a module in the mode that it is in; the sizes of `open_axes` are open if its code allows it.
+
+    A batch of 1 is traced as 2. `as_given`: the sizes of the inputs have to be among those that the trace allows.
+
+    Raises:
+        ModelFileError: it cannot be exported; the message is PyTorch's.
+    """
+    keywords = dict(kwargs or {})
+    last: Exception | None = None
+    for axes in _attempts(open_axes(args, keywords)):
+        try:
+            result = _traced(module, args, keywords, axes)
+        except Exception as error:
+            last = error
+            continue
+        if not as_given or not any(axes) or _admits_example(result):
+            return result
+    assert last is not None
+    raise failed(module, last) from last
+
+
+def failed(module: object, error: Exception) -> ModelFileError:
+    """The error for what torch.export cannot export, with PyTorch's reason."""
+    name = module if isinstance(module, str) else type(module).__name__
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    hint = "Change the model so that torch.export.export(model, inputs, strict=False) works, or export it to ONNX."
+    what, why = f"torch.export cannot export {name}", f"{type(error).__name__}: {reason[:300]}"
+    return ModelFileError(what, why, hint, code="SM171")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """PyTorch's warnings and logs of an export say nothing that its exception does not say."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def doubled(args: Any, kwargs: Any, axes: Sequence[Axes]) -> tuple[Any, Any]:
+    """The inputs with a batch of 2 where it is 1."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    for at, (leaf, names) in enumerate(zip(leaves, axes, strict=True)):
+        if names.get(0) == "batch" and leaf.shape[0] == 1:
+            leaves[at] = torch.cat((leaf.detach(), leaf.detach())).requires_grad_(leaf.requires_grad)
+    both: tuple[Any, Any] = pytree.tree_unflatten(leaves, spec)
+    return both
+
+
+def _attempts(axes: list[Axes]) -> list[list[Axes]]:
+    """All axes; without those of an image; the batch alone; none."""
+    images = [{axis: n for axis, n in names.items() if not n.startswith(("height", "width"))} for names in axes]
+    batch = [{axis: n for axis, n in names.items() if n == "batch"} for names in axes]
+    closed: list[Axes] = [{} for _ in axes]
+    attempts = [axes, images, batch, closed]
+    return [attempt for at, attempt in enumerate(attempts) if attempt not in attempts[:at]]
+
+
+def _is_tensor(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, torch.Tensor)
+
+
+def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    from torch.utils import _pytree as pytree
+
+    leaves: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+    return leaves
+
+
+def _traced(module: Any, given: tuple[Any, ...], keywords: dict[str, Any], axes: list[Axes]) -> Trace:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = doubled(given, keywords, axes)
+    dynamic = None
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        if any(axes):
+            auto = torch.export.Dim.AUTO
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            marked = [dict.fromkeys(n, auto) if _is_tensor(x) else None for x, n in zip(leaves, axes, strict=True)]
+            positional, named = pytree.tree_unflatten(marked, spec)
+            dynamic = {**_by_name(module, positional), **named}
+            if hasattr(_config(), "backed_size_oblivious"):  # PyTorch 2.7
+                stack.enter_context(_config().patch(backed_size_oblivious=True))
+            stack.enter_context(_one_size_a_name(module, kwargs, axes))
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
+    return _described(program, (given, keywords), (args, kwargs), axes)
+
+
+def _by_name(module: Any, shapes: Sequence[Any]) -> dict[str, Any]:
+    """Positional dynamic shapes under the names of the forward's parameters, as torch.export wants them with kwargs."""
+    named: dict[str, Any] = {}
+    for index, parameter in enumerate(inspect.signature(module.forward).parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            named[parameter.name] = tuple(shapes[index:])
+            return named
+        if index >= len(shapes):
+            break
+        named[parameter.name] = shapes[index]
+    return named
+
+
+@contextmanager
+def _one_size_a_name(module: Any, kwargs: Mapping[str, Any], axes: Sequence[Axes]) -> Iterator[None]:
+    """While it is traced, axes of one name are compared, from which PyTorch concludes that they have one symbol."""
+
+    def compare(_: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        sizes: dict[str, Any] = {}
+        for leaf, names in zip(_leaves(args, {name: keywords[name] for name in kwargs}), axes, strict=True):
+            for axis, name in names.items():
+                bool(sizes.setdefault(name, leaf.shape[axis]) == leaf.shape[axis])
+
+    hook = module.register_forward_pre_hook(compare, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> Trace:
+    """What the placeholders and the guards of a program say of sizes."""
+    examples: dict[str, int] = {}
+    hints: dict[Any, int] = {}
+    titles: dict[str, Any] = {}
+    fixed: list[str] = []
+    shape_env = None
+    count = len(program.graph_signature.user_inputs)
+    places = [node for node in program.graph.nodes if node.op == "placeholder"][-count:]
+    for node, own, leaf, names in zip(places, _leaves(*given), _leaves(*traced), axes, strict=True):
+        for axis, name in names.items():
+            size = node.meta["val"].shape[axis]
+            symbol = None if isinstance(size, int) else size.node.expr
+            if symbol is None or symbol.is_Integer:
+                fixed.append(f"{node.name}[{axis}] = {size}")
+            elif symbol.is_Symbol:
+                shape_env = size.node.shape_env
+                examples.setdefault(str(symbol), int(own.shape[axis]))
+                hints.setdefault(symbol, int(leaf.shape[axis]))
+                titles.setdefault(name, symbol)
+            else:  # twice another size, say: the reader calls it by its axis
+                examples[f"{node.name}[{axis}]"] = int(own.shape[axis])
+    conditions = _conditions(shape_env, set(hints)) if shape_env is not None else {}
+    least = {symbol: int(bounds.lower) for symbol, bounds in program.range_constraints.items() if symbol in hints}
+    if hasattr(_config(), "backed_size_oblivious"):
+        least = {symbol: 1 if low <= 2 else low for symbol, low in least.items()}
+    opened = []
+    for title, symbol in titles.items():
+        low = least.get(symbol, 1)
+        refused = any(c.subs({**hints, symbol: low}) == False for c in conditions)  # noqa: E712 (it is sympy's false)
+        opened.append(f"{title} (not {low})" if refused else f"{title} (from {low})" if low > 1 else title)
+    sizes = TracedSizes(examples, {str(s): n for s, n in least.items()}, tuple(conditions.values()))
+    return Trace(program, sizes, tuple(opened), tuple(fixed))
+
+
+def _conditions(shape_env: Any, inputs: set[Any]) -> dict[Any, str]:
+    """What the code asked of the sizes of the inputs, with the answer that it got.
+
+    Questions of ops are left out: they concern layouts and broadcasting, which the analysis decides anew for its sizes.
+    """
+    conditions: dict[Any, str] = {}
+    for guard in shape_env.guards:
+        place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+        if _OPS.search(str(getattr(place, "filename", ""))):
+            continue
+        condition = shape_env.replace(guard.expr)
+        if condition.free_symbols and condition.free_symbols <= inputs:
+            conditions[condition] = _text(condition)
+    return conditions
+
+
+def _text(expression: Any) -> str:
+    """A sympy expression as `ir.expressions` reads it: `Ne(Mod(s0, 2), 0)`."""
+    if expression.is_Symbol or expression.is_Integer:
+        return str(expression)
+    if expression.is_Rational:
+        return f"Rational({expression.p}, {expression.q})"
+    name = _RELATIONS.get(type(expression).__name__, type(expression).__name__)
+    return f"{name}({', '.join(map(_text, expression.args))})"
+
+
+def _config() -> Any:
+    from torch.fx.experimental import _config
+
+    return _config
+
+
+def _admits_example(trace: Trace) -> bool:
+    """Whether the sizes of the example inputs are among those that the trace allows."""
+    return trace.sizes.refusal(trace.sizes.example) is None
