@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Stack(nn.Module):  # type: ignore[misc]
@@ -61,6 +62,32 @@ class WithoutGradient(nn.Module):  # type: ignore[misc]
         return x * gate
 
 
+class Bottleneck(nn.Module):  # type: ignore[misc]
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.mix = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = F.relu(self.norm(self.conv(x)))
+        return F.relu(self.mix(y) + x)
+
+
+class Switched(Stack):
+    """A checkpoint for each block, or none."""
+
+    def __init__(self, on: bool, reentrant: bool = False) -> None:
+        super().__init__(Bottleneck, depth=3)
+        self.on, self.reentrant = on, reentrant
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant) if self.on else block(x)
+        return self.head(x.mean((2, 3)))
+
+
 def image(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 3, 32, 32),)
 
@@ -70,4 +97,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "without_autocast": (lambda: Stack(WithoutAutocast), image),
     "with_autocast": (lambda: Stack(WithAutocast), image),
     "without_gradient": (lambda: Stack(WithoutGradient), image),
+    "checkpoints_off": (lambda: Switched(False), image),
+    "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

@@ -21,7 +21,7 @@ def apply(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> list[Tensor |
     edges = node.edges
     outputs: list[Tensor | None] = [None] * len(edges)
     if node.packed is not None:
-        node.packed.unpack(e)
+        node.packed.unpack(e, slots)
     if slots.count(None) == len(slots):
         return outputs
     for indices, compute in node.formulas:

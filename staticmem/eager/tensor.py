@@ -124,8 +124,8 @@ meta_of = lru_cache(layout.KNOWN)(Meta)
 class Packed(Protocol):
     """What a node has instead of its saved tensors where it was recorded under `saved_tensors_hooks`."""
 
-    def unpack(self, e: Run) -> None:
-        """The node is about to run and needs its tensors."""
+    def unpack(self, e: Run, gradients: Sequence[Tensor | None]) -> None:
+        """The node is about to run on gradients, and needs its tensors."""
 
     def applied(self, e: Run) -> None:
         """The formulas have run, and the unpacked tensors die: they were local variables of `apply`."""

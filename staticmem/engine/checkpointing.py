@@ -1,12 +1,16 @@
-"""Activation checkpointing as `torch.utils.checkpoint.checkpoint(use_reentrant=False)` runs it.
+"""Activation checkpointing as `torch.utils.checkpoint.checkpoint` runs it.
 
 Under a checkpoint autograd's nodes save nothing; the checkpoint keeps its inputs. The first node that needs a tensor
 makes it run the ops again, under grad mode and the autocast of the forward, up to the last tensor that was saved (early
 stop). Each recomputed tensor waits for its node and dies with the node's `apply`; the inputs die when every node has
 run or died. A checkpoint within a checkpoint keeps its inputs through the outer one, so that both run again.
 
-Source: torch/utils/checkpoint.py (`_CheckpointFrame`, `_checkpoint_hook`, `_recomputation_hook`). The states of random
-number generators (`preserve_rng_state`) are CPU tensors: they take no device memory.
+With use_reentrant=True all of the function runs again, within one node, which has the gradients of its results and
+the recomputed results until the backward of them is done.
+
+Source: torch/utils/checkpoint.py (`CheckpointFunction`, `_CheckpointFrame`, `_checkpoint_hook`,
+`_recomputation_hook`). The states of random number generators (`preserve_rng_state`) are CPU tensors: they take no
+device memory.
 """
 
 from __future__ import annotations
@@ -49,8 +53,8 @@ class _Saves:
     def __init__(self, checkpoint: _Checkpoint, holders: list[_Holder]) -> None:
         self.checkpoint, self.holders = checkpoint, holders
 
-    def unpack(self, e: Eager) -> None:
-        self.checkpoint.recompute(e)
+    def unpack(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
+        self.checkpoint.recompute(e, gradients)
 
     def applied(self, e: Eager) -> None:
         for holder in self.holders:
@@ -75,6 +79,7 @@ class _Checkpoint:
         self.inputs = _inputs(interpreter, region)
         self.arguments = [name for name in self.inputs if isinstance(self.inputs[name], Tensor) and name in produced]
         self.saved_args = Owner("checkpoint", region.name, region.start)
+        self.inner_backward = Owner("checkpoint", region.name, region.start)
         self.packed_args: _Saves | None = None
         self.slots: list[_Saves] = []
         self.recomputed = False
@@ -96,6 +101,12 @@ class _Checkpoint:
                 return True
         return False
 
+    def outputs(self) -> list[str]:
+        """The values of the region that are read after it."""
+        graph, end = self.interpreter.graph, self.region.end
+        made = [name for op in graph.ops[self.region.start : end] for name in op.outputs]
+        return [name for name in made if graph.last_read.get(name, 0) >= end or name in graph.outputs]
+
     def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
         """In the forward: makes a holder for every tensor, and keeps none of them."""
         packed = _Saves(self, [_Holder(node.name, node.op) for _ in saves])
@@ -108,18 +119,19 @@ class _Checkpoint:
         self.refs -= 1
         if self.refs == 0:
             e.release(self.saved_args)
+            e.release(self.inner_backward)
             if self.packed_args is not None:
                 self.packed_args.release(e)
             self.inputs = {}
 
-    def recompute(self, e: Eager) -> None:
-        """Runs the region's ops again, once in a backward."""
+    def recompute(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
+        """Runs the region's ops again, once in a backward. `gradients` are those of the node that needs a tensor."""
         if self.recomputed:
             return
         self.recomputed = True
         inputs = self.inputs
         if self.packed_args is not None:
-            self.packed_args.unpack(e)
+            self.packed_args.unpack(e, gradients)
             inputs = inputs | self._unpacked(self.packed_args)
         region, first, op = self.region, len(e.trace.buffers), e.trace.op
         state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices
@@ -138,6 +150,11 @@ class _Checkpoint:
         except _StopRecomputationError as stop:
             e.close_scopes(depth)  # no inner checkpoint is open: while one runs, its own hook packs
             end = rerun.index + stop.ran
+        if region.reentrant:  # `CheckpointFunction.backward` has both until the backward of what it recomputed is done
+            results = [rerun.env.get(name) for name in self.outputs()]
+            for tensor in (*gradients, *results):
+                if isinstance(tensor, Tensor):
+                    e.hold(tensor, self.inner_backward)
         rerun.finish()
         self.caller.recomputed.extend(range(region.start, end))
         e.release(arguments)
@@ -170,7 +187,7 @@ class _Recomputation:
             if holder.alive:
                 e.hold(_detached(tensor), holder.owner)
         self.position += 1
-        if self.position == len(slots):
+        if self.position == len(slots) and not self.checkpoint.region.reentrant:
             self._stop(e, node, saves, results)
         return _Saves(self.checkpoint, [])
 

@@ -69,7 +69,7 @@ def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") 
 
 class _Step:
     def __init__(self, graph: Graph, scenario: Scenario, locals_policy: str) -> None:
-        self.graph, self.scenario = graph, scenario
+        self.graph, self.scenario, self.locals_policy = graph, scenario, locals_policy
         self.e = e = Eager(training=scenario.training)
         e.sdpa = scenario.sdpa
         cast = None
@@ -126,7 +126,7 @@ class _Step:
         old = e.empty((), dtypes.float32, kernel="loss of the previous step")
         e.categorise(old, "activation", "loss of the previous step")
         e.hold(old, self.loss)
-        regions, region_notes = all_regions(graph, scenario)
+        regions, region_notes = all_regions(graph, scenario, self.locals_policy)
         outputs = self._micro_batch(regions, loss, target)
         if scenario.accumulate > 1:  # all micro-batches after the first are equal: two suffice
             counted = i.covered, i.unknown, i.unknown_bytes, e.choices

@@ -6,23 +6,31 @@ An export inlines a call in the model's own code, `x = checkpoint(block, x)`: it
 source lines of stack traces show it, where the line is in a `forward` (torch.export keeps the frames of no other
 function). A file without traces cannot tell.
 
-Source: torch/utils/checkpoint.py (`checkpoint`, `checkpoint_sequential`: all segments but the last are checkpoints).
+A checkpoint with use_reentrant=True has a `forward` of its own, whose frame is in the traces, and runs its function
+under no_grad. A line that decides whether it calls one, `x = checkpoint(b, x) if self.ck else b(x)`, does not tell
+which branch ran: it is taken not to have called it, and the lower bound of the peak is that of a checkpoint.
+
+Source: torch/utils/checkpoint.py (`checkpoint`, `checkpoint_sequential`: all segments but the last are checkpoints;
+`CheckpointFunction.forward`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.classes import alternatives
-from staticmem.ir.graph import Frame, Graph, Note, Op
+from staticmem.ir.graph import Frame, Graph, Note, Op, SourceLine
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.scenario.step import SQRT, Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
+_DECIDED = re.compile(r"(?<!\w)if\b.+\belse\b")  # an expression, of which one branch ran
+_REENTRANT = ("torch/utils/checkpoint.py", "run_function(")  # where `CheckpointFunction.forward` calls its function
 _FUNCTION = re.compile(r"\s*([A-Za-z_][\w.]*)")
 _SEGMENTS = re.compile(r"\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
 
@@ -35,6 +43,7 @@ class Region:
     end: int
     depth: int
     name: str
+    reentrant: bool = False  # use_reentrant=True
 
     def is_within(self, other: Region) -> bool:
         return other.start <= self.start and self.end <= other.end and self.depth > other.depth
@@ -45,10 +54,14 @@ class Region:
         return overlap and not self.is_within(other) and not other.is_within(self)
 
 
-def all_regions(graph: Graph, scenario: Scenario) -> tuple[tuple[Region, ...], list[Note]]:
-    """The checkpoints of the scenario, and those of the code that do not contradict them; notes of the latter."""
+def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> tuple[tuple[Region, ...], list[Note]]:
+    """The checkpoints of the scenario, and those of the code that do not contradict them; notes of the latter.
+
+    `policy` is one of `frames.policy.POLICIES`: "last-use" has all that the code may have called, and others than
+    "expected" those alone that it certainly called.
+    """
     asked = regions_of(graph, scenario)
-    written, notes = written_regions(graph)
+    written, notes = written_regions(graph, policy)
     return _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))}), notes
 
 
@@ -243,26 +256,110 @@ class _Line:
 
     frames: Stack
     text: str
+    certain: bool
+    reentrant: bool
     start: int
     end: int
 
 
-def written_regions(graph: Graph) -> tuple[list[Region], list[Note]]:
+def undo_no_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """The graph with the gradients of checkpoints with use_reentrant=True, and of what follows them.
+
+    Such a checkpoint turns autograd off, calls its function, and turns on again what it found; as it runs inside of an
+    autograd function, that was off too. The exporter sees no more, so that all that follows is under no_grad up to the
+    next line that turns it on. Without traces such a checkpoint is seen where the output is made under no_grad, and not
+    everything before it.
+    """
+    ops = graph.ops
+    start = next((index for index, op in enumerate(ops) if not op.grad and _is_reentrant(op)), None)
+    notes = []
+    if start is None:
+        start = end = max((i + 1 for i, op in enumerate(ops) if graph.outputs[:1] == op.outputs[:1]), default=0)
+        while start and not ops[start - 1].grad:
+            start -= 1
+        trained = {p.value.name for p in graph.parameters if p.trainable}
+        if start == end or not any(op.grad and not trained.isdisjoint(op.refs()) for op in ops[:start]):
+            return graph, ()
+        text = (
+            "the output is made under no_grad: taken for what a checkpoint with use_reentrant=True leaves in a file. "
+            "Its border is not in the file: each block is taken to run in one (--checkpoint says which do)"
+        )
+        notes.append(Note("warning", "SM319", text, end - start))
+        ops = (*ops[:start], *_in_blocks(graph, ops[start:end]), *ops[end:])
+    changed = (*ops[:start], *(op if op.grad else replace(op, grad=True) for op in ops[start:]))
+    return replace(graph, ops=changed), notes
+
+
+_BLOCK = re.compile(r"(?:[A-Za-z_]\w*\.)+?\d+(?=\.)")
+_GUESSED = "torch.utils.checkpoint"  # class of a frame that stands for a checkpoint
+
+
+def _in_blocks(graph: Graph, ops: Sequence[Op]) -> Iterator[Op]:
+    """Ops whose modules an export has lost, in frames of the numbered modules whose parameters they read.
+
+    What reads no parameter belongs to the block before it; the last of several equal blocks ends as they do.
+    """
+    names = {p.value.name: p.fqn for p in graph.parameters}
+    around = next((op.modules[:1] for op in graph.ops if op.modules and not op.modules[0].path), ())
+    blocks: list[tuple[str, list[Op]]] = [("", [])]
+    for op in ops:
+        read = [match for name in op.refs() if name in names and (match := _BLOCK.match(names[name] + "."))]
+        block = read[0][0] if read else "" if not names.keys().isdisjoint(op.refs()) else blocks[-1][0]
+        if block != blocks[-1][0]:
+            blocks.append((block, []))
+        blocks[-1][1].append(op)
+    before: list[str] = []
+    for block, run in blocks:
+        targets = [op.target for op in run]
+        inside = len(before) if before and targets[: len(before)] == before else len(run)
+        before = targets
+        for index, op in enumerate(run):
+            frame = (Frame(block, _GUESSED),) if block and index < inside else ()
+            yield op.changed(modules=(*around, *frame, *(frame for frame in op.modules if frame.path)))
+
+
+def _is_reentrant(op: Op) -> bool:
+    return any(map(_is_function, op.stack))
+
+
+def _is_function(line: SourceLine) -> bool:
+    return line.function == "forward" and line.file.endswith(_REENTRANT[0]) and _REENTRANT[1] in line.text
+
+
+def has_open_regions(graph: Graph) -> bool:
+    """Whether it is not certain which checkpoints the code called."""
+    return _GUESSED in graph.classes or any(not line.certain for line in _lines(graph))
+
+
+def written_regions(graph: Graph, policy: str = "expected") -> tuple[list[Region], list[Note]]:
     """The checkpoints that source lines show, and what a report has to say of them."""
     regions: list[Region] = []
     notes: list[Note] = []
-    lost = 0
+    lost = undecided = 0
     for line in _lines(graph):
-        of_line = list(_written(graph, line))
+        if not line.certain:
+            undecided += 1
+            if policy != "last-use":
+                continue
+        of_line = [replace(region, reentrant=line.reentrant) for region in _written(graph, line)]
         regions += of_line
         lost += not of_line
+    if _GUESSED in graph.classes and policy in ("expected", "last-use"):
+        calls = [call for call in _calls(graph) if call.cls == _GUESSED]
+        regions += [replace(_region([call]), reentrant=True) for call in calls]
     if regions:
         names = list(dict.fromkeys(region.name or "the model" for region in regions))
         text = (
-            "the model's code calls torch.utils.checkpoint, which was followed (as use_reentrant=False): "
+            "the model's code calls torch.utils.checkpoint, which was followed: "
             f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
         )
         notes.append(Note("assumption", "SM316", text, len(regions)))
+    if undecided:
+        text = (
+            "lines of the code call torch.utils.checkpoint or not, which they do not show: taken as not called, "
+            "the lower end of the band is with checkpoints (--checkpoint says which modules run in one)"
+        )
+        notes.append(Note("warning", "SM318", text, undecided))
     if lost:
         text = (
             "the model's code calls checkpoint_sequential with a number of segments that its line does not show: its "
@@ -274,7 +371,7 @@ def written_regions(graph: Graph) -> tuple[list[Region], list[Note]]:
 
 def _lines(graph: Graph) -> Iterator[_Line]:
     """Runs of ops under one line; ops without a trace (shape arithmetic) belong to what is around them."""
-    current: tuple[Stack, str, int, str] | None = None
+    current: tuple[Stack, str, int, str, bool, bool] | None = None
     start = last = 0
     for index, op in enumerate(graph.ops):
         if not op.stack:
@@ -282,30 +379,40 @@ def _lines(graph: Graph) -> Iterator[_Line]:
         line = _checkpoint_line(op)
         if line != current:
             if current is not None:
-                yield _Line(current[0], current[3], start, last + 1)
+                yield _Line(current[0], *current[3:], start, last + 1)
             current, start = line, index
         last = index
     if current is not None:
-        yield _Line(current[0], current[3], start, last + 1)
+        yield _Line(current[0], *current[3:], start, last + 1)
 
 
-def _checkpoint_line(op: Op) -> tuple[Stack, str, int, str] | None:
-    """The outermost line of an op that calls a checkpoint: module frames down to it, file, line, text."""
+def _checkpoint_line(op: Op) -> tuple[Stack, str, int, str, bool, bool] | None:
+    """The outermost line of an op that calls a checkpoint: module frames down to it, file, line, text, whether it
+    certainly did, and with use_reentrant=True."""
     depth = 0
-    for line in op.stack:
+    for number, line in enumerate(op.stack):
         depth += line.function == "forward"
-        if "checkpoint" in line.text and _CALL.search(line.text) and not line.text.lstrip().startswith("def "):
-            return op.modules[:depth], line.file, line.line, line.text
+        called = "checkpoint" in line.text and _CALL.search(line.text) and not line.text.lstrip().startswith("def ")
+        inner = op.stack[number + 1] if number + 1 < len(op.stack) else None
+        if inner is not None and _is_function(inner):
+            return op.modules[:depth], line.file, line.line, line.text, True, True
+        if called:
+            decided = _DECIDED.search(line.text)
+            if decided and "use_reentrant" not in line.text.replace("use_reentrant=True", ""):
+                return None  # the variant with a frame of its own, which was not called
+            return op.modules[:depth], line.file, line.line, line.text, not decided, False
     return None
 
 
 def _written(graph: Graph, line: _Line) -> Iterator[Region]:
     """The regions of a line; none where it does not show the number of segments."""
     match = _CALL.search(line.text)
-    assert match is not None
     depth = len(line.frames)
     parts = _by_child(graph, line)
-    if match["segments"]:
+    if match is None:  # a function of another name calls the checkpoint
+        for child, start, end in parts:
+            yield Region(start, end, depth + (child is not None), _path(child))
+    elif match["segments"]:
         segments = _SEGMENTS.match(match["rest"])
         count = int(segments[1]) if segments is not None else 0
         size = len(parts) // count if count else 0

@@ -140,6 +140,13 @@ _OF_THE_FILE = (
     ),
 )  # fmt: skip
 
+_REENTRANT = Pass(
+    "reentrant checkpoints",
+    "gradients of checkpoints with use_reentrant=True, which run their function under no_grad",
+    "torch/utils/checkpoint.py, CheckpointFunction.forward",
+    "checkpoint_regions:undo_no_grad",
+)
+
 FX_TEXTS: tuple[Pass, ...] = (
     Pass(
         "stored tensors",
@@ -254,6 +261,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "module_calls:regions_without_grad",
     ),
     *_OF_THE_FILE,
+    _REENTRANT,
 )  # fmt: skip
 """Passes over ONNX files whose nodes carry the texts of FX nodes: those of torch.onnx.export(dynamo=True)."""
 
@@ -291,7 +299,7 @@ NODES: tuple[Pass, ...] = (
 )  # fmt: skip
 """Passes over ONNX files of the TorchScript exporter and of others, of which only the nodes tell."""
 
-EXPORTED: tuple[Pass, ...] = ()
+EXPORTED: tuple[Pass, ...] = (_REENTRANT,)
 """Passes over archives of torch.export: they have the calls of eager code, with modules and what ran in place."""
 
 IN_PLACE = (
