@@ -8,12 +8,14 @@ import importlib.util
 import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from staticmem.cli.flags import add_verb, one_of
 from staticmem.cli.output import add_debug, check_target, write_atomically
-from staticmem.errors import UsageError
+from staticmem.errors import ModelFileError, UsageError
 from staticmem.ir import dtypes
+from staticmem.ir.model_file import TracedSizes
 
 DESCRIPTION = """\
 Builds a model from your code on the meta device, where weights have no bytes, and exports it in training mode for
@@ -32,6 +34,9 @@ examples:
 """
 
 
+EXPORTERS = ("dynamo", "torchscript")
+
+
 def add_export(verbs: Any) -> None:
     about = "export a model's code for analysis, without weights"
     parser = add_verb(verbs, "export", run, about, DESCRIPTION, EPILOG)
@@ -43,6 +48,10 @@ def add_export(verbs: Any) -> None:
     parser.add_argument("--eval", action="store_true", help="export in evaluation mode")
     about, device = "where the model is built: meta (default), or cpu for code that reads its weights", ("meta", "cpu")
     parser.add_argument("--device", type=one_of("--device", device), default="meta", metavar="DEVICE", help=about)
+    about = "of .onnx: dynamo (default), or torchscript, which runs the code once, for nothing on meta, in full on cpu"
+    parser.add_argument(
+        "--exporter", type=one_of("--exporter", EXPORTERS), default="dynamo", metavar="NAME", help=about
+    )
     about = "keep source lines in the file: they settle which variables live (inference), and name your files"
     parser.add_argument("--stack-traces", action="store_true", help=about)
     add_debug(parser)
@@ -54,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     if kind not in (".pt2", ".onnx"):
         why = "The suffix decides: .pt2 or .onnx."
         raise UsageError(f"no format for '{args.output}'", why, "Example: -o model.pt2", "SM141")
+    if kind == ".pt2" and args.exporter != "dynamo":
+        raise _refused("--exporter is for .onnx", "A .pt2 is what torch.export writes.", "Example: -o model.onnx")
     try:
         import torch  # late: staticmem runs without it
-
-        from staticmem.frontends import traced_sizes, tracing, writing
     except ImportError as error:
         raise _refused("PyTorch is not installed", "It makes the export.", "pip install 'staticmem[torch]'") from error
     factory = _find(args.factory)
@@ -68,17 +77,80 @@ def run(args: argparse.Namespace) -> int:
     if inputs is None:
         hint = "Add --input 2x3x224x224, or let the factory return (module, inputs)."
         raise _refused(f"{args.factory} gives no inputs", "An export needs the shape of each input.", hint)
-    module.train(not args.eval)
-    traced = tracing.trace(module, inputs, as_given=False)
-    write = writing.pt2_bytes if kind == ".pt2" else writing.onnx_bytes
-    extra = {traced_sizes.NAME: traced_sizes.write(traced.sizes)}
-    write_atomically(args.output, write(traced.program, stack_traces=args.stack_traces, extra=extra))
+    request = ExportRequest(module.train(not args.eval), inputs, kind, args.exporter, not args.eval, args.stack_traces)
+    try:
+        data, told = _exported(request)
+    except ModelFileError as error:
+        error.hint = _advice(f"{error.what} {error.why}", args.device, request.exporter) or error.hint
+        raise
+    write_atomically(args.output, data)
     mode = "evaluation" if args.eval else "training"
-    sys.stderr.write(f"Wrote {args.output} ({mode} mode, no weights)\n")
-    sys.stderr.write(f"Open sizes: {', '.join(traced.open) or 'none'}\n")
-    if traced.fixed:
-        sys.stderr.write(f"Fixed by the code: {', '.join(traced.fixed)}\n")
+    sys.stderr.write("".join(f"{line}\n" for line in (f"Wrote {args.output} ({mode} mode, no weights)", *told)))
     return 0
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What is exported, and how."""
+
+    module: Any
+    inputs: tuple[Any, ...]
+    kind: str  # .pt2 or .onnx
+    exporter: str  # of .onnx
+    train: bool
+    stack_traces: bool
+
+
+def _exported(request: ExportRequest) -> tuple[bytes, list[str]]:
+    """The bytes of the file, and what the user is told of its sizes."""
+    if request.kind == ".onnx" and request.exporter == "torchscript":
+        return _scripted(request)
+    from staticmem.frontends import traced_sizes, tracing, writing
+
+    module, inputs = request.module, request.inputs
+    traced = tracing.trace(module, inputs, as_given=False)
+    told = [f"Open sizes: {', '.join(traced.open) or 'none'}"]
+    if traced.fixed:
+        told.append(f"Fixed by the code: {', '.join(traced.fixed)}")
+    write = writing.pt2_bytes if request.kind == ".pt2" else writing.onnx_bytes
+    extra = {traced_sizes.NAME: traced_sizes.write(traced.sizes)}
+    return write(traced.program, stack_traces=request.stack_traces, extra=extra), told
+
+
+def _scripted(request: ExportRequest) -> tuple[bytes, list[str]]:
+    """The same by the TorchScript exporter. torch.export says which sizes the code fixes, where it can."""
+    from staticmem.frontends import traced_sizes, tracing, writing
+
+    module, inputs, told = request.module, request.inputs, []
+    try:
+        traced = tracing.trace(module, inputs, as_given=False)
+        axes, sizes = traced.axes, traced.named_sizes
+    except ModelFileError:
+        told = ["What the code fixes is not known: torch.export fails on it"]
+        opened = tracing.open_axes(inputs)
+        axes = tuple({axis: n for axis, n in names.items() if n == "batch"} for names in opened)
+        sizes = TracedSizes()
+    extra = {traced_sizes.NAME: traced_sizes.write(sizes)}
+    last: ModelFileError | None = None
+    for rung in tracing.attempts(axes):
+        try:
+            data = writing.torchscript_bytes(module, inputs, rung, train=request.train, extra=extra)
+        except ModelFileError as error:
+            last = error
+            continue
+        names = dict.fromkeys(name for opened in rung for name in opened.values())
+        return data, [f"Open sizes: {', '.join(names) or 'none'}", *told]
+    assert last is not None
+    raise last
+
+
+def _advice(message: str, device: str, exporter: str) -> str | None:
+    """What to do where an export failed because the code reads values of tensors."""
+    if device == "meta" and (exporter == "torchscript" or re.search(r"\bmeta\b", message)):
+        return "On the meta device tensors have no values, and all have to be there: try --device cpu."
+    if re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message):
+        return "The code reads values, which torch.export never has: try --exporter torchscript --device cpu."
+    return None
 
 
 def _tensor(text: str) -> tuple[tuple[int, ...], str]:

@@ -33,9 +33,20 @@ class Trace:
     """A traced program, and what its trace says of sizes."""
 
     program: Any  # ExportedProgram
-    sizes: TracedSizes
+    sizes: TracedSizes  # by the program's symbols
+    axes: tuple[Axes, ...] = ()  # of each leaf of the inputs: the axes that stayed open
+    names: Mapping[str, str] = field(default_factory=dict)  # of the program's symbols, as in `axes`
     open: tuple[str, ...] = ()  # names of the sizes that stayed open, with the least that the code allows
-    fixed: tuple[str, ...] = field(default=())  # `x[1] = 3`: axes that the code, or PyTorch, fixed
+    fixed: tuple[str, ...] = ()  # `x[1] = 3`: axes that the code, or PyTorch, fixed
+
+    @property
+    def named_sizes(self) -> TracedSizes:
+        """The sizes by the names of `axes`."""
+        example, least = (
+            {self.names.get(s, s): n for s, n in sizes.items()} for sizes in (self.sizes.example, self.sizes.least)
+        )
+        conditions = [re.sub(r"\b\w+\b", lambda m: self.names.get(m[0], m[0]), c) for c in self.sizes.conditions]
+        return TracedSizes(example, least, tuple(conditions))
 
 
 def open_axes(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Axes]:
@@ -78,7 +89,7 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None =
     """
     keywords = dict(kwargs or {})
     last: Exception | None = None
-    for axes in _attempts(open_axes(args, keywords)):
+    for axes in attempts(open_axes(args, keywords)):
         try:
             result = _traced(module, args, keywords, axes)
         except Exception as error:
@@ -90,12 +101,14 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None =
     raise failed(module, last) from last
 
 
-def failed(module: object, error: Exception) -> ModelFileError:
-    """The error for what torch.export cannot export, with PyTorch's reason."""
+def failed(module: object, error: Exception, exporter: str = "torch.export") -> ModelFileError:
+    """The error for what an exporter cannot export, with PyTorch's reason."""
     name = module if isinstance(module, str) else type(module).__name__
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     hint = "Change the model so that torch.export.export(model, inputs, strict=False) works, or export it to ONNX."
-    what, why = f"torch.export cannot export {name}", f"{type(error).__name__}: {reason[:300]}"
+    if exporter != "torch.export":
+        hint = f"Change the model so that {exporter} works, or export it to a .pt2."
+    what, why = f"{exporter} cannot export {name}", f"{type(error).__name__}: {reason[:300]}"
     return ModelFileError(what, why, hint, code="SM171")
 
 
@@ -125,13 +138,13 @@ def doubled(args: Any, kwargs: Any, axes: Sequence[Axes]) -> tuple[Any, Any]:
     return both
 
 
-def _attempts(axes: list[Axes]) -> list[list[Axes]]:
-    """All axes; without those of an image; the batch alone; none."""
+def attempts(axes: Sequence[Axes]) -> list[list[Axes]]:
+    """Open axes to try, one after the other: all; without those of an image; the batch alone; none."""
     images = [{axis: n for axis, n in names.items() if not n.startswith(("height", "width"))} for names in axes]
     batch = [{axis: n for axis, n in names.items() if n == "batch"} for names in axes]
     closed: list[Axes] = [{} for _ in axes]
-    attempts = [axes, images, batch, closed]
-    return [attempt for at, attempt in enumerate(attempts) if attempt not in attempts[:at]]
+    ladder = [list(axes), images, batch, closed]
+    return [rung for at, rung in enumerate(ladder) if rung not in ladder[:at]]
 
 
 def _is_tensor(x: Any) -> bool:
@@ -202,12 +215,14 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
     """What the placeholders and the guards of a program say of sizes."""
     examples: dict[str, int] = {}
     hints: dict[Any, int] = {}
-    titles: dict[str, Any] = {}
+    titles: dict[Any, str] = {}
     fixed: list[str] = []
+    stayed: list[Axes] = []
     shape_env = None
     count = len(program.graph_signature.user_inputs)
     places = [node for node in program.graph.nodes if node.op == "placeholder"][-count:]
     for node, own, leaf, names in zip(places, _leaves(*given), _leaves(*traced), axes, strict=True):
+        stayed.append({})
         for axis, name in names.items():
             size = node.meta["val"].shape[axis]
             symbol = None if isinstance(size, int) else size.node.expr
@@ -217,7 +232,7 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
                 shape_env = size.node.shape_env
                 examples.setdefault(str(symbol), int(own.shape[axis]))
                 hints.setdefault(symbol, int(leaf.shape[axis]))
-                titles.setdefault(name, symbol)
+                stayed[-1][axis] = titles.setdefault(symbol, name)
             else:  # twice another size, say: the reader calls it by its axis
                 examples[f"{node.name}[{axis}]"] = int(own.shape[axis])
     conditions = _conditions(shape_env, set(hints)) if shape_env is not None else {}
@@ -225,12 +240,13 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
     if hasattr(_config(), "backed_size_oblivious"):
         least = {symbol: 1 if low <= 2 else low for symbol, low in least.items()}
     opened = []
-    for title, symbol in titles.items():
+    for symbol, title in titles.items():
         low = least.get(symbol, 1)
         refused = any(c.subs({**hints, symbol: low}) == False for c in conditions)  # noqa: E712 (it is sympy's false)
         opened.append(f"{title} (not {low})" if refused else f"{title} (from {low})" if low > 1 else title)
     sizes = TracedSizes(examples, {str(s): n for s, n in least.items()}, tuple(conditions.values()))
-    return Trace(program, sizes, tuple(opened), tuple(fixed))
+    titled = {str(symbol): title for symbol, title in titles.items()}
+    return Trace(program, sizes, tuple(stayed), titled, tuple(opened), tuple(fixed))
 
 
 def _conditions(shape_env: Any, inputs: set[Any]) -> dict[Any, str]:

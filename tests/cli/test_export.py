@@ -43,6 +43,15 @@ def reads():
     assert net.head.weight.mean().item() < 1e9
     return net
 
+class Asks(Net):
+    def forward(self, ids, mask):
+        x = super().forward(ids, mask)
+        return x + 1 if self.head.weight.abs().sum() > 0 else x
+
+class Mixes(Net):
+    def forward(self, ids, mask):
+        return super().forward(ids, mask) + torch.arange(10)
+
 value = 1
 """
 
@@ -113,6 +122,9 @@ def test_source_lines_on_request(script: str, tmp_path: Path) -> None:
         (["{}:nothing", *INPUTS], "returns int"),
         (["{}:broken", *INPUTS], "no luck"),
         (["{}:reads", *INPUTS], "--device cpu"),
+        (["{}:Mixes", *INPUTS], "try --device cpu"),
+        (["{}:Asks", *INPUTS], "try --exporter torchscript --device cpu"),
+        (["{}:Net", *INPUTS, "--exporter", "torchscript"], "--exporter is for .onnx"),
         (["{}", *INPUTS], "is not MODULE:FACTORY"),
         (["none.py:Net", *INPUTS], "none.py does not exist"),
         (["no.such.module:Net", *INPUTS], "cannot be imported"),
@@ -139,3 +151,20 @@ def test_existing_files_and_other_suffixes(script: str, tmp_path: Path, capsys: 
 
 def test_weights_may_be_read_on_the_cpu(script: str, tmp_path: Path) -> None:
     assert main(["export", f"{script}:reads", *INPUTS, "--device", "cpu", "-o", str(tmp_path / "n.pt2")]) == 0
+    assert main(["export", f"{script}:Mixes", *INPUTS, "--device", "cpu", "-o", str(tmp_path / "m.pt2")]) == 0
+    assert main(["export", f"{script}:Mixes", *INPUTS, "--device", "cpu", "-o", str(tmp_path / "m.onnx")]) == 0
+
+
+def test_torchscript(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the meta device as dynamo; on the CPU the code may also read values."""
+    words = [*INPUTS, "--exporter", "torchscript"]
+    assert main(["export", f"{script}:Net", *words, "-o", str(tmp_path / "m.onnx")]) == 0
+    assert "Open sizes: batch, axis1" in capsys.readouterr().err
+    assert main(["export", f"{script}:Net", *INPUTS, "-o", str(tmp_path / "m.pt2")]) == 0
+    ours, other = (staticmem.analyze(tmp_path / f"m.{s}", batch=8, optimizer="adam") for s in ("onnx", "pt2"))
+    assert ours.peak.live_bytes == other.peak.live_bytes
+    assert ours.model.inputs[1].shape == (8, 16)
+    assert main(["export", f"{script}:Asks", *words, "-o", str(tmp_path / "a.onnx")]) == 2
+    assert "try --device cpu" in capsys.readouterr().err
+    assert main(["export", f"{script}:Asks", *words, "--device", "cpu", "-o", str(tmp_path / "a.onnx")]) == 0
+    assert "torch.export fails on it" in capsys.readouterr().err
