@@ -18,7 +18,7 @@ from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import UsageError
 from staticmem.frontends import open_model
 from staticmem.frontends.recent import MODELS, MOST_OPS, Recent
-from staticmem.ir.graph import Graph, Note, bases_of
+from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
@@ -183,43 +183,46 @@ class Study:
 
     @cached_property
     def live_band(self) -> tuple[int, int] | None:
-        """Bounds of the peak where the file leaves open what ran in place, and in inference also where no stack trace
-        tells which values the model's code keeps in variables.
-
-        In training autograd holds what matters of those, and the peak is in backward: no reference case moved.
-        """
+        """Bounds of the peak where the file leaves open what ran in place, or which values the model's code keeps in
+        variables; None where nothing that it leaves open moves the peak."""
+        if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
+            return None
         graph, scenario = self.graph, self.scenario
-        if self.request.parallel is not None or len(graph.ops) > BAND_LIMIT:
+        ends = self._ends_of_inplace() or (graph, graph)
+        if not self._forward_matters(ends):
             return None
-        if scenario.training:
-            return self._training_band()
-        ends = self._ends_of_inplace()
-        if not has_unseen_code(graph):
-            if ends is None:
-                return None
-            policies = ("expected", "expected")
-        else:
-            policies, ends = ("last-use", "named"), ends or (graph, graph)
-        peaks = [
-            step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in zip(ends, policies, strict=True)
-        ]
+        policies = ("last-use", "most") if has_unseen_code(graph) else ("expected", "expected")
+        if policies[0] == "expected" and ends[0] is ends[1]:
+            return None
+        runs = zip(ends, policies, strict=True)
+        peaks = [step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in runs]
         peaks.append(self.lifetimes.peak_bytes)
-        return min(peaks), max(peaks)
-
-    def _training_band(self) -> tuple[int, int] | None:
-        """The peaks with all open ops in place and with none, where that can move the peak of a step.
-
-        Most ops save as much either way, and what is in place then only matters while the op runs: for a peak that is
-        in the forward pass. A few save their result where else they save their operand (`SAVE_LESS_IN_PLACE`).
-        """
-        in_forward = self.lifetimes.peak_tick < self.result.trace.marks.get("forward_end", 0)
-        if not in_forward and SAVE_LESS_IN_PLACE.isdisjoint(bases_of(self.graph.ops)):
-            return None
-        ends = self._ends_of_inplace() or ()
-        peaks = [self.lifetimes.peak_bytes]
-        peaks += [step_of(self.model, end, self.scenario)[1].peak_bytes for end in ends]
         low, high = min(peaks), max(peaks)
-        return (low, high) if low < high else None
+        return (low, high) if low < high or not scenario.training else None
+
+    def _forward_matters(self, ends: tuple[Graph, Graph]) -> bool:
+        """Whether the peak moves if the forward lets go of nothing and runs nothing in place.
+
+        In training most ops save as much in place as out of place; those that do not move the peak wherever it is
+        (`SAVE_LESS_IN_PLACE`).
+        """
+        if not self.scenario.training:
+            return True
+        least, most = (graph.ops for graph in ends)
+        open_ops = [(a.base, a.outputs) for a, b in zip(least, most, strict=True) if a.target != b.target]
+        if not SAVE_LESS_IN_PLACE.isdisjoint(base.rstrip("_") for base, _ in open_ops):
+            return True
+        lifetimes, end = self.lifetimes, self.result.trace.marks.get("forward_end", 0)
+        start = lifetimes.phases["forward"].start
+        total = lifetimes.level_before(start)
+        total += sum(size for size, born in zip(lifetimes.sizes, lifetimes.born, strict=True) if start <= born < end)
+        if open_ops:
+            names = self.result.trace.buffers.names
+            sizes = dict(zip(names, lifetimes.sizes, strict=True))
+            # an op in place writes into a buffer that has another name
+            largest = max(lifetimes.sizes[i] for i, born in enumerate(lifetimes.born) if start <= born < end)
+            total += sum(sizes.get(outputs[0], largest) for _, outputs in open_ops)
+        return total > lifetimes.peak_bytes
 
     def _ends_of_inplace(self) -> tuple[Graph, Graph] | None:
         """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""

@@ -19,9 +19,8 @@ frame that owns it (the common part of the producer's and the last reader's modu
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
 when the line is done).
 
-`last-use` frees everything as early as any code could. `named` holds, besides the above, every value that is read more
-than once or beside another one: it must have had a name. The two are the band of an inference peak; docs/accuracy.md
-says how far `expected` is off.
+`last-use` frees everything as early as any code could, and `most` holds what any code could hold (`unseen_bounds`).
+The two are the band of a peak; docs/accuracy.md says how far `expected` is off.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
 
-POLICIES = ("expected", "last-use", "named")
+POLICIES = ("expected", "last-use", "most")
 _PRODUCTS = frozenset(
     ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
 )
@@ -78,7 +77,7 @@ def held_by_policy(graph: Graph, policy: str = "expected") -> Held:
     if policy == "last-use":
         return Held()
     variables = _Variables(graph)
-    return Held(variables.frames(policy), variables.until())
+    return Held(variables.frames(), variables.until())
 
 
 def _is_model(frame: Frame) -> bool:
@@ -123,12 +122,11 @@ class _Variables:
             for name in op.outputs:
                 producers[name] = op
 
-    def frames(self, policy: str) -> dict[str, int]:
+    def frames(self) -> dict[str, int]:
         """The values that a frame holds until it returns, with its depth."""
         held = self._filled_in_parts()
-        readers, shared, later_arguments = self.last_readers, self.shared, self.later_arguments
-        named = policy == "named"
-        for name in self.producers if named else self.candidates:
+        readers, later_arguments = self.last_readers, self.later_arguments
+        for name in self.candidates:
             producer, last = self.producers[name], readers.get(name)
             if last is None:
                 continue
@@ -136,7 +134,7 @@ class _Variables:
             depth = (len(outer) if outer is inner else common_depth(outer, inner)) - 1
             if depth < 0:
                 continue
-            has_name = name in later_arguments or (named and (name in shared or self._reads_several(last)))
+            has_name = name in later_arguments
             if producer.base not in _IN_RULES and last.base not in _IN_RULES:  # rule 8 alone may apply
                 if has_name or (len(outer) > depth + 1 and _is_model(outer[depth + 1])):
                     held[name] = depth
@@ -148,8 +146,6 @@ class _Variables:
                 held[name] = depth
             elif last.base in _JOINS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
-            if named and name in held and self._may_be_the_callers(last):
-                held[name] = min(held[name], len(last.modules) - 2)
         return held
 
     def _filled_in_parts(self) -> dict[str, int]:
@@ -172,14 +168,6 @@ class _Variables:
                 else:
                     held.pop(source.outputs[0], None)
         return held
-
-    def _may_be_the_callers(self, join: Op) -> bool:
-        """A joined list that has something from outside of the module: its caller may have made it and keep it."""
-        depth, parts = len(join.modules), join.refs()
-        if join.base not in _JOINS or depth < 2 or len(parts) < 3:
-            return False
-        producers = [self.producers[name] for name in parts if name in self.producers]
-        return any(common_depth(producer.modules, join.modules) < depth for producer in producers)
 
     def until(self) -> dict[str, int]:
         """Values that a module call reads last, whose result goes straight into a product of the caller's: the index of
@@ -227,10 +215,6 @@ class _Variables:
             # embeddings and the same ids), so that one of them is read in both
             return False
         return len(producer.modules) > depth + 1 and _is_model(producer.modules[depth + 1])
-
-    def _reads_several(self, op: Op) -> bool:
-        """The op reads several computed values."""
-        return len({name for name in op.refs() if name in self.producers}) > 1
 
     def _is_pair(self, name: str, op: Op) -> bool:
         """Both operands are results of child modules, used once; or this is the second one and the first is local."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -105,17 +105,27 @@ def table_of(graph: Graph) -> Table | None:
     return table if table is not None and table.classes else None
 
 
-def with_published_names(
-    graph: Graph, held: Held, table: Table, only_add: bool = False, training: bool = False
-) -> Held:
-    """`held` of the policy, with what the table says where it says something; `only_add` lets go of nothing."""
-    decided, until = _held_by_names(graph, _with_alternatives(graph, table), only_add, training)
-    if not decided:
+@record(frozen=True, slots=True)
+class Decided:
+    """What the table decides: values with the level of the frame that receives them, and until which op they live."""
+
+    values: Set[tuple[str, int]]
+    until: Mapping[str, int]
+
+
+def decided_by_names(graph: Graph, table: Table, training: bool = False) -> Decided:
+    """What a table says of a graph's values."""
+    return _held_by_names(graph, _with_alternatives(graph, table), training)
+
+
+def with_published_names(graph: Graph, held: Held, decided: Decided) -> Held:
+    """`held` of the policy, with what the table says where it says something."""
+    if not decided.values:
         return held
-    frames = {v: depth for v, depth in held.frames.items() if only_add or (v, depth) not in decided}
-    shared = _shared_frames(graph)
-    kept = {v: i for v, i in held.until.items() if only_add or (v, shared.get(v, 0) - 1) not in decided}
-    for value, index in until.items():
+    frames = {v: depth for v, depth in held.frames.items() if (v, depth) not in decided.values}
+    shared = shared_frames(graph)
+    kept = {v: i for v, i in held.until.items() if (v, shared.get(v, 0) - 1) not in decided.values}
+    for value, index in decided.until.items():
         kept[value] = max(kept.get(value, index), index)
     return Held(frames, kept)
 
@@ -145,7 +155,7 @@ def _agreed(entries: list[Entry]) -> Entry:
 
 def results(graph: Graph, only: Collection[str] | None = None) -> Iterator[Result]:
     """Every result that some `forward` receives, in order; of the classes in `only` where it is given."""
-    shared = _shared_frames(graph)
+    shared = shared_frames(graph)
     last = call_ends(graph)
     counts: dict[tuple[Stack, str], int] = {}
     for index, op in enumerate(graph.ops):
@@ -161,7 +171,7 @@ def results(graph: Graph, only: Collection[str] | None = None) -> Iterator[Resul
                     yield Result(call, producer, nth, name, index, received)
 
 
-def _shared_frames(graph: Graph) -> dict[str, int]:
+def shared_frames(graph: Graph) -> dict[str, int]:
     """How many frames a value's maker shares with all of its readers."""
     made: dict[str, Stack] = {}
     shared: dict[str, int] = {}
@@ -232,14 +242,7 @@ def _name(entry: Entry, nth: int, count: int) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _held_by_names(
-    graph: Graph, table: Table, every: bool, training: bool
-) -> tuple[set[tuple[str, int]], dict[str, int]]:
-    """Values that the table decides, each with the level of the frame, and until which op they are held.
-
-    `every`: also the known names of calls that are not all known. A name that an unknown result takes again is then
-    held for too long, which is what an upper bound may do.
-    """
+def _held_by_names(graph: Graph, table: Table, training: bool) -> Decided:
     last = call_ends(graph)
     names_of: dict[Stack, dict[str, list[str]]] = {}  # what the names of a call mean now
     decided: set[tuple[str, int]] = set()
@@ -250,7 +253,7 @@ def _held_by_names(
             until[value] = max(until.get(value, index), index)
 
     named = _with_names(graph, table, training)
-    unclear = {result.call for result, entry in named if entry is None and not every and _matters(result, table)}
+    unclear = {result.call for result, entry in named if entry is None and _matters(result, table)}
     for result, entry in named:
         if entry is None or result.call in unclear:
             continue
@@ -269,7 +272,7 @@ def _held_by_names(
     for call, names in names_of.items():
         for name, values in names.items():
             hold(values, len(graph.ops) - 1 if name.startswith("self.") else last[call])
-    return decided, until
+    return Decided(decided, until)
 
 
 def _with_names(graph: Graph, table: Table, training: bool) -> list[tuple[Result, str | None]]:

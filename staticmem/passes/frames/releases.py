@@ -10,7 +10,7 @@ torch/nn/utils/spectral_norm.py (`__call__`: setattr of `weight_orig / sigma`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, bases_of
 from staticmem.ir.record import record
@@ -70,12 +70,13 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing.
 
     Where no trace tells, the names that published classes use are known, and what they keep in evaluation mode always
-    is; "last-use" ignores both.
-    In training autograd holds most of what variables hold, and the peak is in backward: hidden frames are left out
-    (a guess at them put the peak of TNT-B, batch 8, 1.3 % too high, which is exact without).
+    is.
+    In training autograd holds most of what variables hold, and the peak is in backward: `expected` leaves hidden frames
+    out (a guess at them put the peak of TNT-B, batch 8, 1.3 % too high, which is exact without).
     """
     # each source of what is held is imported where the graph has something for it: most have for one
     until: dict[str, int] = {}
+    unseen: Set[str] | None = None  # the values that hidden frames may hold; None: any
     if any(op.stack for op in graph.ops):
         from staticmem.passes.frames.source_lines import held_by_lines
         from staticmem.passes.frames.unseen_code import held_in_functions, values_in_methods
@@ -83,24 +84,27 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
         until.update(held_by_lines(graph))
         for name, index in held_in_functions(graph).items():
             until[name] = max(until.get(name, index), index)
-        if until and training:
-            return Held(until=until)
-    table = None
-    if policy != "last-use":
-        from staticmem.passes.frames import published_names
+        unseen = values_in_methods(graph) if until and not (training and policy == "expected") else None
+        if until and not unseen:
+            unseen = frozenset()
+    if training and unseen is not None and not unseen:
+        return Held(until=until)
+    from staticmem.passes.frames import published_names
 
-        table = published_names.table_of(graph)
-    unseen: set[str] = set()
-    if until:
-        unseen = values_in_methods(graph)
-        if table is not None:
-            until.update(published_names.kept_in_evaluation(graph, table))
-        if not unseen:
-            return Held(until=until)
+    table = published_names.table_of(graph)
+    if until and table is not None and not training:
+        until.update(published_names.kept_in_evaluation(graph, table))
+    if unseen is not None and not unseen:
+        return Held(until=until)
     held = held_by_policy(graph, policy)
-    if table is not None:
-        held = published_names.with_published_names(graph, held, table, policy == "named", training)
-    if not until:
+    decided = published_names.decided_by_names(graph, table, training) if table is not None else None
+    if decided is not None:
+        held = published_names.with_published_names(graph, held, decided)
+    if policy == "most":
+        from staticmem.passes.frames.unseen_bounds import longest_holds
+
+        held = longest_holds(graph, held, decided)
+    if unseen is None:
         return held
     for name, index in held.until.items():
         if name in unseen:

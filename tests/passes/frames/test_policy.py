@@ -9,6 +9,7 @@ from small_graphs import Builder
 
 from staticmem.ir.graph import Frame, Graph, Ref
 from staticmem.passes.frames.policy import POLICIES, common_depth, held_by_policy
+from staticmem.passes.frames.releases import releases_of
 
 X = Ref("x")
 CHILD, OTHER = "a:Block", "b:Block"
@@ -111,42 +112,11 @@ def test_expected(make: Callable[[], Graph], held: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("make", [make for make, _ in RULES], ids=lambda v: v.__name__)
 def test_the_policies_enclose_each_other(make: Callable[[], Graph]) -> None:
-    last, expected, named = (held_by_policy(make(), p).frames for p in ("last-use", "expected", "named"))
-    assert set(last) <= set(expected) <= set(named)
-    assert last == {}
-    assert POLICIES == ("expected", "last-use", "named")
-
-
-@pytest.mark.parametrize(
-    ("first", "readers", "held"),
-    [
-        (("relu", X), [("exp",), ("neg",)], True),  # read twice, each time alone
-        (("relu", X), [("sub.Tensor", X)], False),
-        (("relu", X), [("sub.Tensor", Ref("q"))], True),  # read once, beside another one
-        (("add.Tensor", X, X), [("exp",), ("neg",)], True),  # the same of an op that a rule is about
-        (("add.Tensor", X, X), [("exp",)], False),
-        (("add.Tensor", X, X), [("sub.Tensor", Ref("q"))], True),
-    ],
-)
-def test_what_must_have_a_name(first: tuple[object, ...], readers: list[tuple[object, ...]], held: bool) -> None:
-    """`named`: `y = f(x); return g(y) + h(y)`, and `y` in `y - q`."""
-    b = Builder(x=(4, 4)).within()
-    b.call("cos", X, name="q")
-    p = b.call(*first, name="p")  # type: ignore[arg-type]
-    for target, *others in readers:
-        b.call(str(target), p, *others)
-    graph = b.graph(b.call("sin", X))
-    assert ("p" in held_by_policy(graph, "named").frames) is held
-    assert "p" not in held_by_policy(graph).frames
-
-
-def test_a_joined_list_with_something_from_outside_may_be_the_callers() -> None:
-    b = Builder(x=(4, 4)).within()
-    p = b.call("relu", X, name="p")
-    b.within(CHILD)
-    graph = b.graph(b.call("cat", (p, b.call("exp", X, name="q"), b.call("neg", X, name="r"))))
-    assert held_by_policy(graph, "named").frames == {"p": 0, "q": 0, "r": 0}
-    assert held_by_policy(graph).frames == {"p": 1, "q": 1, "r": 1}
+    last, expected, most = (releases_of(make(), policy, training=False) for policy in ("last-use", "expected", "most"))
+    assert POLICIES == ("expected", "last-use", "most")
+    assert last.frames == {}
+    for name, index in last.last_use.items():
+        assert index <= expected.last_use[name] <= most.last_use[name]
 
 
 def test_the_argument_of_a_call_lives_until_the_product_of_its_result() -> None:

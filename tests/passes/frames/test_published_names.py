@@ -22,6 +22,7 @@ from staticmem.passes.frames.policy import Held, held_by_policy  # noqa: E402
 from staticmem.passes.frames.published_names import (  # noqa: E402
     Names,
     Table,
+    decided_by_names,
     place,
     published,
     results,
@@ -58,9 +59,13 @@ def block(extra: bool = False) -> Graph:
     return graph
 
 
+def with_table(graph: Graph, held: Held, table: Table, training: bool = False) -> Held:
+    return with_published_names(graph, held, decided_by_names(graph, table, training))
+
+
 def until(graph: Graph, names: Names | Table, held: Held | None = None) -> dict[str, int]:
     table = names if isinstance(names, Table) else Table(names)
-    return dict(with_published_names(graph, held or Held(), table).until)
+    return dict(with_table(graph, held or Held(), table).until)
 
 
 def test_a_name_holds_until_it_is_assigned_again_or_forward_returns() -> None:
@@ -88,28 +93,13 @@ def test_attributes_live_on() -> None:
 def test_a_child_that_the_table_lacks_leaves_the_call_to_the_policy() -> None:
     names: Names = {"lib.Block": {"conv": "y", "norm": "y", "aten::neg": [""], "aten::sin": ["z"], "aten::add": [""]}}
     policy = Held({"norm": 1})
-    assert with_published_names(block(extra=True), policy, Table(names)) == policy
-    assert with_published_names(block(), policy, Table(names)).frames == {}
+    assert with_table(block(extra=True), policy, Table(names)) == policy
+    assert with_table(block(), policy, Table(names)).frames == {}
 
 
 def test_results_that_differed_leave_the_call_to_the_policy() -> None:
     names: Names = {"lib.Block": {"conv": "y", "norm": ["y", None], "aten::neg": [None]}}
     assert until(block(), names) == {}
-
-
-def test_the_upper_bound_lets_go_of_nothing() -> None:
-    names: Names = {"lib.Block": {"conv": "y", "norm": "", "aten::neg": [""], "aten::sin": [""], "aten::add": [""]}}
-    found = with_published_names(block(), Held({"norm": 1}), Table(names), only_add=True)
-    assert found.frames == {"norm": 1}
-    assert found.until == {"conv": 4}
-
-
-def test_the_upper_bound_has_the_known_names_of_calls_that_are_not_all_known() -> None:
-    """DLA's tree: `bottom` is known, and a child that only some trees have is not; the policy alone let `bottom` go."""
-    names: Names = {"lib.Block": {"conv": "bottom", "norm": "y", "aten::neg": [""], "aten::sin": [""]}}
-    graph = block(extra=True)
-    assert with_published_names(graph, Held(), Table(names)) == Held()
-    assert with_published_names(graph, Held(), Table(names), only_add=True).until == {"conv": 5, "norm": 5}
 
 
 def test_producers_are_children_numbers_or_ops() -> None:
@@ -172,8 +162,8 @@ def test_what_evaluation_mode_keeps_is_no_matter_of_training() -> None:
     b = Builder(x=(4, 4))
     b.ops = list(block().ops)
     graph = b.graph(b.within().call("cos", b.call("neg", Ref("sum"))))
-    assert with_published_names(graph, Held(), table).until == {"conv": len(graph.ops) - 1}
-    assert with_published_names(graph, Held(), table, training=True).until == {}
+    assert with_table(graph, Held(), table).until == {"conv": len(graph.ops) - 1}
+    assert with_table(graph, Held(), table, training=True).until == {}
 
 
 def test_slices_that_take_all_do_not_count() -> None:
@@ -300,10 +290,10 @@ def test_functions_that_forward_calls_are_seen(scripts: tuple[ModuleType, Module
     ops = [op.base.removeprefix("aten::") for op in watched.graph.ops]
     assert ops == ["relu", "exp", "neg", "relu", "add", "sin", "tan", "cos", "add", "abs", "sqrt"]
     made = {op.outputs[0]: name for op, name in zip(watched.graph.ops, ops, strict=True)}
-    held = {made[v]: ops[i] for v, i in with_published_names(watched.graph, Held(), table, training=True).until.items()}
+    held = {made[v]: ops[i] for v, i in with_table(watched.graph, Held(), table, training=True).until.items()}
     # `kept` until `inner` returns, `y` until it is assigned again and then until `inner` returns; `first` until `del`
     assert held == {"relu": "add", "exp": "neg", "neg": "add", "sin": "tan", "tan": "sqrt"}
-    held = {made[v]: ops[i] for v, i in with_published_names(watched.graph, Held(), table).until.items()}
+    held = {made[v]: ops[i] for v, i in with_table(watched.graph, Held(), table).until.items()}
     assert held["cos"] == "sqrt"
 
 
@@ -332,7 +322,7 @@ def test_calls_with_the_same_children_are_told_apart_by_their_ops(scripts: tuple
     names.collect(watched, seen)
     made = names.table(seen)
     assert made["test_published_names.Shifted"]["names"]["a"] is None
-    until = with_published_names(watched.graph, Held(), replayed(made), training=True).until
+    until = with_table(watched.graph, Held(), replayed(made), training=True).until
     ops = {op.outputs[0]: op.base.removeprefix("aten::") for op in watched.graph.ops}
     last = [(ops[value], watched.graph.ops[until[value]].base) for value in ops if ops[value] == "relu"]
     assert last == [("relu", "aten::neg"), ("relu", "aten::exp")]
@@ -346,8 +336,8 @@ def test_repeated_layers_and_lists_have_entries_for_any_number(scripts: tuple[Mo
     assert names.entry("layers", {4: ["p", "q"] * 2, 6: ["p", "q"] * 3}) == [[], ["p", "q"], []]
     by_count = names.entry("aten::view", {2: ["a", "b"], 3: ["a", "c", "d"]})
     assert by_count == {"2": ["a", "b"], "3": ["a", "c", "d"]}
-    table = Table({"lib.Block": {"conv": {"1": ["y"], "2": ["z", "z"]}, "norm": {"2": ["", ""]}}})
-    assert with_published_names(block(), Held(), table, only_add=True).until == {"conv": 4}
+    table = Table({"lib.Block": {"conv": {"1": ["y"], "2": ["z", "z"]}, "norm": "", "aten::neg": "", "aten::sin": ""}})
+    assert with_table(block(), Held(), table).until == {"conv": 4}
     assert names.entry("layers", {2: ["a", None], 3: ["a", "c", "d"]}) == ["a", None, "d"]
 
 

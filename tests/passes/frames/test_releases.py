@@ -68,7 +68,7 @@ def test_names_of_published_classes_tell_of_functions_that_traces_leave_out(monk
     monkeypatch.setattr("staticmem.passes.frames.published_names.table_of", lambda graph: table)
     graph = network(*["x = self.features(x)"] * 3)
     assert held_values(graph).until == {"v0": 2, "v1": 2, "v2": 2}
-    assert held_values(graph, "last-use") == Held(until=held_by_lines(graph))
+    assert held_values(graph, "last-use") == held_values(graph, "most") == held_values(graph)
 
 
 def test_what_modules_keep_in_evaluation_mode_is_kept_although_traces_are_of_training(

@@ -1,0 +1,140 @@
+"""Until when values may live in code that no file shows: the upper end of a band.
+
+A value of a frame may have a name of its own, and then the frame holds it until it returns. Two things bound that. A
+`torch.nn` module is known code, and a `Sequential` gives one name to all its results. And a statement that runs again,
+in a loop over modules of one list or over calls of one module, assigns its names again: a value is released when the
+statement that made it has run once more.
+
+Statements are told apart by what runs: a child module by its path (the numbers of a list left out), an op by the child
+that ran before it and by its place after that child. Calls of a module that is in no list run in a loop only where the
+same two children ran before them: `self.relu` is called in many lines.
+
+The weights of attention are the one value that functions return beside their result as a habit (`return out, weights`):
+the caller may hold them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from staticmem.ir.graph import Frame, Graph, Op
+from staticmem.passes.frames.policy import Held, Stack
+from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
+
+_TORCH = "torch.nn."
+_WEIGHTS = frozenset(("aten::softmax", "aten::_softmax"))
+_PASSES_WEIGHTS = frozenset(("aten::dropout", "aten::masked_fill", "aten::mul", "aten::where"))
+_PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::einsum", "aten::baddbmm"))
+_CONTEXT = 2  # children before one that is in no list
+
+_Statement = tuple[object, ...]
+
+
+def longest_holds(graph: Graph, held: Held, decided: Decided | None) -> Held:
+    """`held` of the expected policy, with all that frames of unseen code may hold besides; `decided` is known."""
+    until = _Calls(graph, decided.values if decided is not None else frozenset()).holds()
+    frames = {name: depth for name, depth in held.frames.items() if name not in until}
+    for name, index in held.until.items():
+        until[name] = max(until.get(name, index), index)
+    return Held(frames, until)
+
+
+class _Call:
+    """A running call of a module: what it has run so far."""
+
+    __slots__ = ("child", "children", "open", "place")
+
+    def __init__(self) -> None:
+        self.child: Frame | None = None  # that runs now
+        self.children: list[_Statement] = []
+        self.place = 0  # ops of the frame itself since the last child
+        self.open: dict[_Statement, tuple[int, tuple[str, ...]]] = {}  # what statements assigned, and when
+
+
+class _Calls:
+    def __init__(self, graph: Graph, decided: Set[tuple[str, int]]) -> None:
+        self.graph, self.decided = graph, decided
+        self.ends = call_ends(graph)
+        self.shared = shared_frames(graph)
+        self.weights = _attention_weights(graph)
+        self.chains = _chains(graph)
+        self.calls: dict[Stack, _Call] = {}
+        self.until: dict[str, int] = {}
+
+    def holds(self) -> dict[str, int]:
+        for index, op in enumerate(self.graph.ops):
+            if not op.modules:
+                continue
+            statements = [self._statement(op, level) for level in range(len(op.modules))]
+            for name in op.outputs:
+                level = self.shared.get(name, len(op.modules)) - 1
+                if name in self.weights and level > 0:
+                    level -= 1
+                if level >= 0:
+                    self._assign(name, op, level, statements[level], index)
+        return self.until
+
+    def _statement(self, op: Op, level: int) -> _Statement:
+        """The statement of the frame at `level` that runs the op."""
+        modules = op.modules
+        call = self.calls.setdefault(modules[: level + 1], _Call())
+        if len(modules) == level + 1:
+            call.place, call.child = call.place + 1, None
+            return op.base.rstrip("_"), call.place, call.children[-1] if call.children else ()
+        child = modules[level + 1]
+        if child is not call.child and child != call.child:
+            call.child, call.place = child, 0
+            parts = child.path.split(".")
+            general = ".".join("*" if part.isdigit() else part for part in parts)
+            in_list = any(
+                part.isdigit() for part in parts[modules[level].path.count(".") + bool(modules[level].path) :]
+            )
+            before = () if in_list else tuple(statement[0] for statement in call.children[-_CONTEXT:])
+            call.children.append((general, before))
+        return call.children[-1]
+
+    def _assign(self, name: str, op: Op, level: int, statement: _Statement, index: int) -> None:
+        frame = op.modules[level]
+        stack = op.modules[: level + 1]
+        if frame.cls.startswith(_TORCH) or stack in self.chains or (name, level) in self.decided:
+            return
+        received = index if len(op.modules) == level + 1 else self.ends[op.modules[: level + 2]]
+        call = self.calls[stack]
+        assigned, names = call.open.get(statement, (received, ()))
+        if assigned != received:  # the statement has run before
+            self.until.update((old, received) for old in names)
+            names = ()
+        call.open[statement] = (received, (*names, name))
+        self.until[name] = self.ends[stack]
+
+
+def _chains(graph: Graph) -> set[Stack]:
+    """Calls of modules that run nothing but numbered children, one after the other: a Sequential of any class."""
+    own: set[Stack] = set()
+    others: set[Stack] = set()
+    for stack in {op.modules for op in graph.ops}:
+        own.update((stack,) if stack else ())
+        for level in range(len(stack) - 1):
+            if not stack[level + 1].path[len(stack[level].path) :].lstrip(".").isdigit():
+                others.add(stack[: level + 1])
+    callers = {stack[:level] for stack in own for level in range(1, len(stack))}
+    return callers - own - others
+
+
+def _attention_weights(graph: Graph) -> set[str]:
+    """Results of softmax, and what dropout makes of them, that a matrix product reads."""
+    made: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
+    weights: set[str] = set()
+    for op in graph.ops:
+        if op.base in _WEIGHTS:
+            made[op.outputs[0]] = ""
+        elif op.base in _PASSES_WEIGHTS:
+            source = next((name for name in op.refs() if name in made), None)
+            if source is not None:
+                made[op.outputs[0]] = source
+        elif op.base in _PRODUCTS:
+            for name in op.refs():
+                while name in made:
+                    weights.add(name)
+                    name = made[name]
+    return weights
