@@ -213,7 +213,7 @@ class Study:
         if not SAVE_LESS_IN_PLACE.isdisjoint(base.rstrip("_") for base, _ in open_ops):
             return True
         lifetimes, end = self.lifetimes, self.result.trace.marks.get("forward_end", 0)
-        start = lifetimes.phases["forward"].start
+        start = dict(self.result.trace.phases)["forward"]
         total = lifetimes.level_before(start)
         total += sum(size for size, born in zip(lifetimes.sizes, lifetimes.born, strict=True) if start <= born < end)
         if open_ops:
