@@ -414,7 +414,7 @@ class Target:
 
 _PT2 = ("frontends/export_", "frontends/fields", "ir/expressions")
 _YAML = ("devices/documents", "documents")
-_CONFIG = ("documents", "scenario/kinds", "config/config", "config/kinds", "studies/points", "config/discover")
+_CONFIG = ("documents", "scenario/kinds", "config/config", "studies/points", "config/discover")
 
 TARGETS: dict[str, Target] = {
     "pt2": Target("pt2", "json", small_exports, analyse, _PT2, archive),

@@ -29,8 +29,12 @@ class UsageError(StaticmemError):
     """A flag or a value that is not understood."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known word, or lists all of them when none is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+def closest(word: str, choices: Iterable[str]) -> str:
+    """A hint that names the choice closest to a word; empty where none is close."""
+    close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.6)
+    return f"Did you mean '{close[0]}'?" if close else ""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A hint that names the closest choice, or lists all of them where none is close."""
+    return closest(word, choices) or f"Known: {', '.join(sorted(choices))}."

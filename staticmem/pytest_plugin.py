@@ -19,8 +19,6 @@ import pytest
 if TYPE_CHECKING:
     from staticmem.report.model import Report
 
-METRICS = ("live", "allocated", "reserved", "device")
-
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
@@ -52,6 +50,7 @@ def gpu_memory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Report]
 
 
 def _budget(mark: pytest.Mark) -> tuple[int, str, dict[str, Any]]:
+    from staticmem.report.model import METERS
     from staticmem.units import parse_bytes
 
     words = dict(mark.kwargs)
@@ -60,8 +59,8 @@ def _budget(mark: pytest.Mark) -> tuple[int, str, dict[str, Any]]:
     if limit is None or len(mark.args) > 1:
         raise pytest.UsageError(f"gpu_budget({given!r}): the limit is a size such as '40 GiB'")
     metric = words.pop("metric", None) or ("device" if "gpu" in words else "live")
-    if metric not in METRICS:
-        raise pytest.UsageError(f"gpu_budget: metric {metric!r} is not one of {', '.join(METRICS)}")
+    if metric not in METERS:
+        raise pytest.UsageError(f"gpu_budget: metric {metric!r} is not one of {', '.join(METERS)}")
     return limit, metric, words
 
 

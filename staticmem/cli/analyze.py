@@ -39,7 +39,7 @@ examples:
   staticmem analyze bert.onnx --batch 16 --dim seq=384 --optimizer adamw --amp bf16
       open dimensions by name, mixed precision
   staticmem analyze model.pt2 --optimizer adam --gpu rtx-4090 --max-batch
-      the largest batch on a card
+      the largest batch on a GPU
   staticmem analyze model.onnx --batch 8 --runtime onnxruntime --provider cuda --gpu l4
       a session of the ONNX Runtime: its arena, and the device
   staticmem analyze model.pt2 --optimizer adam -o report.json
@@ -57,7 +57,7 @@ def add_analyze(verbs: Any) -> None:
     add_model(parser, optional=True)
     add_scenario(parser)
     question = parser.add_argument_group("the question")
-    about = "the largest batch on the card of --gpu; without --batch the report is that of it"
+    about = "the largest batch on the GPU of --gpu; without --batch the report is that of it"
     question.add_argument("--max-batch", action="store_true", help=about)
     about = "what runs the model: torch (default), or onnxruntime: inference in a session of it, of .onnx"
     runtime = one_of("--runtime", RUNTIMES)
@@ -105,11 +105,12 @@ def _name_passes(study: Study) -> None:
 
 def _largest(study: Study) -> LargestBatch:
     """The largest batch on the card that was named."""
+    from staticmem.studies.bench import Bench
     from staticmem.studies.largest import largest_batch, no_card
 
     if study.request.gpu is None:
         raise no_card()
-    return largest_batch(study, study.request.gpu)
+    return largest_batch(Bench(study), study.request.gpu)
 
 
 def _rendered(study: Study, largest: LargestBatch | None, chosen: Format, args: argparse.Namespace) -> str | bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from staticmem.cli.flags import add_verb
 from staticmem.cli.output import add_debug
 from staticmem.documents import read_yaml
-from staticmem.errors import UsageError, did_you_mean
+from staticmem.errors import UsageError, closest
 
 DESCRIPTION = "What the code of an error, warning or assumption means. Without a code, the list of all."
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     code = f"SM{code}" if code.isdigit() else code
     if code not in codes:
         why = "Codes are SM and three digits; 'staticmem explain' lists them."
-        raise UsageError(f"unknown code '{args.code}'", why, did_you_mean(code, list(codes)), "SM134")
+        raise UsageError(f"unknown code '{args.code}'", why, closest(code, codes), "SM134")
     title, text = codes[code]
     sys.stdout.write(f"{code}: {title} ({KINDS[code[:3]]})\n\n{textwrap.fill(text, 100)}\n")
     return 0

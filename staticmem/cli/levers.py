@@ -34,7 +34,7 @@ def add_levers(verbs: Any) -> None:
     add_model(parser, optional=True)
     add_scenario(parser)
     question = parser.add_argument_group("the question")
-    about = "memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the card's)"
+    about = "memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the GPU's)"
     budget = reads("--budget", "bytes", "16GiB", "a size", "SM195")
     question.add_argument("--budget", type=budget, metavar="SIZE", help=about)
     add_output(parser, FORMATS)

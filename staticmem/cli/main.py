@@ -17,7 +17,7 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.errors import StaticmemError, UsageError, closest, did_you_mean
 from staticmem.version import __version__
 
 EPILOG = """\
@@ -68,8 +68,7 @@ class Parser(argparse.ArgumentParser):
             word = message.split(":", 1)[1].split()[0]
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             if word.startswith("--"):
-                close = did_you_mean(word.split("=", 1)[0], options)
-                hint = close if close.startswith("Did") else hint  # a verb has too many flags to list
+                hint = closest(word.split("=", 1)[0], options) or hint  # a verb has too many flags to list
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
 

@@ -32,8 +32,8 @@ examples:
 """
 
 CALIBRATE = """\
-Turns readings into a device profile for 'analyze --profile': the CUDA context of each card, what libraries load, and
-cuBLAS workspaces. The probes are runs with PyTorch on the card, at least 3 of it, with nothing else on it; take models
+Turns readings into a device profile for 'analyze --profile': the CUDA context of each GPU, what libraries load, and
+cuBLAS workspaces. The probes are runs with PyTorch on the GPU, at least 3 of it, with nothing else on it; take models
 with convolutions and with matrix products, and 'scripts/validate_on_gpu.py' makes such a set.
 """
 
@@ -69,7 +69,7 @@ def add_reconcile(verbs: Any) -> None:
 def add_calibrate(verbs: Any) -> None:
     parser = add_verb(verbs, "calibrate", calibrate, "a device profile from readings", CALIBRATE, CALIBRATE_EXAMPLES)
     _add_records(parser)
-    about = "the card of all records, where the catalog lacks the driver's name"
+    about = "the GPU of all records, where the catalog lacks the driver's name"
     parser.add_argument("--gpu", metavar="NAME", help=about)
     add_output(parser, CALIBRATE_FORMATS)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from staticmem.cli.session import OPTIMIZED
 from staticmem.config import fields
-from staticmem.config.kinds import Entry
 from staticmem.scenario.options import DEVICE, LEVERS, SESSION, SIZES, STEP, Option
 from staticmem.scenario.request import OPTIONS
 from staticmem.scenario.session import SESSION_OPTIONS
@@ -46,7 +45,7 @@ def keywords() -> str:
     return _table(("parameter", "default", ""), own + options)
 
 
-def keys(entries: Mapping[str, Entry]) -> str:
+def keys(entries: Mapping[str, fields.Entry]) -> str:
     """Keys of a config with an example of each."""
     return _table(("key", "example", ""), [(f"`{k}`", f"`{e.example}`", e.about) for k, e in entries.items()])
 

@@ -24,7 +24,7 @@ FORMATS, GPUS_FORMATS = Formats("sizing"), Formats("gpus")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 SIZE = """\
-Which cards have the memory, with what batch, and how many are needed: the report before a purchase.
+Which GPUs have the memory, with what batch, and how many are needed: the report before a purchase.
 MODEL is an ONNX file or an archive of torch.export (.pt2); CONFIG is a YAML file that names one.
 """
 
@@ -38,8 +38,8 @@ examples:
 """
 
 GPUS = """\
-The cards that --gpu and 'staticmem size' know: what is sold, what nvidia-smi shows, what a process can use.
-A star marks a card with figures that have no source of their own.
+The GPUs that --gpu and 'staticmem size' know: what is sold, what nvidia-smi shows, what a process can use.
+A star marks a GPU with figures that have no source of their own.
 """
 
 GPUS_EXAMPLES = """\
@@ -52,31 +52,31 @@ examples:
 
 
 def add_size(verbs: Any) -> None:
-    about = "which cards have the memory, and how many are needed"
+    about = "which GPUs have the memory, and how many are needed"
     parser = add_verb(verbs, "size", size, about, SIZE, SIZE_EXAMPLES)
     parser.add_argument("model", metavar="MODEL|CONFIG", nargs="?", help="an .onnx or .pt2 file, or a .yaml config")
     add_scenario(parser, many_gpus=True)
     _add_filters(parser)
     output = add_output(parser, FORMATS)
-    output.add_argument("--prices", metavar="FILE", help="YAML with your prices of cards")
-    output.add_argument("--no-batches", action="store_true", help="do not search the largest batch of each card")
+    output.add_argument("--prices", metavar="FILE", help="YAML with your prices of GPUs")
+    output.add_argument("--no-batches", action="store_true", help="do not search the largest batch of each GPU")
     about = "the date in the report (default: that of SOURCE_DATE_EPOCH, else none)"
     output.add_argument("--date", metavar="YYYY-MM-DD", help=about)
 
 
 def add_gpus(verbs: Any) -> None:
-    parser = add_verb(verbs, "gpus", gpus, "the catalog of cards", GPUS, GPUS_EXAMPLES)
+    parser = add_verb(verbs, "gpus", gpus, "the catalog of GPUs", GPUS, GPUS_EXAMPLES)
     add_flag(_add_filters(parser), OPTIONS["gpus_file"])
     add_output(parser, GPUS_FORMATS)
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    cards = parser.add_argument_group("cards")
+    cards = parser.add_argument_group("GPUs")
     cards.add_argument("--vendor", action="append", metavar="NAME", help="only NVIDIA, AMD or Intel; repeatable")
-    cards.add_argument("--min-memory", metavar="SIZE", help="only cards sold with at least so much: 24GB")
-    cards.add_argument("--max-memory", metavar="SIZE", help="only cards sold with at most so much")
-    cards.add_argument("--year", type=positive("--year"), metavar="YEAR", help="only cards of this year or later")
-    about = "only consumer, workstation or 'data centre' cards; repeatable"
+    cards.add_argument("--min-memory", metavar="SIZE", help="only GPUs sold with at least so much: 24GB")
+    cards.add_argument("--max-memory", metavar="SIZE", help="only GPUs sold with at most so much")
+    cards.add_argument("--year", type=positive("--year"), metavar="YEAR", help="only GPUs of this year or later")
+    about = "only consumer, workstation or 'data centre' GPUs; repeatable"
     cards.add_argument("--class", dest="card_class", action="append", metavar="CLASS", help=about)
     return cards
 
@@ -105,7 +105,7 @@ def size(args: argparse.Namespace) -> int:
 
         prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.argv])
-    with settings.model_path(settings.model_of(args)) as path, Progress("cards", args.quiet) as bar:
+    with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet) as bar:
         options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update)
         result = sizing(Study.open(path, request), options)
     emit(result, chosen, args)
@@ -133,7 +133,7 @@ def _cards(args: argparse.Namespace, names: Sequence[str] = ()) -> list[Gpu]:
     if args.year:
         cards = [card for card in cards if card.year is not None and card.year >= args.year]
     if not cards:
-        raise UsageError("no card is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", "SM183")
+        raise UsageError("no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", "SM183")
     return sorted(cards, key=lambda card: (card.nominal, card.usable, card.slug))
 
 

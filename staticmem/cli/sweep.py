@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli import settings
 from staticmem.cli.flags import add_scenario, add_verb, one_of, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
-from staticmem.errors import UsageError, did_you_mean
+from staticmem.errors import UsageError, closest
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ examples:
 
 
 def add_sweep(verbs: Any) -> None:
-    about = "the memory of many configurations: batches, resolutions, optimizers, cards"
+    about = "the memory of many configurations: batches, resolutions, optimizers, GPUs"
     parser = add_verb(verbs, "sweep", sweep, about, SWEEP, SWEEP_EXAMPLES)
     _add_source(parser)
     tried = parser.add_argument_group("what is tried")
@@ -55,7 +55,7 @@ def add_sweep(verbs: Any) -> None:
     tried.add_argument("--what-if", action="append", default=[], metavar="NAME=A,B", help=about)
     about = "live (fast: steps of one structure are arrays), or device (each is run; default with a GPU)"
     tried.add_argument("--meter", type=one_of("--meter", ("live", "device")), metavar="METER", help=about)
-    about = "the largest batch of each configuration on each card"
+    about = "the largest batch of each configuration on each GPU"
     tried.add_argument("--max-batch", action="store_true", help=about)
     _add_jobs(tried)
     add_scenario(parser, many_gpus=True)
@@ -136,7 +136,7 @@ def check(args: argparse.Namespace) -> int:
 
 def _budget(text: str) -> Budget:
     from staticmem.config.config import Budget
-    from staticmem.config.fields import METRICS
+    from staticmem.report.model import METERS
     from staticmem.units import parse_bytes
 
     metric, equals, size = text.partition("=")
@@ -144,7 +144,7 @@ def _budget(text: str) -> Budget:
     if not equals or limit is None:
         hint = "Example: --budget live=20GiB"
         raise UsageError(f"--budget '{text}' is not METRIC=SIZE", "It limits a meter.", hint, "SM210")
-    if metric not in METRICS:
-        why, hint = f"It is one of {', '.join(METRICS)}.", did_you_mean(metric, METRICS)
+    if metric not in METERS:
+        why, hint = f"It is one of {', '.join(METERS)}.", closest(metric, METERS)
         raise UsageError(f"--budget '{text}': no meter '{metric}'", why, hint, "SM210")
     return Budget(metric, limit)

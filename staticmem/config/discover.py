@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from staticmem.config.config import Config, Options, load, of_node
 from staticmem.config.locate import CONFIG_VARIABLE, PREFIX, find
 from staticmem.documents import DocumentError, malformed, of_plain, read_text
-from staticmem.errors import did_you_mean
+from staticmem.errors import closest
 from staticmem.scenario.request import OPTIONS
 
 # a.b.c = 1: tomllib takes time and memory by the square of the parts, gigabytes for one line
@@ -78,20 +79,14 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(PREFIX) or not text or variable == CONFIG_VARIABLE:
             continue
         if variable not in variables:
-            hint = did_you_mean(variable, variables)
-            if hint.startswith("Did") and _near(variable, hint):
+            # one letter more, less or different: other variables with the prefix may belong to other tools
+            if difflib.get_close_matches(variable, variables, n=1, cutoff=0.93):
+                hint = closest(variable, variables)
                 raise DocumentError(f"unknown variable {variable}", f"It begins with {PREFIX}.", hint, "SM196")
             continue
         one = variables[variable]
         values[one.name] = kind_of(one).read(of_plain(plain(one.kind, text), "environment", variable))
     return values
-
-
-def _near(variable: str, hint: str) -> bool:
-    """Whether it is one letter more, less or different: other variables with the prefix may belong to other tools."""
-    import difflib
-
-    return difflib.SequenceMatcher(None, variable, hint.split("'")[1]).ratio() > 0.93
 
 
 def combined(below: Options, above: Options) -> dict[str, Any]:

@@ -1,22 +1,82 @@
 """The keys of a config, each with its kind, a sentence, and an example. Loader, JSON Schema and template read this.
 
-Keys of a step and of the device are the options that `Request` declares, under the same names.
+A table is a mapping with known keys: it reads a node, and describes itself in JSON Schema. Keys of a step and of the
+device are the options that `Request` declares, under the same names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.config.kinds import Either, Entry, Table
-from staticmem.documents import Node
-from staticmem.scenario.kinds import Bytes, Choice, Kind, Named, Several, Text, Whole, kind_of, wrong
-from staticmem.scenario.options import SIZES, Option
+from staticmem.documents import DocumentError, Node
+from staticmem.errors import closest
+from staticmem.report.model import METERS
+from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, Kind, Named, Several, Text, Whole, kind_of, wrong
+from staticmem.scenario.options import Option
 from staticmem.scenario.request import OPTIONS
 
 VERSION = 1
-METRICS = ("live", "allocated", "reserved", "device")
 LEVELS = ("error", "warning")
+ALL_KEYS = "See docs/config.md, or 'staticmem init' for an example."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key of a table: its kind, and a sentence on it."""
+
+    kind: Kind
+    about: str
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A mapping with known keys."""
+
+    keys: Callable[[], Mapping[str, Entry]]
+    required: tuple[str, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)  # by misplaced key: where it belongs
+
+    def read(self, node: Node) -> dict[str, Any]:
+        keys = self.keys()
+        if node.value is None and not self.required:
+            return {}
+        if not isinstance(node.value, dict):
+            raise wrong(node, f"It is a mapping with keys of {', '.join(keys)}.", "Write `key: value` below it.")
+        for name, (key, _) in node.value.items():
+            if name not in keys:
+                where = f"in '{node.path}'" if node.path else "at the top"
+                hint = self.hints.get(name) or closest(name.lower().replace("-", "_"), keys) or ALL_KEYS
+                what = f"{key.place}: unknown key '{name[:60]}' {where}"
+                raise DocumentError(what, f"Known: {', '.join(keys)}.", hint, UNKNOWN_KEY)
+        for name in self.required:
+            if name not in node.value:
+                why, hint = f"Needed: {', '.join(self.required)}.", f"Add `{name}: {keys[name].example}`."
+                raise DocumentError(f"{node.place}: '{name}' is missing", why, hint, UNKNOWN_KEY)
+        return {name: keys[name].kind.read(value) for name, (_, value) in node.value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        properties = {name: {"description": e.about, **e.kind.schema()} for name, e in self.keys().items()}
+        table: dict[str, Any] = {"additionalProperties": False, "properties": properties}
+        if self.required:
+            return {"type": "object", **table, "required": list(self.required)}
+        return {"type": ["object", "null"], **table}  # a key without a value is an empty table
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of two kinds: a value of the second is written as a mapping or list, the first as plain text."""
+
+    plain: Kind
+    other: Kind
+
+    def read(self, node: Node) -> Any:
+        return self.other.read(node) if isinstance(node.value, dict) else self.plain.read(node)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [self.plain.schema(), self.other.schema()]}
 
 
 def _entry(name: str) -> Entry:
@@ -34,7 +94,6 @@ def _entries(belongs: Callable[[Option], bool]) -> Mapping[str, Entry]:
     return {name: _entry(name) for name, one in OPTIONS.items() if belongs(one)}
 
 
-SIZE_KEYS = _entries(lambda one: one.group == SIZES)
 INFERENCE = _entries(lambda one: one.table == "step" and not one.training)
 TRAINING = _entries(lambda one: one.table == "step" and one.training)
 STEP = {**INFERENCE, **TRAINING}
@@ -88,7 +147,7 @@ def _scenario() -> Mapping[str, Entry]:
 
 def _budget() -> Mapping[str, Entry]:
     return {
-        "metric": Entry(Choice(METRICS), "The meter that is limited (docs/meters.md).", "device"),
+        "metric": Entry(Choice(METERS), "The meter that is limited (docs/meters.md).", "device"),
         "limit": Entry(Bytes(), "The most that it may be: a size with a unit.", "40 GiB"),
         "level": Entry(Choice(LEVELS), "What happens above it: an error, or a warning.", "error"),
     }
@@ -102,8 +161,8 @@ def _root() -> Mapping[str, Entry]:
         "model": Entry(MODEL, "The model: a path, or path and dims.", "model.pt2"),
         "train": Entry(Table(lambda: STEP), "A training step."),
         "infer": Entry(Table(lambda: INFERENCE, hints=_INFER_HINTS), "An inference, in place of train."),
-        "gpus": Entry(Several(Text("h100-sxm-80gb")), "Cards by name or size.", "[h100-sxm-80gb, 24GB]"),
-        "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the card."),
+        "gpus": Entry(Several(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
+        "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the GPU."),
         "allocator": Entry(Table(lambda: {"conf": ALLOCATOR}), "Settings of PyTorch's caching allocator."),
         "what_if": Entry(Table(axes), "Lists of values: a sweep takes their cross product."),
         "scenarios": Entry(scenarios, "Configurations one by one, in place of what_if."),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from staticmem.config.fields import INFERENCE, SOFTWARE, TRAINING
-from staticmem.config.kinds import Entry
+from staticmem.config.fields import INFERENCE, SOFTWARE, TRAINING, Entry
 
 _IN_USE = {"batch": "32", "optimizer": "adam"}
 _WIDTH = 44  # column of the comments
@@ -25,9 +24,9 @@ def template(model: str, schema: str) -> str:
         "train:                                      # or infer: an inference",
         *_entries({**INFERENCE, **TRAINING}),
         "",
-        _line(0, "gpus", "[h100-sxm-80gb, 24GB]", "Cards by name or size: does it fit?"),
+        _line(0, "gpus", "[h100-sxm-80gb, 24GB]", "GPUs by name or size: does it fit?"),
         "",
-        "# device:                                   # Software and settings of the card.",
+        "# device:                                   # Software and settings of the GPU.",
         *_entries(SOFTWARE, commented=True),
         "# allocator:                                # Settings of PyTorch's caching allocator.",
         '#   conf: "expandable_segments:True"',

@@ -148,6 +148,9 @@ class _Step:
         return target if target is not None and dtype.is_floating_point else dtype
 
     def _place(self, value: Value, category: str, name: str) -> Tensor:
+        if any(size < 0 for size in value.shape or ()):
+            what = f"{category} '{name}' has a negative size"
+            raise DimensionError(what, f"Its shape is {list(value.shape or ())}.", "Export the model again.", "SM118")
         try:
             tensor = self.e.empty(value.shape or (), self._dtype(value.dtype), kernel="model")
         except ValueError as error:

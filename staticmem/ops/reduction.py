@@ -21,7 +21,12 @@ from staticmem.ops.registry import rule
 def axes_of(self: Tensor, dim: Any) -> tuple[int, ...]:
     if dim is None or dim == ():
         return tuple(range(self.ndim))
-    return tuple(self.dim(d) for d in ((dim,) if isinstance(dim, int) else tuple(dim)))
+    axes = tuple(self.dim(d) for d in ((dim,) if isinstance(dim, int) else tuple(dim)))
+    if not self.ndim and set(axes) <= {0, -1}:  # PyTorch takes these of a scalar, which has nothing to reduce
+        return ()
+    if axes and not 0 <= min(axes) <= max(axes) < self.ndim:
+        raise ValueError(f"a tensor of {self.ndim} dimensions is reduced over {list(axes)}")
+    return axes
 
 
 def reduced_shape(self: Tensor, axes: Sequence[int], keepdim: bool) -> layout.Shape:

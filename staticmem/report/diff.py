@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from staticmem.report.model import Report, TensorEntry
+from staticmem.report.model import METERS, Report, TensorEntry
 from staticmem.report.verdict import place, step_name
 
 SCHEMA = "staticmem.diff/1"
 _Key = tuple[str, str, str, str]  # name or op, module, category, dtype
 _NAMED = ("parameter", "buffer", "gradient", "optimizer_state", "input")  # by the model; other names are numbers
-METERS = ("live", "allocated", "reserved", "device")
 
 
 @dataclass(frozen=True, slots=True)

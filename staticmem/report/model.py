@@ -14,6 +14,7 @@ from staticmem.ir.record import guarded
 
 SCHEMA = "staticmem.report/1"
 
+METERS = ("live", "allocated", "reserved", "device")
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state", "activation", "temporary", "input")
 BEYOND_LIVE = ("workspace", "rounding", "cached", "context", "libraries")
 DEVICE_CATEGORIES = (*CATEGORIES, *BEYOND_LIVE)

@@ -7,18 +7,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from staticmem.documents import DocumentError, Node
-from staticmem.errors import did_you_mean
+from staticmem.errors import closest
 from staticmem.scenario.options import Option
 from staticmem.units import parse_bytes
 
 UNKNOWN_KEY, WRONG_VALUE = "SM194", "SM195"
-SWITCHES = {
-    **dict.fromkeys(("true", "1", "yes", "on"), True),
-    **dict.fromkeys(("false", "0", "no", "off"), False),
-}
+SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 LARGEST = 2**40  # larger than any size or count
-
-
 PRECISIONS = ("float32", "float16", "bfloat16")  # as PyTorch writes them, beside fp32, fp16 and bf16
 
 
@@ -61,8 +56,7 @@ class Choice:
             value = "none" if "none" in self.choices else value
         if isinstance(value, str) and value.lower() in self.choices:
             return value.lower()
-        example = f"Example: {self.choices[0]}"
-        hint = did_you_mean(value.lower(), self.choices) if isinstance(value, str) else example
+        hint = closest(str(value).lower(), self.choices) or f"Example: {self.choices[0]}"
         raise wrong(node, f"It is one of {', '.join(self.choices)}.", hint)
 
     def schema(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from staticmem.errors import UsageError, did_you_mean
+from staticmem.errors import UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
@@ -99,12 +99,12 @@ class Request(Levers):
         choices=("liveness", "textbook"), table="", setting=False, details="[The estimate](textbook.md)",
     )
     gpu: str | None = option(
-        None, DEVICE, "text", "NAME|SIZE", "a card by name or size (h100-sxm-80gb, 24GB), and whether the step fits",
+        None, DEVICE, "text", "NAME|SIZE", "a GPU by name or size (h100-sxm-80gb, 24GB), and whether the step fits",
         table="", session=True, unset="an H100 SXM 80 GB is assumed", example="24GB",
         details="Without one the report does not say whether the step fits",
     )
     gpus_file: str | os.PathLike[str] | None = option(
-        None, DEVICE, "text", "FILE", "YAML with cards of your own, over those of the package", session=True,
+        None, DEVICE, "text", "FILE", "YAML with GPUs of your own, over those of the package", session=True,
         example="gpus.yaml", details="[hardware](hardware.md)",
     )
     alloc_conf: str | None = option(
@@ -117,7 +117,7 @@ class Request(Levers):
         details="Decides workspaces of cuBLAS and which cuDNN",
     )
     module_loading: str | None = option(
-        None, DEVICE, "choice", "WHEN", "when kernels come to the card, as CUDA_MODULE_LOADING",
+        None, DEVICE, "choice", "WHEN", "when kernels come to the GPU, as CUDA_MODULE_LOADING",
         choices=("lazy", "eager"), unset="as that PyTorch does, eager before 1.13", example="lazy",
         details="At their first use, or all with the context. A driver before R515 loads eagerly "
         "([hardware](hardware.md))",
@@ -252,7 +252,7 @@ def checked_choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
 def unknown(name: str, value: str, choices: Iterable[str]) -> UsageError:
     """The error of a value that is not one of `choices`."""
     why = f"--{name} is one of {', '.join(choices)}."
-    return UsageError(f"unknown {name} '{value}'", why, did_you_mean(value.lower(), choices), "SM134")
+    return UsageError(f"unknown {name} '{value}'", why, closest(value.lower(), choices), "SM134")
 
 
 def precision(name: str, word: str | None) -> DType | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, TypeAlias
 
 from staticmem.errors import UsageError
 from staticmem.report.model import LargestBatch, Report
@@ -15,35 +15,52 @@ from staticmem.studies import Study, run
 from staticmem.units import parse_bytes
 
 P = ParamSpec("P")
+ModelPath: TypeAlias = str | os.PathLike[str]
 
 
-class Analysis(Protocol[P]):
-    """`analyze` as type checkers and editors see it: the options are keywords."""
-
+# The functions as type checkers and editors see them: the options are keywords.
+class Analyze(Protocol[P]):
     def __call__(
         self, model: object, inputs: Sequence[Any] | None = None, *args: P.args, **options: P.kwargs
     ) -> Report: ...
 
 
-def _with_options(_: Callable[P, Request]) -> Callable[[Callable[..., Report]], Analysis[P]]:
-    """Declares the options as keywords of a function, and gives them to its signature and its documentation."""
-
-    def declare(function: Any) -> Any:
-        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        types, keyword = inspect.get_annotations(Request.__init__), inspect.Parameter.KEYWORD_ONLY
-        options = [
-            inspect.Parameter(name, keyword, default=one.default, annotation=types[name])
-            for name, one in OPTIONS.items()
-        ]
-        function.__signature__ = inspect.Signature([*own, *options], return_annotation="Report")
-        listed = "\n".join(f"        {name}: {one.about}{one.choices_text}." for name, one in OPTIONS.items())
-        function.__doc__ = function.__doc__.replace("        OPTIONS", listed)
-        return function
-
-    return declare
+class MaxBatch(Protocol[P]):
+    def __call__(self, path: ModelPath, gpu: str, *args: P.args, **options: P.kwargs) -> LargestBatch: ...
 
 
-@_with_options(Request)
+class LeversOf(Protocol[P]):
+    def __call__(
+        self, path: ModelPath, budget: int | str | None = None, *args: P.args, **options: P.kwargs
+    ) -> Levers: ...
+
+
+def _with_options(function: Any) -> Any:
+    """Gives a function the options as keywords: in its signature and in its documentation."""
+    signature, types = inspect.signature(function), inspect.get_annotations(Request.__init__)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    taken, keyword = signature.parameters, inspect.Parameter.KEYWORD_ONLY
+    options = {name: one for name, one in OPTIONS.items() if name not in taken}
+    keywords = [inspect.Parameter(n, keyword, default=one.default, annotation=types[n]) for n, one in options.items()]
+    function.__signature__ = signature.replace(parameters=[*own, *keywords])
+    listed = "\n".join(f"        {name}: {one.about}{one.choices_text}." for name, one in options.items())
+    function.__doc__ = function.__doc__.replace("        OPTIONS", listed)
+    return function
+
+
+def _analyze_with(_: Callable[P, Request]) -> Callable[[Callable[..., Report]], Analyze[P]]:
+    return _with_options
+
+
+def _max_batch_with(_: Callable[P, Request]) -> Callable[[Callable[..., LargestBatch]], MaxBatch[P]]:
+    return _with_options
+
+
+def _levers_with(_: Callable[P, Request]) -> Callable[[Callable[..., Levers]], LeversOf[P]]:
+    return _with_options
+
+
+@_analyze_with(Request)
 def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) -> Report:
     """The memory of one step of a model.
 
@@ -60,29 +77,32 @@ def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) 
     return run(model, request_of(options), inputs)
 
 
-def max_batch(path: str | os.PathLike[str], gpu: str, **options: Any) -> LargestBatch:
+@_max_batch_with(Request)
+def max_batch(path: ModelPath, gpu: str, **options: Any) -> LargestBatch:
     """The largest batch of a model on a card, confirmed by full analyses of it and of the next.
 
     Args:
         path: an ONNX file or an archive of torch.export.
         gpu: a card by name or size.
-        options: as for `staticmem.analyze`: optimizer, resolution, dims, amp, checkpoint, ...
+        OPTIONS
 
     Raises:
         StaticmemError: the batch of the model is fixed, or the model cannot be analysed.
     """
+    from staticmem.studies.bench import Bench
     from staticmem.studies.largest import largest_batch
 
-    return largest_batch(Study.open(path, request_of(options)), gpu)
+    return largest_batch(Bench(Study.open(path, request_of(options))), gpu)
 
 
-def levers(path: str | os.PathLike[str], *, budget: int | str | None = None, **options: Any) -> Levers:
-    """What would make a step smaller, those levers first that save most.
+@_levers_with(Request)
+def levers(path: ModelPath, budget: int | str | None = None, **options: Any) -> Levers:
+    """What would make a step smaller, those levers first that save most; with `gpu` it is device memory that is saved.
 
     Args:
         path: an ONNX file or an archive of torch.export.
         budget: bytes that the step may need, or text such as "16GiB": looks for a set of checkpoints that reaches it.
-        options: as for `staticmem.analyze`; with `gpu` it is device memory that is saved.
+        OPTIONS
 
     Raises:
         StaticmemError: the step cannot be analysed as requested.

@@ -92,11 +92,11 @@ def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
 
 
 def _note(request: Request, device: Device) -> NoteInfo:
-    text = f"allocated, reserved and device memory are for this card: {device.gpu.name}"
+    text = f"allocated, reserved and device memory are for this GPU: {device.gpu.name}"
     modules = device.setup.profile.modules
     loading = request.module_loading or modules.loading(profile.version(device.setup.torch))
     if loading == profile.EAGER:
         text += ", and all kernels of CUDA modules are loaded with the context (--module-loading eager)"
     if request.gpu is None:
-        return NoteInfo("SM405", f"{text}, as --gpu names no other card; {_SOURCES}", 1)
+        return NoteInfo("SM405", f"{text}, as --gpu names no other GPU; {_SOURCES}", 1)
     return NoteInfo("SM404", f"{text}; {_SOURCES}", 1)

@@ -7,6 +7,7 @@ at the result N, at N + 1, and where a line through evaluated batches crosses th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,27 +15,28 @@ from staticmem.devices.sizing import TIGHT
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import LargestBatch
 from staticmem.report.sweep import CardFit
-from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.bench import card_fit
+from staticmem.studies import Study, without_cycle_search
+from staticmem.studies.bench import Bench, card_fit
+from staticmem.studies.sizing_search import batch_range
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
 
 
-def largest_batch(study: Study, gpu: str) -> LargestBatch:
-    """The largest batch of a study's request on a card; the batch of the request plays no part.
+def largest_batch(bench: Bench, gpu: str) -> LargestBatch:
+    """The largest batch of a bench's request on a card; the batch of the request plays no part.
 
     Raises:
         UsageError: the batch of the model is fixed.
         StaticmemError: the configuration cannot be analysed at any batch.
     """
-    return _Search(study, gpu).run()
+    return _Search(bench, gpu).run()
 
 
 @dataclass
 class _Search:
-    study: Study
+    bench: Bench
     gpu: str
     cards: dict[int, CardFit | None] = field(default_factory=dict)  # by batch, without what the file leaves open
     # by batch, where the band is within 95 %: what the file leaves open adds to the need
@@ -42,13 +44,11 @@ class _Search:
     cores: dict[int, Core] = field(default_factory=dict)
 
     def run(self) -> LargestBatch:
-        low, most = self._range()
+        low, most = batch_range(self.bench.study.model, MOST) or (1, MOST)
         first = self._at(low)
-        if first is None:
+        if first is None or low == most or self._at(low + 1) is None:
             raise self._error(low)
         self.usable = _usable(first)
-        if low == most or self._at(low + 1) is None:
-            raise self._fixed(low)
         live = self._live_bound(low, most)
         batch = self._last(low, min(live + 1, most), self._over)
         safe = self._last(low, batch, self._unsure) if batch else 0
@@ -59,19 +59,19 @@ class _Search:
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
-    def _request(self, batch: int) -> Request:
-        return replace(self.study.request, batch=batch, gpu=None)
+    def _study(self, batch: int) -> Study:
+        return self.bench.ask(replace(self.bench.study.request, batch=batch, gpu=None))
 
     def _at(self, batch: int) -> CardFit | None:
         """The full evaluation at a batch; None where the model does not take it."""
         if batch not in self.cards:
             try:
                 with without_cycle_search():
-                    one = self.study.ask(self._request(batch))
-                    self.cores[batch], _ = take_apart(one.lifetimes, apart=False)
-                    card = self.cards[batch] = card_fit(one, self.gpu, (0, 0))
+                    one = self._study(batch)
+                    card = card_fit(one, self.gpu, (0, 0))
                     if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # the spread takes two further steps
                         self.more[batch] = one.spread[1]
+                    self.cards[batch] = card
             except DimensionError:
                 self.cards[batch] = None
         return self.cards[batch]
@@ -80,35 +80,20 @@ class _Search:
         if batch not in self.cores:
             try:
                 with without_cycle_search():
-                    self.cores[batch], _ = take_apart(self.study.ask(self._request(batch)).lifetimes, apart=False)
+                    self.cores[batch], _ = take_apart(self._study(batch).lifetimes, apart=False)
             except DimensionError:
                 return None
         return self.cores[batch]
 
-    def _range(self) -> tuple[int, int]:
-        """The batches that the file allows."""
-        model, low, most = self.study.model, 1, MOST
-        for spec in model.inputs:
-            axis = spec.shape[0] if spec.shape else None
-            bounds = model.symbols.get(axis) if isinstance(axis, str) else None
-            if bounds is not None:
-                low, most = max(low, bounds.low or 1), min(most, bounds.high or MOST)
-        return low, max(low, most)
-
     def _error(self, batch: int) -> StaticmemError:
+        """Why the model takes no batch, or none but this one."""
         try:
-            self.study.ask(self._request(batch)).result  # noqa: B018 - for its error
+            self._study(batch).result  # noqa: B018 - for its error
+            self._study(batch + 1).result  # noqa: B018
         except DimensionError as error:
-            return self._fixed(batch, error)
-        return UsageError("no batch can be analysed", "", "Try 'staticmem analyze' with --batch 1.", code="SM199")
-
-    def _fixed(self, batch: int, error: DimensionError | None = None) -> UsageError:
-        if error is None:
-            try:
-                self.study.ask(self._request(batch + 1)).result  # noqa: B018 - for its error
-            except DimensionError as refusal:
-                error = refusal
-        why = f"{error.what[0].upper()}{error.what[1:]}." if error is not None else f"The file allows {batch} alone."
+            why = f"{error.what[0].upper()}{error.what[1:]}."
+        else:
+            why = f"The file allows {batch} alone."
         hint = "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}."
         return UsageError("the batch of this model is fixed", why, hint, "SM199")
 
@@ -116,11 +101,11 @@ class _Search:
 
     def _live_bound(self, low: int, most: int) -> int:
         """The largest batch that live tensors and the context allow: nothing above it can fit."""
-        first = self._at(low)
+        first, core = self._at(low), self._core(low)
         assert first is not None
+        assert core is not None
         context = (first.device_bytes or 0) - (first.reserved_bytes or 0)
         room = self.usable - context
-        core = self.cores[low]
         if int(curves(core, core.sizes()).peak[0]) > room:
             return 0
         start = max(low, 2) if most > low + 1 else low
@@ -156,15 +141,11 @@ class _Search:
 
     def _solve(self, ranged: Affine, low: int, most: int, room: int) -> int:
         """The largest batch whose live peak is within `room`, by bisection over a structure."""
-        high = most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if int(curves(ranged.core, ranged.sizes([middle])).peak[0]) <= room:
-                low = middle
-            else:
-                high = middle - 1
-        fits = int(curves(ranged.core, ranged.sizes([low])).peak[0]) <= room
-        return low if fits else low - 1
+
+        def exceeds(batch: int) -> bool:
+            return int(curves(ranged.core, ranged.sizes([batch])).peak[0]) > room
+
+        return bisect_left(range(low, most + 1), True, key=exceeds) + low - 1
 
     # -- the device ----------------------------------------------------------------------------------------------
 
@@ -218,5 +199,5 @@ def _usable(card: CardFit) -> int:
 
 def no_card() -> UsageError:
     return UsageError(
-        "--max-batch needs a card", "The largest batch is that of a card's memory.", "Example: --gpu rtx-4090", "SM199"
+        "--max-batch needs a GPU", "The largest batch is that of a GPU's memory.", "Example: --gpu rtx-4090", "SM199"
     )

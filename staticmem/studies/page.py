@@ -54,12 +54,12 @@ def extras(
         device = device_of(study.request)
         cards = card_rows(result, device, study.spread)
         if result.trace.ticks > LIMIT:
-            left_out.append(f"cards of architectures other than {device.gpu.architecture}: the graph is large")
+            left_out.append(f"GPUs of architectures other than {device.gpu.architecture}: the graph is large")
         if line is not None:
             process, replay = replayed(result, device)
             address = address_map(process, replay, f"{device.gpu.name}, {device.gpu.architecture}")
     else:
-        left_out.append("cards and address map: they need a replay of the allocator (--gpu NAME asks for it)")
+        left_out.append("GPUs and address map: they need a replay of the allocator (--gpu NAME asks for it)")
     if levers is None:
         left_out.append("levers: 'staticmem levers' works them out")
     form = what_if(study)

@@ -11,9 +11,10 @@ from typing import Any
 from staticmem.config.config import Config, Options
 from staticmem.config.discover import combined
 from staticmem.config.fields import axes as axes_of_config
-from staticmem.documents import Node, of_plain
-from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.documents import of_plain
+from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.report.sweep import Setting
+from staticmem.scenario.kinds import plain as plain_value
 from staticmem.scenario.request import OPTIONS, Request, request_of
 
 LIMIT = 200_000  # configurations: more is a mistake in the lists
@@ -126,28 +127,15 @@ def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         if name not in axes and not name.startswith("dims."):
             if not all(v.isascii() and v.isdigit() for v in values):
                 why = f"Known: {', '.join(axes)}, and dims.NAME."
-                raise UsageError(f"--what-if '{name}' is not known", why, did_you_mean(name, axes), "SM197")
+                raise UsageError(f"--what-if '{name}' is not known", why, closest(name, axes), "SM197")
             name = f"dims.{setting.partition('=')[0].strip()}"
         if name in lists:
             raise UsageError(f"--what-if {name} is given twice", "", f"Write {name}=A,B.", "SM197")
-        kind = axes["batch" if name.startswith("dims.") else name].kind
-        lists[name] = kind.read(_node(name, values))
+        entry = axes["batch" if name.startswith("dims.") else name]
+        kind = "whole" if name.startswith("dims.") else OPTIONS[name].kind if name in OPTIONS else "text"
+        listed = values if kind == "names" else [plain_value(kind, text) for text in values]
+        lists[name] = entry.kind.read(of_plain(listed, "--what-if", name))
     return lists
-
-
-def _node(name: str, values: Sequence[str]) -> Node:
-    def number(text: str) -> Any:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        for kind in (int, float):
-            if text.isascii() and len(text) <= 15 and text[:1].isdigit():
-                try:
-                    return kind(text)
-                except ValueError:
-                    continue
-        return text
-
-    return of_plain([number(text) for text in values], "--what-if", name)
 
 
 def varying(configurations: Sequence[Point]) -> tuple[str, ...]:

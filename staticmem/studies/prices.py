@@ -33,7 +33,7 @@ def load(file: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:
     for slug, value in table(document["prices"], path, "prices").items():
         where = f"prices.{slug}"
         if slug not in cards:
-            raise UsageError(f"{path}: {where} is no card", "", near(str(slug), cards), CODE)
+            raise UsageError(f"{path}: {where} is no GPU", "", near(str(slug), cards), CODE)
         fields = table(value, path, where)
         keys_of(fields, path, required=(), optional=("buy", "hour"), where=where)
         prices[str(slug)] = Price(currency, _amount(fields, "buy", path, where), _amount(fields, "hour", path, where))

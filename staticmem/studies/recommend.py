@@ -25,7 +25,7 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     several = _several(rows)
     if several is None:
         least = min(rows, key=lambda row: row.missing_bytes or 0)
-        text = f"No card of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
+        text = f"No GPU of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
         return f"{text} The levers say what makes it smaller.", None
     row, count = several
     what = _each(what, count.strategy)
@@ -35,7 +35,7 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     text = f"{count.devices} x {row.name} {what} with {TITLES[count.strategy]}{with_blocks}, with {left} headroom"
     nearest = max(rows, key=lambda r: r.usable_bytes)
     return (
-        f"{text}; no single card can: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
+        f"{text}; no single GPU can: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
         row.slug,
     )
 
@@ -67,7 +67,7 @@ def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request,
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
         return (
-            f"No card of the list can {what} on {how}: the {best.name} is short by {format_bytes(best.missing_bytes)}.",
+            f"No GPU of the list can {what} on {how}: the {best.name} is short by {format_bytes(best.missing_bytes)}.",
             None,
         )
     best = min(one, key=_cheapness)

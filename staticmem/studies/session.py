@@ -151,7 +151,7 @@ def session_report(
 
             fit = gpu_fit(card, verdict(exactly(prediction.held).plus(overhead[0]).plus(overhead[1]), card.usable))
         text = (
-            f"device memory is for this card: {card.name}{'' if request.gpu else ', as --gpu names no other card'}; "
+            f"device memory is for this GPU: {card.name}{'' if request.gpu else ', as --gpu names no other GPU'}; "
             "context and libraries are those of a PyTorch process there, as there is no reading of the ONNX Runtime"
         )
         notes.append(Note("assumption", "SM527", text))

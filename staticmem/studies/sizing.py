@@ -19,7 +19,7 @@ from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.levers import candidates
 from staticmem.studies.recommend import recommend
-from staticmem.studies.sizing_search import Batches, batch_range, fewest
+from staticmem.studies.sizing_search import Batches, batch_range, fewest, resolutions
 from staticmem.version import __version__
 
 REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded
@@ -28,8 +28,8 @@ FEW = 8  # cards: up to so many get a replay each; of more, those of an architec
 DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
 
 NOT_INCLUDED = (
-    "other processes on the card, a desktop, and what a data loader or metrics keep there",
-    "the moments of start-up (loading a checkpoint, moving a model to the card)",
+    "other processes on the GPU, a desktop, and what a data loader or metrics keep there",
+    "the moments of start-up (loading a checkpoint, moving a model to the GPU)",
     "torch.compile and CUDA graphs",
 )
 
@@ -55,7 +55,7 @@ def size(study: Study, options: Options) -> Sizing:
     """
     if not options.cards:
         raise UsageError(
-            "no card is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
+            "no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
     with without_cycle_search():
         return _size(study, options)
@@ -83,26 +83,26 @@ class _Sizing:
         rows = self._rows(cards, total)
         options.progress(len(cards), total)
         reference = next((card for card in cards if card.slug == REFERENCE), cards[-1])
-        batches, resolutions = self._curves(cards, reference)
+        batches, sizes = self._curves(cards, reference)
         options.progress(len(cards) + 1, total)
         pulled = () if self.request.parallel is not None else _levers(self.bench, self.request)
         sentence, card = recommend(rows, self.request, report.scenario)
         notes = list(report.assumptions)
         if self._hopeless(cards):
-            notes.append(_note("no curves: the step needs more than twice the memory of the largest card"))
+            notes.append(_note("no curves: the step needs more than twice the memory of the largest GPU"))
         if self.study.result.trace.ticks > LIMIT:
             notes.append(
-                _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all cards")
+                _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all GPUs")
             )
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
-            text = f"cards of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
+            text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
             notes.append(_note(f"{text} and PyTorch's allocator on them were not examined"))
         ops = report.coverage
         return Sizing(
             SCHEMA, __version__, options.date, gpus.checked(), report.model, report.scenario, step_name(report),
             report.parameters.count, report.peak.live_bytes, sentence, card, tuple(rows), self.strategies, batches,
-            resolutions, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
+            sizes, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
             tuple(n for n in notes if n.code not in ("SM404", "SM405")), report.warnings, NOT_INCLUDED,
             options.command,
         )  # fmt: skip
@@ -159,10 +159,10 @@ class _Sizing:
         if limits is not None and scenario.batch is not None:
             for batch in _around(scenario.batch, *limits):
                 self._point(batches, card, batch=batch)
-        resolutions: list[Point] = []
-        for size in _sizes(self.study, scenario.resolution):
-            self._point(resolutions, card, resolution=size)
-        return tuple(batches), tuple(resolutions)
+        sizes: list[Point] = []
+        for size in resolutions(self.study, scenario.resolution):
+            self._point(sizes, card, resolution=size)
+        return tuple(batches), tuple(sizes)
 
     def _hopeless(self, cards: Sequence[Gpu]) -> bool:
         """Whether the graph is large and its step far beyond every card: curves would cost much and show nothing."""
@@ -205,18 +205,6 @@ def _around(batch: int, low: int, most: int) -> list[int]:
     """Batches from small to well beyond the asked one, for a curve."""
     factors = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4)
     return sorted({min(max(round(batch * factor), low), most) for factor in factors} | {batch})[:POINTS]
-
-
-def _sizes(study: Study, resolution: Sequence[int] | None) -> list[tuple[int, int]]:
-    """Resolutions around the asked one, in multiples of 32, where the file leaves height and width open."""
-    if resolution is None or len(resolution) != 2:
-        return []
-    shapes = [spec.shape for spec in study.model.inputs if spec.shape is not None and len(spec.shape) == 4]
-    if not any(isinstance(axis, str) for shape in shapes for axis in shape[2:]):
-        return []
-    height, width = resolution
-    scaled = [(height * f, width * f) for f in (0.5, 0.75, 1, 1.5, 2)]
-    return sorted({(max(32, round(h / 32) * 32), max(32, round(w / 32) * 32)) for h, w in scaled} | {(height, width)})
 
 
 def _note(text: str) -> NoteInfo:

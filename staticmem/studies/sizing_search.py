@@ -1,7 +1,8 @@
-"""Searches over batches and numbers of devices. Both go over fixed rungs, so that cards share the steps they try."""
+"""Sizes that can be tried, and searches over batches and numbers of devices: over fixed rungs, which cards share."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,12 +10,13 @@ from staticmem.devices.gpus import Gpu
 from staticmem.errors import StaticmemError
 from staticmem.ir.model_file import ModelFile
 from staticmem.report.sizing import Count
-from staticmem.studies import Request
+from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
 
 MOST_BATCH = 1 << 16
 PER_OCTAVE = 8  # rungs between a batch and its double: the result is within 12.5 % of the largest
+SCALES = (0.5, 0.75, 1, 1.5, 2)  # of a resolution
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # what clusters have
 
 
@@ -29,17 +31,25 @@ def rungs(low: int, most: int) -> list[int]:
     return batches
 
 
-def batch_range(model: ModelFile) -> tuple[int, int] | None:
+def batch_range(model: ModelFile, most: int = MOST_BATCH) -> tuple[int, int] | None:
     """The least and most batch that the file allows; None where the batch is fixed."""
-    low, most, dynamic = 1, MOST_BATCH, False
-    for spec in model.inputs:
-        axis = spec.shape[0] if spec.shape else None
-        if isinstance(axis, str):
-            dynamic = True
-            bounds = model.symbols.get(axis)
-            if bounds is not None:
-                low, most = max(low, bounds.low or 1), min(most, bounds.high or MOST_BATCH)
-    return (low, max(low, most)) if dynamic else None
+    axes = [spec.shape[0] for spec in model.inputs if spec.shape and isinstance(spec.shape[0], str)]
+    bounds = [model.symbols[axis] for axis in axes if axis in model.symbols]
+    low = max([1, *(bound.low or 1 for bound in bounds)])
+    return (low, max(low, min([most, *(bound.high or most for bound in bounds)]))) if axes else None
+
+
+def resolutions(study: Study, asked: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Resolutions around the asked one, and it, where the file leaves height or width of an image open.
+
+    They are multiples of 32, as most strides need.
+    """
+    shapes = [spec.shape for spec in study.model.inputs if spec.shape is not None and len(spec.shape) == 4]
+    if asked is None or len(asked) != 2 or not any(isinstance(axis, str) for shape in shapes for axis in shape[2:]):
+        return []
+    height, width = asked
+    scaled = {tuple(max(32, round(side * scale / 32) * 32) for side in asked) for scale in SCALES}
+    return sorted({(h, w) for h, w in scaled} | {(height, width)})
 
 
 def last(values: Sequence[int], allows: Callable[[int], bool], guess: int = 0) -> int:
@@ -47,28 +57,19 @@ def last(values: Sequence[int], allows: Callable[[int], bool], guess: int = 0) -
     and doubles its stride, so that a good guess costs two calls."""
     if not values or not allows(values[0]):
         return -1
-    low, stride = 0, 1
-    at = min(max(guess, 0), len(values) - 1)
-    if at and allows(values[at]):
-        low = at
-    elif at:
+    low, high, stride = 0, len(values), 1
+    at = min(max(guess, 0), high - 1)
+    if at and not allows(values[at]):
         high = at
         while (at := high - stride) > 0 and not allows(values[at]):
             high, stride = at, 2 * stride
-        return _between(values, allows, max(at, 0), high)
-    while (at := low + stride) < len(values) and allows(values[at]):
-        low, stride = at, 2 * stride
-    return _between(values, allows, low, min(at, len(values)))
-
-
-def _between(values: Sequence[int], allows: Callable[[int], bool], low: int, high: int) -> int:
-    while high - low > 1:
-        middle = (low + high) // 2
-        if allows(values[middle]):
-            low = middle
-        else:
-            high = middle
-    return low
+        low = max(at, 0)
+    else:
+        low = at
+        while (at := low + stride) < len(values) and allows(values[at]):
+            low, stride = at, 2 * stride
+        high = min(at, high)
+    return bisect_left(range(low + 1, high), True, key=lambda at: not allows(values[at])) + low
 
 
 class Batches:
@@ -143,11 +144,6 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> tuple[i
     tried = DEVICES[:1] if strategy == "ddp" else DEVICES  # what DDP needs does not depend on their number
     if not bench.allows(ask(tried[-1]), card):
         return short(tried[-1])
-    low, high = 0, len(tried) - 1  # the need falls as devices are added
-    while low < high:
-        middle = (low + high) // 2
-        if bench.allows(ask(tried[middle]), card):
-            high = middle
-        else:
-            low = middle + 1
-    return tried[low], bench.expected(ask(tried[low]), card)
+    # the need falls as devices are added, and the last number is enough
+    enough = tried[bisect_left(tried[:-1], True, key=lambda devices: bench.allows(ask(devices), card))]
+    return enough, bench.expected(ask(enough), card)

@@ -15,7 +15,7 @@ from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
-from staticmem.studies.bench import card_fit
+from staticmem.studies.bench import Bench, card_fit
 from staticmem.studies.evaluate import OPTIMIZER_OPTIONS, Done, Outcome, Row, evaluate, row_of, without_options
 from staticmem.studies.largest import largest_batch, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
@@ -257,7 +257,8 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
             row = replace(row_of(one), cards=tuple(card_fit(one, gpu) for gpu in gpus))
         if not largest:
             return row
-        cards = [replace(card, max_batch=largest_batch(one, card.gpu)) for card in row.cards]
+        bench = Bench(one)
+        cards = [replace(card, max_batch=largest_batch(bench, card.gpu)) for card in row.cards]
         return replace(row, cards=tuple(cards))
     except StaticmemError as error:
         return error

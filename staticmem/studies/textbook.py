@@ -35,31 +35,6 @@ def tensor_bytes(shape: Iterable[int], dtype: DType = float32) -> int:
     return dtype.nbytes(prod(shape))
 
 
-def conv2d_parameters(inputs: int, outputs: int, kernel: int, *, bias: bool = True, groups: int = 1) -> int:
-    """Parameters of a convolution of `inputs` to `outputs` channels with a square kernel: `Cin/groups * Cout * K * K`,
-    and one bias for each output channel.
-    """
-    return inputs // groups * outputs * kernel * kernel + (outputs if bias else 0)
-
-
-def linear_parameters(inputs: int, outputs: int, *, bias: bool = True) -> int:
-    """Parameters of a linear layer of M inputs and N outputs: `M * N`, and N biases."""
-    return inputs * outputs + (outputs if bias else 0)
-
-
-def batch_norm_parameters(channels: int) -> int:
-    """Parameters of a batch normalisation over N channels: a scale and a shift for each, `2 * N`.
-
-    The running mean and variance are buffers and have no gradient.
-    """
-    return 2 * channels
-
-
-def embedding_parameters(words: int, width: int) -> int:
-    """Parameters of an embedding of N words as vectors of W elements: `N * W`."""
-    return words * width
-
-
 @dataclass(frozen=True, slots=True)
 class TextbookRow:
     """One line of the table: an op, its result and the parameters that it is the first to use.

@@ -78,9 +78,9 @@ def _card(record: Record) -> str:
     if slug is None:
         shown = printable(name)[:80]
         raise UsageError(
-            f"'{shown}' is not in the catalog of cards",
+            f"'{shown}' is not in the catalog of GPUs",
             "A profile keeps contexts by the names of 'staticmem gpus'.",
-            "Name the card that it is: --gpu NAME.",
+            "Name the GPU that it is: --gpu NAME.",
             code="SM235",
         )
     return slug
@@ -157,7 +157,7 @@ def _cublas(document: dict[str, Any], slug: str, records: Sequence[Record]) -> N
 def _too_few(what: str) -> UsageError:
     return UsageError(
         "too few readings for a profile",
-        f"It takes {LEAST} records of a card with its context and its libraries, and {what}.",
+        f"It takes {LEAST} records of a GPU with its context and its libraries, and {what}.",
         "Make them on the GPU: staticmem validate MODEL --runtime torch --device cuda -o record.json",
         code="SM232",
     )

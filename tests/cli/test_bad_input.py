@@ -147,6 +147,31 @@ def test_baked_batch_names_the_node(capsys: pytest.CaptureFixture[str], tmp_path
     assert "the_reshape" in fails(capsys, path, "--batch", "4")[0]
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "axes", "what"),
+    [
+        ("Atan", [-2147483648], (), "'x' has a negative size"),
+        ("Atan", [-9223372036854775808, -1], (), "'x' has a negative size"),
+        ("ReduceSum", [], (-2,), "node 'y' (aten::sum.dim_IntList) does not fit these sizes"),
+    ],
+)
+def test_shapes_that_no_tensor_has(
+    op: str, shape: list[int], axes: tuple[int, ...], what: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    weights = [onnx.TensorProto(name="x", data_type=1, dims=shape)]
+    if axes:
+        weights.append(onnx.helper.make_tensor("axes", 7, [len(axes)], axes))
+    node = onnx.helper.make_node(op, [weight.name for weight in weights], ["y"])
+    y = onnx.helper.make_tensor_value_info("y", 1, None)
+    path = tmp_path / "damaged.onnx"
+    graph = onnx.helper.make_graph([node], "g", [], [y], weights)
+    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    first = fails(capsys, str(path))[0]
+    assert what in first
+    assert "[SM118]" in first
+
+
 def test_output_exists_or_is_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "a.json"
     target.write_text("mine")

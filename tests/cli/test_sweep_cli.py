@@ -141,7 +141,7 @@ def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--max-batch")
     assert "max batch" in out.splitlines()[0]
     _, err = said(capsys, *words, "--max-batch", code=2)
-    assert "needs a card" in err
+    assert "needs a GPU" in err
 
 
 def test_sweep_failures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, *words, "--gpu", "64MiB", "-q")
     assert "No batch fits 64mib" in out
     _, err = said(capsys, *words, code=2)
-    assert err.splitlines()[0] == "error: --max-batch needs a card [SM199]"
+    assert err.splitlines()[0] == "error: --max-batch needs a GPU [SM199]"
 
 
 @pytest.mark.parametrize("kind", ["report", "config", "sweep"])

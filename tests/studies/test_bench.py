@@ -62,7 +62,7 @@ def test_the_largest_batches_are_those_that_analyze_says_fit() -> None:
         return report.gpu.fit
 
     study = _study(OPEN, mode="infer", batch=8)
-    safe = largest_batch(study, gpu).safe_batch
+    safe = largest_batch(Bench(study), gpu).safe_batch
     assert (fit(safe), fit(safe + 1)) == ("fits", "tight")
     most = size(study, Options([gpus.find(gpu)])).cards[0].max_batch
     tried = rungs(1, 1 << 16)
@@ -124,7 +124,7 @@ def test_settings_of_the_allocator_count(conf: str) -> None:
         assert bench.verdict(study.request, gpus.find(gpu)).fit.value == report.gpu.fit
         said.append(report.gpu.fit)
     assert len(set(said)) > 1
-    found = largest_batch(study, "6GiB")
+    found = largest_batch(Bench(study), "6GiB")
     fits = [
         staticmem.analyze(path, gpu="6GiB", **{**words, "batch": b}).gpu for b in (found.safe_batch, found.batch + 1)
     ]
@@ -132,4 +132,4 @@ def test_settings_of_the_allocator_count(conf: str) -> None:
     assert fits[1] is not None
     assert fits[0].fit == "fits"
     assert fits[1].fit != "fits"
-    assert largest_batch(_study(path, batch=64, optimizer="sgd"), "6GiB").batch != found.batch
+    assert largest_batch(Bench(_study(path, batch=64, optimizer="sgd")), "6GiB").batch != found.batch

@@ -10,6 +10,7 @@ import pytest
 import staticmem
 from staticmem.errors import UsageError
 from staticmem.studies import Request, Study
+from staticmem.studies.bench import Bench
 from staticmem.studies.largest import largest_batch
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -28,7 +29,7 @@ MODELS = Path(__file__).parents[2] / "models"
 )
 def test_n_fits_and_the_next_does_not(name: str, gpu: str, words: dict[str, Any]) -> None:
     path = MODELS / name
-    found = largest_batch(Study.open(path, Request(**words)), gpu)
+    found = largest_batch(Bench(Study.open(path, Request(**words))), gpu)
     assert found.batch >= 1
 
     def need(batch: int) -> tuple[int, int, int]:
@@ -49,7 +50,7 @@ def test_n_fits_and_the_next_does_not(name: str, gpu: str, words: dict[str, Any]
 def test_the_batch_that_live_memory_allows() -> None:
     """Against runs at that batch and the next: live tensors and the context, nothing else."""
     path = MODELS / "resnet18.pt2"
-    found = largest_batch(Study.open(path, Request(optimizer="adam")), "3GiB")
+    found = largest_batch(Bench(Study.open(path, Request(optimizer="adam"))), "3GiB")
 
     def need(batch: int) -> int:
         report = staticmem.analyze(path, batch=batch, optimizer="adam", gpu="3GiB")
@@ -59,7 +60,7 @@ def test_the_batch_that_live_memory_allows() -> None:
 
 
 def test_no_batch_fits() -> None:
-    found = largest_batch(Study.open(MODELS / "resnet18.pt2", Request(optimizer="adam")), "300MiB")
+    found = largest_batch(Bench(Study.open(MODELS / "resnet18.pt2", Request(optimizer="adam"))), "300MiB")
     assert (found.batch, found.safe_batch, found.live_batch, found.device_bytes) == (0, 0, 0, None)
     assert (found.next_device_bytes or 0) > 300 << 20
 
@@ -80,7 +81,7 @@ def test_a_fixed_batch_is_told_with_the_node(tmp_path: Path) -> None:
     path = tmp_path / "fixed.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
     with pytest.raises(UsageError) as caught:
-        largest_batch(Study.open(path, Request()), "24GB")
+        largest_batch(Bench(Study.open(path, Request())), "24GB")
     assert caught.value.what == "the batch of this model is fixed"
     assert "the_reshape" in caught.value.why
 
@@ -97,11 +98,11 @@ def test_in_a_sweep() -> None:
     assert sgd is not None
     assert adam is not None
     assert sgd.batch >= adam.batch > 0
-    with pytest.raises(UsageError, match="needs a card"):
+    with pytest.raises(UsageError, match="needs a GPU"):
         with_largest(made, ())
 
 
 def test_from_python() -> None:
     path = MODELS / "resnet18.pt2"
     found = staticmem.max_batch(path, "2GiB", optimizer="sgd")
-    assert found == largest_batch(Study.open(path, Request(optimizer="sgd")), "2GiB")
+    assert found == largest_batch(Bench(Study.open(path, Request(optimizer="sgd"))), "2GiB")

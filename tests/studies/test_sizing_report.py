@@ -164,7 +164,7 @@ def test_prices_decide_where_there_are_some() -> None:
 def test_several_cards_where_one_is_too_small() -> None:
     found = sized(cards=("rtx-3070", "t4"), batch=160)
     assert re.match(r"\d+ x .* train it at batch 160 (each )?with (ZeRO|FSDP|pipeline)", found.recommendation)
-    assert "no single card can" in found.recommendation
+    assert "no single GPU can" in found.recommendation
 
 
 def test_nothing_fits() -> None:

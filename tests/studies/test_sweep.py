@@ -90,6 +90,7 @@ def test_what_if_values() -> None:
         "batch": (1, 2), "amp": ("none", "bf16"), "resolution": ((224, 224), (96, 128)), "dims.seq": (5,),
         "dims.n": (6, 7),
     }  # fmt: skip
+    assert parse_axes(["torch_version=2.9,2.10"]) == {"torch_version": ("2.9", "2.10")}  # text, not the number 2.1
     assert parse_axes(["checkpoint=none,BasicBlock", "nesterov=true,false"]) == {
         "checkpoint": ((), ("BasicBlock",)), "nesterov": (True, False),
     }  # fmt: skip

@@ -13,10 +13,6 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref, Value
 from staticmem.studies.textbook import (
     TextbookEstimate,
-    batch_norm_parameters,
-    conv2d_parameters,
-    embedding_parameters,
-    linear_parameters,
     tensor_bytes,
     textbook_estimate,
 )
@@ -92,22 +88,6 @@ def from_archive(name: str, batch: int) -> Graph:
         results = (node["outputs"][0]["as_tensor"]["name"],)
         ops.append(Op(node["name"], f"aten::{target}.{overload}", args, {}, results))
     return graph_of(ops, [value(t) for t in exported["graph"]["tensor_values"]], [value(p) for p in parameters])
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (conv2d_parameters(3, 64, 3), 3 * 64 * 3 * 3 + 64),
-        (conv2d_parameters(3, 64, 7, bias=False), 9_408),  # the stem of ResNet
-        (conv2d_parameters(32, 32, 3, bias=False, groups=32), 288),  # depthwise
-        (linear_parameters(4096, 1000), 4_097_000),
-        (linear_parameters(4096, 1000, bias=False), 4_096_000),
-        (batch_norm_parameters(64), 128),
-        (embedding_parameters(50_257, 768), 38_597_376),  # GPT-2's words
-    ],
-)
-def test_parameter_formulas(count: int, expected: int) -> None:
-    assert count == expected
 
 
 @pytest.mark.parametrize(
@@ -211,7 +191,7 @@ def test_every_parameter_is_in_one_row(name: str, parameters: int) -> None:
     estimate = textbook_estimate(from_archive(name, 1))
     assert estimate.parameters == sum(row.parameters for row in estimate.rows) == parameters
     norms = [row for row in estimate.rows if row.target == "aten::batch_norm.default"]
-    assert all(row.parameters == batch_norm_parameters(row.shape[1]) for row in norms)
+    assert all(row.parameters == 2 * row.shape[1] for row in norms)
 
 
 def test_shared_parameters_views_and_results_without_a_shape() -> None:

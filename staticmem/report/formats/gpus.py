@@ -11,7 +11,7 @@ from staticmem.report.formats import Format
 from staticmem.report.text import PLAIN, View, columns, csv_text
 from staticmem.report.verdict import tflops_text
 
-HEADS = ("name for --gpu", "card", "sold", "usable", "GB/s", "TFLOPS", "W", "link", "year", "class")
+HEADS = ("name for --gpu", "GPU", "sold", "usable", "GB/s", "TFLOPS", "W", "link", "year", "class")
 
 
 def render(cards: Sequence[Gpu], view: View = PLAIN) -> str:

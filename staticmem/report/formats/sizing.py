@@ -24,7 +24,7 @@ _RANKS = (
 )
 ACCURACY = (_LIVE, _DEVICE, _RANKS)
 _COLOURS = {"fits": "green", "tight": "yellow", "with checkpointing": "yellow"}
-_HEADS = ("card", "usable", "needs", "at most", "", "headroom")
+_HEADS = ("GPU", "usable", "needs", "at most", "", "headroom")
 _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 # columns of the CSV that are fields of a card
 _FIELDS = """

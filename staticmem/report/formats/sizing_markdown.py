@@ -42,13 +42,13 @@ def _inputs(sizing: Sizing) -> str:
         rows.append(("SHA-256", code(sizing.model.sha256)))
     if sizing.date:
         rows.append(("date", escape(sizing.date)))
-    rows.append(("cards of", escape(sizing.data_checked)))
+    rows.append(("GPUs of", escape(sizing.data_checked)))
     rows.append(("made by", f"staticmem {escape(sizing.version)}"))
     return table(("", ""), rows)
 
 
 def _cards(sizing: Sizing, view: View) -> str:
-    heads = ["card", "form", "nominal", "usable", "low", "expected", "high", "", "headroom"]
+    heads = ["GPU", "form", "nominal", "usable", "low", "expected", "high", "", "headroom"]
     heads += ["max batch", "checkpointed", *(TITLES[name] for name in sizing.strategies)]
     heads += ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     rows = []

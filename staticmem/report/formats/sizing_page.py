@@ -65,25 +65,25 @@ def _inputs(sizing: Sizing) -> str:
         ("parameters", f"{sizing.parameters:,}"),
         ("SHA-256", f'<code class="digest">{esc(sizing.model.sha256)}</code>' if sizing.model.sha256 else "large file"),
         ("date", esc(sizing.date) if sizing.date else "not given"),
-        ("cards of", esc(sizing.data_checked)),
+        ("GPUs of", esc(sizing.data_checked)),
     ]
     body = "".join(f"<dt>{esc(term)}</dt><dd>{text}</dd>" for term, text in rows)
     return section("inputs", "What was sized", f'<dl class="facts">{body}</dl>')
 
 
 def _cards(sizing: Sizing, view: View) -> str:
-    heads = ["card", "nominal", "usable", "needs", "low to high", "", "headroom", "max batch", "checkpointed"]
+    heads = ["GPU", "nominal", "usable", "needs", "low to high", "", "headroom", "max batch", "checkpointed"]
     heads += [TITLES[text] for text in sizing.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
-    right = [i for i, head in enumerate(heads) if head not in ("card", "", "link", "price")]
+    right = [i for i, head in enumerate(heads) if head not in ("GPU", "", "link", "price")]
     rows = [_row(row, sizing, view) for row in sizing.cards]
     classes = ["asked" if row.slug == sizing.recommended else "" for row in sizing.cards]
-    lead = "Usable is what the driver gives to a process; a card fits where the whole band is within 95 % of it."
+    lead = "Usable is what the driver gives to a process; a GPU fits where the whole band is within 95 % of it."
     if sizing.strategies:
-        lead += " Under each strategy stands the fewest cards, of 1, 2, 4, 8 and so on."
+        lead += " Under each strategy stand the fewest GPUs, of 1, 2, 4, 8 and so on."
     if checkpointing(sizing):
         lead += f" † with every {name(sizing.blocks or '')} checkpointed."
-    body = table(heads, rows, id="cards", right=right, classes=classes, caption="Cards")
-    return section("fit", "Cards", f'<div class="cards">{body}</div>', lead)
+    body = table(heads, rows, id="cards", right=right, classes=classes, caption="GPUs")
+    return section("fit", "GPUs", f'<div class="cards">{body}</div>', lead)
 
 
 def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
@@ -129,7 +129,7 @@ def _curves(sizing: Sizing, view: View) -> str:
         figures.append(
             f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, view)}</figure>"
         )
-    lead = "What a device needs, on the architecture of an H100; dashed lines are the usable memory of cards."
+    lead = "What a device needs, on the architecture of an H100; dashed lines are the usable memory of GPUs."
     return section(
         "sensitivity", "If batch or resolution change", f'<div class="figures">{"".join(figures)}</div>', lead
     )
@@ -169,7 +169,7 @@ def _confidence(sizing: Sizing) -> str:
     lead = " ".join(esc(text) for text in facts)
     body = f"<p>{lead}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
     body += f"<h3>Not included</h3><ul class='notes'>{left}</ul>"
-    body += "<p><small>* a figure of the card has no source of its own, or was not compared with one.</small></p>"
+    body += "<p><small>* a figure of the GPU has no source of its own, or was not compared with one.</small></p>"
     return section("confidence", "How sure this is", body)
 
 

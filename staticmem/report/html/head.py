@@ -83,9 +83,9 @@ def _outcome(report: Report, cards: Sequence[CardRow], view: View) -> str:
     fitting = next((card for card in cards if card.fit == "fits"), None)
     if fitting is not None:
         return (
-            f"The smallest card here that has room is the {esc(fitting.name)} ({view.size(fitting.headroom)} to spare)."
+            f"The smallest GPU here that has room is the {esc(fitting.name)} ({view.size(fitting.headroom)} to spare)."
         )
-    return "No card of the catalogue has the memory." if cards else ""
+    return "No GPU of the catalogue has the memory." if cards else ""
 
 
 def _largest(largest: LargestBatch | None) -> str:
@@ -175,11 +175,11 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
         chip = f"<small>{esc(_chip(card))}</small>"
         rows.append((f"{esc(card.name)}{assumed}", chip, view.size(card.usable), needs, bar, mark, margin))
         classes.append("asked" if card.asked else "")
-    heads = ("Card", "Arch", "Usable", "Needs", "Share of the card", "Verdict", "Margin")
+    heads = ("GPU", "Arch", "Usable", "Needs", "Share of the GPU", "Verdict", "Margin")
     grid = table(heads, rows, id="cards", right=(2, 3, 6), classes=classes, caption="GPU fit")
     fitting = sum(card.fit == "fits" for card in cards)
     lead = (
-        f"{fitting} of {len(cards)} cards have room for the whole band below 95 % of what CUDA gives on them. "
+        f"{fitting} of {len(cards)} GPUs have room for the whole band below 95 % of what CUDA gives on them. "
         "Hover over a need for its band; a star marks figures without a source. "
         "A chip without tables of its own is taken as the one that is named behind it."
     )

@@ -60,7 +60,7 @@ def address_section(extras: Extras, view: View) -> str:
         f"{view.size(addresses.reserved_bytes)} reserved in {len(addresses.rows):,} segments "
         f"({esc(addresses.setting)}). "
         "A band across is a segment; grey in it is memory that is held and not used."
-        + (' <strong class="short">The next allocation fails: the card is full.</strong>' if addresses.failed else "")
+        + (' <strong class="short">The next allocation fails: the GPU is full.</strong>' if addresses.failed else "")
     )
     return section("addresses", "Address map", _chart("address-chart", "Segments of the allocator over the step"), lead)
 

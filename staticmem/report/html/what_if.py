@@ -7,20 +7,24 @@ from typing import Any
 
 from staticmem.report.html.closed_form import ClosedForm
 from staticmem.report.verdict import OPTIMIZER_NAMES
+from staticmem.scenario.request import as_flags
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A combination of optimizer, precision and resolution. `form` is None where there is none; `reason` says why."""
+    """A combination of optimizer, precision and resolution. `sized`: the request gives the resolution, not the file.
+
+    `form` is the closed form of its peak; where there is none, `reason` says why.
+    """
 
     optimizer: str | None
     momentum: float
     dtype: str | None
     amp: str | None
     resolution: tuple[int, int] | None
-    form: ClosedForm | None
+    sized: bool
+    form: ClosedForm | None = None
     reason: str = ""
-    sized: bool = True  # False: the file gives the resolution, no flag does
 
     @property
     def optimizer_words(self) -> str:
@@ -39,20 +43,10 @@ class Setting:
         return "" if self.resolution is None else f"{self.resolution[0]} \u00d7 {self.resolution[1]}"
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        """The flags for this setting, without the batch."""
-        flags: list[str] = []
-        if self.resolution is not None and self.sized:
-            flags += ["--resolution", f"{self.resolution[0]}x{self.resolution[1]}"]
-        if self.optimizer is not None:
-            flags += ["--optimizer", self.optimizer]
-        if self.momentum:
-            flags += ["--momentum", f"{self.momentum:g}"]
-        if self.dtype is not None:
-            flags += ["--dtype", self.dtype]
-        if self.amp is not None:
-            flags += ["--amp", self.amp]
-        return tuple(flags)
+    def options(self) -> dict[str, Any]:
+        """The fields of a `Request` that the setting decides, without the batch."""
+        step = {"optimizer": self.optimizer, "momentum": self.momentum, "dtype": self.dtype, "amp": self.amp}
+        return {"resolution": self.resolution, **step} if self.sized else step
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ class WhatIf:
                 "optimizer": setting.optimizer_words,
                 "precision": setting.precision_words,
                 "resolution": setting.resolution_words,
-                "flags": list(setting.flags),
+                "flags": as_flags(setting.options).split(),
                 "reason": setting.reason,
             }
             if form is not None:

@@ -111,7 +111,7 @@ def test_it_says_what_analyze_says(path: Path, words: dict[str, Any]) -> None:
                 path, batch=batch, resolution=setting.resolution if setting.sized else words.get("resolution"),
                 optimizer=setting.optimizer, momentum=setting.momentum, dtype=setting.dtype, amp=setting.amp, **asked,
             )  # fmt: skip
-            assert form.peak(batch) == report.peak.live_bytes, (setting.flags, batch)
+            assert form.peak(batch) == report.peak.live_bytes, (setting.options, batch)
             checked += 1
     assert checked >= 3
 

@@ -343,7 +343,7 @@ function initTimeline(columns, settings) {
     : known.find(({ name }) => name === asked[0]);
   const chosen = wanted !== undefined && fair(wanted) ? wanted : undefined;
   const select = byId("capacity");
-  select.append(make("option", { value: "" }, "no card"));
+  select.append(make("option", { value: "" }, "no GPU"));
   known.forEach((card, index) => select.append(make("option", { value: index }, `${card.name}, ${formatBytes(card.bytes, settings.units)}`)));
   select.value = chosen === undefined ? "" : String(known.indexOf(chosen));
   const apply = () => {
