@@ -160,19 +160,28 @@ def _region(row: Sequence[_Call]) -> Region:
 
 def _selected(calls: Sequence[_Call], selectors: Sequence[str]) -> list[_Call]:
     selected: set[_Call] = set()
+    by_name: dict[str, list[_Call]] = {}
+    for call in calls:
+        classes = alternatives(call.cls)
+        for name in {call.path, *classes, *(cls.rpartition(".")[2] for cls in classes)} - {""}:
+            by_name.setdefault(name, []).append(call)
     for selector in selectors:
-        matches = [call for call in calls if _matches(call, selector)]
+        matches = by_name.get(selector, [])
+        if _WILDCARD.search(selector):
+            matches = [*matches, *(call for call in calls if _matches(call.path, selector))]
         if not matches:
             raise _names_no_module(calls, selector)
         selected.update(matches)
     return _by_start(selected)
 
 
-def _matches(call: _Call, selector: str) -> bool:
-    if selector and any(selector in (cls, cls.rpartition(".")[2]) for cls in alternatives(call.cls)):
-        return True
-    parts, wanted = call.path.split("."), selector.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)) and bool(call.path)
+_WILDCARD = re.compile(r"[*?[]")
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether each name in a path matches that of a pattern with `*`, `?` and `[...]`."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return bool(path) and len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _names_no_module(calls: Sequence[_Call], selector: str) -> UsageError:

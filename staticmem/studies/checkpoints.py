@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from staticmem.ir.graph import Frame, Graph
 from staticmem.report.sweep import SAME, LeverRow, need
+from staticmem.scenario.request import as_flags
 from staticmem.studies.cut import modules_of, proposals, totals
 from staticmem.studies.trials import Lever, Trials
 
@@ -168,7 +169,9 @@ class _Search:
 
     def _row(self, paths: Sequence[str], of: str, search: str) -> LeverRow:
         does = f"checkpoint {len(paths)} {of}, for the budget"
-        return self.trials.try_out(Lever(does, {"checkpoint": tuple(paths)}, SAME, _note(search)))
+        options = {"checkpoint": tuple(sorted(paths))}  # whatever their order it is one step, which runs once
+        row = self.trials.try_out(Lever(does, options, SAME, _note(search)))
+        return replace(row, flags=as_flags({"checkpoint": tuple(paths)}))
 
 
 def _note(search: str) -> str:
