@@ -9,7 +9,6 @@ from typing import Any
 from zlib import crc32
 
 from staticmem import files
-from staticmem.documents import DocumentError, parse_yaml
 from staticmem.errors import UsageError, did_you_mean
 
 CODE = "SM401"  # a hardware file that cannot be used
@@ -37,6 +36,8 @@ def _parse(data: bytes, path: Path) -> Any:
     Raises:
         ValueError: it is none, or too much.
     """
+    from staticmem.documents import DocumentError, parse_yaml  # late: most starts read JSON
+
     try:
         return parse_yaml(data.decode("utf-8"), str(path)).plain()
     except DocumentError as error:
