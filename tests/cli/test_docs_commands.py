@@ -22,7 +22,7 @@ PAGES = (ROOT / "README.md", *GUIDES)
 ALL = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 COMMAND = re.compile(
     r"^ {4,}(?:[^\n]*&& )?staticmem (?P<words>[^#\n]*)(?P<comment>#[^\n]*)?$"
-    r"|```yaml\n# (?P<file>\S+)\n(?P<text>[\s\S]*?)```",
+    r"|```(?:yaml|python)\n# (?P<file>\S+)\n(?P<text>[\s\S]*?)```",
     re.M,
 )
 NEEDS = {"export": "torch", "torch": "torch", "validate": "onnxruntime"}  # words that take what is not required
@@ -51,7 +51,7 @@ def possible(words: list[str], missing: set[str]) -> bool:
 def commands(page: Path) -> Iterator[tuple[str, int]]:
     """The command lines of a page and their exit codes: 0, or that of a comment `# exit code 1`.
 
-    A YAML block that begins with the name of a file is written to it.
+    A block of YAML or Python that begins with the name of a file is written to it.
     """
     for match in COMMAND.finditer(page.read_text(encoding="utf-8")):
         if match["file"]:
