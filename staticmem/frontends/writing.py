@@ -13,7 +13,7 @@ import json
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from staticmem.errors import UsageError
@@ -107,7 +107,7 @@ def torchscript_bytes(
     try:
         leaves = pytree.tree_leaves((args, list(module.parameters()), list(module.buffers())))
         on_meta = any(getattr(leaf, "is_meta", False) for leaf in leaves)
-        with quiet(), _traced_convolutions() if on_meta else nullcontext():
+        with quiet(), _traced_convolutions(module) if on_meta else nullcontext():
             # Without initializers: their bytes would be asked for. What the graph reads comes as further inputs.
             torch.onnx.export(
                 module, args, file, dynamo=False, training=mode, do_constant_folding=False, export_params=False,
@@ -130,9 +130,9 @@ def torchscript_bytes(
 
 
 @contextmanager
-def _traced_convolutions() -> Iterator[None]:
-    """The tracer records `aten::_convolution`, which `aten::convolution` calls on every device but meta: there it is
-    called in its place."""
+def _traced_convolutions(module: Any) -> Iterator[None]:
+    """The tracer records `aten::_convolution`, which `aten::convolution` calls on every device but meta: in a forward
+    on meta it is called in its place."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -173,8 +173,21 @@ def _traced_convolutions() -> Iterator[None]:
                 return torch.ops.aten.convolution.default(*args[:9])
             return func(*args, **(kwargs or {}))
 
-    with Kernels(), Calls():
+    modes = ExitStack()
+
+    def enter(*_: Any) -> None:
+        modes.enter_context(Kernels())
+        modes.enter_context(Calls())
+
+    hooks = [
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(lambda *_: modes.close(), always_call=True),
+    ]
+    try:
         yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _input_names(module: Any, args: tuple[Any, ...]) -> list[str]:
