@@ -88,6 +88,41 @@ class Switched(Stack):
         return self.head(x.mean((2, 3)))
 
 
+class Modulated(nn.Module):  # type: ignore[misc]
+    """Two axes that one line adds, which an optimiser of ONNX makes one node of."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.style = nn.Linear(channels, 2 * channels)
+        self.norm = nn.GroupNorm(4, channels)
+
+    def forward(self, x: Any) -> Any:
+        scale, shift = self.style(x.mean((2, 3)))[:, :, None, None].chunk(2, dim=1)
+        return F.silu(self.norm(self.conv(x)) * (1 + scale) + shift)
+
+
+class Causal(nn.Module):  # type: ignore[misc]
+    """Convolutions with weight_norm: hooks as they were, and parametrizations."""
+
+    def __init__(self, norm: Any, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(3, channels, 1)
+        self.padded = norm(nn.Conv1d(channels, channels, 3))
+        self.cut = norm(nn.Conv1d(channels, channels, 3, padding=2))
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        x = torch.tanh(self.padded(F.pad(x, (2, 0))))
+        x = torch.sigmoid(self.cut(x)[:, :, :-2].contiguous())
+        return self.head(x.mean(2))
+
+
+def signal(batch: int) -> tuple[Any, ...]:
+    return (torch.randn(batch, 3, 200),)
+
+
 def image(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 3, 32, 32),)
 
@@ -97,6 +132,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "without_autocast": (lambda: Stack(WithoutAutocast), image),
     "with_autocast": (lambda: Stack(WithAutocast), image),
     "without_gradient": (lambda: Stack(WithoutGradient), image),
+    "modulated": (lambda: Stack(Modulated), image),
+    "weight_norm": (lambda: Causal(torch.nn.utils.weight_norm, 48), signal),
+    "weight_norm_small": (lambda: Causal(torch.nn.utils.weight_norm, 8), signal),
+    "weight_norm_parametrized": (lambda: Causal(torch.nn.utils.parametrizations.weight_norm, 8), signal),
     "checkpoints_off": (lambda: Switched(False), image),
     "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

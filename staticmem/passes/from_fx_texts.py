@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import NO_KWARGS, Arg, Note, Op, Ref, Value, collect_refs
+from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Note, Op, Ref, Value, collect_refs
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames
 from staticmem.ir.source import source_lines
 from staticmem.ops import kinds_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from staticmem.passes.from_nodes import Translator
 
 _UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
+_ONE_AXIS = ("aten::unsqueeze.default", "aten::unsqueeze", "aten::squeeze.dim")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
 _FACTORIES = "aten::scalar_tensor aten::full aten::zeros aten::ones aten::arange.start_step aten::tensor".split()
 _ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
@@ -35,6 +36,8 @@ _FREE = re.compile(
     r"|slice|view|_unsafe_view|reshape|expand|permute|transpose|t$|t_\d|unsqueeze|squeeze|split|unsafe_split|chunk|unbind|_to_copy"
     r"|[pbc]_)"
 )
+_COPIED = re.compile(r"\.(contiguous|clone)\([^()]*\)\s*(?:#.*)?$")  # what a line does last
+_STRIDED = frozenset("aten::slice aten::select aten::permute aten::transpose aten::expand aten::t aten::unfold".split())
 MAX_WITHIN = 64  # nodes within one call
 
 
@@ -160,7 +163,11 @@ class _Builder:
         self._of_norm(fx, nodes)
         self._restore(fx, nodes)
         self._merged(fx, nodes)
+        if self.normed:
+            self._weight_norm(fx, nodes[-1])
         args = tuple(self._resolve(a) for a in fx.args)
+        if fx.target in _ONE_AXIS and self._several_axes(args, nodes[-1]):
+            raise _UnresolvedError
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
         if fx_values.is_symbolic(fx.target):
             number = fx_values.evaluate(fx.target, args, self.net)
@@ -192,6 +199,12 @@ class _Builder:
             self.env[fx.name] = Ref(outputs[0])
         self.known.update(op.outputs)
         self.ops.append(op)
+
+    def _several_axes(self, args: tuple[Arg, ...], node: Node) -> bool:
+        """Whether an optimiser made one node of several `unsqueeze`: its text is that of the last."""
+        given = self.net.shape(args[0].name) if args and isinstance(args[0], Ref) else None
+        result = self.net.shape(node.outputs[0]) if node.outputs else None
+        return given is not None and result is not None and abs(len(result) - len(given)) > 1
 
     def _without_updates(self, nodes: list[Node]) -> list[Node]:
         """The nodes of a batch norm without those that stand for its new statistics, which the next call of the module
@@ -362,7 +375,10 @@ class _Builder:
         if not lost:
             return
         named = {self.net.aliases.get(a.name) for a in fx.args if isinstance(a, Ref)}
-        tensors = [n for node in nodes for n in node.inputs if n in self.tensors and n not in named]
+        own = [
+            node for node in nodes if node.op != "InstanceNormalization"
+        ]  # it stands for a group norm: ones and zeros
+        tensors = [n for node in own for n in node.inputs if n in self.tensors and n not in named]
         tensors = [n for n in dict.fromkeys(tensors) if self._may_be_weight(n)]
         if len(tensors) < len(lost) and not self._bias(fx, nodes, lost[len(tensors) :]):
             raise _UnresolvedError
@@ -389,8 +405,11 @@ class _Builder:
         self.lost.update(lost)
         if len(lost) != 1 or fx_values.is_symbolic(fx.target) or not nodes[-1].outputs:
             return
+        if lost[0].startswith(("pad", "constant_pad_nd")) and self._padded(lost[0], fx, nodes):
+            return
         clone = lost[0].startswith("clone")
-        if clone and lost[0] not in self.assigned:
+        copies = clone and self._copies(nodes)
+        if clone and lost[0] not in self.assigned and not copies:
             return  # what a clone is depends on who asks for it: `contiguous`, `reshape`, a dropout of nothing
         named = {found.name for name in refs if isinstance(found := self._found(name), Ref)}
         named |= {self.copied[name] for name in named if name in self.copied}
@@ -405,14 +424,65 @@ class _Builder:
         self.env[lost[0]] = Ref(tensors[0])
         if clone:  # `x = y.clone()`, so that parts of it may be assigned
             last, name = nodes[-1], f"{lost[0]}::copy"
-            keeps = {"memory_format": "torch.preserve_format"}
+            keeps = {"memory_format": "torch.contiguous_format" if copies == "contiguous" else "torch.preserve_format"}
             op = Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", source_lines(last.stack))
-            self._put_clone(op, tensors[0])
+            self._put_clone(op, tensors[0], same_line=bool(copies))
             self.known.add(name)
             self.copied[name] = tensors[0]
             self.env[lost[0]] = Ref(name)
 
-    def _put_clone(self, clone: Op, source: str) -> None:
+    @cached_property
+    def normed(self) -> dict[str, tuple[str, str]]:
+        """Modules whose small weights weight_norm made and an optimiser computed: direction and length of each."""
+        return fx_values.computed_weights(set(self.net.aliases.values()), self.known)
+
+    def _weight_norm(self, fx: fx_text.FxNode, node: Node) -> None:
+        """Puts the call of weight_norm before the op of its module, which reads its stored result."""
+        around = frames(node)
+        direction, length = self.normed.get(around[-1].path if around else "", ("", ""))
+        for arg in fx.args[1:2] if direction else ():
+            value = self.net.values.get(arg.name) if isinstance(arg, Ref) else None
+            shape = value.shape if value is not None else None
+            if value is None or not shape or value.name not in self.tensors or value.name in self.modules:
+                continue
+            self.added[direction] = Value(direction, value.dtype, shape)
+            self.added[length] = Value(length, value.dtype, (shape[0], *(1 for _ in shape[1:])))
+            parametrized = direction.endswith(fx_values.PARAMETRIZED[0])
+            inner = (Frame(direction.removesuffix(".original1") + ".0"),) if parametrized else ()
+            result = f"{direction}::normed"
+            call = (Ref(direction), Ref(length))
+            op = Op(
+                result, "aten::_weight_norm", call, {}, (result,), (*around, *inner), "", source_lines(node.stack)[:-1]
+            )
+            self.ops.append(op)
+            self.known.update((direction, length, result))
+            self.env[value.name] = Ref(result)
+
+    def _padded(self, name: str, fx: fx_text.FxNode, nodes: list[Node]) -> bool:
+        """Puts a padding of zeros back that an optimiser made part of a convolution."""
+        node = next((node for node in nodes if node.op == "Conv"), None)
+        padding = fx_values.padding_within(fx.args, node, self.net) if node is not None else None
+        if node is None or padding is None:
+            return False
+        result = f"{name}::pad"
+        if result not in self.known:
+            call = (Ref(node.inputs[0]), padding, 0.0)
+            self.ops.append(Op(name, "aten::constant_pad_nd", call, {}, (result,), frames(node)[:-1]))
+            self.known.add(result)
+        self.env[name] = Ref(result)
+        return True
+
+    def _copies(self, nodes: list[Node]) -> str:
+        """`contiguous` or `clone` where the line that makes the one operand of these nodes ends by calling it."""
+        made = {name for node in nodes for name in node.outputs}
+        read = {name for node in nodes for name in node.inputs if name and name not in made}
+        maker = next((op for op in reversed(self.ops) if not read.isdisjoint(op.outputs)), None)
+        if maker is None or not maker.stack or maker.base not in _STRIDED:
+            return ""
+        match = _COPIED.search(maker.stack[-1].text)
+        return match[1] if match is not None else ""
+
+    def _put_clone(self, clone: Op, source: str, same_line: bool = False) -> None:
         """`h = f(x).clone()`: where the line that made a value copies it, that line's name is the copy's, and the value
         is gone when the line is done. Else the copy has the line of its reader, before which it is made."""
         index = next((i for i in range(len(self.ops) - 1, -1, -1) if source in self.ops[i].outputs), -1)
@@ -420,7 +490,9 @@ class _Builder:
         around = enumerate(zip(made.modules, clone.modules, strict=False))
         depth = next((i for i, (x, y) in around if x != y), min(len(made.modules), len(clone.modules)))
         stack = made.stack[: max(len(made.stack) - len(made.modules) + depth, 0)]
-        if index < 0 or not stack or ".clone(" not in stack[-1].text:
+        if same_line:
+            depth, stack = len(made.modules), made.stack
+        elif index < 0 or not stack or ".clone(" not in stack[-1].text:
             self.ops.append(clone)
             return
         self.ops.insert(index + 1, replace(clone, modules=made.modules[:depth], stack=stack))

@@ -7,11 +7,11 @@ expressions (torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Arg, Op, Ref
-from staticmem.ir.onnx_graph import Net
+from staticmem.ir.onnx_graph import Net, Node
 from staticmem.ops import kinds_of
 
 if TYPE_CHECKING:
@@ -139,3 +139,38 @@ def with_numbers(op: Op, known: Mapping[str, float]) -> Op:
         target = "aten::rsub.Scalar" if op.base == "aten::sub" else op.target
         return op.changed(target=target, args=(right, known[left.name]))
     return op
+
+
+PARAMETRIZED = (".parametrizations.weight.original1", ".parametrizations.weight.original0")
+
+
+def computed_weights(names: Set[str], left: Set[str]) -> dict[str, tuple[str, str]]:
+    """Modules with the names of weight_norm's parameters, direction and length, of which the direction is not `left` in
+    the file: an optimiser has computed what small parameters give (torch/nn/utils/weight_norm.py, parametrize.py)."""
+    gone: dict[str, tuple[str, str]] = {}
+    for direction, length in ((".weight_v", ".weight_g"), PARAMETRIZED):
+        for name in names - left:
+            path = name.removesuffix(direction)
+            if path != name and path + length in names:
+                gone[path] = (name, path + length)
+    return gone
+
+
+def padding_within(args: Sequence[Arg], node: Node, net: Net) -> tuple[int, ...] | None:
+    """What a Conv node pads more than the convolution of its text, as `pad` takes it: the last axis first.
+
+    Source: onnxscript/rewriter/rules/common/_fuse_pad_into_conv.py.
+    """
+    shape, pads = net.shape(node.inputs[0]), node.attrs.get("pads")
+    axes = len(shape) - 2 if shape is not None else 0
+    if not isinstance(pads, (list, tuple)) or not axes or len(pads) != 2 * axes:
+        return None
+    own = args[4] if len(args) > 4 and isinstance(args[4], tuple) else ()
+    sides: list[int] = []
+    for axis in reversed(range(axes)):
+        fixed = own[min(axis, len(own) - 1)] if own else 0
+        for pad in (pads[axis], pads[axis + axes]):
+            if not isinstance(pad, int) or not isinstance(fixed, int):
+                return None
+            sides.append(pad - fixed)
+    return tuple(sides)

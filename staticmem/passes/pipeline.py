@@ -230,6 +230,11 @@ FX_TEXTS: tuple[Pass, ...] = (
         _DECOMPOSITIONS, "taken_apart:losses", _LAST_OF_LOSSES,
     ),
     Rewrite(
+        "weight norms",
+        "weight_norm, which is exported as a norm, a quotient and a product",
+        _DECOMPOSITIONS, "taken_apart:weight_norms", "aten::linalg_vector_norm",
+    ),
+    Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
@@ -282,6 +287,11 @@ NODES: tuple[Pass, ...] = (
         "losses",
         "losses that are exported as element-wise ops",
         _DECOMPOSITIONS, "taken_apart:losses", _LAST_OF_LOSSES,
+    ),
+    Rewrite(
+        "weight norms",
+        "weight_norm, which is exported as a norm, a quotient and a product",
+        _DECOMPOSITIONS, "taken_apart:weight_norms", "aten::linalg_vector_norm",
     ),
     Rewrite(
         "recurrent cells",

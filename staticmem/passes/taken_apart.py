@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
+from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Ref
 from staticmem.ir.onnx_graph import Net
 from staticmem.ir.record import record
 from staticmem.passes.edit import Ops
@@ -199,3 +199,36 @@ def _arguments(loss: _Loss, values: Mapping[str, Arg], weight: Arg, reduction: i
     if loss.target == "soft_margin_loss":
         return x, y, reduction
     return x, y, reduction, values["delta"]
+
+
+_DIRECTION = re.compile(r"(.*)(?:_v|\.original1)$")  # of weight_norm: its name without the ending
+
+
+def weight_norms(ops: Ops, net: Net) -> None:
+    """`v * (g / norm(v))` of parameters that weight_norm has named: one call. The TorchScript exporter divides `v`.
+
+    Source: torch/_decomp/decompositions.py and torch/onnx/_internal/torchscript_exporter/symbolic_opset9.py,
+    `_weight_norm`; names in torch/nn/utils/weight_norm.py and torch/nn/utils/parametrize.py.
+    """
+    for norm in ops.of("aten::linalg_vector_norm"):
+        direction = norm.args[0] if norm.args else None
+        match = _DIRECTION.match(direction.name) if isinstance(direction, Ref) else None
+        ratio = ops.only_reader(norm.outputs[0]) if match is not None else None
+        product = ops.only_reader(ratio.outputs[0]) if ratio is not None and ratio.base == "aten::div" else None
+        if match is None or ratio is None or product is None or product.base != "aten::mul":
+            continue
+        length = next((Ref(match[1] + end) for end in ("_g", ".original0") if match[1] + end in net.values), None)
+        operands = {arg for op in (ratio, product) for arg in op.args if isinstance(arg, Ref)}
+        inner = {Ref(norm.outputs[0]), Ref(ratio.outputs[0])}
+        value, reduced = net.values.get(direction.name) if isinstance(direction, Ref) else None, norm.args[2:3]
+        axes = reduced[0] if reduced and isinstance(reduced[0], tuple) else ()
+        rank = len(value.shape) if value is not None and value.shape is not None else 0
+        left = [axis for axis in range(rank) if axis not in axes and axis - rank not in axes]
+        if operands - inner != {direction, length} or len(left) != 1:
+            continue
+        reader = ops.only_reader(product.outputs[0])
+        modules = reader.modules if reader is not None and length is not None and length.name.endswith("_g") else ()
+        ops.drop(norm)
+        ops.drop(ratio)
+        call = replace(product, target="aten::_weight_norm", args=(direction, length, left[0]), kwargs=NO_KWARGS)
+        ops.put(product, replace(call, modules=modules or product.modules))
