@@ -18,8 +18,9 @@ from typing import Any
 
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
+from staticmem.scenario.request import Request
 from staticmem.scenario.session import SessionOptions
-from staticmem.validate.onnxruntime.validation import Scenario, validate_session
+from staticmem.validate.onnxruntime.validation import validate_session
 
 MODES = ((True, True), (False, True), (True, False), (False, False))  # pattern, reuse
 LEVELS = ("disable", "basic", "all")
@@ -43,7 +44,7 @@ def run(path: str, args: argparse.Namespace, options: SessionOptions) -> dict[st
     }  # fmt: skip
     try:
         dims = sizes(path, args.batch, args.image, args.length)
-        record = validate_session(path, Scenario(dims=dims), options, "cpu", args.timeout)
+        record = validate_session(path, Request(dims=dims), options, "cpu", args.timeout)
     except StaticmemError as error:
         return {**row, "verdict": "error", "text": f"{error.what} [{error.code}] {error.why}"}
     meters = {meter.name: meter for meter in record.meters}

@@ -17,13 +17,12 @@ from staticmem.scenario.request import ALL, OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.report.formats import Format
-    from staticmem.report.html import LeverRow
     from staticmem.report.model import LargestBatch, Report
     from staticmem.studies import Study
 
 RUNTIMES = ("torch", "onnxruntime")
 FORMATS = Formats("report")
-LEVERS_LIMIT = 1_000  # ops: each lever is a step of its own
+LEVERS_LIMIT = 1_000  # ops: the twenty levers are a step each, which takes a few seconds
 
 ANALYZE = """\
 The peak memory of one training or inference step: how much, when, and what is alive then.
@@ -131,22 +130,12 @@ def _page(study: Study, report: Report, args: argparse.Namespace) -> str:
     """The HTML page, with the command lines that made it and that its sliders stand for."""
     import shlex
 
+    from staticmem.studies.levers import levers
     from staticmem.studies.page import page
 
+    rows = levers(study).rows if len(study.result.graph.ops) <= LEVERS_LIMIT else None
     command, others = (shlex.join(["staticmem", *argv]) for argv in (args.argv, without(args.argv, SLIDERS)))
-    return page(study, report, units=args.units, command=command, what_if_command=others, levers=_levers(study))
-
-
-def _levers(study: Study) -> tuple[LeverRow, ...] | None:
-    """What would make the step smaller, for graphs of which twenty steps take a few seconds."""
-    from staticmem.report.html import LeverRow
-    from staticmem.studies.levers import levers
-
-    if len(study.result.graph.ops) > LEVERS_LIMIT:
-        return None
-    return tuple(
-        LeverRow(row.does, row.flags, row.live_bytes, row.compute, row.changes, row.note) for row in levers(study).rows
-    )
+    return page(study, report, units=args.units, command=command, what_if_command=others, levers=rows)
 
 
 # What the sliders of a page set, and where its own output went; True: a value follows.

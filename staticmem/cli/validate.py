@@ -79,10 +79,9 @@ def _torch_record(path: str, args: argparse.Namespace) -> Record:
 
 
 def _session_record(path: str, args: argparse.Namespace) -> Record:
-    from staticmem.validate.onnxruntime.validation import Scenario, validate_session
+    from staticmem.validate.onnxruntime.validation import validate_session
 
     request = settings.request(args)
     session.refuse_training({"optimizer": request.optimizer, "mode": request.mode})
     options = session.session_options(args, intra_op_num_threads=os.cpu_count() or 1, runs=args.runs)
-    sizes = Scenario(request.batch, request.image_size, request.dims or {})
-    return validate_session(path, sizes, options, args.device, args.timeout, args.memory_limit)
+    return validate_session(path, request, options, args.device, args.timeout, args.memory_limit)

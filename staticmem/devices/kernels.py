@@ -119,10 +119,10 @@ class KernelWorkspaces:
         listed = {name for name, rule in rules.items() if rule is not None or name in _GEMMS}
         self._rules = {kernel: rules[name] for kernel, name in enumerate(names) if name in listed}
         self._takers = sorted({*self._rules, *trace.reads})
-        self._made: dict[int, list[int]] = {kernel: [] for kernel in self._takers}  # places of its buffers
+        self._results: dict[int, list[int]] = {kernel: [] for kernel in self._takers}  # places of its buffers
         for place, kernel in enumerate(trace.buffers.kernels):
-            if kernel in self._made:
-                self._made[kernel].append(place)
+            if kernel in self._results:
+                self._results[kernel].append(place)
         self._forward = self._forward_kernels()
         self._torch = version(self.setup.torch)
         self._cublas = self.setup.profile.cublas(self.setup.torch)
@@ -149,7 +149,7 @@ class KernelWorkspaces:
     def _forms(self, kernel: int) -> list[Form]:
         """What a kernel makes."""
         forms = self.trace.buffers.forms
-        return [forms[place] for place in self._made[kernel]]
+        return [forms[place] for place in self._results[kernel]]
 
     def workspaces(self, kernel: int) -> Sequence[Workspace]:
         """The workspaces of a kernel in the order in which it takes them."""
@@ -168,7 +168,7 @@ class KernelWorkspaces:
 
     def needs(self, kernel: int) -> Sequence[Need]:
         """The same with bands."""
-        if kernel not in self._made:
+        if kernel not in self._results:
             return ()
         needs: list[Need] = []
         if kernel in self._rules:
@@ -176,7 +176,7 @@ class KernelWorkspaces:
             needs += self._gemm(kernel) if rule is None else self._temporaries(kernel, rule)
         for read in self.trace.reads.get(kernel, ()):
             if isinstance(read, Convolution):
-                if self._made[kernel]:  # without results another stage's rank runs it
+                if self._results[kernel]:  # without results another stage's rank runs it
                     needs += _convolution_needs(read, *self._convolution_setup)
             elif isinstance(read, Reduction):
                 needs += self._reduction(kernel, read)
@@ -204,12 +204,12 @@ class KernelWorkspaces:
         results = self._forms(kernel)
         if len(results) < rule.results:
             return []
-        trace = self.trace
+        trace, before = self.trace, self._forward.get(kernel, -1)
         call = KernelCall(
             phase=trace.kernels.phases[kernel],
             results=tuple(results),
             indices=next((read.elements for read in trace.reads.get(kernel, ()) if isinstance(read, Indices)), 0),
-            forward=tuple([trace.buffers.nbytes[place] for place in self._made.get(self._forward.get(kernel, -1), ())]),
+            forward=tuple([trace.buffers.nbytes[place] for place in self._results.get(before, ())]),
             multiprocessors=self.setup.multiprocessors.count,
             torch=self._torch,
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from staticmem.report.html import CardRow, Extras, LeverRow, render
+from staticmem.report.html import CardRow, Extras, render
 from staticmem.report.html.charts import address_map, timeline
 from staticmem.report.model import Report
+from staticmem.report.sweep import LeverRow
 from staticmem.report.text import View
 from staticmem.studies import without_cycle_search
 from staticmem.studies.device import device_of

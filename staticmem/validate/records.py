@@ -11,7 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -19,6 +19,7 @@ from staticmem import files
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Note
 from staticmem.report.formats import Format
+from staticmem.report.json import to_json
 from staticmem.report.text import PLAIN, View, columns, printable
 from staticmem.version import __version__
 
@@ -48,13 +49,8 @@ class Meter:
 
     def to_json(self) -> dict[str, Any]:
         predicted = None if self.low is None or self.high is None else {"low": self.low, "high": self.high}
-        return {
-            "name": self.name,
-            "predicted": predicted,
-            "measured": self.measured,
-            "difference": self.difference,
-            "note": self.note,
-        }
+        measured = {"measured": self.measured, "difference": self.difference}
+        return {"name": self.name, "predicted": predicted, **measured, "note": self.note}
 
 
 @dataclass(frozen=True)
@@ -96,22 +92,10 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """What is saved, in the order of the schema."""
-        worst = [{**asdict(row), "difference": row.measured - row.predicted} for row in self.nodes.worst]
-        return {
-            "schema": RECORD,
-            "created": self.created,
-            "staticmem": self.staticmem,
-            "runtime": dict(self.runtime),
-            "device": dict(self.device),
-            "host": dict(self.host),
-            "model": dict(self.model),
-            "scenario": dict(self.scenario),
-            "meters": [meter.to_json() for meter in self.meters],
-            "nodes": {"compared": self.nodes.compared, "equal": self.nodes.equal, "worst": worst},
-            "verdict": self.verdict,
-            "explanations": list(self.explanations),
-            "notes": [dict(note) for note in self.notes],
-        }
+        document = {"schema": RECORD, **to_json(self), "meters": [meter.to_json() for meter in self.meters]}
+        for row in document["nodes"]["worst"]:
+            row["difference"] = row["measured"] - row["predicted"]
+        return document
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import ceil
 from statistics import median
 
 from staticmem.report import markdown
-from staticmem.report.formats import JSON, Format
-from staticmem.report.text import PLAIN, View, columns, csv_text
+from staticmem.report.formats import JSON, Format, csv_format
+from staticmem.report.text import PLAIN, View, columns
 from staticmem.validate.records import Meter, Record
 
 HEADS = ("runtime", "device", "meter", "records", "median", "p95", "max", "bias", "in band")
@@ -97,9 +97,9 @@ def render_markdown(found: Summary, view: View = PLAIN) -> str:
     return f"{markdown.table(HEADS, cells)}\n\n{markdown.escape(_verdicts(found))}\n"
 
 
-def render_csv(found: Summary, view: View = PLAIN) -> str:
+def csv_rows(found: Summary) -> list[Iterable[object]]:
     """A line for each meter; errors are fractions."""
-    return csv_text([[f.name for f in fields(Errors)], *[asdict(row).values() for row in found.meters]])
+    return [[f.name for f in fields(Errors)], *[asdict(row).values() for row in found.meters]]
 
 
 def _cells(row: Errors) -> tuple[str, ...]:
@@ -113,4 +113,4 @@ def _verdicts(found: Summary) -> str:
     return f"{sum(counts.values())} records: {listed}."
 
 
-FORMATS = (Format("table", "txt", render), Format("md", "md", render_markdown), Format("csv", "csv", render_csv), JSON)
+FORMATS = (Format("table", "txt", render), Format("md", "md", render_markdown), csv_format(csv_rows), JSON)

@@ -19,13 +19,14 @@ from staticmem.cli.main import main
 from staticmem.devices import gpus
 from staticmem.devices.sizing import TIGHT
 from staticmem.report import schema
+from staticmem.report.formats import Formats
 from staticmem.report.formats import sizing as text
 from staticmem.report.formats import sizing_markdown as markdown
 from staticmem.report.formats import sizing_page as page
 from staticmem.report.formats.sizing import count_text, outcome
 from staticmem.report.json import dumps
 from staticmem.report.sizing import Sizing
-from staticmem.report.text import Style, View
+from staticmem.report.text import PLAIN, Style, View
 from staticmem.studies import Study, request_of
 from staticmem.studies.bench import Bench
 from staticmem.studies.sizing import Options, size
@@ -214,7 +215,7 @@ def test_json_follows_the_schema_that_is_shipped(resnet: Sizing) -> None:
 
 
 def test_csv_has_a_row_a_card(resnet: Sizing) -> None:
-    rows = list(csv.DictReader(io.StringIO(text.render_csv(resnet))))
+    rows = list(csv.DictReader(io.StringIO(str(Formats("sizing")["csv"].render(resnet, PLAIN)))))
     assert [row["slug"] for row in rows] == [row.slug for row in resnet.cards]
     assert [int(row["device_bytes"]) for row in rows] == [row.device_bytes for row in resnet.cards]
     assert rows[0]["devices_zero3"] in ("", "1", "2", "4", "8")

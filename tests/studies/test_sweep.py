@@ -16,12 +16,14 @@ import staticmem
 from staticmem.config.config import Config, of_node
 from staticmem.documents import parse_yaml
 from staticmem.errors import StaticmemError, UsageError
-from staticmem.report.formats.sweep import render_csv
+from staticmem.report.formats import Formats
 from staticmem.report.json import dumps
 from staticmem.report.schema import schema
 from staticmem.report.sweep import Sweep
+from staticmem.report.text import PLAIN
 from staticmem.studies.points import parse_axes, points, settings_of
 
+CSV = Formats("sweep")["csv"]
 MODELS = Path(__file__).parents[2] / "models"
 SEED, RESNET = str(MODELS / "seed.pt2"), str(MODELS / "resnet18.pt2")
 
@@ -188,7 +190,7 @@ def test_json_has_its_schema_and_csv_a_row_each() -> None:
         SEED, {"batch": [1, 2], "optimizer": ["adam", "rmsprop"]}, optimizer_impl="fused", gpus="l4"
     )
     jsonschema.validate(plain(found), schema("sweep"))
-    lines = render_csv(found).splitlines()
+    lines = str(CSV.render(found, PLAIN)).splitlines()
     assert len(lines) == 1 + len(found.rows)
     assert len(lines[0].split(",")) == len(set(lines[0].split(",")))
     assert "device_bytes[l4]" in lines[0]
@@ -197,4 +199,4 @@ def test_json_has_its_schema_and_csv_a_row_each() -> None:
 
 def test_csv_is_safe_in_a_spreadsheet() -> None:
     config = Config(model=SEED, scenarios=({"name": "=cmd|' /C calc'!A0", "batch": 1},))
-    assert ",'=cmd" in render_csv(staticmem.sweep(config))
+    assert ",'=cmd" in str(CSV.render(staticmem.sweep(config), PLAIN))

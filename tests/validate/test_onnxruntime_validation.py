@@ -15,10 +15,11 @@ from onnxruntime_graphs import GRAPHS, image
 
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
+from staticmem.scenario.request import Request
 from staticmem.scenario.session import SessionOptions
 from staticmem.validate import child
 from staticmem.validate.onnxruntime import validation
-from staticmem.validate.onnxruntime.validation import Scenario, validate_session
+from staticmem.validate.onnxruntime.validation import validate_session
 from staticmem.validate.records import Record
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def saved(tmp_path: Path, name: str) -> str:
 def run(path: str, **options: Any) -> Record:
     known = {d for v in onnx.load(path).graph.input for d in (x.dim_param for x in v.type.tensor_type.shape.dim)}
     dims = {name: size for name, size in DIMS.items() if name in known}
-    return validate_session(path, Scenario(dims=dims), SessionOptions(intra_op_num_threads=2, **options), "cpu")
+    return validate_session(path, Request(dims=dims), SessionOptions(intra_op_num_threads=2, **options), "cpu")
 
 
 @ORT
@@ -52,7 +53,7 @@ def test_requested_bytes_are_equal_at_every_node(tmp_path: Path, name: str) -> N
 @ORT
 def test_a_real_export_without_weights() -> None:
     path = str(ROOT / "models" / "resnet18.onnx")
-    record = validate_session(path, Scenario(batch=1), SessionOptions(intra_op_num_threads=2), "cpu")
+    record = validate_session(path, Request(batch=1), SessionOptions(intra_op_num_threads=2), "cpu")
     assert record.verdict == "exact"
     assert "SM511" in {note["code"] for note in record.notes}
 
@@ -80,11 +81,11 @@ def test_auto_says_that_it_was_the_cpu(tmp_path: Path) -> None:
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this build of onnxruntime has CUDA")
     path = saved(tmp_path, "residual_net")
-    record = validate_session(path, Scenario(), SessionOptions(), "auto")
+    record = validate_session(path, Request(), SessionOptions(), "auto")
     assert record.runtime["provider"] == "CPUExecutionProvider"
     assert record.notes[0]["code"] == "SM510"
     with pytest.raises(StaticmemError) as caught:
-        validate_session(path, Scenario(), SessionOptions(), "cuda")
+        validate_session(path, Request(), SessionOptions(), "cuda")
     assert caught.value.code == "SM501"
 
 
@@ -149,7 +150,7 @@ def test_a_run_that_does_not_end(tmp_path: Path, scratch: Path, monkeypatch: pyt
     path = os.pathsep.join((str(fake), real["PYTHONPATH"]))
     monkeypatch.setattr(child, "environment", lambda: {**real, "PYTHONPATH": path})
     with pytest.raises(StaticmemError) as caught:
-        validate_session(saved(tmp_path, "residual_net"), Scenario(), SessionOptions(), "cpu", timeout=1)
+        validate_session(saved(tmp_path, "residual_net"), Request(), SessionOptions(), "cpu", timeout=1)
     assert caught.value.code == "SM505"
     assert os.listdir(scratch) == []
 

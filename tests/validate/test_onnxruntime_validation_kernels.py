@@ -13,9 +13,10 @@ import pytest
 from onnx import TensorProto
 from onnxruntime_graphs import Net, image
 
+from staticmem.scenario.request import Request
 from staticmem.scenario.session import SessionOptions
 from staticmem.validate.onnxruntime import validation
-from staticmem.validate.onnxruntime.validation import Scenario, validate_session
+from staticmem.validate.onnxruntime.validation import validate_session
 
 OWN = (
     "Abs", "Neg", "Floor", "Ceil", "Round", "Sqrt", "Reciprocal", "Exp", "Sin", "Cos", "Atan", "Erf", "Sign", "Gelu",
@@ -51,5 +52,5 @@ def test_the_table_of_kernels(tmp_path: Path) -> None:
     options = SessionOptions(
         graph_optimization_level="disable", enable_mem_reuse=False, enable_mem_pattern=False, intra_op_num_threads=1
     )
-    record = validate_session(str(path), Scenario(), options, "cpu")
+    record = validate_session(str(path), Request(), options, "cpu")
     assert record.verdict == "exact", (record.explanations, record.nodes.worst)

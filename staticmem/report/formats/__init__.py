@@ -7,13 +7,13 @@ in one, and by its test. JSON is a format of every kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from staticmem.report.text import View
+from staticmem.report.text import View, csv_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ def _json(result: object, view: View) -> str:
 
 
 JSON = Format("json", "json", _json)
+
+
+def csv_format(rows: Callable[[Any], Iterable[Iterable[object]]]) -> Format:
+    """CSV of the rows of a result, the first of which is the header; bytes are integers."""
+    return Format("csv", "csv", lambda result, view: csv_text(rows(result)))
 
 
 class Formats:
@@ -92,5 +97,5 @@ class Formats:
 
 def fragment(report: object) -> str:
     """The report as HTML for a notebook."""
-    text: str = import_module(f"{__name__}.report_notebook").render(report)
+    text: str = import_module(f"{__name__}.report_html").fragment(report)
     return text

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from staticmem.devices.gpus import TYPES, Gpu, checked
-from staticmem.report.formats import Format
-from staticmem.report.text import PLAIN, View, columns, csv_text
+from staticmem.report.formats import Format, csv_format
+from staticmem.report.text import PLAIN, View, columns
 from staticmem.report.verdict import tflops_text
 
 HEADS = ("name for --gpu", "GPU", "sold", "usable", "GB/s", "TFLOPS", "W", "link", "year", "class")
@@ -56,12 +56,8 @@ def render_json(cards: Sequence[Gpu], view: View = PLAIN) -> str:
     return json.dumps({"checked": checked(), "cards": [_fields(card) for card in cards]}, indent=2) + "\n"
 
 
-def render_csv(cards: Sequence[Gpu], view: View = PLAIN) -> str:
+def csv_rows(cards: Sequence[Gpu]) -> Iterator[Sequence[object]]:
     """A header and a row a card, without sources."""
-    return csv_text(_csv_rows(cards))
-
-
-def _csv_rows(cards: Sequence[Gpu]) -> Iterator[Sequence[object]]:
     for number, card in enumerate(cards):
         row = _fields(card)
         row.pop("sources")
@@ -72,4 +68,4 @@ def _csv_rows(cards: Sequence[Gpu]) -> Iterator[Sequence[object]]:
         yield list(row.values())
 
 
-FORMATS = (Format("table", "txt", render), Format("csv", "csv", render_csv), Format("json", "json", render_json))
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows), Format("json", "json", render_json))

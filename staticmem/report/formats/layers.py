@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from staticmem.report.formats import Format
+from staticmem.report.formats import Format, csv_format
 from staticmem.report.layers import NAMES, Layer, LayerTable
-from staticmem.report.text import PLAIN, View, columns, csv_text
+from staticmem.report.text import PLAIN, View, columns
 from staticmem.units import format_count
 
 HEADS = "layer,input,output,parameters,activations,saved,MACs,read + write,at the peak,share".split(",")
@@ -51,17 +51,13 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"[{', '.join(map(str, shapes[0]))}]{more}"
 
 
-def render_csv(table: LayerTable, view: View = PLAIN) -> str:
+def csv_rows(table: LayerTable) -> Iterator[Sequence[object]]:
     """A header and a row for each layer: own figures and, with `total_` before the name, those with its modules."""
-    return csv_text(_csv_rows(table.layers))
-
-
-def _csv_rows(layers: Sequence[Layer]) -> Iterator[Sequence[object]]:
     yield ("path", "class", "depth", "calls", "inputs", "outputs", *NAMES, *(f"total_{name}" for name in NAMES))
-    for layer in layers:
+    for layer in table.layers:
         shapes = [" ".join("x".join(map(str, s)) for s in some) for some in (layer.inputs, layer.outputs)]
         figures = [getattr(f, name) for f in (layer.own, layer.total) for name in NAMES]
         yield layer.path, layer.cls, layer.depth, layer.calls, *shapes, *figures
 
 
-FORMATS = (Format("table", "txt", render), Format("csv", "csv", render_csv))
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows))

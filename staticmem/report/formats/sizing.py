@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from staticmem.report.formats import Format
+from staticmem.report.formats import Format, csv_format
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Count, Sizing
-from staticmem.report.text import PLAIN, Text, View, columns, csv_text
+from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import tflops_text
 from staticmem.scenario.step import TITLES
 
@@ -133,12 +133,8 @@ def price_text(row: CardRow) -> str:
     return ", ".join(parts)
 
 
-def render_csv(sizing: Sizing, view: View = PLAIN) -> str:
-    """A header and a row a card; bytes are integers."""
-    return csv_text(_csv_rows(sizing))
-
-
-def _csv_rows(sizing: Sizing) -> Iterator[Sequence[object]]:
+def csv_rows(sizing: Sizing) -> Iterator[Sequence[object]]:
+    """A header and a row a card."""
     counts = [f"{what}_{name}" for what in ("devices", "checkpointing") for name in sizing.strategies]
     yield [*_FIELDS, *counts, *(f"tflops_{name}" for name in _TYPES), "price_buy", "price_hour", "currency"]
     for row in sizing.cards:
@@ -148,4 +144,4 @@ def _csv_rows(sizing: Sizing) -> Iterator[Sequence[object]]:
         yield cells + ([None] * 3 if row.price is None else [row.price.buy, row.price.hour, row.price.currency])
 
 
-FORMATS = (Format("table", "txt", render), Format("csv", "csv", render_csv))
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from staticmem.report.formats import Format
+from staticmem.report.formats import Format, csv_format
 from staticmem.report.model import CATEGORIES
 from staticmem.report.sweep import CardFit, Sweep, SweepRow
-from staticmem.report.text import PLAIN, View, columns, csv_text
+from staticmem.report.text import PLAIN, View, columns
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit": "dim"}
 _LEFT = ("name", "model", "phase", "fit")
@@ -117,12 +117,8 @@ def _live(row: SweepRow) -> int:
     return row.live_bytes or 0
 
 
-def render_csv(sweep: Sweep, view: View = PLAIN) -> str:
-    """A header and a row for each configuration; bytes as integers, columns of cards have their name in brackets."""
-    return csv_text(_csv_rows(sweep))
-
-
-def _csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
+def csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
+    """A header and a row for each configuration; columns of cards have their name in brackets."""
     settings = list(dict.fromkeys(name for row in sweep.rows for name in row.settings if name != "mode"))
     categories = list(dict.fromkeys((*CATEGORIES, *(name for row in sweep.rows for name in row.by_category))))
     heads = ["index", "name", "model", "mode", *settings, "live_bytes", "phase", *(f"{c}_bytes" for c in categories)]
@@ -143,4 +139,4 @@ def _csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
         yield [*cells, None if row.error is None else f"{row.error.what} [{row.error.code}]"]
 
 
-FORMATS = (Format("table", "txt", render), Format("csv", "csv", render_csv))
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows))

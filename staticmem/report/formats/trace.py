@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from staticmem.report.changes import Change, ChangeList, Group
-from staticmem.report.formats import Format
-from staticmem.report.text import PLAIN, Text, View, csv_text
+from staticmem.report.formats import Format, csv_format
+from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import category_name, shape_text
 
 COLUMNS = "stage phase ops node module sign count dtype shape category bytes total_bytes".split()
@@ -51,14 +51,10 @@ def _rows(groups: Sequence[Group], least: int, view: View) -> Iterator[str]:
         yield f"{tensors:<40}  {view.size(sum(group.bytes for group in small)):>11}"
 
 
-def render_csv(listing: ChangeList, view: View = PLAIN) -> str:
+def csv_rows(listing: ChangeList) -> Iterator[Sequence[object]]:
     """A header and a row for each group; `sign` is + or -, bytes are not signed."""
-    return csv_text(_csv_rows(listing.stages))
-
-
-def _csv_rows(stages: Sequence[Change]) -> Iterator[Sequence[object]]:
     yield COLUMNS
-    for stage in stages:
+    for stage in listing.stages:
         head = (stage.index, stage.phase, " ".join(stage.ops), stage.node, stage.module)
         for sign, groups in (("+", stage.made), ("-", stage.freed)):
             for g in groups:
@@ -66,4 +62,4 @@ def _csv_rows(stages: Sequence[Change]) -> Iterator[Sequence[object]]:
                 yield *head, sign, g.count, g.dtype, shape, g.category, g.bytes, stage.total_bytes
 
 
-FORMATS = (Format("table", "txt", render), Format("csv", "csv", render_csv))
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows))

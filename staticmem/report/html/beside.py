@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from staticmem.report.html.charts import AddressMap, Timeline
 from staticmem.report.html.what_if import WhatIf
+from staticmem.report.sweep import LeverRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,6 @@ class CardRow:
     asked: bool = False
     assumed: tuple[str, ...] = ()
     stands_for: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LeverRow:
-    """A change of the step and the peak of live bytes with it. `flags` make it on the command line; `compute` is what
-    it adds to the operations of a step, as a fraction; `changes` is "none", "numerics" or "training"."""
-
-    name: str
-    flags: str
-    peak_bytes: int
-    compute: float = 0.0
-    changes: str = "none"
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

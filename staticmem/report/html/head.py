@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from staticmem.report.html.beside import CardRow
-from staticmem.report.html.page import esc, name, section, stacked_bar, table
+from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
 from staticmem.report.model import LargestBatch, Report
 from staticmem.report.text import View
 from staticmem.report.verdict import category_name, place, step_name
@@ -39,13 +39,7 @@ def part_name(category: str) -> str:
 def top_bar(sections: Sequence[tuple[str, str]]) -> str:
     """The bar above everything: links to the sections, and what the page can do."""
     links = "".join(f'<a href="#{id}">{esc(title)}</a>' for id, title in sections)
-    return (
-        '<a class="skip" href="#main">Skip to the report</a>'
-        f'<header class="top"><span class="brand">staticmem</span><nav aria-label="Sections">{links}</nav>'
-        '<span class="actions"><button type="button" id="download" class="needs-script">JSON</button>'
-        '<button type="button" id="theme" class="needs-script" aria-label="Theme: as the system">Theme</button></span>'
-        "</header>"
-    )
+    return template("top_bar.html", links=links)
 
 
 def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:

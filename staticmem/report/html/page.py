@@ -1,4 +1,4 @@
-"""What every page of staticmem shares: the frame with its style, escaping, tables, bars. Made of text, no templates.
+"""What every page of staticmem shares: the frame with its style, escaping, tables, bars. Long HTML is in `assets`.
 
 A page is one file that asks for nothing else: its Content-Security-Policy allows the style and the script in it by
 their hashes, and no request. So there are no `style` attributes: classes and SVG attributes carry what varies.
@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 CUT = 400  # characters of a name that a page shows; the embedded report has all of it
@@ -58,6 +59,11 @@ def asset(file: str) -> str:
     return (files(__package__) / "assets" / file).read_text(encoding="utf-8")
 
 
+def template(file: str, **parts: str) -> str:
+    """A file in `assets` with HTML for each `$name` in it."""
+    return Template(asset(file)).substitute(parts)
+
+
 def page(title: str, body: str, *, styles: Sequence[str] = (), scripts: Sequence[str] = (), blocks: str = "") -> str:
     """A whole page.
 
@@ -68,20 +74,13 @@ def page(title: str, body: str, *, styles: Sequence[str] = (), scripts: Sequence
         blocks: data elements (`data`), behind the body.
     """
     style = "\n".join(asset(file) for file in ("base.css", *styles))
-    parts = "\n".join(asset(file) for file in ("base.js", *scripts))
-    script = f'"use strict";\n{parts}'
+    script = "\n".join(['"use strict";', *(asset(file) for file in ("base.js", *scripts))])
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f'<link rel="icon" href="data:,">\n<title>{esc(title)}</title>\n<style>{style}</style>\n</head>\n'
-        f"<body>\n{body}\n{blocks}\n<script>{script}</script>\n</body>\n</html>\n"
-    )
+    parts = {"policy": policy, "style": style, "body": body, "blocks": blocks, "script": script}
+    return template("page.html", title=esc(title), **parts)
 
 
 def _hash(text: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.report.html.beside import Extras, LeverRow
+from staticmem.report.html.beside import Extras
 from staticmem.report.html.head import ORDER, part_name
-from staticmem.report.html.page import esc, name, section, stacked_bar, table
+from staticmem.report.html.page import asset, esc, name, section, stacked_bar, table, template
 from staticmem.report.html.what_if import WhatIf
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
+from staticmem.report.sweep import SAME, LeverRow
 from staticmem.report.text import View
 from staticmem.report.verdict import phase_rows, shape_text
 from staticmem.report.verdict import share as percent
@@ -17,27 +18,10 @@ from staticmem.units import format_count
 MINUS = "\u2212"
 ROWS = 50  # tensors in the table; the timeline and the JSON have more
 
-_CHART_KEYS = (
-    "Drag to move, wheel or +/\u2212 to zoom (click the chart first), 0 for the whole step, P for the peak, "
-    "arrow keys to walk through time and tensors, Escape to let go."
-)
-
 
 def _chart(id: str, label: str, tools: str = "") -> str:
     """Where a canvas goes; the script fills it."""
-    return (
-        f'<div class="chart needs-script" id="{id}"><div class="tools">{tools}'
-        '<span class="buttons"><button type="button" data-do="out" aria-label="Zoom out">\u2212</button>'
-        '<button type="button" data-do="in" aria-label="Zoom in">+</button>'
-        '<button type="button" data-do="all">Whole step</button>'
-        '<button type="button" data-do="peak">Peak</button></span></div>'
-        f'<div class="canvas"><canvas class="main" tabindex="0" role="application" aria-label="{esc(label)}" '
-        f'aria-describedby="{id}-keys {id}-now"></canvas><div class="tip" hidden></div></div>'
-        f'<canvas class="overview" aria-hidden="true"></canvas>'
-        f'<p class="now" id="{id}-now" aria-live="polite"></p>'
-        f'<p class="hint" id="{id}-keys">{esc(_CHART_KEYS)}</p></div>'
-        '<p class="no-script">The chart needs JavaScript; the tables do not.</p>'
-    )
+    return template("chart.html", id=id, label=esc(label), tools=tools)
 
 
 def timeline_section(report: Report) -> str:
@@ -119,12 +103,7 @@ def module_section(report: Report, view: View) -> str:
         module = name(row.module) if row.module else "the model itself"
         rows.append((module, view.size(row.bytes), text, stacked_bar(parts, text)))
     grid = table(("Module (its own)", "Bytes", "Share", ""), rows, right=(1, 2), caption="Modules at the peak")
-    body = (
-        '<div class="icicle needs-script"><p class="crumbs" id="crumbs"></p>'
-        '<svg id="icicle" role="tree" aria-label="Memory at the peak by module"></svg>'
-        '<p class="now" id="icicle-now" aria-live="polite"></p></div>'
-        f"<details><summary>The {len(rows)} largest modules as a table</summary>{grid}</details>"
-    )
+    body = template("icicle.html", count=str(len(rows)), table=grid)
     lead = "From left to right: the model, its modules, theirs. Choose one to see it alone; Backspace goes back."
     return section("modules", "By module", body, lead)
 
@@ -140,39 +119,23 @@ def what_if_section(what_if: WhatIf | None) -> str:
         "<i>base + slope \u00d7 batch</i> bytes, rounded up to 512. The figures are those of "
         "<code>staticmem analyze</code>, to the byte. Allocator, workspaces and context come on top."
     )
-    body = (
-        '<form class="what-if needs-script" id="what-if-form"><div class="controls">'
-        '<label for="batch-range">Batch</label><div class="batch-row">'
-        '<input type="range" id="batch-range" min="0" max="1000" step="1">'
-        '<input type="number" id="batch" min="1" step="1" inputmode="numeric" aria-label="Batch"></div>'
-        '<label>Precision <select id="precision"></select></label>'
-        '<label>Optimizer <select id="optimizer"></select></label>'
-        '<label id="resolution-label">Resolution <select id="resolution"></select>'
-        '<small id="resolution-fixed" hidden>fixed in the file</small></label></div>'
-        '<div class="answer"><p class="big"><output id="what-if-peak"></output></p><p id="what-if-delta"></p>'
-        '<svg id="what-if-bar" class="bar" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img"></svg>'
-        '<p id="what-if-when"></p><p class="reason" id="what-if-reason" role="status"></p>'
-        '<svg id="what-if-chart" role="img" aria-label="Peak against batch"></svg></div>'
-        '<p class="command"><code id="what-if-command"></code></p></form>'
-        '<p class="no-script">The sliders need JavaScript.</p>'
-    )
-    return section("what-if", title, body, lead)
+    return section("what-if", title, asset("what_if.html"), lead)
 
 
 def lever_section(levers: Sequence[LeverRow], peak: int, view: View) -> str:
     """What changes of the step would save, the most helpful first."""
-    saving = sorted((lever for lever in levers if lever.peak_bytes < peak), key=lambda lever: lever.peak_bytes)
+    saving = sorted((lever for lever in levers if lever.live_bytes < peak), key=lambda lever: lever.live_bytes)
     if not saving:
         return ""
     rows = []
     for lever in saving:
-        saved, share = peak - lever.peak_bytes, lever.peak_bytes / peak
+        saved, share = peak - lever.live_bytes, lever.live_bytes / peak
         compute = "" if not lever.compute else f"{'+' if lever.compute > 0 else MINUS}{abs(lever.compute):.0%}"
         note = f"<br><small>{esc(lever.note)}</small>" if lever.note else ""
         bar = stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak")
-        flags, changes = f"<code>{esc(lever.flags)}</code>", "" if lever.changes == "none" else esc(lever.changes)
-        sizes = (view.size(lever.peak_bytes), f"{MINUS}{view.size(saved)}")
-        rows.append((f"{esc(lever.name)}{note}", flags, bar, *sizes, compute, changes))
+        flags, changes = f"<code>{esc(lever.flags)}</code>", "" if lever.changes == SAME else esc(lever.changes)
+        sizes = (view.size(lever.live_bytes), f"{MINUS}{view.size(saved)}")
+        rows.append((f"{esc(lever.does)}{note}", flags, bar, *sizes, compute, changes))
     heads = ("Lever", "Flags", "Peak with it", "", "Saves", "Compute", "Changes")
     grid = table(heads, rows, id="lever-table", right=(3, 4, 5), caption="Levers")
     lead = "Each alone, the rest as it is, analysed in full: the peak of live tensors with it."

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from staticmem.allocators.onnxruntime.session import predict_session
 from staticmem.files import temporary_folder
 from staticmem.ir.graph import Note
+from staticmem.scenario.request import Request
 from staticmem.scenario.session import SessionOptions
 from staticmem.studies.session import open_session, predicted
 from staticmem.validate import child
@@ -23,6 +24,10 @@ from staticmem.validate.records import Record, new_record
 DEVICES = ("auto", "cpu", "cuda")
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 TIMEOUT = 600.0  # seconds
+RECORDED = """
+    graph_optimization_level enable_mem_pattern enable_mem_reuse enable_cpu_mem_arena arena_extend_strategy
+    intra_op_num_threads gpu_mem_limit cudnn_conv_algo_search
+""".split()  # options of the session
 FAILURES: child.Failures = {
     "import": Failure(
         "onnxruntime cannot be imported", "{message}.", "Install it again: pip install onnxruntime.", "SM500"
@@ -72,15 +77,6 @@ FAILURES: child.Failures = {
 }
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """Sizes of the inputs, as the flags of `analyze` give them."""
-
-    batch: int | None = None
-    resolution: tuple[int, int] | None = None
-    dims: Mapping[str, int] | None = None
-
-
 def installed() -> bool:
     """Whether onnxruntime can be imported; it is not imported here."""
     return importlib.util.find_spec("onnxruntime") is not None
@@ -88,7 +84,7 @@ def installed() -> bool:
 
 def validate_session(
     path: str,
-    scenario: Scenario,
+    request: Request,
     options: SessionOptions | None = None,
     device: str = "auto",
     timeout: float = TIMEOUT,
@@ -98,7 +94,7 @@ def validate_session(
 
     Args:
         path: the file; weights that are missing are random data.
-        scenario: sizes of the inputs.
+        request: its sizes of the inputs count.
         options: of the session; its provider follows `device`.
         device: "cpu"; "cuda", an error where the session does not run there; "auto", CUDA where it runs, else the CPU.
         timeout: seconds for all runs.
@@ -116,7 +112,7 @@ def validate_session(
             "pip install 'staticmem[cpu]', or 'staticmem[gpu]' on a machine with an NVIDIA GPU (not both).",
             code="SM500",
         )
-    opened = open_session(path, scenario.batch, scenario.resolution, scenario.dims)
+    opened = open_session(path, request.batch, request.image_size, request.dims)
     proto, binding, shapes = opened.proto, opened.binding, opened.shapes
     options = replace(options or SessionOptions(), provider="cpu" if device == "cpu" else "cuda")
     inputs = plan_inputs(proto.graph, shapes)
@@ -146,16 +142,6 @@ def validate_session(
     shown = asdict(options)
     if real != "cuda":
         shown["cudnn_conv_algo_search"] = None
-    names = (
-        "graph_optimization_level",
-        "enable_mem_pattern",
-        "enable_mem_reuse",
-        "enable_cpu_mem_arena",
-        "arena_extend_strategy",
-        "intra_op_num_threads",
-        "gpu_mem_limit",
-        "cudnn_conv_algo_search",
-    )
     return new_record(
         path,
         "onnx",
@@ -166,7 +152,7 @@ def validate_session(
             "name": "onnxruntime",
             "version": read.version,
             "provider": read.provider,
-            "options": {name: shown[name] for name in names},
+            "options": {name: shown[name] for name in RECORDED},
         },
         scenario={
             "inputs": {item.name: list(item.shape) for item in inputs},

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from staticmem.cli.analyze import SLIDERS, without
 from staticmem.cli.main import main
-from staticmem.report.html import Extras, LeverRow, render
+from staticmem.report.html import Extras, render
 from staticmem.report.html.charts import timeline
 from staticmem.report.html.pack import block, packed_text, unpacked_text
 from staticmem.report.html.page import cut, esc, json_text, stacked_bar, table, visible
 from staticmem.report.json import dumps
+from staticmem.report.sweep import LeverRow
 from staticmem.studies import Study
 from staticmem.studies.page import extras, page
 
@@ -148,9 +149,9 @@ def test_card_of_the_report_is_marked_and_agrees(study: Study) -> None:
 def test_levers_are_those_that_save_the_most_helpful_first(study: Study) -> None:
     peak = study.report.peak.live_bytes
     rows = (
-        LeverRow("worse", "--worse", peak + 512),
-        LeverRow("good <b>", "--good", peak // 2, 0.33, "numerics"),
-        LeverRow("best", "--best", peak // 4, -0.5),
+        LeverRow("worse", "--worse", peak + 512, None, None, -512, 0, 0.0, "none", ""),
+        LeverRow("good <b>", "--good", peak // 2, None, None, peak // 2, 0, 0.33, "numerics", ""),
+        LeverRow("best", "--best", peak // 4, None, None, peak // 4 * 3, 0, -0.5, "none", ""),
     )
     text = render(study.report, Extras(levers=rows))
     assert "<code>--worse" not in text
