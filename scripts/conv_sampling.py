@@ -8,8 +8,9 @@ resolution up to 512. Every draw is reproducible from its seed.
 from __future__ import annotations
 
 import random
+from math import prod
 
-from staticmem.devices.conv import PASSES, Convolution, product
+from staticmem.devices.conv import PASSES, Convolution
 
 LARGEST = 2**31  # elements of a tensor: beyond, PyTorch's 32-bit indexing takes other paths
 RESOLUTIONS = (7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224, 256, 5, 10, 13, 20, 27, 40, 55, 80, 160, 384, 512)
@@ -68,7 +69,7 @@ def draw(r: random.Random, precision: str, channels_last: bool, direction: str) 
             direction, precision, channels_last, (batch, channels, height, width),
             (results, channels // groups, window, window), (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups,
         )  # fmt: skip
-        if max(product(conv.x), product(conv.y)) < LARGEST // 2 and product(conv.w) < 2**27:
+        if max(prod(conv.x), prod(conv.y)) < LARGEST // 2 and prod(conv.w) < 2**27:
             return conv
 
 

@@ -8,11 +8,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staticmem.devices.conv import Convolution, product
+from staticmem.devices.conv import Convolution
 from staticmem.devices.conv_tables import Form, Tree, features, form_bytes, piece_bytes
 
 NEGLIGIBLE = 8192  # bytes: tile counters and alignment, which no form describes
@@ -42,7 +43,7 @@ def label(conv: Convolution, workspace: int) -> Form:
             if rest > 0 and (best is None or (rest, len(pieces), pad) < best[:3]):
                 best = (rest, len(pieces), pad, pieces)
     assert best is not None
-    return Form(best[3], best[2], round(2 * math.log2(best[0] / (product(conv.w) * 4))))
+    return Form(best[3], best[2], round(2 * math.log2(best[0] / (prod(conv.w) * 4))))
 
 
 @dataclass

@@ -117,10 +117,3 @@ def passes_of(call: trace.Convolution, channels_last: bool, allow_tf32: bool = T
         )
     except ValueError:
         return ()
-
-
-def product(sizes: tuple[int, ...]) -> int:
-    n = 1
-    for size in sizes:
-        n *= size
-    return n

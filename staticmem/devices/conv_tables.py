@@ -18,10 +18,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution, product
+from staticmem.devices.conv import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
 
 FOLDER = Path(__file__).parent / "conv"
 WITHOUT_TF32 = ("sm_70", "sm_75")  # no TF32 before Ampere: float32 is float32
@@ -43,7 +44,7 @@ def _alignment(channels: int) -> int:
 def features(conv: Convolution) -> tuple[int, ...]:
     """Integers on which the tables branch, in the order of `FEATURES`. Channels are those of one group."""
     n, c, k, g = conv.x[0], conv.w[1], conv.w[0] // conv.groups, conv.groups
-    pixels, result_pixels, window = product(conv.x[2:]), product(conv.y[2:]), product(conv.w[2:])
+    pixels, result_pixels, window = prod(conv.x[2:]), prod(conv.y[2:]), prod(conv.w[2:])
     # the matrix product that a pass amounts to: rows x columns, summed over depth
     rows, columns, depth = {
         FORWARD: (n * result_pixels, k, c * window),
@@ -90,9 +91,9 @@ def piece_bytes(conv: Convolution, pad: int = 1) -> dict[str, int]:
     c, k = _round(conv.w[1], pad), _round(conv.w[0] // conv.groups, pad)
     size, g = conv.itemsize, conv.groups
     return {
-        "x": conv.x[0] * c * g * product(conv.x[2:]) * size,
-        "y": conv.y[0] * k * g * product(conv.y[2:]) * size,
-        "w": k * g * c * product(conv.w[2:]) * size,
+        "x": conv.x[0] * c * g * prod(conv.x[2:]) * size,
+        "y": conv.y[0] * k * g * prod(conv.y[2:]) * size,
+        "w": k * g * c * prod(conv.w[2:]) * size,
     }
 
 
@@ -101,7 +102,7 @@ def form_bytes(conv: Convolution, form: Form) -> int:
     sizes = piece_bytes(conv, form.pad)
     total = sum(sizes[p] for p in form.pieces)
     if form.step is not None:
-        total += round(2 ** (form.step / 2) * product(conv.w) * 4)
+        total += round(2 ** (form.step / 2) * prod(conv.w) * 4)
     return total
 
 

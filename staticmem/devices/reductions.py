@@ -9,6 +9,7 @@ of each thread: tens of MiB for a result of some KiB. Source: aten/src/ATen/nati
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 from staticmem.ir.record import record
 
@@ -65,11 +66,7 @@ def reduction_buffer(
     """
     reduced = _coalesced([(shape[a], strides[a]) for a in axes])
     kept = _coalesced([(n, strides[a]) for a, n in enumerate(shape) if a not in axes])
-    inputs = outputs = 1
-    for size, _ in reduced:
-        inputs *= size
-    for size, _ in kept:
-        outputs *= size
+    inputs, outputs = prod(size for size, _ in reduced), prod(size for size, _ in kept)
     if inputs * outputs > INDEXABLE or inputs * outputs == 0:
         return 0, 0
     along = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])  # reduction_on_fastest_striding_dimension

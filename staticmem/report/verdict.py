@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from staticmem.liveness.why import short
-from staticmem.report.model import Peak, PhasePeak, Phases, Report, ScenarioInfo
+from staticmem.report.model import GpuFit, Peak, PhasePeak, Phases, Report, ScenarioInfo
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.step import TITLES
 
@@ -139,18 +139,19 @@ def verdict(report: Report, view: View = PLAIN) -> str:
     if gpu is None:
         return line
     device = view.size(report.peak.device_bytes or 0)
-    left = view.size(gpu.headroom_bytes)
-    missing = view.size(gpu.missing_bytes)
-    tight = f"{left} to spare"
-    if gpu.missing_bytes:
-        tight = f"{missing} over, which the allocator can serve by giving cached memory back"
-    outcome = {
-        "fits": f"fits a {gpu.name} with {left} to spare",
-        "tight": f"is tight on a {gpu.name}: {tight}",
-        "does not fit": f"does not fit a {gpu.name}: {missing} short",
-    }[gpu.fit]
     largest = largest_batch(report, view)
-    return f"{line} On the device {device}, which {outcome}.{f' {largest}' if largest else ''}"
+    return f"{line} On the device {device}, which {fit_text(gpu, view)}.{f' {largest}' if largest else ''}"
+
+
+def fit_text(gpu: GpuFit, view: View) -> str:
+    """`fits a GeForce RTX 4090 with 3.10 GiB to spare`."""
+    left, missing = view.size(gpu.headroom_bytes), view.size(gpu.missing_bytes)
+    if gpu.fit == "fits":
+        return f"fits a {gpu.name} with {left} to spare"
+    if gpu.fit == "does not fit":
+        return f"does not fit a {gpu.name}: {missing} short"
+    over = f"{missing} over, which the allocator can serve by giving cached memory back"
+    return f"is tight on a {gpu.name}: {over if gpu.missing_bytes else f'{left} to spare'}"
 
 
 def largest_batch(report: Report, view: View = PLAIN) -> str:

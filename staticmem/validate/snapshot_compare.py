@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from staticmem.report.formats import Format
+from staticmem.report.formats import JSON, Format
 from staticmem.report.text import PLAIN, View, printable
 from staticmem.validate.snapshots import Allocation, Snapshot
 
@@ -218,11 +217,6 @@ def _moments(
     return tuple(moments)
 
 
-def render_json(found: SnapshotComparison, view: View = PLAIN) -> str:
-    """All of it as JSON."""
-    return json.dumps(asdict(found), indent=2, ensure_ascii=False) + "\n"
-
-
 def render(found: SnapshotComparison, view: View = PLAIN) -> str:
     """Lines for people; the last one is the sum of it."""
     mine, theirs = found.allocated
@@ -259,4 +253,4 @@ def render(found: SnapshotComparison, view: View = PLAIN) -> str:
     return "\n".join([*lines, "", total]) + "\n"
 
 
-FORMATS = (Format("table", "txt", render), Format("json", "json", render_json))
+FORMATS = (Format("table", "txt", render), JSON)

@@ -6,7 +6,7 @@ from staticmem.report.formats import Format
 from staticmem.report.formats.report import note_list
 from staticmem.report.session import SessionReport
 from staticmem.report.text import PLAIN, Text, View
-from staticmem.report.verdict import shape_text
+from staticmem.report.verdict import fit_text, shape_text
 
 _NAMES = {
     "weights": "weights in the arena",
@@ -28,12 +28,12 @@ def render(report: SessionReport, view: View = PLAIN) -> str:
     text = Text(view)
     _model(text, report)
     text.heading("Meters")
-    _sizes(text, _meters(report, view))
+    text.columns(_meters(report, view), right=(1,))
     text.heading("What it is made of")
-    _sizes(text, [(_NAMES[n], view.size(b), "") for n, b in report.peak.by_category.items() if b])
+    text.columns([(_NAMES[n], view.size(b), "") for n, b in report.peak.by_category.items() if b], right=(1,))
     if report.top_nodes:
         text.heading("Nodes at which most is requested (first run)")
-        _sizes(text, [(f"{n.op} {n.name}", view.size(n.requested_bytes), "") for n in report.top_nodes])
+        text.columns([(f"{n.op} {n.name}", view.size(n.requested_bytes), "") for n in report.top_nodes], right=(1,))
     if report.assumptions:
         note_list(text, "Assumptions", report.assumptions)
     if report.warnings:
@@ -56,12 +56,7 @@ def verdict(report: SessionReport, view: View = PLAIN) -> str:
     line = f"{line} On the device {_device(report, view)}, not verified"
     if gpu is None:
         return f"{line}."
-    outcome = {
-        "fits": f"fits a {gpu.name} with {view.size(gpu.headroom_bytes)} to spare",
-        "tight": f"is tight on a {gpu.name}: {view.size(gpu.headroom_bytes)} to spare at the expected need",
-        "does not fit": f"does not fit a {gpu.name}: {view.size(gpu.missing_bytes)} short",
-    }[gpu.fit]
-    return f"{line}; it {outcome}."
+    return f"{line}; it {fit_text(gpu, view)}."
 
 
 def _device(report: SessionReport, view: View) -> str:
@@ -72,10 +67,6 @@ def _device(report: SessionReport, view: View) -> str:
     if band.high is None:
         return f"{expected} ({view.size(band.low)} at least, no upper bound)"
     return f"{expected} ({view.size(band.low)} to {view.size(band.high)})"
-
-
-def _sizes(text: Text, rows: list[tuple[str, str, str]]) -> None:
-    text.columns(rows, right=(1,))
 
 
 def _model(text: Text, report: SessionReport) -> None:
