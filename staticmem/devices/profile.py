@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from staticmem.devices.documents import CODE, integer, keys_of, read_yaml, table, text
@@ -46,8 +47,6 @@ class EagerModules:
     @property
     def band(self) -> Band:
         """The least, the median and the most of the readings: neither card nor build of torch is known."""
-        from statistics import median  # late: few steps load modules eagerly, and it brings fractions and decimal
-
         return Band(min(self.readings), round(median(self.readings)), max(self.readings))
 
 
