@@ -22,9 +22,8 @@ from typing import Any
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.engine.interpreter import Interpreter
-from staticmem.ir.graph import Ref
+from staticmem.ir.graph import Ref, Region
 from staticmem.ops import in_place
-from staticmem.passes.checkpoint_regions import Region
 
 
 class _StopRecomputationError(Exception):

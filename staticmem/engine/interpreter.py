@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from staticmem.engine.precision import WholeModelCast
 
 _RESOLVED = (Ref, tuple)
+FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording
 # what a rule raises when an argument does not match the ATen schema
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 # its rule asks whether query, key and value are one tensor, which the key of a record does not say
@@ -61,6 +62,7 @@ class Interpreter:
         self.autocast = e.autocast  # that of the step, where an op may run without
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
+        self.of_autograd = Owner("autograd", "attributes of ctx")  # what lives as long as the graph of autograd
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
         self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False: not run by `_run`
@@ -73,6 +75,7 @@ class Interpreter:
         if releases is None:
             releases = releases_of(graph, "expected", e.training)
         self.last_use, self.held_by_frames, self.released_after = releases.last_use, releases.frames, releases.after
+        self.recorded = graph.recorded  # then it says what frames hold
 
     def define(self, name: str, tensor: Tensor, lasting: bool = False) -> None:
         """A tensor that someone else owns (parameters, inputs) under a name. `lasting`: to the end, whatever runs, so
@@ -80,6 +83,15 @@ class Interpreter:
         self.env[name] = tensor
         if lasting:
             self.lasting.add(name)
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """A tensor that the module has from the call before, until the code lets go of it."""
+        self.env[name] = tensor
+        self.owners[name] = (tensor, self.e.take(tensor, "module", name))
+
+    def hold_with_graph(self, tensor: Tensor) -> None:
+        """A tensor that an object of the graph of autograd refers to: the loss holds it to the end of the step."""
+        self.e.hold(tensor, self.of_autograd)
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
@@ -114,7 +126,7 @@ class Interpreter:
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
         keeps, frames, frame_of = self.keeps_values or checkpoints is not None, self.frames, self.held_by_frames
-        produced = self.produced_in
+        produced, enters = self.produced_in, self.recorded is None
         self.records, signatures = records_of_modes(e), self.signatures
         for index in range(start, end):
             op = ops[index]
@@ -122,7 +134,7 @@ class Interpreter:
                 e.grad_enabled = grad_enabled
                 checkpoints.before(self, index)
             trace.op = self.index = index
-            if op.modules:  # shape arithmetic carries no module: stay where we are
+            if op.modules and enters:  # shape arithmetic carries no module: stay where we are
                 self._enter(op)
             e.grad_enabled = grad_enabled and op.grad
             signature = signatures[index]
@@ -184,7 +196,9 @@ class Interpreter:
 
     def forget_outputs(self) -> None:
         """The caller drops the model's outputs."""
-        for name in dict.fromkeys(self.graph.outputs):
+        recorded = self.recorded
+        left = self.graph.outputs if recorded is None else [n for n in self.owners if n not in recorded.lasting]
+        for name in dict.fromkeys(left):
             self._forget(name)
 
     # -- frames --------------------------------------------------------------------------------------------------
@@ -247,7 +261,7 @@ class Interpreter:
                 raise self._nothing_produces(missing.args[0], op) from None
         try:
             if signature.sliced and _takes_all(filled(op, values)[0]):
-                self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
+                self.bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
                 return
             results, scoped = run_call(e, self.records[e.grad_enabled], signature, op, values)
         except (ValueError, *BAD_ARGUMENTS) as error:
@@ -255,11 +269,11 @@ class Interpreter:
         self.covered[op.target] += 1
         outputs = op.outputs
         if len(outputs) == 1 and len(results) == 1 and type(results[0]) is Tensor and outputs[0]:
-            self._bind(outputs[0], results[0], op)
+            self.bind(outputs[0], results[0], op)
         else:
             for name, tensor in zip(outputs, results, strict=False):
                 if name and isinstance(tensor, Tensor):
-                    self._bind(name, tensor, op)
+                    self.bind(name, tensor, op)
         if scoped:
             e.close_scope()
 
@@ -267,6 +281,12 @@ class Interpreter:
         """Runs an op without records: arithmetic of sizes, casts of a cast model, unknown ops, ops under saved-tensor
         hooks."""
         e, target, base = self.e, op.target, op.base
+        if target == FUNCTION:
+            from staticmem.engine.custom_functions import run_function  # few graphs have one
+
+            assert self.recorded is not None
+            run_function(self, self.recorded.functions[op.name], op)
+            return
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
         args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
         kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()} if op.kwargs else {}
@@ -296,14 +316,14 @@ class Interpreter:
             raise self.explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
-                self._bind(name, tensor, op)
+                self.bind(name, tensor, op)
         e.close_scope()
 
     def _upcast(self, op: Op, source: Tensor) -> None:
         """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
         name, e = op.outputs[0], self.e
         e.open_scope()
-        self._bind(name, to_copy(e, source, dtypes.float32), op)
+        self.bind(name, to_copy(e, source, dtypes.float32), op)
         e.close_scope()
         last = self.index
         for index in range(self.index + 1, len(self.graph.ops)):
@@ -317,7 +337,7 @@ class Interpreter:
             self.owners[name] = (source, e.take(source, "value", name))
             self.outside[name] = (op.modules, source)
 
-    def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
+    def bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
         hold = self.e.take(tensor, "value", name)

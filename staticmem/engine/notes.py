@@ -33,7 +33,9 @@ def notes_of_step(
         yield from _of_recurrent(graph)
         yield from _of_other_outputs(outputs, loss)
     yield from _of_unread(graph, scenario.training)
-    if not scenario.training:
+    if graph.recorded is not None:
+        pass
+    elif not scenario.training:
         yield from _of_fused_path(graph)
     elif graph.format == "onnx":
         yield from _of_onnx(graph)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
@@ -22,9 +23,9 @@ from staticmem.engine.shapes import no_tensor_output, output_shape
 from staticmem.errors import DimensionError
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Note, Value
+from staticmem.ir.graph import Graph, Note, Region, Value
 from staticmem.ir.record import record
-from staticmem.passes.checkpoint_regions import Region, all_regions
+from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import values_of_loss
 from staticmem.scenario.step import Scenario
@@ -187,7 +188,20 @@ class _Step:
                 old = self.e.empty(p.value.shape or (), self._dtype(p.value.dtype), kernel="model")
                 self.e.categorise(old, "activation", f"{p.fqn.rpartition('_')[0]} of the previous step")
                 self.e.hold(old, kept)
+        if graph.recorded is not None:
+            for value, base in graph.recorded.kept:
+                self.interpreter.keep(value.name, self._kept(value, base))
         return parameters
+
+    def _kept(self, value: Value, base: str) -> Tensor:
+        """A tensor that the module has from the call before; a view where its storage has another name already."""
+        e = self.e
+        if base:
+            shape = value.shape or ()
+            return e.alias(self.interpreter.env[base], shape, contiguous_strides(shape))
+        tensor = e.empty(value.shape or (), self._dtype(value.dtype), kernel="model")
+        e.categorise(tensor, "activation", f"{value.name} of the previous step")
+        return tensor
 
     def _place_zeroed_gradients(self, parameters: Iterable[Tensor]) -> None:
         """`zero_grad(set_to_none=False)` leaves the gradients of the step before, filled with zeros."""

@@ -32,15 +32,16 @@ _OTHERS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
-def open_model(path: str) -> ModelFile:
-    """The model in a file: ONNX, or an archive of torch.export. The last few are kept (`frontends.recent`).
+def open_model(path: str, recordings: bool = True) -> ModelFile:
+    """The model in a file: ONNX, or an archive of torch.export; that of a recording which the file carries, if
+    `recordings` are asked for. The last few are kept (`frontends.recent`).
 
     Raises:
         ModelFileError: nothing is there, it cannot be read, or it is no graph that staticmem reads.
     """
     from staticmem.frontends import recent
 
-    known = recent.unchanged(path)
+    known = recent.unchanged(path) if recordings else None
     if known is not None:
         return known
     head = _head(path)
@@ -55,7 +56,7 @@ def open_model(path: str) -> ModelFile:
 
     if looks_like_onnx(head):
         try:
-            return open_onnx(path, keep=True)
+            return open_onnx(path, keep=recordings, recordings=recordings)
         except ModelFileError as error:
             if path in error.what:
                 raise
@@ -69,6 +70,10 @@ def decode(model: ModelFile, binding: Binding) -> Decoded | Graph:
     Raises:
         DimensionError: a size contradicts a shape that is fixed in the file; the message names the node.
     """
+    from staticmem.frontends import recorded
+
+    if isinstance(model, recorded.RecordedModel):
+        return recorded.decode(model, binding)
     if model.format == "onnx":
         from staticmem.frontends.onnx import decode as of_onnx
 

@@ -41,7 +41,7 @@ class Binder:
         self.symbols = dict(check_derived(archive.tensors, archive.inputs, binding))
         self.tensors: dict[str, Any] = dict(archive.tensors)
         self.bounds = DataBounds(self.symbols, self.tensors, self.sized)
-        self.notes: list[Note] = []
+        self.notes: list[Note] = [*archive.notes]
         self.frames: dict[str, tuple[Frame, ...]] = {}
         self.known_frames: dict[Frame, Frame] = {}
         self.rename: dict[str, str] = {}  # names of the graph that is read now -> those of the values

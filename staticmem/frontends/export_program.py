@@ -17,9 +17,13 @@ from typing import Any
 from staticmem import files
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields, recent
+from staticmem.frontends.carried import STALE, of_archive
 from staticmem.frontends.export_storages import CONFIGS, sizes, tied_names
+from staticmem.frontends.recorded import RecordedModel
+from staticmem.frontends.recording_format import MEMBER
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Note
 from staticmem.ir.model_file import InputSpec, SymbolRange, TracedSizes
 
 SUPPORTED_MAJOR = 8
@@ -28,8 +32,9 @@ _HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7, "local fil
 MAX_RATIO = 400  # JSON of this kind compresses 10-60 times; a bomb 1000 and more
 
 
-def read_archive(path: str, keep: bool = False) -> ExportedArchive:
-    """The model of a `.pt2` file. `keep`: the one that was read last, where all that is read of it has the same bytes.
+def read_archive(path: str, keep: bool = False) -> ExportedArchive | RecordedModel:
+    """The model of a `.pt2` file: that of the recording which it carries, if it does. `keep`: the one that was read
+    last, where all that is read of it has the same bytes.
 
     Raises:
         ModelFileError: not an archive of torch.export, or of a schema that this version does not know.
@@ -40,10 +45,18 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
             name = _model_member(archive, path)
             key = _key(archive, name, path) if keep else None
             known = recent.models.get(key) if key is not None else None
-            if isinstance(known, ExportedArchive):
+            if isinstance(known, ExportedArchive | RecordedModel):
                 recent.note(path, stamp, key)
                 return known
-            document = _load_json(archive, name, path)
+            text = _read_json(archive, name, path)
+            recorded, stale = of_archive(archive, text, path)
+            if recorded is not None:
+                if key is not None:
+                    recorded.graphs = recent.Graphs()
+                    recent.models.put(key, recorded)
+                    recent.note(path, stamp, key)
+                return recorded
+            document = _parsed(text, name, path)
             tied = tied_names(archive)
             traced = sizes(archive, path)
     except zipfile.BadZipFile as error:
@@ -67,7 +80,8 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive:
             code="SM103",
         )
     try:
-        model = ExportedArchive(path, document, tied=tied, sizes=traced)
+        notes = (STALE,) if stale else ()
+        model = ExportedArchive(path, document, tied=tied, sizes=traced, notes=notes)
         small = len(model.graph.get("nodes") or ()) <= recent.MOST_OPS
     except fields.MALFORMED as error:
         raise malformed(path, error) from error
@@ -82,7 +96,7 @@ def _key(archive: zipfile.ZipFile, name: str, path: str) -> Hashable:
     """What an archive is known by: the members that are read, as they are packed (a thirtieth of the JSON), and the
     sizes of all, which tell tensors apart. None for large ones."""
     infos = archive.infolist()
-    read = [i for i in infos if i.filename == name or i.filename.endswith(CONFIGS)]
+    read = [i for i in infos if i.filename == name or i.filename.endswith((*CONFIGS, f"/extra/{MEMBER}"))]
     if archive.fp is None or sum(max(i.file_size, i.compress_size) for i in read) > recent.LARGEST:
         return None
     known: list[Hashable] = [(i.filename, i.file_size) for i in infos]
@@ -126,7 +140,7 @@ def _model_member(archive: zipfile.ZipFile, path: str) -> str:
     )
 
 
-def _load_json(archive: zipfile.ZipFile, name: str, path: str) -> Any:
+def _read_json(archive: zipfile.ZipFile, name: str, path: str) -> bytes:
     info = archive.getinfo(name)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ModelFileError(
@@ -142,8 +156,12 @@ def _load_json(archive: zipfile.ZipFile, name: str, path: str) -> Any:
             "If this is a real model, report it.",
             code="SM106",
         )
+    return archive.read(name)
+
+
+def _parsed(text: bytes, name: str, path: str) -> Any:
     try:
-        return json.loads(archive.read(name))
+        return json.loads(text)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ModelFileError(
             f"{path} has a damaged graph", f"{name} is not JSON: {error}.", "Export the model again.", code="SM104"
@@ -160,6 +178,7 @@ class ExportedArchive:
     tied: Mapping[str, str] = field(default_factory=dict)  # names of one tensor, by the first of them
     graphs: recent.Graphs | None = field(default=None, repr=False)  # where the model is kept, so are its graphs
     sizes: TracedSizes = field(default_factory=TracedSizes)
+    notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
         module = fields.mapping(self.document["graph_module"])

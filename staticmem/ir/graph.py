@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
@@ -196,6 +196,76 @@ class Edit:
     notes: tuple[Note, ...] = ()
 
 
+@record(frozen=True, slots=True)
+class Region:
+    """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it."""
+
+    start: int
+    end: int
+    depth: int
+    name: str
+    reentrant: bool = False
+
+    def is_within(self, other: Region) -> bool:
+        return other.start <= self.start and self.end <= other.end and self.depth > other.depth
+
+    def crosses(self, other: Region) -> bool:
+        """Whether two regions are the same calls, or overlap without one being inside of the other."""
+        overlap = self.start < other.end and other.start < self.end
+        return overlap and not self.is_within(other) and not other.is_within(self)
+
+
+@record(frozen=True)
+class CustomFunction:
+    """One call of a `torch.autograd.Function` that has a history.
+
+    Attributes:
+        inputs: its tensor arguments, "" for others, in the order of `gradients`.
+        results: what its forward returned.
+        saved: what `ctx.save_for_backward` was given.
+        attributes: tensors that `ctx` has as attributes: they live as long as the graph of autograd.
+        backward: the ops of its backward, with what they release; None where it could not run without data.
+        incoming: names of the incoming gradients in `backward`, "" for results without one.
+        gradients: names of the returned gradients in `backward`, "" for None.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    saved: tuple[str, ...]
+    attributes: tuple[str, ...]
+    backward: Graph | None
+    incoming: tuple[str, ...]
+    gradients: tuple[str, ...]
+
+
+@record(frozen=True)
+class Recorded:
+    """What a recording of the code knows beside the ops.
+
+    Attributes:
+        last_held: values, each with the index of the op after which Python lets go of its storage.
+        lasting: values that the module keeps when its forward has returned.
+        kept: tensors that the module has from the call before: the value, and one of them whose storage it shares.
+        regions: calls of `torch.utils.checkpoint`.
+        functions: calls of custom autograd functions by the name of their op.
+    """
+
+    last_held: Mapping[str, int]
+    lasting: Set[str]
+    kept: tuple[tuple[Value, str], ...]
+    regions: tuple[Region, ...]
+    functions: Mapping[str, CustomFunction]
+
+
+class Programs(Protocol):
+    """The graphs that a recording has of a model, one for each mode."""
+
+    def of(self, training: bool, amp: DType | None) -> Graph:
+        """The graph that the code runs in this mode."""
+        ...
+
+
 @record(frozen=True)
 class Graph:
     """A bound model graph. All sizes are integers; ops are in execution order."""
@@ -215,6 +285,8 @@ class Graph:
     inplace_known: bool = True  # False where the export lost which ops run in place (ONNX)
     module_tree_known: bool = True
     edits: tuple[Edit, ...] = ()  # what passes changed, in order
+    recorded: Recorded | None = None  # None: the file has no recording of the code
+    programs: Programs | None = None  # the other modes of a recording
 
     @cached_property
     def derived(self) -> dict[str, Any]:

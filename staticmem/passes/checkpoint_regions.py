@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.classes import alternatives
-from staticmem.ir.graph import Frame, Graph, Note, Op, SourceLine
+from staticmem.ir.graph import Frame, Graph, Note, Op, Region, SourceLine
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.scenario.step import SQRT, Scenario
@@ -35,25 +35,6 @@ _FUNCTION = re.compile(r"\s*([A-Za-z_][\w.]*)")
 _SEGMENTS = re.compile(r"\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
 
 
-@record(frozen=True)
-class Region:
-    """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it."""
-
-    start: int
-    end: int
-    depth: int
-    name: str
-    reentrant: bool = False  # use_reentrant=True
-
-    def is_within(self, other: Region) -> bool:
-        return other.start <= self.start and self.end <= other.end and self.depth > other.depth
-
-    def crosses(self, other: Region) -> bool:
-        """Whether two regions are the same calls, or overlap without one being inside of the other."""
-        overlap = self.start < other.end and other.start < self.end
-        return overlap and not self.is_within(other) and not other.is_within(self)
-
-
 def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> tuple[tuple[Region, ...], list[Note]]:
     """The checkpoints of the scenario, and those of the code that do not contradict them; notes of the latter.
 
@@ -61,7 +42,8 @@ def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> t
     "expected" those alone that it certainly called.
     """
     asked = regions_of(graph, scenario)
-    written, notes = written_regions(graph, policy)
+    recorded = graph.recorded
+    written, notes = (recorded.regions, []) if recorded is not None else written_regions(graph, policy)
     return _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))}), notes
 
 

@@ -377,6 +377,12 @@ STEP = (
 """Passes that depend on what the step is asked to do."""
 
 
+_ON_RECORDINGS = ("attention masks", "trained parameters", "frozen parameters")
+RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
+"""Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and the masks
+that transformers builds for fake tensors alone."""
+
+
 def run(passes: Iterable[Pass], graph: Graph, context: object, keep: bool = False) -> Graph:
     """The graph after all passes that have work, in order.
 
@@ -448,6 +454,10 @@ def for_step(
     """The graph that a step of the scenario runs. `inplace` is the policy for activations where the file does not say
     what ran in place."""
     training = scenario.training
+    if graph.programs is not None:
+        programs, amp = graph.programs, scenario.amp
+        graph = graph.version(f"program {training} {amp}", lambda _: programs.of(training, amp))
+        passes = RECORDED if passes is STEP else ()
     freeze = scenario.freeze if training else None
     asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters)
     return run(passes, graph, asked, keep=True)

@@ -64,7 +64,7 @@ def open_session(
     from staticmem.frontends import open_model
     from staticmem.frontends.onnx import reader
 
-    model = open_model(path)
+    model = open_model(path, recordings=False)
     if model.format != "onnx":
         raise UsageError(
             f"{path} is no ONNX file",

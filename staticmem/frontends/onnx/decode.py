@@ -71,7 +71,7 @@ def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
         net, tensors, guessed, endless = _unrolled(model, proto, binding, net, tensors)
     if binding.rebound:
         tensors.notes.append(_rebind(model, binding, net, proto, tensors.contents))
-    notes = []
+    notes = [*model.notes]
     if guessed:
         text = "the larger branch of If was taken, its condition depends on data"
         notes.append(Note("assumption", "SM256", text, guessed))

@@ -13,6 +13,7 @@ from staticmem.frontends.onnx.inlining import check_scans, without_functions
 from staticmem.frontends.onnx.shapes import Body
 from staticmem.frontends.recent import Graphs
 from staticmem.ir import dtypes
+from staticmem.ir.graph import Note
 from staticmem.ir.model_file import InputSpec, SymbolRange, TracedSizes
 from staticmem.ir.onnx_graph import Attr, Node, Subgraph
 
@@ -32,6 +33,7 @@ class OnnxModel:
 
     def __init__(self, path: str, proto: Any, again: Callable[[], Any] | None = None) -> None:
         self.path = path
+        self.notes: tuple[Note, ...] = ()
         self.again = again
         self.graphs: Graphs | None = None  # where the model is kept, so are its graphs
         self.producer = " ".join(t for t in (proto.producer_name, proto.producer_version) if t) or "unknown"

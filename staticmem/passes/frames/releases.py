@@ -40,8 +40,24 @@ def releases_of(graph: Graph, policy: str, training: bool) -> Releases:
     key = f"releases {policy} training={training}"
     releases: Releases | None = graph.derived.get(key)
     if releases is None:
-        releases = graph.derived[key] = _releases(graph, held_values(graph, policy, training=training))
+        if graph.recorded is not None:
+            releases = _recorded_releases(graph, graph.recorded.last_held)
+        else:
+            releases = _releases(graph, held_values(graph, policy, training=training))
+        graph.derived[key] = releases
     return releases
+
+
+def _recorded_releases(graph: Graph, last_held: Mapping[str, int]) -> Releases:
+    """As the code was seen to let go of its values; what it holds to the end the caller drops (`forget_outputs`)."""
+    after: list[str | list[str] | None] = [None] * (len(graph.ops) + 1)
+    for name, index in last_held.items():
+        names = after[index] if index >= 0 else None
+        if type(names) is list:
+            names.append(name)
+        elif index >= 0:
+            after[index] = [name]
+    return Releases(last_held, after, {}, {})
 
 
 def _releases(graph: Graph, held: Held) -> Releases:

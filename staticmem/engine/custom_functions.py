@@ -1,0 +1,96 @@
+"""Calls of custom `torch.autograd.Function`s, of which a recording has the forward and the backward.
+
+The forward's ops have run without a history when the call comes. It gives the results a node that saves what
+`ctx.save_for_backward` was given; the backward runs the recorded ops. Attributes of `ctx` live as long as the graph of
+autograd: the loss holds it until the next step assigns another loss.
+
+Source: torch/csrc/autograd/python_function.cpp (`PyNode::apply`, `process_outputs`), torch/autograd/function.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from staticmem.eager.tensor import Formula, Grads, Tensor
+from staticmem.ir.graph import CustomFunction, Graph, Op, Ref
+from staticmem.ops import lookup
+from staticmem.ops.dispatch import call, fallback
+
+if TYPE_CHECKING:
+    from staticmem.eager.context import Eager
+    from staticmem.engine.interpreter import Interpreter
+
+
+def run_function(interpreter: Interpreter, function: CustomFunction, op: Op) -> None:
+    """Gives the results of a call their history, under the names that the op gives them."""
+    e, env = interpreter.e, interpreter.env
+    e.open_scope()
+    results = [env[name] for name in function.results if name]
+    named = [Tensor(t.storage, t.shape, t.strides, t.dtype) for t in results]
+    inputs = [env[name] for name in function.inputs if name]
+    if e.grad_enabled and any(t.requires_grad for t in inputs):
+        saved = [env[name] for name in dict.fromkeys(function.saved) if name]
+        e.record(f"{function.name} backward", named, inputs, [_formula(function, inputs, env)], saved)
+        for name in function.attributes:
+            interpreter.hold_with_graph(env[name])
+    for name, tensor in zip(filter(None, op.outputs), named, strict=True):
+        interpreter.bind(name, tensor, op)
+    e.close_scope()
+
+
+def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:
+    body = function.backward
+    of_inputs = [g for name, g in zip(function.inputs, function.gradients, strict=False) if name]
+    # what the backward reads of the forward: saved tensors, attributes, parameters
+    reads = {} if body is None else {n: env[n] for op in body.ops for n in op.refs() if n in env}
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        if body is None:
+            e.kernel(f"{function.name} backward")
+            return [e.empty_like(t) if wanted else None for t, wanted in zip(inputs, need, strict=True)]
+        incoming = [name for name in function.incoming if name]
+        values = dict(reads) | dict(zip(incoming, grads, strict=False))
+        returned = run_body(e, body, values)
+        return [returned.get(name) if wanted and name else None for name, wanted in zip(of_inputs, need, strict=True)]
+
+    return Formula(tuple(range(len(inputs))), gradients)
+
+
+def run_body(e: Eager, body: Graph, values: dict[str, Any]) -> dict[str, Tensor]:
+    """Runs the ops of a backward over `values`, and gives the tensors that it returns."""
+    assert body.recorded is not None
+    last_held = body.recorded.last_held
+    ends: dict[int, list[str]] = {}
+    for name, index in last_held.items():
+        ends.setdefault(index, []).append(name)
+    holds: dict[str, tuple[Tensor, int]] = {}
+    for index, op in enumerate(body.ops):
+        e.open_scope()
+        args = [_filled(a, values) for a in op.args]
+        kwargs = {k: _filled(v, values) for k, v in op.kwargs.items()}
+        rule = lookup(op.target)
+        if rule is None:
+            described = [body.values[n] for n in op.outputs if n in body.values]
+            result: Any = fallback(e, op.target, [*args, *kwargs.values()], described)
+        else:
+            result = call(e, rule, args, kwargs)
+        results = [result] if isinstance(result, Tensor) else list(result or ())
+        for name, tensor in zip(op.outputs, results, strict=False):
+            if name and isinstance(tensor, Tensor):
+                values[name] = tensor
+                holds[name] = (tensor, e.take(tensor, "value", name))
+        e.close_scope()
+        for name in ends.get(index, ()):
+            if name in holds:
+                e.end(*holds.pop(name))
+    returned = {name: values[name] for name in body.outputs if isinstance(values.get(name), Tensor)}
+    for held in holds.values():  # the scope of the formula has what it returns
+        e.end(*held)
+    return returned
+
+
+def _filled(arg: Any, values: dict[str, Any]) -> Any:
+    if isinstance(arg, Ref):
+        return values[arg.name]
+    return tuple([_filled(a, values) for a in arg]) if isinstance(arg, tuple) else arg

@@ -1,0 +1,84 @@
+"""Custom `torch.autograd.Function`s: what their `ctx` keeps, and the ops of their backward.
+
+The ops of `forward` run without a history and are recorded as such. The call itself is an op of its own,
+`staticmem::function`, which gives its results the history: a node that saves what `ctx.save_for_backward` was given and
+runs the recorded `backward`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import saved_tensors_hooks
+
+from staticmem.frontends import recording_format as written
+from staticmem.recording import gpu
+
+if TYPE_CHECKING:
+    from staticmem.recording.watch import Watch
+
+
+def recorded(watch: Watch, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs `cls.apply` and writes down the call, where its results have a history."""
+    saved: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> Any:
+        packed = watch.pack(tensor)
+        saved.append(packed[0])
+        return packed
+
+    inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
+    with saved_tensors_hooks(pack, watch.unpack):
+        result = apply(cls, *args, **kwargs)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    ctx = next((t.grad_fn for t in results if _on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
+    if ctx is None or watch.paused:
+        return result
+    made = [watch.value(t) if _on_gpu(t) else -1 for t in results]
+    attributes = [watch.value(t) for t in vars(ctx).values() if _on_gpu(t)]
+    outer, watch.program = watch.program, type(watch.program)()
+    try:
+        grads, gradients = _backward(watch, cls, ctx, results)
+    finally:
+        backward, watch.program = watch.program, outer
+    outer.functions.append(
+        {
+            "name": f"{cls.__module__}.{cls.__qualname__}",
+            "inputs": inputs,
+            "results": made,
+            "saved": saved,
+            "attributes": attributes,
+            "grads": grads,
+            "gradients": gradients,
+            "backward": backward.document() if gradients is not None else None,
+        }
+    )
+    refs = [f"{written.REF}{v}" for v in (*inputs, *made) if v >= 0]
+    named = [watch.name(t) if _on_gpu(t) else -1 for t in results]
+    watch.write(written.FUNCTION, [len(outer.functions) - 1, refs], {}, named, 0)
+    return result
+
+
+def _backward(watch: Watch, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
+    """Runs the backward of a call; the values of its incoming gradients and of those that it returns.
+
+    None where it cannot run without data.
+    """
+    watch.paused = True
+    with torch.no_grad():
+        grads = [torch.empty_like(t) if _on_gpu(t) else None for t in results]
+    watch.paused = False
+    values = [-1 if g is None else watch.name(g) for g in grads]
+    try:
+        with torch.no_grad():
+            returned = cls.backward(ctx, *grads)
+    except Exception:
+        return values, None
+    gradients = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
+
+
+def _on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == gpu.DEVICE

@@ -1,0 +1,100 @@
+"""The meta device stands for the GPU while a model is recorded.
+
+Meta tensors need no library of CUDA, and CPU tensors of the code stay CPU tensors, which take no memory of the GPU. What
+the code may ask of a device is answered as for a CUDA device: fast paths of `nn.MultiheadAttention`, and
+`torch.autocast`, of which the meta device has none. The casts of autocast are made here, from the lists of `staticmem.ops`.
+
+Sources: torch/nn/modules/activation.py and transformer.py (`_privateuse1_backend_name` in the lists of devices that have
+the fast path), torch/amp/autocast_mode.py (`autocast.__init__`, `is_autocast_available`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_map
+
+from staticmem.ops import lookup
+
+DEVICE = "meta"
+_STANDS_FOR = "cuda"
+
+
+@contextmanager
+def meta_as_gpu() -> Iterator[None]:
+    """Within it, code that asks what the meta device can do gets the answers of a CUDA device."""
+    autocast = torch.amp.autocast_mode.autocast
+    enter = autocast.__init__
+    enabled = torch.is_autocast_enabled
+
+    def as_cuda(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        enter(self, _STANDS_FOR if device_type == DEVICE else device_type, *args, **kwargs)
+
+    def is_enabled(*args: Any) -> bool:
+        return enabled(*[_STANDS_FOR if a == DEVICE else a for a in args])
+
+    patches = (
+        mock.patch.object(backend_registration, "_privateuse1_backend_name", DEVICE),
+        mock.patch.object(autocast, "__init__", as_cuda),
+        mock.patch.object(torch, "is_autocast_enabled", is_enabled),
+        mock.patch.object(torch.amp.autocast_mode, "amp_definitely_not_available", lambda *a: False, create=True),
+        mock.patch.object(torch.cuda, "is_bf16_supported", lambda *a, **k: True),
+    )
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()
+
+
+@contextmanager
+def autocast(dtype: torch.dtype | None) -> Iterator[None]:
+    """The state of `torch.autocast("cuda", dtype)`, also where PyTorch has no CUDA."""
+    if dtype is None:
+        yield
+        return
+    before = torch.is_autocast_enabled(_STANDS_FOR), torch.get_autocast_dtype(_STANDS_FOR)
+    torch.set_autocast_enabled(_STANDS_FOR, True)
+    torch.set_autocast_dtype(_STANDS_FOR, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(_STANDS_FOR, before[0])
+        torch.set_autocast_dtype(_STANDS_FOR, before[1])
+
+
+def autocast_dtype() -> torch.dtype | None:
+    """The dtype of the running autocast region; None outside of one."""
+    return torch.get_autocast_dtype(_STANDS_FOR) if torch.is_autocast_enabled(_STANDS_FOR) else None
+
+
+def cast(target: str, args: Sequence[Any], kwargs: Mapping[str, Any], half: torch.dtype) -> tuple[Any, Any]:
+    """The arguments of an op as autocast makes them (`staticmem.ops.dispatch.cast_arguments` for real tensors)."""
+    rule = lookup(target)
+    kind = rule.autocast if rule is not None else ""
+    if not kind:
+        return args, kwargs
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda t: tensors.append(t) if isinstance(t, torch.Tensor) else None, (args, kwargs))
+    floating = [t for t in tensors if t.is_floating_point() and t.dtype is not torch.float64 and t.device.type == DEVICE]
+    if not floating:
+        return args, kwargs
+    if kind == "float32_dtype":
+        has_dtype = any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values()))
+        if floating[0].dtype in (torch.float16, torch.bfloat16) and not has_dtype:
+            kwargs = {**kwargs, "dtype": torch.float32}
+        return args, kwargs
+    if kind == "promote":
+        dtype = torch.float32 if any(t.dtype is torch.float32 for t in floating) else half
+    else:
+        dtype = half if kind == "half" else torch.float32
+    ids = {id(t) for t in floating if t.dtype is not dtype}
+    change = lambda t: t.to(dtype) if id(t) in ids else t  # noqa: E731
+    return tree_map(change, args), tree_map(change, kwargs)

@@ -1,0 +1,85 @@
+"""What PyTorch's Python calls while a model runs, watched: modules, `torch.utils.checkpoint`, custom autograd functions.
+
+Each is replaced where PyTorch itself looks it up by name at every call, so that it does not matter how a model
+imported it.
+
+Sources: torch/nn/modules/module.py (`__call__`), torch/utils/checkpoint.py (`checkpoint` calls
+`_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py (`Function.apply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+from torch.autograd import Function
+from torch.utils import checkpoint
+
+
+class Watcher(Protocol):
+    """Who is told."""
+
+    def enter(self, module: torch.nn.Module) -> None: ...
+    def leave(self) -> None: ...
+    def start_region(self, reentrant: bool, name: str) -> int: ...
+    def end_region(self, region: int) -> None: ...
+    def function(self, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+@contextmanager
+def watched_calls(watcher: Watcher) -> Iterator[None]:
+    """Tells `watcher` of the calls within it."""
+    call = torch.nn.Module.__call__
+    apply = Function.__dict__["apply"].__func__
+
+    def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher.enter(self)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            watcher.leave()
+
+    def without_reentry(function: Any, *options: Any, **kwargs: Any) -> Iterator[None]:
+        if not torch.is_grad_enabled():
+            yield
+            return
+        region = watcher.start_region(False, _name(function))
+        yield
+        watcher.end_region(region)
+
+    def with_reentry(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        needs = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        if not torch.is_grad_enabled() or not needs:  # the outputs have no history
+            with torch.no_grad():
+                return function(*args)
+        region = watcher.start_region(True, _name(function))
+        result = function(*args)
+        watcher.end_region(region)
+        return result
+
+    def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return watcher.function(cls, apply, args, kwargs)
+
+    patches = (
+        mock.patch.object(torch.nn.Module, "__call__", call_module),
+        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", without_reentry),
+        mock.patch.object(checkpoint.CheckpointFunction, "apply", staticmethod(with_reentry)),
+        mock.patch.object(Function, "apply", classmethod(apply_function)),
+    )
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()
+
+
+def _name(function: Any) -> str:
+    """What a checkpoint is called in reports: the class of the module whose method it runs, or the function."""
+    function = getattr(function, "func", function)  # functools.partial
+    owner = getattr(function, "__self__", function)
+    return type(owner).__name__ if isinstance(owner, torch.nn.Module) else getattr(function, "__qualname__", "function")

@@ -1,0 +1,250 @@
+"""Records the forward of a module in every mode that decides its memory.
+
+The module's tensors are replaced by fake ones on the meta device, and its own Python runs: no weight is read, nothing is
+computed. Sizes of the inputs that stay open are symbols (`torch.fx.experimental.symbolic_shapes`).
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._pytree import tree_map
+
+from staticmem.frontends import recording_format as written
+from staticmem.recording import gpu
+from staticmem.recording.patched import watched_calls
+from staticmem.recording.sizes import Sizes
+from staticmem.recording.watch import Program, Watch
+from staticmem.version import __version__
+
+# training, amp: what an analysis asks most; bfloat16 and float16 have the same sizes
+MODES = ((True, None), (False, None), (True, torch.bfloat16), (False, torch.bfloat16))
+
+
+def record(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
+) -> dict[str, Any]:
+    """The document of a recording (`frontends.recording_format`).
+
+    `args` and `kwargs` are example inputs, on any device. `axes` names the open axes of each input tensor: axes of one
+    name have one size. The module is as it was afterwards.
+    """
+    with _fake(module, args, kwargs, axes) as call, gpu.meta_as_gpu():
+        return call.document()
+
+
+class _Call:
+    """A module on fake tensors, and the call of its forward."""
+
+    def __init__(self, module: torch.nn.Module, fake: FakeTensorMode, sizes: Sizes, env: ShapeEnv) -> None:
+        self.module, self.fake, self.sizes, self.env = module, fake, sizes, env
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.inputs: list[tuple[str, torch.Tensor]] = []
+        self.symbols: dict[str, Any] = {}
+        self.stacks: dict[Any, int] = {}
+        self.targets: dict[str, int] = {}
+
+    def document(self) -> dict[str, Any]:
+        gc.collect()  # what others left is not mistaken for what this model keeps
+        parameters = _named(self.module.named_parameters(remove_duplicate=False))
+        buffers = _named(self.module.named_buffers(remove_duplicate=False))
+        owned = [t for _, t in self.inputs] + [t for _, t, _ in parameters] + [t for _, t, _ in buffers]
+        programs = []
+        was_training = {m: m.training for m in self.module.modules()}
+        try:
+            for training, amp in MODES:
+                for m, mode in was_training.items():
+                    m.training = mode and training
+                programs.append({"training": training, "amp": _name_of(amp), **self._program(owned, training, amp)})
+        finally:
+            for m, mode in was_training.items():
+                m.training = mode
+        shape = self.sizes.shape
+        return {
+            "format": written.FORMAT, "version": written.VERSION, "torch": torch.__version__, "staticmem": __version__,
+            "model": type(self.module).__name__,
+            "symbols": {name: self._range(symbol) for name, symbol in self.symbols.items()},
+            "inputs": [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs],
+            "parameters": [[n, _name_of(t.dtype), shape(t.shape), t.requires_grad, same] for n, t, same in parameters],
+            "buffers": [[n, _name_of(t.dtype), shape(t.shape), False, same] for n, t, same in buffers],
+            "targets": list(self.targets), "stacks": [list(key) for key in self.stacks], "programs": programs,
+        }  # fmt: skip
+
+    def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> dict[str, Any]:
+        watch = Watch(self.module, owned, self.sizes)
+        watch.stacks, watch.targets = self.stacks, self.targets
+        with self.fake, torch.set_grad_enabled(training), enable_python_dispatcher(), watched_calls(watch):
+            if training:  # a step is the second one: what its module keeps from the call before is there
+                with watch.running(), gpu.autocast(amp):
+                    self.module(*self.args, **self.kwargs)
+                watch.start()
+            with watch.running(), gpu.autocast(amp):
+                result = self.module(*self.args, **self.kwargs)
+                program = watch.program
+                program.outputs = list(dict.fromkeys(watch.value(t) for t in _tensors(result)))
+        watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
+        del result
+        watch.program = program
+        watch.finish()
+        return program.document()
+
+    def _range(self, symbol: Any) -> list[int | None]:
+        """The values that a size may have. Its lower bound is 1: the ops at a size of 1 are the same, and the rules know
+        what broadcasting and views make of it."""
+        bounds = self.env.var_to_range[symbol]
+        upper = bounds.upper
+        return [1, int(upper) if upper.is_Integer else None]
+
+
+@contextmanager
+def _fake(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
+) -> Iterator[_Call]:
+    env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    sizes: dict[str, torch.SymInt] = {}
+    call = _Call(module, fake, Sizes({}), env)
+    names = iter(_input_names(module, args, kwargs))
+
+    def size(n: int, symbol: str | None) -> Any:
+        if symbol is None:
+            return n
+        if symbol not in sizes:
+            source = ConstantSource(symbol)
+            made = env.create_symbol(n, source, DimDynamic.DYNAMIC)
+            sizes[symbol] = env.create_symintnode(made, hint=n, source=source)
+            call.symbols[symbol] = made
+            call.sizes.names[made] = symbol
+        return sizes[symbol]
+
+    def fake_input(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        name = next(names)
+        open_axes = axes.get(name, {})
+        shape = [size(int(n), open_axes.get(axis)) for axis, n in enumerate(x.shape)]
+        with fake:
+            tensor = torch.empty(shape, dtype=x.dtype, device=gpu.DEVICE)
+        call.inputs.append((name, tensor))
+        return tensor
+
+    call.args = tuple(tree_map(fake_input, list(args)))
+    call.kwargs = {key: tree_map(fake_input, value) for key, value in kwargs.items()}
+    state = _state(module)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _replace_tensors(module, fake)
+            yield call
+    finally:
+        _restore(state)
+
+
+def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> None:
+    """Fake tensors in place of parameters and buffers; one that has several names stays one."""
+    replaced: dict[int, torch.Tensor] = {}
+
+    def fake_of(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in replaced:
+            with fake:
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=gpu.DEVICE)
+                if isinstance(tensor, torch.nn.Parameter):
+                    made = torch.nn.Parameter(made, tensor.requires_grad)
+            replaced[id(tensor)] = made
+        return replaced[id(tensor)]
+
+    for child in module.modules():
+        for owned in (child._parameters, child._buffers):
+            for name, tensor in owned.items():
+                if tensor is not None:
+                    owned[name] = fake_of(tensor)
+        names = getattr(child, "_flat_weights_names", None)
+        if names is not None:  # torch/nn/modules/rnn.py has a list of its own
+            child.__dict__["_flat_weights"] = [getattr(child, name, None) for name in names]
+        for name, value in child.__dict__.items():  # plain tensors that the code keeps
+            if isinstance(value, torch.Tensor):
+                child.__dict__[name] = fake_of(value)
+
+
+State = list[tuple[torch.nn.Module, dict[str, Any]]]
+
+
+def _state(module: torch.nn.Module) -> State:
+    """The attributes of all modules, containers copied."""
+    return [
+        (child, {k: type(v)(v) if type(v) in (dict, list, set) else v for k, v in child.__dict__.items()})
+        for child in module.modules()
+    ]
+
+
+def _restore(state: State) -> None:
+    for child, attributes in state:
+        child.__dict__.clear()
+        child.__dict__.update(attributes)
+
+
+def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the input tensors in order: those of the forward's parameters; `x_0`, `x_1` within containers."""
+    import inspect
+
+    from torch.utils._pytree import tree_leaves
+
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    names: list[str] = []
+
+    def add(name: str, value: Any) -> None:
+        leaves = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+        if isinstance(value, torch.Tensor):
+            names.append(name)
+        else:
+            names.extend(f"{name}_{i}" for i in range(len(leaves)))
+
+    for position, value in enumerate(args):
+        parameter = parameters[min(position, len(parameters) - 1)] if parameters else None
+        variadic = parameter is not None and parameter.kind is parameter.VAR_POSITIONAL
+        name = parameter.name if parameter is not None else "input"
+        add(f"{name}_{position - len(parameters) + 1}" if variadic else name, value)
+    for key, value in kwargs.items():
+        add(key, value)
+    return names
+
+
+def _named(tensors: Any) -> list[tuple[str, torch.Tensor, int]]:
+    """Names, tensors, and the index of the one that has the same storage before."""
+    first: dict[int, int] = {}
+    named = []
+    for index, (name, tensor) in enumerate(tensors):
+        key = tensor.untyped_storage()._cdata
+        named.append((name, tensor, first.get(key, -1)))
+        first.setdefault(key, index)
+    return named
+
+
+def _name_of(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a result, also in dictionaries and in transformers' ModelOutput."""
+    if isinstance(result, torch.Tensor):
+        if result.device.type == gpu.DEVICE:
+            yield result
+    elif isinstance(result, Mapping):
+        for item in result.values():
+            yield from _tensors(item)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from _tensors(item)
+    elif hasattr(result, "__dataclass_fields__"):
+        for name in result.__dataclass_fields__:
+            yield from _tensors(getattr(result, name))

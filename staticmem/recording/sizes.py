@@ -1,0 +1,54 @@
+"""Symbolic sizes of fake tensors as text that `staticmem.ir.expressions` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Sizes:
+    """Writes the sizes of one recording: an integer, or an expression of the names that the open axes have."""
+
+    def __init__(self, names: Mapping[Any, str]) -> None:
+        self.names = dict(names)  # sympy symbol -> name
+        self.data_dependent: set[str] = set()
+
+    def of(self, size: Any) -> int | str:
+        """A size of a shape, or an integer argument of an op."""
+        if isinstance(size, int):
+            return size
+        node = getattr(size, "node", None)
+        if node is None:
+            return int(size)
+        expr = node.expr  # a SymInt that was specialised is an Integer
+        if expr.is_Integer:
+            return int(expr)
+        return self.text(expr)
+
+    def shape(self, sizes: Any) -> list[int | str]:
+        return [self.of(size) for size in sizes]
+
+    def text(self, expr: Any) -> str:
+        """A sympy expression in the function notation that `torch.export` archives have too."""
+        import sympy
+
+        if isinstance(expr, sympy.Symbol):
+            name = self.names.get(expr)
+            if name is None:
+                name = self.names[expr] = str(expr)
+            if str(expr).startswith("u"):
+                self.data_dependent.add(name)
+            return name
+        if isinstance(expr, sympy.Integer):
+            return str(int(expr))
+        if isinstance(expr, sympy.Rational):
+            return f"Rational({expr.p},{expr.q})"
+        name = type(expr).__name__
+        return f"{name}({','.join(self.text(arg) for arg in expr.args)})"
+
+
+def number(value: Any) -> float | int | bool:
+    """A symbolic number that is no size, at the sizes of the example: scales and flags do not change bytes."""
+    node = getattr(value, "node", None)
+    hint = getattr(node, "hint", None)
+    return value if hint is None else hint  # type: ignore[no-any-return]

@@ -1,0 +1,304 @@
+"""Sees every op of a forward above autograd, and when Python lets go of each result.
+
+`Watch` is a dispatch mode at the level at which torch.export records ops: composite ops such as `aten::linear` are one
+call, as the rules of `staticmem.ops` have them. Autograd runs below it and takes its own decisions, but it holds no
+tensor: hooks take what it would save. So a storage dies when the last Python name, container or frame lets go of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from staticmem.frontends import recording_format as written
+from staticmem.recording import gpu
+from staticmem.recording.sizes import Sizes, number
+
+_MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_format: "contiguous_format",
+                   torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last_3d"}  # fmt: skip
+_FLAGS = {None: 0} | {getattr(torch, name): flag for flag, name in written.AUTOCAST.items()}
+_TAG = "_staticmem_value"
+
+
+class Program:
+    """The ops of one forward, or of the backward of a custom function, as they are written (`recording_format`)."""
+
+    def __init__(self) -> None:
+        self.ops: list[list[Any]] = []
+        self.released: list[list[int]] = []  # after each op
+        self.regions: list[list[Any]] = []
+        self.functions: list[dict[str, Any]] = []
+        self.kept: list[list[Any]] = []  # values from the call before: [value, dtype, shape, base]
+        self.lasting: list[int] = []
+        self.released_before: list[int] = []  # those of them that Python lets go of before the first op
+        self.outputs: list[int] = []
+
+    def document(self) -> dict[str, Any]:
+        """As `recording_format` describes it."""
+        return {
+            "ops": self.ops, "released": self.released, "released_before": self.released_before, "kept": self.kept,
+            "regions": self.regions, "functions": self.functions, "outputs": self.outputs, "lasting": self.lasting,
+        }  # fmt: skip
+
+    def let_go(self, values: Sequence[int]) -> None:
+        """Python has just let go of these values."""
+        (self.released[-1] if self.ops else self.released_before).extend(values)
+
+
+class Watch(SchemaCheckMode):
+    """A SchemaCheckMode by name only: PyTorch lets no others in at that level."""
+
+    def __init__(self, root: torch.nn.Module, owned: Sequence[torch.Tensor], sizes: Sizes) -> None:
+        """`owned` are the inputs, parameters and buffers: values 0, 1, ... in this order."""
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        self.root, self.sizes = root, sizes
+        self.program = Program()
+        self.stacks: dict[tuple[int, str, str, int], int] = {}
+        self.targets: dict[str, int] = {}
+        self.values = 0
+        self.layouts: dict[int, tuple[Any, ...]] = {}  # of values: shape, strides, offset
+        self.dtypes: dict[int, str] = {}
+        self.by_storage: dict[int, list[int]] = {}  # storage -> values
+        self.watched: dict[int, Any] = {}  # storage -> weak reference
+        self.owned: set[int] = set()  # storages that live through the step
+        self.stack = -1
+        self.paused = False
+        self._running: list[tuple[torch.nn.Module, str, int]] = []
+        self._calls: dict[str, int] = {}
+        self._paths: dict[int, dict[int, str]] = {}
+        self.tensors = owned
+        for tensor in owned:
+            self.owned.add(_storage(tensor))
+            self.name(tensor)
+
+    # -- programs ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it ops are recorded, and autograd saves nothing."""
+        with saved_tensors_hooks(self.pack, self.unpack), self:
+            yield
+
+    def start(self) -> None:
+        """Begins another program. What the last one made and is alive was kept by the module."""
+        self.program = Program()
+        self._calls.clear()
+        for value, tensor in enumerate(self.tensors):  # a buffer that was changed in place has another name
+            setattr(tensor, _TAG, value)
+        for storage, values in self.by_storage.items():
+            if storage not in self.owned and values:
+                for value in values:
+                    shape, base = self.layouts[value][0], -1 if value == values[0] else values[0]
+                    self.program.kept.append([value, self.dtypes[value], self.sizes.shape(shape), base])
+
+    def finish(self) -> None:
+        """The caller has dropped the results: what is alive is kept by the module."""
+        for storage, values in self.by_storage.items():
+            if storage not in self.owned:
+                self.program.lasting += values
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """What autograd gets in place of a tensor that it saves."""
+        return self.known_value(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        value, shape, strides, dtype, device = saved
+        paused, self.paused = self.paused, True
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        self.paused = paused
+        setattr(tensor, _TAG, value)
+        self.watch_storage(tensor)
+        return tensor
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        half = gpu.autocast_dtype()
+        overload = "" if func._overloadname == "default" else f".{func._overloadname}"
+        target = f"{func._schema.name}{overload}"
+        if half is None:
+            result = func(*args, **kwargs)
+        else:
+            cast_args, cast_kwargs = gpu.cast(target, args, kwargs, half)
+            result = func(*cast_args, **cast_kwargs)
+        results = result if isinstance(result, (list, tuple)) else (result,)
+        if any(_is_on_gpu(t) for t in tree_leaves(results)):
+            self.add(target, args, kwargs, results, half)
+        return result
+
+    def add(self, target: str, args: Any, kwargs: Any, results: Sequence[Any], half: Any) -> None:
+        """Writes down one op."""
+        on_cpu = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.device.type != gpu.DEVICE]
+        if on_cpu and any(t.dim() for t in on_cpu):  # what it reads is not on the GPU: it comes from outside
+            for tensor in results:
+                if isinstance(tensor, torch.Tensor):
+                    self.factory(tensor)
+            return
+        given = [self.arg(a) for a in args]
+        named = {k: self.arg(v) for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory", "generator")}
+        flags = _FLAGS[half] | (0 if torch.is_grad_enabled() else written.NO_GRAD)
+        flat = list(tree_leaves(results)) if len(results) == 1 and isinstance(results[0], (list, tuple)) else list(results)
+        outputs = [self.name(t) if isinstance(t, torch.Tensor) else -1 for t in flat]
+        self.write(target, given, named, outputs, flags)
+        if written.needs_shapes(target):
+            self.program.ops[-1].append([[_dtype(t), self.sizes.shape(t.shape)] for t in flat if isinstance(t, torch.Tensor)])
+
+    def write(self, target: str, args: list[Any], kwargs: dict[str, Any], outputs: list[int], flags: int) -> None:
+        number_of = self.targets.setdefault(target, len(self.targets))
+        self.program.ops.append([number_of, self.stack, flags, args, kwargs, outputs])
+        self.program.released.append([])
+
+    def factory(self, tensor: torch.Tensor) -> int:
+        """A tensor that code made where no op is seen (a copy from the CPU, functorch): an allocation at this point."""
+        shape = self.sizes.shape(tensor.shape)
+        value = self.name(tensor)
+        kwargs = {"dtype": f"{written.DTYPE}{_dtype(tensor)}"}
+        self.write("aten::empty.memory_format", [[_size(n) for n in shape]], kwargs, [value], written.NO_GRAD)
+        return value
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def name(self, tensor: torch.Tensor) -> int:
+        """A new value: the result of an op, or what the model owns."""
+        value, self.values = self.values, self.values + 1
+        setattr(tensor, _TAG, value)
+        self.watch_storage(tensor).append(value)
+        self.layouts[value], self.dtypes[value] = _layout(tensor), _dtype(tensor)
+        return value
+
+    def watch_storage(self, tensor: torch.Tensor) -> list[int]:
+        """The values of a tensor's storage, whose end is noted."""
+        storage = _storage(tensor)
+        if storage not in self.by_storage:
+            self.by_storage[storage] = []
+            if storage not in self.owned:
+                self.watched[storage] = weakref.ref(tensor.untyped_storage(), lambda _: self.died(storage))
+        return self.by_storage[storage]
+
+    def died(self, storage: int) -> None:
+        """Python has let go of a storage."""
+        self.watched.pop(storage, None)
+        values = self.by_storage.pop(storage, ())
+        self.program.let_go(values)
+        for value in values:
+            self.layouts.pop(value, None)
+
+    def known_value(self, tensor: torch.Tensor) -> int | None:
+        """The value that a tensor is, where an op made it."""
+        value: int | None = getattr(tensor, _TAG, None)
+        if value is None:
+            layout = str(_layout(tensor))  # autograd gives other objects for some tensors
+            values = self.by_storage.get(_storage(tensor), ())
+            value = next((v for v in reversed(values) if str(self.layouts.get(v)) == layout), None)
+        return value
+
+    def value(self, tensor: torch.Tensor) -> int:
+        """The value that a tensor is; one from where no op is seen is an allocation of its own."""
+        value = self.known_value(tensor)
+        if value is not None:
+            return value
+        values = self.by_storage.get(_storage(tensor))
+        if not values:
+            return self.factory(tensor)
+        value = self.name(tensor)  # another view of a storage, which no op made
+        shape = [_size(n) for n in self.sizes.shape(tensor.shape)]
+        strides = [_size(n) for n in self.sizes.shape(tensor.stride())]
+        self.write("aten::as_strided", [f"{written.REF}{values[0]}", shape, strides], {}, [value], written.NO_GRAD)
+        return value
+
+    def arg(self, arg: Any) -> Any:
+        """An argument as it is written."""
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type != gpu.DEVICE:  # a number on the CPU
+                return 1.0 if arg.is_floating_point() else 1
+            return f"{written.REF}{self.value(arg)}"
+        if isinstance(arg, (list, tuple)):
+            return [self.arg(a) for a in arg]
+        if isinstance(arg, torch.SymInt):
+            return _size(self.sizes.of(arg))
+        if isinstance(arg, (torch.SymFloat, torch.SymBool)):
+            return number(arg)
+        if isinstance(arg, torch.dtype):
+            return f"{written.DTYPE}{str(arg).removeprefix('torch.')}"
+        if isinstance(arg, torch.memory_format):
+            return f"{written.TEXT}{_MEMORY_FORMATS[arg]}"
+        if isinstance(arg, str):
+            return f"{written.TEXT}{arg}"
+        if isinstance(arg, complex):
+            return arg.real
+        return arg if arg is None or isinstance(arg, (bool, int, float)) else None
+
+    # -- what `patched` tells ------------------------------------------------------------------------------------
+
+    def enter(self, module: torch.nn.Module) -> None:
+        path = self._path(module)
+        call = self._calls[path] = self._calls.get(path, -1) + 1
+        cls = type(module)
+        self._running.append((module, path, self.stack))
+        key = (self.stack, path, f"{cls.__module__}.{cls.__qualname__}", call)
+        self.stack = self.stacks.setdefault(key, len(self.stacks))
+
+    def leave(self) -> None:
+        _, _, self.stack = self._running.pop()
+
+    def start_region(self, reentrant: bool, name: str) -> int:
+        self.program.regions.append([len(self.program.ops), -1, len(self._running), reentrant, name])
+        return len(self.program.regions) - 1
+
+    def end_region(self, region: int) -> None:
+        self.program.regions[region][1] = len(self.program.ops)
+
+    def function(self, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from staticmem.recording.functions import recorded
+
+        return recorded(self, cls, apply, args, kwargs)
+
+    def _path(self, module: torch.nn.Module) -> str:
+        """As torch.export has it: the way from the calling module, if there is one."""
+        if self._running:
+            parent, path, _ = self._running[-1]
+            ways = self._paths.get(id(parent))
+            if ways is None:
+                ways = self._paths[id(parent)] = {}
+                for way, child in parent.named_modules(remove_duplicate=False):
+                    ways.setdefault(id(child), way)
+            if id(module) in ways:
+                way = ways[id(module)]
+                return f"{path}.{way}" if path and way else path or way
+        return next((path for path, child in self.root.named_modules() if child is module), "")
+
+
+def _is_on_gpu(tensor: Any) -> bool:
+    """Whether it is a tensor of the model's device; those within `vmap` are not: what it returns is seen again."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.device.type == gpu.DEVICE
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _size(size: int | str) -> Any:
+    return size if isinstance(size, int) else f"{written.SIZE}{size}"
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
