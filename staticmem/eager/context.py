@@ -262,6 +262,14 @@ class Eager:
         if refs == 0 and tensor.grad_fn is not None:
             self._unref(tensor.grad_fn)
 
+    def leave_to_scope(self, tensor: Tensor, hold: int) -> None:
+        """Ends a hold on a tensor that a function returns: the present scope frees it unless somebody takes it."""
+        self.trace.holds.ends[hold] = self.trace.ticks
+        tensor.refs -= 1
+        tensor.storage.refs -= 1
+        if tensor.storage.refs == 0:
+            self.add_to_scope((tensor.storage,))
+
     def _unref(self, node: Node) -> None:
         """A backward node dies with the last tensor or node that refers to it, and releases what it saved."""
         stack = [node]

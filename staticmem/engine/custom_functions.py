@@ -85,8 +85,12 @@ def run_body(e: Eager, body: Graph, values: dict[str, Any]) -> dict[str, Tensor]
             if name in holds:
                 e.end(*holds.pop(name))
     returned = {name: values[name] for name in body.outputs if isinstance(values.get(name), Tensor)}
-    for held in holds.values():  # the scope of the formula has what it returns
-        e.end(*held)
+    storages = {tensor.storage for tensor in returned.values()}
+    for tensor, hold in holds.values():
+        if tensor.storage in storages:
+            e.leave_to_scope(tensor, hold)
+        else:
+            e.end(tensor, hold)
     return returned
 
 

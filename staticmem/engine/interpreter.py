@@ -332,7 +332,7 @@ class Interpreter:
                 break
             if name in later.refs():
                 last = index
-        if self.last_use[name] > last:
+        if self.last_use.get(name, len(self.graph.ops)) > last:
             self.copies.setdefault(last, []).append(self.owners[name])
             self.owners[name] = (source, e.take(source, "value", name))
             self.outside[name] = (op.modules, source)

@@ -119,8 +119,11 @@ class _Program:
         parameters = self.owned(fields.items(document["parameters"]), True)
         buffers = self.owned(fields.items(document["buffers"]), False)
         kept = self.kept(fields.items(program["kept"]))
+        results = fields.items(program["outputs"])
+        for index, value in enumerate(results):
+            self.names.setdefault(fields.size(value), f"output_{index}" if index else "output")
         ops = self.ops(program)
-        outputs = tuple(self.name(v) for v in fields.items(program["outputs"]))
+        outputs = tuple(self.name(v) for v in results)
         last_held = self.releases(program, len(ops))
         regions = tuple(
             Region(fields.size(start), fields.size(end), fields.size(depth), fields.text(name), fields.boolean(reentrant))

@@ -17,16 +17,18 @@ from staticmem.frontends import recording_format as written
 from staticmem.recording import gpu
 
 if TYPE_CHECKING:
-    from staticmem.recording.watch import Watch
+    from staticmem.recording.watch import Program, Watch
 
 
 def recorded(watch: Watch, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `cls.apply` and writes down the call, where its results have a history."""
     saved: list[int] = []
+    alive: list[torch.Tensor] = []  # until the node has them, `ctx` does
 
     def pack(tensor: torch.Tensor) -> Any:
         packed = watch.pack(tensor)
         saved.append(packed[0])
+        alive.append(tensor)
         return packed
 
     inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
@@ -38,11 +40,10 @@ def recorded(watch: Watch, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: 
         return result
     made = [watch.value(t) if _on_gpu(t) else -1 for t in results]
     attributes = [watch.value(t) for t in vars(ctx).values() if _on_gpu(t)]
-    outer, watch.program = watch.program, type(watch.program)()
-    try:
-        grads, gradients = _backward(watch, cls, ctx, results)
-    finally:
-        backward, watch.program = watch.program, outer
+    outer = watch.program
+    body = type(outer)()
+    grads, gradients = _backward(watch, body, cls, ctx, results)
+    watch.program = outer
     outer.functions.append(
         {
             "name": f"{cls.__module__}.{cls.__qualname__}",
@@ -52,17 +53,18 @@ def recorded(watch: Watch, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: 
             "attributes": attributes,
             "grads": grads,
             "gradients": gradients,
-            "backward": backward.document() if gradients is not None else None,
+            "backward": body.document() if gradients is not None else None,
         }
     )
     refs = [f"{written.REF}{v}" for v in (*inputs, *made) if v >= 0]
     named = [watch.name(t) if _on_gpu(t) else -1 for t in results]
     watch.write(written.FUNCTION, [len(outer.functions) - 1, refs], {}, named, 0)
+    alive.clear()
     return result
 
 
-def _backward(watch: Watch, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
-    """Runs the backward of a call; the values of its incoming gradients and of those that it returns.
+def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
+    """Runs the backward of a call into `body`; the values of its incoming gradients and of those that it returns.
 
     None where it cannot run without data.
     """
@@ -71,12 +73,14 @@ def _backward(watch: Watch, cls: Any, ctx: Any, results: Any) -> tuple[list[int]
         grads = [torch.empty_like(t) if _on_gpu(t) else None for t in results]
     watch.paused = False
     values = [-1 if g is None else watch.name(g) for g in grads]
+    watch.program = body
     try:
         with torch.no_grad():
             returned = cls.backward(ctx, *grads)
     except Exception:
         return values, None
     gradients = returned if isinstance(returned, (tuple, list)) else (returned,)
+    watch.program = type(body)()  # what it returns outlives it
     return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
 
 

@@ -68,6 +68,7 @@ class Watch(SchemaCheckMode):
         self.dtypes: dict[int, str] = {}
         self.by_storage: dict[int, list[int]] = {}  # storage -> values
         self.watched: dict[int, Any] = {}  # storage -> weak reference
+        self.unpacked: dict[int, int] = {}  # storages that stand for saved tensors -> their values
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
         self.paused = False
@@ -114,8 +115,9 @@ class Watch(SchemaCheckMode):
         paused, self.paused = self.paused, True
         tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         self.paused = paused
-        setattr(tensor, _TAG, value)
         self.watch_storage(tensor)
+        if value is not None:
+            self.unpacked[_storage(tensor)] = value
         return tensor
 
     # -- ops -----------------------------------------------------------------------------------------------------
@@ -189,6 +191,7 @@ class Watch(SchemaCheckMode):
     def died(self, storage: int) -> None:
         """Python has let go of a storage."""
         self.watched.pop(storage, None)
+        self.unpacked.pop(storage, None)
         values = self.by_storage.pop(storage, ())
         self.program.let_go(values)
         for value in values:
@@ -197,6 +200,8 @@ class Watch(SchemaCheckMode):
     def known_value(self, tensor: torch.Tensor) -> int | None:
         """The value that a tensor is, where an op made it."""
         value: int | None = getattr(tensor, _TAG, None)
+        if value is None and (storage := _storage(tensor)) in self.unpacked:
+            value = self.unpacked[storage]
         if value is None:
             layout = str(_layout(tensor))  # autograd gives other objects for some tensors
             values = self.by_storage.get(_storage(tensor), ())
