@@ -105,7 +105,8 @@ def _exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     """The bytes of the file, and what the user is told of its sizes."""
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
-    from staticmem.frontends import traced_sizes, tracing, writing
+    from staticmem.frontends import traced_sizes
+    from staticmem.recording import tracing, writing
 
     module, inputs = request.module, request.inputs
     traced = tracing.trace(module, inputs, as_given=False)
@@ -119,7 +120,8 @@ def _exported(request: ExportRequest) -> tuple[bytes, list[str]]:
 
 def _scripted(request: ExportRequest) -> tuple[bytes, list[str]]:
     """The same by the TorchScript exporter. torch.export says which sizes the code fixes, where it can."""
-    from staticmem.frontends import traced_sizes, tracing, writing
+    from staticmem.frontends import traced_sizes
+    from staticmem.recording import tracing, writing
 
     module, inputs, told = request.module, request.inputs, []
     try:

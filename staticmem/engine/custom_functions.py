@@ -13,30 +13,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.tensor import Formula, Grads, Tensor
-from staticmem.ir.graph import CustomFunction, Graph, Op, Ref
+from staticmem.ir.graph import CustomFunction, Graph, Ref
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
 
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager
-    from staticmem.engine.interpreter import Interpreter
 
 
-def run_function(interpreter: Interpreter, function: CustomFunction, op: Op) -> None:
-    """Gives the results of a call their history, under the names that the op gives them."""
-    e, env = interpreter.e, interpreter.env
-    e.open_scope()
+def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """The results of a call with their history, and the tensors that live as long as it."""
     results = [env[name] for name in function.results if name]
     named = [Tensor(t.storage, t.shape, t.strides, t.dtype) for t in results]
     inputs = [env[name] for name in function.inputs if name]
-    if e.grad_enabled and any(t.requires_grad for t in inputs):
-        saved = [env[name] for name in dict.fromkeys(function.saved) if name]
-        e.record(f"{function.name} backward", named, inputs, [_formula(function, inputs, env)], saved)
-        for name in function.attributes:
-            interpreter.hold_with_graph(env[name])
-    for name, tensor in zip(filter(None, op.outputs), named, strict=True):
-        interpreter.bind(name, tensor, op)
-    e.close_scope()
+    if not e.needs_grad(*inputs):
+        return named, []
+    saved = [env[name] for name in dict.fromkeys(function.saved) if name]
+    e.record(f"{function.name} backward", named, inputs, [_formula(function, inputs, env)], saved)
+    return named, [env[name] for name in function.attributes]
 
 
 def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:

@@ -62,7 +62,7 @@ class Interpreter:
         self.autocast = e.autocast  # that of the step, where an op may run without
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
-        self.of_autograd = Owner("autograd", "attributes of ctx")  # what lives as long as the graph of autograd
+        self.of_autograd = Owner("autograd", "attributes of ctx")  # the loss holds the graph of autograd to the end
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
         self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False: not run by `_run`
@@ -88,10 +88,6 @@ class Interpreter:
         """A tensor that the module has from the call before, until the code lets go of it."""
         self.env[name] = tensor
         self.owners[name] = (tensor, self.e.take(tensor, "module", name))
-
-    def hold_with_graph(self, tensor: Tensor) -> None:
-        """A tensor that an object of the graph of autograd refers to: the loss holds it to the end of the step."""
-        self.e.hold(tensor, self.of_autograd)
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
@@ -261,7 +257,7 @@ class Interpreter:
                 raise self._nothing_produces(missing.args[0], op) from None
         try:
             if signature.sliced and _takes_all(filled(op, values)[0]):
-                self.bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
+                self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
                 return
             results, scoped = run_call(e, self.records[e.grad_enabled], signature, op, values)
         except (ValueError, *BAD_ARGUMENTS) as error:
@@ -269,11 +265,11 @@ class Interpreter:
         self.covered[op.target] += 1
         outputs = op.outputs
         if len(outputs) == 1 and len(results) == 1 and type(results[0]) is Tensor and outputs[0]:
-            self.bind(outputs[0], results[0], op)
+            self._bind(outputs[0], results[0], op)
         else:
             for name, tensor in zip(outputs, results, strict=False):
                 if name and isinstance(tensor, Tensor):
-                    self.bind(name, tensor, op)
+                    self._bind(name, tensor, op)
         if scoped:
             e.close_scope()
 
@@ -282,10 +278,7 @@ class Interpreter:
         hooks."""
         e, target, base = self.e, op.target, op.base
         if target == FUNCTION:
-            from staticmem.engine.custom_functions import run_function  # few graphs have one
-
-            assert self.recorded is not None
-            run_function(self, self.recorded.functions[op.name], op)
+            self._run_function(op)
             return
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
         args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
@@ -316,14 +309,27 @@ class Interpreter:
             raise self.explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
-                self.bind(name, tensor, op)
+                self._bind(name, tensor, op)
         e.close_scope()
+
+    def _run_function(self, op: Op) -> None:
+        """Gives the results of a custom autograd function, whose forward has run, their history."""
+        from staticmem.engine.custom_functions import with_history  # few graphs have one
+
+        assert self.recorded is not None
+        self.e.open_scope()
+        results, of_autograd = with_history(self.e, self.recorded.functions[op.name], self.env)
+        for name, tensor in zip(filter(None, op.outputs), results, strict=True):
+            self._bind(name, tensor, op)
+        for tensor in of_autograd:
+            self.e.hold(tensor, self.of_autograd)
+        self.e.close_scope()
 
     def _upcast(self, op: Op, source: Tensor) -> None:
         """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
         name, e = op.outputs[0], self.e
         e.open_scope()
-        self.bind(name, to_copy(e, source, dtypes.float32), op)
+        self._bind(name, to_copy(e, source, dtypes.float32), op)
         e.close_scope()
         last = self.index
         for index in range(self.index + 1, len(self.graph.ops)):
@@ -337,7 +343,7 @@ class Interpreter:
             self.owners[name] = (source, e.take(source, "value", name))
             self.outside[name] = (op.modules, source)
 
-    def bind(self, name: str, tensor: Tensor, op: Op) -> None:
+    def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
         hold = self.e.take(tensor, "value", name)

@@ -41,7 +41,13 @@ def fingerprint_of_proto(graph: Any) -> str:
     for node in graph.node:
         add(node.op_type, node.domain, *node.input, "", *node.output)
         for attribute in sorted(node.attribute, key=lambda a: a.name):
-            add(attribute.name, str(attribute.i), str(attribute.f), *map(str, attribute.ints), *map(str, attribute.floats))
+            add(
+                attribute.name,
+                str(attribute.i),
+                str(attribute.f),
+                *map(str, attribute.ints),
+                *map(str, attribute.floats),
+            )
             digest.update(attribute.s)
             if attribute.HasField("g"):
                 add(fingerprint_of_proto(attribute.g))
@@ -75,8 +81,8 @@ def of_archive(archive: zipfile.ZipFile, graph: bytes, path: str) -> tuple[Recor
 STALE = Note(
     "warning",
     "SM327",
-    "the recording in the file is of another graph (a tool has changed the file since), and is not used: record it again "
-    "with staticmem annotate",
+    "the recording in the file is of another graph (a tool has changed the file since), and is not used: record it "
+    "again with staticmem annotate",
 )
 
 

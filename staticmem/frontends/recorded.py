@@ -1,7 +1,7 @@
 """The model of a recording: the ops that the code ran in each mode, read as hostile input, without torch.
 
-`staticmem.frontends.recording_format` describes the document. A file that carries a recording is opened as its model; the
-file's own graph is not read.
+`staticmem.frontends.recording_format` describes the document. A file that carries a recording is opened as its model;
+the file's own graph is not read.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from dataclasses import replace
 from typing import Any
 
 from staticmem.errors import DimensionError
-from staticmem.frontends import fields, recent
+from staticmem.frontends import fields, recent, traced_sizes
 from staticmem.frontends import recording_format as written
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import (
-    NO_KWARGS, Arg, CustomFunction, Frame, Graph, Note, Op, Parameter, Recorded, Ref, Region, Value,
+    NO_KWARGS,
+    Arg,
+    CustomFunction,
+    Frame,
+    Graph,
+    Note,
+    Op,
+    Parameter,
+    Recorded,
+    Ref,
+    Region,
+    Value,
 )  # fmt: skip
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange
 
@@ -38,9 +49,10 @@ class RecordedModel:
                 raise ValueError(f"it has version {version}, and this staticmem reads {written.VERSION}")
             self.producer = f"PyTorch {fields.text(self.document['torch'])}"
             self.symbols = {
-                fields.text(name): SymbolRange(_bound(low), _bound(high))
+                fields.text(name): SymbolRange(fields.size(low), None if high is None else fields.size(high))
                 for name, (low, high) in fields.mapping(self.document["symbols"]).items()
             }
+            self.sizes = traced_sizes.of_content(self.document["sizes"])
             self.inputs = tuple(
                 InputSpec(fields.text(name), _dtype(dtype), tuple(self._dim(n) for n in fields.items(shape)))
                 for name, dtype, shape in fields.items(self.document["inputs"])
@@ -102,12 +114,11 @@ class _Program:
         self.notes: list[Note] = []
         self.sizes: dict[str, int] = {}
         self.targets = [fields.text(t) for t in fields.items(document["targets"])]
-        self.stacks: list[tuple[Frame, ...]] = [()]  # the last one is of ops outside of all modules: index -1
-        stacks = []
+        stacks: list[tuple[Frame, ...]] = []
         for parent, path, cls, call in fields.items(document["stacks"]):
             around = stacks[fields.size(parent)] if fields.integer(parent) >= 0 else ()
             stacks.append((*around, Frame(fields.text(path), fields.text(cls), fields.integer(call))))
-        self.stacks = [*stacks, ()]
+        self.stacks = [*stacks, ()]  # the last one is of ops outside of all modules: index -1
         self.names: dict[int, str] = {}  # of what the model owns
         self.values: dict[str, Value] = {}
 
@@ -126,7 +137,9 @@ class _Program:
         outputs = tuple(self.name(v) for v in results)
         last_held = self.releases(program, len(ops))
         regions = tuple(
-            Region(fields.size(start), fields.size(end), fields.size(depth), fields.text(name), fields.boolean(reentrant))
+            Region(
+                fields.size(start), fields.size(end), fields.size(depth), fields.text(name), fields.boolean(reentrant)
+            )
             for start, end, depth, reentrant, name in fields.items(program["regions"])
         )
         functions = {
@@ -201,7 +214,9 @@ class _Program:
             )
         shape, op = bounds[symbol]
         most = math.prod(self.shape(shape))
-        text = f"{symbol} is in the data and was taken as {most:,}, the most that {op} can give (--dim {symbol}=N sets it)"
+        text = (
+            f"{symbol} is in the data and was taken as {most:,}, the most that {op} can give (--dim {symbol}=N sets it)"
+        )
         self.notes.append(Note("assumption", "SM326", text))
         return most
 
@@ -271,13 +286,16 @@ class _Program:
             key: tuple(self.name(v) for v in fields.items(row[key]))
             for key in ("inputs", "results", "saved", "attributes", "grads")
         }
-        backward, gradients = None, ()
+        backward: Graph | None = None
+        gradients: tuple[str, ...] = ()
         if row["backward"] is not None:
             body = fields.mapping(row["backward"])
             ops = self.ops(body)
             gradients = tuple(self.name(v) for v in fields.items(row["gradients"]))
             recorded = Recorded(self.releases(body, len(ops)), frozenset(), (), (), {})
-            backward = Graph("", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values, recorded=recorded)
+            backward = Graph(
+                "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values, recorded=recorded
+            )
         return CustomFunction(
             fields.text(row["name"]), names["inputs"], names["results"], names["saved"], names["attributes"], backward,
             names["grads"], gradients,
@@ -288,10 +306,6 @@ def _other_mode(asked: tuple[bool, bool]) -> Note:
     training, amp = asked
     mode = f"{'training' if training else 'inference'}{' under autocast' if amp else ''}"
     return Note("warning", "SM328", f"{mode} was not recorded: the ops of another mode are taken")
-
-
-def _bound(value: Any) -> int | None:
-    return None if value is None else fields.integer(value)
 
 
 def _dtype(name: Any) -> DType:

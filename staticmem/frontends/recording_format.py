@@ -9,6 +9,8 @@ JSON, packed with LZMA: programs of several modes are nearly the same text.
 | `graph` | fingerprint of the graph of the file that carries it (`fingerprint`) |
 | `model` | class of the module |
 | `symbols` | name of each open size: smallest and largest value; null: no bound |
+| `sizes` | the sizes of the example, and what the code asked of sizes (`frontends.traced_sizes`) |
+| `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
 | `inputs` | `[name, dtype, shape]`; shapes have integers and expressions of symbols as text |
 | `parameters` | `[name, dtype, shape, requires_grad, index of the parameter whose storage it shares or -1]` |
 | `buffers` | the same |
@@ -18,9 +20,9 @@ JSON, packed with LZMA: programs of several modes are nearly the same text.
 
 A program has `ops`, `released` (values that Python lets go of after each op), `released_before`, `kept` (`[value,
 dtype, shape, base]` from the call before; `base` is the value whose storage it shares or -1), `lasting` (values that
-the module keeps when its forward has returned), `regions` (`[start, end, depth, reentrant, name]` of checkpoints), `functions`,
-and `outputs`. Values are integers: inputs, parameters and buffers first. An op is `[target, stack, flags, args, kwargs,
-outputs]`, and the dtypes and shapes of its results where no rule gives them.
+the module keeps when its forward has returned), `regions` (`[start, end, depth, reentrant, name]` of checkpoints),
+`functions`, and `outputs`. Values are integers: inputs, parameters and buffers first. An op is `[target, stack, flags,
+args, kwargs, outputs]`, and the dtypes and shapes of its results where no rule gives them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ FUNCTION = "staticmem::function"
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
 REF, SIZE, DTYPE, TEXT = "%", "=", ":", "'"  # the first character of an argument that is a string
+# ops whose result has a size that is in the data: as `size` of the call, which the rules take
+DATA_SIZED = frozenset(
+    f"aten::{name}"
+    for name in "nonzero argwhere masked_select index.Tensor _unique2 unique_dim unique_consecutive bincount".split()
+)
 MEMBER = "staticmem_recording.xz"  # extra file of a .pt2 archive
 PROPERTY = "staticmem.recording"  # metadata property of a ModelProto
 MAX_PACKED = 1 << 28  # bytes

@@ -19,8 +19,12 @@ MAX_CONDITIONS = 10_000
 
 def write(sizes: TracedSizes) -> str:
     """The text of the sizes."""
-    content = {"example": dict(sizes.example), "least": dict(sizes.least), "conditions": list(sizes.conditions)}
-    return json.dumps(content, separators=(",", ":"), sort_keys=True)
+    return json.dumps(content_of(sizes), separators=(",", ":"), sort_keys=True)
+
+
+def content_of(sizes: TracedSizes) -> dict[str, Any]:
+    """The sizes as JSON has them."""
+    return {"example": dict(sizes.example), "least": dict(sizes.least), "conditions": list(sizes.conditions)}
 
 
 def read(text: str, path: str) -> TracedSizes:
@@ -39,7 +43,12 @@ def read(text: str, path: str) -> TracedSizes:
 def _parsed(text: str) -> TracedSizes:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"sizes of at most {MAX_CHARACTERS:,} characters")
-    content = fields.mapping(json.loads(text))
+    return of_content(json.loads(text))
+
+
+def of_content(value: Any) -> TracedSizes:
+    """The sizes of decoded JSON; what breaks the format raises one of `fields.MALFORMED`."""
+    content = fields.mapping(value)
     conditions = tuple(fields.text(c) for c in fields.items(content["conditions"]))
     if len(conditions) > MAX_CONDITIONS:
         raise ValueError(f"at most {MAX_CONDITIONS:,} conditions")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from staticmem.recording.watch import Program, Watch
 
 
-def recorded(watch: Watch, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `cls.apply` and writes down the call, where its results have a history."""
     saved: list[int] = []
     alive: list[torch.Tensor] = []  # until the node has them, `ctx` does

@@ -1,11 +1,12 @@
 """The meta device stands for the GPU while a model is recorded.
 
-Meta tensors need no library of CUDA, and CPU tensors of the code stay CPU tensors, which take no memory of the GPU. What
-the code may ask of a device is answered as for a CUDA device: fast paths of `nn.MultiheadAttention`, and
-`torch.autocast`, of which the meta device has none. The casts of autocast are made here, from the lists of `staticmem.ops`.
+Meta tensors need no library of CUDA, and CPU tensors of the code stay CPU tensors, which take no memory of the GPU.
+What the code may ask of a device is answered as for a CUDA device: fast paths of `nn.MultiheadAttention`, and
+`torch.autocast`, of which the meta device has none. The casts of autocast are made here, from the lists of
+`staticmem.ops`.
 
-Sources: torch/nn/modules/activation.py and transformer.py (`_privateuse1_backend_name` in the lists of devices that have
-the fast path), torch/amp/autocast_mode.py (`autocast.__init__`, `is_autocast_available`).
+Sources: torch/nn/modules/activation.py and transformer.py (`_privateuse1_backend_name` in the lists of devices that
+have the fast path), torch/amp/autocast_mode.py (`autocast.__init__`, `is_autocast_available`).
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def meta_as_gpu() -> Iterator[None]:
         enter(self, _STANDS_FOR if device_type == DEVICE else device_type, *args, **kwargs)
 
     def is_enabled(*args: Any) -> bool:
-        return enabled(*[_STANDS_FOR if a == DEVICE else a for a in args])
+        return bool(enabled(*[_STANDS_FOR if a == DEVICE else a for a in args]))
 
     patches = (
         mock.patch.object(backend_registration, "_privateuse1_backend_name", DEVICE),
         mock.patch.object(autocast, "__init__", as_cuda),
         mock.patch.object(torch, "is_autocast_enabled", is_enabled),
-        mock.patch.object(torch.amp.autocast_mode, "amp_definitely_not_available", lambda *a: False, create=True),
-        mock.patch.object(torch.cuda, "is_bf16_supported", lambda *a, **k: True),
+        mock.patch.object(torch.amp.autocast_mode, "amp_definitely_not_available", return_value=False, create=True),
+        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
     )
     for patch in patches:
         patch.start()
@@ -83,7 +84,9 @@ def cast(target: str, args: Sequence[Any], kwargs: Mapping[str, Any], half: torc
         return args, kwargs
     tensors: list[torch.Tensor] = []
     tree_map(lambda t: tensors.append(t) if isinstance(t, torch.Tensor) else None, (args, kwargs))
-    floating = [t for t in tensors if t.is_floating_point() and t.dtype is not torch.float64 and t.device.type == DEVICE]
+    floating = [
+        t for t in tensors if t.is_floating_point() and t.dtype is not torch.float64 and t.device.type == DEVICE
+    ]
     if not floating:
         return args, kwargs
     if kind == "float32_dtype":

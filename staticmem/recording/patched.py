@@ -1,15 +1,16 @@
-"""What PyTorch's Python calls while a model runs, watched: modules, `torch.utils.checkpoint`, custom autograd functions.
+"""What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions.
 
 Each is replaced where PyTorch itself looks it up by name at every call, so that it does not matter how a model
 imported it.
 
 Sources: torch/nn/modules/module.py (`__call__`), torch/utils/checkpoint.py (`checkpoint` calls
-`_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py (`Function.apply`).
+`_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py
+(`Function.apply`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 from unittest import mock
@@ -26,12 +27,12 @@ class Watcher(Protocol):
     def leave(self) -> None: ...
     def start_region(self, reentrant: bool, name: str) -> int: ...
     def end_region(self, region: int) -> None: ...
-    def function(self, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 @contextmanager
-def watched_calls(watcher: Watcher) -> Iterator[None]:
-    """Tells `watcher` of the calls within it."""
+def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[None]:
+    """Tells `watcher` of the calls within it. `function` is called in place of `Function.apply`: with that, the class
+    and the arguments."""
     call = torch.nn.Module.__call__
     apply = Function.__dict__["apply"].__func__
 
@@ -42,26 +43,26 @@ def watched_calls(watcher: Watcher) -> Iterator[None]:
         finally:
             watcher.leave()
 
-    def without_reentry(function: Any, *options: Any, **kwargs: Any) -> Iterator[None]:
+    def without_reentry(region_of: Any, *options: Any, **kwargs: Any) -> Iterator[None]:
         if not torch.is_grad_enabled():
             yield
             return
-        region = watcher.start_region(False, _name(function))
+        region = watcher.start_region(False, _name(region_of))
         yield
         watcher.end_region(region)
 
-    def with_reentry(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+    def with_reentry(region_of: Any, preserve_rng_state: bool, *args: Any) -> Any:
         needs = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if not torch.is_grad_enabled() or not needs:  # the outputs have no history
             with torch.no_grad():
-                return function(*args)
-        region = watcher.start_region(True, _name(function))
-        result = function(*args)
+                return region_of(*args)
+        region = watcher.start_region(True, _name(region_of))
+        result = region_of(*args)
         watcher.end_region(region)
         return result
 
     def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return watcher.function(cls, apply, args, kwargs)
+        return function(apply, cls, args, kwargs)
 
     patches = (
         mock.patch.object(torch.nn.Module, "__call__", call_module),

@@ -1,15 +1,15 @@
 """Records the forward of a module in every mode that decides its memory.
 
-The module's tensors are replaced by fake ones on the meta device, and its own Python runs: no weight is read, nothing is
-computed. Sizes of the inputs that stay open are symbols (`torch.fx.experimental.symbolic_shapes`).
+The module's tensors are replaced by fake ones on the meta device, and its own Python runs: no weight is read, nothing
+is computed. Sizes of the inputs that stay open are symbols (`torch.fx.experimental.symbolic_shapes`).
 """
 
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +17,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from staticmem.errors import ModelFileError
 from staticmem.frontends import recording_format as written
-from staticmem.recording import gpu
+from staticmem.frontends import traced_sizes
+from staticmem.ir.model_file import TracedSizes
+from staticmem.recording import gpu, tracing
+from staticmem.recording.functions import recorded
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.sizes import Sizes
 from staticmem.recording.watch import Program, Watch
@@ -31,15 +35,44 @@ MODES = ((True, None), (False, None), (True, torch.bfloat16), (False, torch.bflo
 
 
 def record(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    as_given: bool = False,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
-    `args` and `kwargs` are example inputs, on any device. `axes` names the open axes of each input tensor: axes of one
-    name have one size. The module is as it was afterwards.
+    `args` and `kwargs` are example inputs, on any device. The sizes of `tracing.open_axes` are open if the code allows
+    it; a batch of 1 is recorded as 2, unless the code takes another way then and the recording is for the sizes
+    `as_given`. `loss` takes what the module returns, in training. The module is as it was afterwards.
+
+    Raises:
+        ModelFileError: the code cannot run without data; the message is PyTorch's.
     """
-    with _fake(module, args, kwargs, axes) as call, gpu.meta_as_gpu():
-        return call.document()
+    keywords = dict(kwargs or {})
+    last: Exception | None = None
+    for axes in tracing.attempts(tracing.open_axes(args, keywords)):
+        given, named = tracing.doubled(args, keywords, axes)
+        try:
+            with _fake(module, given, named, axes) as call, gpu.meta_as_gpu(), tracing.quiet(), tracing.oblivious():
+                call.loss = loss
+                document = call.document(tree_leaves((tuple(args), keywords)), axes)
+        except Exception as error:
+            last = error
+            continue
+        sizes = traced_sizes.of_content(document["sizes"])
+        if not as_given or sizes.refusal(sizes.example) is None:
+            return document
+    assert last is not None
+    reason = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
+    raise ModelFileError(
+        f"{type(module).__name__} cannot be recorded",
+        f"{type(last).__name__}: {reason[:300]}",
+        "Its forward has to run on tensors without data: a branch must not depend on their contents.",
+        code="SM173",
+    ) from last
 
 
 class _Call:
@@ -53,28 +86,35 @@ class _Call:
         self.symbols: dict[str, Any] = {}
         self.stacks: dict[Any, int] = {}
         self.targets: dict[str, int] = {}
+        self.loss: Callable[[Any], torch.Tensor] | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> dict[str, Any]:
         gc.collect()  # what others left is not mistaken for what this model keeps
         parameters = _named(self.module.named_parameters(remove_duplicate=False))
         buffers = _named(self.module.named_buffers(remove_duplicate=False))
         owned = [t for _, t in self.inputs] + [t for _, t, _ in parameters] + [t for _, t, _ in buffers]
         programs = []
-        was_training = {m: m.training for m in self.module.modules()}
+        # parts in evaluation mode stay in it (frozen norms), unless the whole module is
+        was_training = {m: m.training or not self.module.training for m in self.module.modules()}
+        modes = {m: m.training for m in was_training}
         try:
             for training, amp in MODES:
                 for m, mode in was_training.items():
                     m.training = mode and training
                 programs.append({"training": training, "amp": _name_of(amp), **self._program(owned, training, amp)})
         finally:
-            for m, mode in was_training.items():
+            for m, mode in modes.items():
                 m.training = mode
         shape = self.sizes.shape
+        inputs = [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs]
+        left_open = {size for _, t in self.inputs for size in shape(t.shape)}
+        self.symbols = {name: symbol for name, symbol in self.symbols.items() if name in left_open}
         return {
             "format": written.FORMAT, "version": written.VERSION, "torch": torch.__version__, "staticmem": __version__,
-            "model": type(self.module).__name__,
+            "model": type(self.module).__name__, "loss": self.loss is not None,
             "symbols": {name: self._range(symbol) for name, symbol in self.symbols.items()},
-            "inputs": [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs],
+            "sizes": traced_sizes.content_of(self._sizes(examples, axes)), "bounds": self.sizes.bounds,
+            "inputs": inputs,
             "parameters": [[n, _name_of(t.dtype), shape(t.shape), t.requires_grad, same] for n, t, same in parameters],
             "buffers": [[n, _name_of(t.dtype), shape(t.shape), False, same] for n, t, same in buffers],
             "targets": list(self.targets), "stacks": [list(key) for key in self.stacks], "programs": programs,
@@ -83,13 +123,23 @@ class _Call:
     def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> dict[str, Any]:
         watch = Watch(self.module, owned, self.sizes)
         watch.stacks, watch.targets = self.stacks, self.targets
-        with self.fake, torch.set_grad_enabled(training), enable_python_dispatcher(), watched_calls(watch):
+        with (
+            self.fake,
+            torch.set_grad_enabled(training),
+            enable_python_dispatcher(),
+            watched_calls(watch, partial(recorded, watch)),
+        ):
             if training:  # a step is the second one: what its module keeps from the call before is there
                 with watch.running(), gpu.autocast(amp):
-                    self.module(*self.args, **self.kwargs)
+                    result = self.module(*self.args, **self.kwargs)
+                    if self.loss is not None:
+                        result = self.loss(result)
+                del result
                 watch.start()
             with watch.running(), gpu.autocast(amp):
                 result = self.module(*self.args, **self.kwargs)
+                if training and self.loss is not None:
+                    result = self.loss(result)
                 program = watch.program
                 program.outputs = list(dict.fromkeys(watch.value(t) for t in _tensors(result)))
         watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
@@ -99,39 +149,52 @@ class _Call:
         return program.document()
 
     def _range(self, symbol: Any) -> list[int | None]:
-        """The values that a size may have. Its lower bound is 1: the ops at a size of 1 are the same, and the rules know
-        what broadcasting and views make of it."""
+        """The values that a size may have. A least one of 2 is PyTorch's own: sizes of 0 and 1 are constants to it. The
+        ops at a size of 1 are the same, and the rules know what broadcasting and views make of it."""
         bounds = self.env.var_to_range[symbol]
-        upper = bounds.upper
-        return [1, int(upper) if upper.is_Integer else None]
+        low, high = bounds.lower, bounds.upper
+        asked = any(symbol in c.free_symbols for c in self._conditions())
+        if not asked:  # only ops asked, about layouts
+            return [1, None]
+        return [int(low) if low.is_Integer and low > 2 else 1, int(high) if high.is_Integer else None]
+
+    def _conditions(self) -> dict[Any, str]:
+        return tracing.conditions(self.env, set(self.symbols.values()), self.sizes.text)
+
+    def _sizes(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> TracedSizes:
+        sizes: dict[str, int] = {}
+        for example, names in zip(examples, axes, strict=True):
+            for axis, name in names.items():
+                sizes.setdefault(name, int(example.shape[axis]))
+        return TracedSizes(sizes, {}, tuple(self._conditions().values()))
 
 
 @contextmanager
 def _fake(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes]
 ) -> Iterator[_Call]:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     sizes: dict[str, torch.SymInt] = {}
     call = _Call(module, fake, Sizes({}), env)
-    names = iter(_input_names(module, args, kwargs))
+    names, opened = iter(_input_names(module, args, kwargs)), iter(axes)
 
     def size(n: int, symbol: str | None) -> Any:
         if symbol is None:
             return n
         if symbol not in sizes:
             source = ConstantSource(symbol)
-            made = env.create_symbol(n, source, DimDynamic.DYNAMIC)
+            made = env.create_symbol(n, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
             sizes[symbol] = env.create_symintnode(made, hint=n, source=source)
             call.symbols[symbol] = made
             call.sizes.names[made] = symbol
         return sizes[symbol]
 
     def fake_input(x: Any) -> Any:
+        open_axes = next(opened)
         if not isinstance(x, torch.Tensor):
             return x
         name = next(names)
-        open_axes = axes.get(name, {})
         shape = [size(int(n), open_axes.get(axis)) for axis, n in enumerate(x.shape)]
         with fake:
             tensor = torch.empty(shape, dtype=x.dtype, device=gpu.DEVICE)
@@ -142,10 +205,8 @@ def _fake(
     call.kwargs = {key: tree_map(fake_input, value) for key, value in kwargs.items()}
     state = _state(module)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _replace_tensors(module, fake)
-            yield call
+        _replace_tensors(module, fake)
+        yield call
     finally:
         _restore(state)
 
@@ -196,8 +257,6 @@ def _restore(state: State) -> None:
 def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """Names of the input tensors in order: those of the forward's parameters; `x_0`, `x_1` within containers."""
     import inspect
-
-    from torch.utils._pytree import tree_leaves
 
     parameters = list(inspect.signature(module.forward).parameters.values())
     names: list[str] = []

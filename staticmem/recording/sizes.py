@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# sympy's names of relations, as the parser of expressions has them
+_RELATIONS = {"Equality": "Eq", "Unequality": "Ne", "GreaterThan": "Ge", "LessThan": "Le"}
+_RELATIONS |= {"StrictGreaterThan": "Gt", "StrictLessThan": "Lt"}
+
 
 class Sizes:
     """Writes the sizes of one recording: an integer, or an expression of the names that the open axes have."""
 
     def __init__(self, names: Mapping[Any, str]) -> None:
         self.names = dict(names)  # sympy symbol -> name
-        self.data_dependent: set[str] = set()
+        self.bounds: dict[str, list[Any]] = {}  # of sizes that are in the data: [shape, op]
 
     def of(self, size: Any) -> int | str:
         """A size of a shape, or an integer argument of an op."""
@@ -25,6 +29,13 @@ class Sizes:
             return int(expr)
         return self.text(expr)
 
+    def bound(self, sizes: Any, most: Any, op: str) -> None:
+        """Sizes that an op reads from its data are at most the number of elements of its input."""
+        for size in sizes:
+            text = self.of(size)
+            if isinstance(text, str) and text.startswith("u") and text[1:].isdigit():
+                self.bounds.setdefault(text, [self.shape(most), op])
+
     def shape(self, sizes: Any) -> list[int | str]:
         return [self.of(size) for size in sizes]
 
@@ -36,14 +47,13 @@ class Sizes:
             name = self.names.get(expr)
             if name is None:
                 name = self.names[expr] = str(expr)
-            if str(expr).startswith("u"):
-                self.data_dependent.add(name)
             return name
         if isinstance(expr, sympy.Integer):
             return str(int(expr))
         if isinstance(expr, sympy.Rational):
             return f"Rational({expr.p},{expr.q})"
         name = type(expr).__name__
+        name = _RELATIONS.get(name, name)
         return f"{name}({','.join(self.text(arg) for arg in expr.args)})"
 
 

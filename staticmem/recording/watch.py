@@ -53,7 +53,7 @@ class Program:
         (self.released[-1] if self.ops else self.released_before).extend(values)
 
 
-class Watch(SchemaCheckMode):
+class Watch(SchemaCheckMode):  # type: ignore[misc]
     """A SchemaCheckMode by name only: PyTorch lets no others in at that level."""
 
     def __init__(self, root: torch.nn.Module, owned: Sequence[torch.Tensor], sizes: Sizes) -> None:
@@ -150,11 +150,23 @@ class Watch(SchemaCheckMode):
         given = [self.arg(a) for a in args]
         named = {k: self.arg(v) for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory", "generator")}
         flags = _FLAGS[half] | (0 if torch.is_grad_enabled() else written.NO_GRAD)
-        flat = list(tree_leaves(results)) if len(results) == 1 and isinstance(results[0], (list, tuple)) else list(results)
+        listed = len(results) == 1 and isinstance(results[0], (list, tuple))
+        flat = list(results[0] if listed else results)
         outputs = [self.name(t) if isinstance(t, torch.Tensor) else -1 for t in flat]
+        if target in written.DATA_SIZED:
+            named |= self.data_size(flat[0], args, target)
         self.write(target, given, named, outputs, flags)
         if written.needs_shapes(target):
-            self.program.ops[-1].append([[_dtype(t), self.sizes.shape(t.shape)] for t in flat if isinstance(t, torch.Tensor)])
+            forms = [[_dtype(t), self.sizes.shape(t.shape)] for t in flat if isinstance(t, torch.Tensor)]
+            self.program.ops[-1].append(forms)
+
+    def data_size(self, result: torch.Tensor, args: Any, target: str) -> dict[str, Any]:
+        """The argument `size` of an op whose result has a size that is in the data, which is noted with its bound."""
+        masks = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dtype in (torch.bool, torch.uint8)]
+        source = masks[0] if target.startswith("aten::index") and masks else args[0]
+        self.sizes.bound(result.shape, source.shape, target.partition("::")[2].partition(".")[0])
+        own = [n for n in self.sizes.shape(result.shape) if n in self.sizes.bounds]
+        return {"size": _size(own[0])} if own else {}
 
     def write(self, target: str, args: list[Any], kwargs: dict[str, Any], outputs: list[int], flags: int) -> None:
         number_of = self.targets.setdefault(target, len(self.targets))
@@ -264,11 +276,6 @@ class Watch(SchemaCheckMode):
     def end_region(self, region: int) -> None:
         self.program.regions[region][1] = len(self.program.ops)
 
-    def function(self, cls: Any, apply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from staticmem.recording.functions import recorded
-
-        return recorded(self, cls, apply, args, kwargs)
-
     def _path(self, module: torch.nn.Module) -> str:
         """As torch.export has it: the way from the calling module, if there is one."""
         if self._running:
@@ -302,7 +309,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:

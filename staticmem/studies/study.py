@@ -76,7 +76,7 @@ class Study:
 
     @classmethod
     def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
-        """The study of a file, whose content decides the format, or of an object (`frontends.objects`)."""
+        """The study of a file, whose content decides the format, or of an object (`recording.objects`)."""
         request.scenario()  # raises for wrong options before a large file is read
         if request.names_device:
             from staticmem.studies.device import device_of
@@ -87,7 +87,7 @@ class Study:
                 hint = "Leave them out; batch, resolution and dims change sizes."
                 raise UsageError("inputs are given with a file", "A file has the shapes of its inputs.", hint, "SM170")
             return cls(open_model(os.fspath(model)), request)
-        from staticmem.frontends.objects import model_of
+        from staticmem.recording.objects import model_of
 
         exported, batch = model_of(model, inputs)
         if request.batch is None and batch:

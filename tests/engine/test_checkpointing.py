@@ -13,9 +13,9 @@ from prepared import run_step
 
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
-from staticmem.ir.graph import Frame, Graph, Op, Ref
+from staticmem.ir.graph import Frame, Graph, Op, Ref, Region
 from staticmem.liveness import liveness
-from staticmem.passes.checkpoint_regions import Region, regions_of
+from staticmem.passes.checkpoint_regions import regions_of
 from staticmem.scenario.step import Scenario
 
 

@@ -20,10 +20,10 @@ from torch.nn.utils import parametrizations  # noqa: E402
 import staticmem  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.frontends.export_storages import tied_names  # noqa: E402
-from staticmem.frontends.writing import pt2_bytes  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.liveness import liveness  # noqa: E402
 from staticmem.passes.pipeline import bind  # noqa: E402
+from staticmem.recording.writing import pt2_bytes  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch

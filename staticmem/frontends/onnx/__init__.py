@@ -25,7 +25,6 @@ def open_onnx(path: str, keep: bool = False, recordings: bool = True) -> OnnxMod
     from staticmem.frontends.carried import STALE, of_proto
     from staticmem.frontends.onnx.model import OnnxModel
     from staticmem.frontends.onnx.reader import guarded, parse, read, stripped
-
     from staticmem.frontends.recorded import RecordedModel
 
     stamp = files.stamp(path) if keep else None

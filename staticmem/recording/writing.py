@@ -18,8 +18,8 @@ from typing import Any
 
 from staticmem.errors import UsageError
 from staticmem.frontends.export_storages import TIED, tied_tensors
-from staticmem.frontends.objects import without_weights
-from staticmem.frontends.tracing import Axes, doubled, failed, quiet
+from staticmem.recording.objects import without_weights
+from staticmem.recording.tracing import Axes, doubled, failed, quiet
 
 EXTERNAL = "weights-not-included.bin"  # named by every initializer, and never written
 EXTERNAL_LOCATION = 1  # TensorProto.EXTERNAL

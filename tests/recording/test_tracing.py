@@ -10,9 +10,10 @@ import pytest
 
 import staticmem
 from staticmem.errors import DimensionError, ModelFileError
-from staticmem.frontends import traced_sizes, tracing, writing
+from staticmem.frontends import traced_sizes
 from staticmem.frontends.export_program import read_archive
 from staticmem.ir.model_file import TracedSizes, resolve
+from staticmem.recording import tracing, writing
 
 torch: Any = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

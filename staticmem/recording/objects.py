@@ -1,7 +1,8 @@
 """Models in memory: an `nn.Module`, an FX `GraphModule`, an `ExportedProgram` or an ONNX `ModelProto`.
 
-The first three go through `torch.export` under fake tensors: no weight is read, copied or made, and nothing runs. What
-comes out is the archive of a `.pt2` file, read by the same frontend.
+A module is recorded (`recording.record`): its code runs on fake tensors, no weight is read, copied or made. A program
+of `torch.export` becomes the archive of a `.pt2` file, read by the same frontend; so does a module that cannot be
+recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import traced_sizes
-from staticmem.frontends.tracing import failed, trace
+from staticmem.recording.tracing import failed, trace
 
 if TYPE_CHECKING:
     from staticmem.ir.model_file import ModelFile, TracedSizes
@@ -45,8 +46,7 @@ def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, in
         return _of_program(model, "ExportedProgram"), None
     if _is_a(model, "torch.nn.modules.module", "Module"):
         args = _arguments(model, inputs)
-        traced = trace(model, args, as_given=True)
-        return _of_program(traced.program, type(model).__name__, traced.sizes), _common_batch(args)
+        return _of_module(model, args), _common_batch(args)
     raise UsageError(
         f"{type(model).__name__} is not a model",
         "It has to be a path, an onnx.ModelProto, an ExportedProgram, an nn.Module or a GraphModule.",
@@ -90,10 +90,24 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
+    """A recording of the module; where its code cannot run on fake tensors, what torch.export makes of it."""
+    from staticmem.frontends.recorded import RecordedModel
+    from staticmem.recording.record import record
+
+    label = f"<{type(module).__name__}>"
+    try:
+        document = record(module, args, as_given=True)
+    except ModelFileError:
+        traced = trace(module, args, as_given=True)
+        return _of_program(traced.program, type(module).__name__, traced.sizes)
+    return RecordedModel(label, document, "pt2")
+
+
 def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ModelFile:
     import torch
 
-    from staticmem.frontends.export_program import read_archive
+    from staticmem.frontends.export_program import ExportedArchive, read_archive
     from staticmem.frontends.export_storages import tied_tensors
 
     with temporary_folder() as folder:
@@ -106,6 +120,7 @@ def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> M
         except Exception as error:
             raise failed(label, error) from error
         archive = read_archive(path)
+        assert isinstance(archive, ExportedArchive)  # it has no recording
     archive.path, archive.tied = f"<{label}>", tied_tensors(program.state_dict)
     return archive
 

@@ -11,8 +11,8 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,8 +174,7 @@ def _traced(module: Any, given: tuple[Any, ...], keywords: dict[str, Any], axes:
             marked = [dict.fromkeys(n, auto) if _is_tensor(x) else None for x, n in zip(leaves, axes, strict=True)]
             positional, named = pytree.tree_unflatten(marked, spec)
             dynamic = {**_by_name(module, positional), **named}
-            if hasattr(_config(), "backed_size_oblivious"):  # PyTorch 2.7
-                stack.enter_context(_config().patch(backed_size_oblivious=True))
+            stack.enter_context(oblivious())
             stack.enter_context(_one_size_a_name(module, kwargs, axes))
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return _described(program, (given, keywords), (args, kwargs), axes)
@@ -235,34 +234,34 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
                 stayed[-1][axis] = titles.setdefault(symbol, name)
             else:  # twice another size, say: the reader calls it by its axis
                 examples[f"{node.name}[{axis}]"] = int(own.shape[axis])
-    conditions = _conditions(shape_env, set(hints)) if shape_env is not None else {}
+    asked = conditions(shape_env, set(hints), _text) if shape_env is not None else {}
     least = {symbol: int(bounds.lower) for symbol, bounds in program.range_constraints.items() if symbol in hints}
     if hasattr(_config(), "backed_size_oblivious"):
         least = {symbol: 1 if low <= 2 else low for symbol, low in least.items()}
     opened = []
     for symbol, title in titles.items():
         low = least.get(symbol, 1)
-        refused = any(c.subs({**hints, symbol: low}) == False for c in conditions)  # noqa: E712 (it is sympy's false)
+        refused = any(c.subs({**hints, symbol: low}) == False for c in asked)  # noqa: E712 (it is sympy's false)
         opened.append(f"{title} (not {low})" if refused else f"{title} (from {low})" if low > 1 else title)
-    sizes = TracedSizes(examples, {str(s): n for s, n in least.items()}, tuple(conditions.values()))
+    sizes = TracedSizes(examples, {str(s): n for s, n in least.items()}, tuple(asked.values()))
     titled = {str(symbol): title for symbol, title in titles.items()}
     return Trace(program, sizes, tuple(stayed), titled, tuple(opened), tuple(fixed))
 
 
-def _conditions(shape_env: Any, inputs: set[Any]) -> dict[Any, str]:
+def conditions(shape_env: Any, inputs: set[Any], text: Callable[[Any], str]) -> dict[Any, str]:
     """What the code asked of the sizes of the inputs, with the answer that it got.
 
     Questions of ops are left out: they concern layouts and broadcasting, which the analysis decides anew for its sizes.
     """
-    conditions: dict[Any, str] = {}
+    answers: dict[Any, str] = {}
     for guard in shape_env.guards:
         place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
         if _OPS.search(str(getattr(place, "filename", ""))):
             continue
         condition = shape_env.replace(guard.expr)
         if condition.free_symbols and condition.free_symbols <= inputs:
-            conditions[condition] = _text(condition)
-    return conditions
+            answers[condition] = text(condition)
+    return answers
 
 
 def _text(expression: Any) -> str:
@@ -273,6 +272,12 @@ def _text(expression: Any) -> str:
         return f"Rational({expression.p}, {expression.q})"
     name = _RELATIONS.get(type(expression).__name__, type(expression).__name__)
     return f"{name}({', '.join(map(_text, expression.args))})"
+
+
+def oblivious() -> Any:
+    """A context in which PyTorch assumes of no size that it is 2 or more."""
+    config = _config()  # PyTorch 2.7 has the option
+    return config.patch(backed_size_oblivious=True) if hasattr(config, "backed_size_oblivious") else nullcontext()
 
 
 def _config() -> Any:
