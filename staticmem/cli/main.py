@@ -48,6 +48,7 @@ MODULES = {
     "compare-snapshot": "records",
     "report": "saved",
     "export": "export",
+    "annotate": "annotate",
     "explain": "explain",
     "doctor": "doctor",
     "completion": "setup",

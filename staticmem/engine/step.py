@@ -215,6 +215,8 @@ class _Step:
     def _loss_and_target(self) -> tuple[str, Tensor | None, list[Note]]:
         """The loss, where `auto` is decided by the output's shape, and the target tensor that it needs."""
         shape, loss, notes = output_shape(self.graph), self.scenario.loss, []
+        if loss == "auto" and self.graph.recorded is not None and self.graph.recorded.loss:
+            loss = "none"
         if loss == "auto":
             loss = losses.choose(shape)
             text = f"loss: {loss}, chosen by the output's shape {list(shape)} (--loss changes it)"

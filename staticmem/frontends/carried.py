@@ -1,7 +1,7 @@
 """Recordings in model files: where a format keeps one, and whether it is of the graph that the file has.
 
-- `.onnx`: a metadata property of the ModelProto, packed and in base64.
-- `.pt2`: a member under `extra/`, packed.
+- `.onnx`: a metadata property of the ModelProto, the same.
+- `.pt2`: an extra file, packed and in base64.
 
 A recording has a fingerprint of the graph beside which it was written. A tool that changes the graph and keeps the
 metadata (an optimiser, a quantiser) leaves a recording of another graph, which is not used.
@@ -71,7 +71,8 @@ def of_archive(archive: zipfile.ZipFile, graph: bytes, path: str) -> tuple[Recor
         if info.filename.endswith(f"/extra/{written.MEMBER}"):
             if info.file_size > written.MAX_PACKED:
                 raise written.damaged(path, f"it has {info.file_size:,} bytes")
-            document = written.unpack(archive.read(info), path)
+            text = archive.read(info).decode("ascii", "replace")
+            document = written.unpack(written.from_text(text, path), path)
             if document.get("graph") == fingerprint_of_json(graph):
                 return RecordedModel(path, document, "pt2"), False
             return None, True
@@ -97,7 +98,7 @@ def into_archive(data: bytes, document: dict[str, Any]) -> bytes:
         for name in (*names, f"{root}extra/{written.MEMBER}"):
             info = zipfile.ZipInfo(name, ZIP_DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
-            content = source.read(name) if name in names else written.pack(document)
+            content = source.read(name) if name in names else written.to_text(written.pack(document)).encode()
             target.writestr(info, content, compresslevel=9)
     return packed.getvalue()
 

@@ -148,7 +148,8 @@ class _Program:
             if op.target == written.FUNCTION
         }
         lasting = frozenset(self.name(v) for v in fields.items(program["lasting"]))
-        recorded = Recorded(last_held, lasting, kept, regions, functions)
+        loss = fields.boolean(document["loss"]) and fields.boolean(program["training"])
+        recorded = Recorded(last_held, lasting, kept, regions, functions, loss)
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,

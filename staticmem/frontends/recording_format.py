@@ -8,6 +8,7 @@ JSON, packed with LZMA: programs of several modes are nearly the same text.
 | `torch`, `staticmem` | versions that recorded it |
 | `graph` | fingerprint of the graph of the file that carries it (`fingerprint`) |
 | `model` | class of the module |
+| `loss` | whether the first output of the programs of training is the loss |
 | `symbols` | name of each open size: smallest and largest value; null: no bound |
 | `sizes` | the sizes of the example, and what the code asked of sizes (`frontends.traced_sizes`) |
 | `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
@@ -44,7 +45,7 @@ DATA_SIZED = frozenset(
     f"aten::{name}"
     for name in "nonzero argwhere masked_select index.Tensor _unique2 unique_dim unique_consecutive bincount".split()
 )
-MEMBER = "staticmem_recording.xz"  # extra file of a .pt2 archive
+MEMBER = "staticmem_recording.txt"  # extra file of a .pt2 archive
 PROPERTY = "staticmem.recording"  # metadata property of a ModelProto
 MAX_PACKED = 1 << 28  # bytes
 MAX_BYTES = 1 << 30  # of the text: as the JSON of an archive (`export_program.MAX_JSON_BYTES`)
@@ -95,7 +96,7 @@ def damaged(path: str, why: str) -> ModelFileError:
 
 
 def to_text(data: bytes) -> str:
-    """Packed bytes as a value of a metadata property."""
+    """Packed bytes as a text: PyTorch reads extra files as UTF-8, and metadata properties are strings."""
     return base64.b64encode(data).decode()
 
 

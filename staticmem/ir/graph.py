@@ -249,6 +249,7 @@ class Recorded:
         kept: tensors that the module has from the call before: the value, and one of them whose storage it shares.
         regions: calls of `torch.utils.checkpoint`.
         functions: calls of custom autograd functions by the name of their op.
+        loss: the first output is the loss.
     """
 
     last_held: Mapping[str, int]
@@ -256,6 +257,7 @@ class Recorded:
     kept: tuple[tuple[Value, str], ...]
     regions: tuple[Region, ...]
     functions: Mapping[str, CustomFunction]
+    loss: bool = False
 
 
 class Programs(Protocol):

@@ -1,5 +1,7 @@
-"""Recording: a module's own Python runs under fake tensors, and what decides its memory is written down.
+"""What needs PyTorch: recording a module's code, tracing it, and writing files that carry both.
 
-It imports torch, which nothing else of an analysis of a file does. `record` gives a document (`document.py` of the
-frontends reads it), which exports carry.
+A recording is made by running the module's own Python under fake tensors (`record`): what decides its memory is written
+down as a document (`frontends.recording_format`), which `frontends.recorded` reads without torch.
 """
+
+EXPORTERS = ("dynamo", "torchscript")  # of .onnx: torch.onnx.export with dynamo=True, and with dynamo=False

@@ -71,7 +71,7 @@ def record(
         f"{type(module).__name__} cannot be recorded",
         f"{type(last).__name__}: {reason[:300]}",
         "Its forward has to run on tensors without data: a branch must not depend on their contents.",
-        code="SM173",
+        code="SM175",
     ) from last
 
 

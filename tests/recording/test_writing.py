@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import staticmem
-from staticmem.frontends import traced_sizes, tracing, writing
+from staticmem.frontends import traced_sizes
+from staticmem.recording import tracing, writing
 
 torch: Any = pytest.importorskip("torch")
 onnx: Any = pytest.importorskip("onnx")

@@ -1,0 +1,118 @@
+"""Exports a module's code for analysis: the graph in a format that other tools read, and the recording beside it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from staticmem.errors import ModelFileError, UsageError
+from staticmem.frontends import traced_sizes
+from staticmem.ir.model_file import TracedSizes
+from staticmem.recording import EXPORTERS, tracing, writing
+from staticmem.recording.attach import with_recording
+from staticmem.recording.record import record
+
+NOT_RECORDED = "Without a recording of the code"
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What is exported, and how."""
+
+    module: Any
+    inputs: tuple[Any, ...]
+    kind: str  # .pt2 or .onnx
+    exporter: str = "dynamo"  # of .onnx
+    train: bool = True
+    stack_traces: bool = False
+    loss: Callable[[Any], Any] | None = None
+
+
+def export(
+    module: Any,
+    inputs: Sequence[Any],
+    path: str | os.PathLike[str],
+    *,
+    exporter: str = "dynamo",
+    loss: Callable[[Any], Any] | None = None,
+) -> None:
+    """Writes a module's code to `path`, a `.pt2` or an `.onnx` without weights, with a recording for `analyze`.
+
+    Args:
+        module: on any device; it is exported in the mode that it is in, and recorded in every mode.
+        inputs: example inputs, also on the meta device. Sizes that the code leaves open stay open.
+        path: its suffix decides the format.
+        exporter: of `.onnx`: "dynamo" or "torchscript".
+        loss: takes what the module returns and gives the loss; without it `analyze` has a loss of its own.
+
+    Raises:
+        UsageError: a suffix or an exporter that is not known.
+        ModelFileError: it cannot be exported; the message is PyTorch's.
+    """
+    kind = os.path.splitext(path)[1].lower()
+    if kind not in (".pt2", ".onnx") or exporter not in EXPORTERS:
+        what = f"no format for '{os.fspath(path)}'" if exporter in EXPORTERS else f"no exporter '{exporter}'"
+        why = f"Formats are .pt2 and .onnx; exporters of .onnx are {', '.join(EXPORTERS)}."
+        raise UsageError(what, why, "Example: staticmem.export(model, inputs, 'model.pt2')", "SM141")
+    data, lines = exported(ExportRequest(module, tuple(inputs), kind, exporter, module.training, False, loss))
+    for line in lines:
+        if line.startswith(NOT_RECORDED):
+            warnings.warn(line, stacklevel=2)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
+    """The bytes of the file, and lines that tell the user of its sizes and of a recording that could not be made.
+
+    Raises:
+        ModelFileError: it cannot be exported; the message is PyTorch's.
+    """
+    data, lines = _graph_file(request)
+    try:
+        document = record(request.module, request.inputs, loss=request.loss)
+    except ModelFileError as error:
+        return data, [*lines, f"{NOT_RECORDED}: {error.what}. {error.why}"]
+    return with_recording(data, request.kind, document), lines
+
+
+def _graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
+    """The bytes of the file without a recording, and what the user is lines of its sizes."""
+    if request.kind == ".onnx" and request.exporter == "torchscript":
+        return _scripted(request)
+    module, inputs = request.module, request.inputs
+    traced = tracing.trace(module, inputs, as_given=False)
+    lines = [f"Open sizes: {', '.join(traced.open) or 'none'}"]
+    if traced.fixed:
+        lines.append(f"Fixed by the code: {', '.join(traced.fixed)}")
+    write = writing.pt2_bytes if request.kind == ".pt2" else writing.onnx_bytes
+    extra = {traced_sizes.NAME: traced_sizes.write(traced.sizes)}
+    return write(traced.program, stack_traces=request.stack_traces, extra=extra), lines
+
+
+def _scripted(request: ExportRequest) -> tuple[bytes, list[str]]:
+    """The same by the TorchScript exporter. torch.export says which sizes the code fixes, where it can."""
+    module, inputs, lines = request.module, request.inputs, []
+    try:
+        traced = tracing.trace(module, inputs, as_given=False)
+        axes, sizes = traced.axes, traced.named_sizes
+    except ModelFileError:
+        lines = ["What the code fixes is not known: torch.export fails on it"]
+        opened = tracing.open_axes(inputs)
+        axes = tuple({axis: n for axis, n in names.items() if n == "batch"} for names in opened)
+        sizes = TracedSizes()
+    extra = {traced_sizes.NAME: traced_sizes.write(sizes)}
+    last: ModelFileError | None = None
+    for rung in tracing.attempts(axes):
+        try:
+            data = writing.torchscript_bytes(module, inputs, rung, train=request.train, extra=extra)
+        except ModelFileError as error:
+            last = error
+            continue
+        names = dict.fromkeys(name for opened in rung for name in opened.values())
+        return data, [f"Open sizes: {', '.join(names) or 'none'}", *lines]
+    assert last is not None
+    raise last
