@@ -20,8 +20,9 @@ Builds a model from your code on the meta device, where weights have no bytes, a
 
 FACTORY is a function or class without required arguments. It returns the module, or the module and a tuple of example
 inputs. The graph is for every tool that reads such files. Beside it the file carries a recording for 'staticmem
-analyze': the forward runs once in each mode (training, inference, both also under autocast) on tensors without data, and the ops
-that really ran are written down, with what Python variables hold, what is in place, custom functions and checkpoints.
+analyze': the forward runs once in each mode (training, inference, both also under autocast) on tensors without data,
+and the ops that really ran are written down, with what Python variables hold, what is in place, custom functions and
+checkpoints.
 
 Every size stays open that the code leaves open: the batch, lengths, height and width. stderr says which, and
 which the code fixed. 'staticmem analyze' takes sizes of the example where it is given none, but for the batch.
