@@ -23,6 +23,7 @@ from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
 from staticmem.passes import pipeline
+from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
@@ -188,17 +189,33 @@ class Study:
         if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
             return None
         graph, scenario = self.graph, self.scenario
-        ends = self._ends_of_inplace() or (graph, graph)
-        if not self._forward_matters(ends):
+        ends = self._ends_of_inplace or (graph, graph)
+        functions = self._ends_of_functions(ends)
+        if functions is None and not self._forward_matters(ends):
             return None
-        policies = ("last-use", "most") if has_unseen_code(graph) else ("expected", "expected")
-        if policies[0] == "expected" and ends[0] is ends[1]:
+        ends = functions or ends
+        policies = [p if functions or self._holds_otherwise(p) else "expected" for p in ("last-use", "most")]
+        if policies == ["expected", "expected"] and ends[0] is ends[1]:
             return None
         runs = zip(ends, policies, strict=True)
         peaks = [step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in runs]
         peaks.append(self.lifetimes.peak_bytes)
         low, high = min(peaks), max(peaks)
-        return (low, high) if low < high or not scenario.training else None
+        return (low, high) if low < high else None
+
+    def _ends_of_functions(self, ends: tuple[Graph, Graph]) -> tuple[Graph, Graph] | None:
+        """Graphs with the least and the most that custom autograd functions may save and compute in training."""
+        if not self.scenario.training:
+            return None
+        from staticmem.passes.custom_functions import ends_of_functions
+
+        bounds = [ends_of_functions(end) for end in ends]
+        return None if bounds[0] is None or bounds[1] is None else (bounds[0][0], bounds[1][1])
+
+    def _holds_otherwise(self, policy: str) -> bool:
+        """Whether a policy of `frames.policy` lets variables hold something else than the expected one."""
+        asked, expected = (releases_of(self.graph, p, self.scenario.training) for p in (policy, "expected"))
+        return asked.last_use != expected.last_use or asked.frames != expected.frames
 
     def _forward_matters(self, ends: tuple[Graph, Graph]) -> bool:
         """Whether the peak moves if the forward lets go of nothing and runs nothing in place.
@@ -224,6 +241,7 @@ class Study:
             total += sum(sizes.get(outputs[0], largest) for _, outputs in open_ops)
         return total > lifetimes.peak_bytes
 
+    @cached_property
     def _ends_of_inplace(self) -> tuple[Graph, Graph] | None:
         """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
         if self.graph.inplace_known or self.request.inplace_activations != "auto":
@@ -250,12 +268,14 @@ class Study:
             notes += _unknown_ops(result)
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
-        if self.live_band is not None and not self.scenario.training and has_unseen_code(result.graph):
-            text = "the file has no stack traces, so which values Python variables keep alive is assumed"
-            notes.append(Note("assumption", "SM306", text))
-        elif self.live_band is not None:
-            text = "the file leaves open what ran in place, which the band of the peak covers"
-            notes.append(Note("assumption", "SM307", text))
+        if self.live_band is not None:
+            notes.insert(0, Note("assumption", "SM308", self._what_settles()))
+            if has_unseen_code(result.graph):
+                text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
+                notes.append(Note("assumption", "SM306", text))
+            if self._ends_of_inplace is not None:
+                text = "the file leaves open what ran in place, which the band of the peak covers"
+                notes.append(Note("assumption", "SM307", text))
         return notes
 
     def _inplace_notes(self, bound: Graph, graph: Graph) -> list[Note]:
@@ -274,6 +294,14 @@ class Study:
             "(--inplace-activations all)"
         )
         return [Note("assumption", "SM305", text)]
+
+    def _what_settles(self) -> str:
+        """The command that records what the band is about."""
+        path = self.model.path
+        command = "staticmem export file.py:factory -o model.pt2"
+        if self.graph.format == "onnx":
+            command = f"staticmem annotate {os.path.basename(path)} --from file.py:factory"
+        return f"the file leaves open what the peak depends on (its band); to record it: {command}"
 
     @cached_property
     def report(self) -> Report:

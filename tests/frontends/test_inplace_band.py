@@ -53,18 +53,18 @@ def test_the_ends_are_what_the_flag_gives(tmp_path: Path, policy: str, end: str)
     assert "SM307" not in codes(report)
 
 
-def test_ops_that_save_as_much_either_way_have_none(tmp_path: Path) -> None:
-    """`relu` saves its result, in place or not; the peak is in backward."""
+def test_ops_that_save_as_much_either_way_move_the_forward_alone(tmp_path: Path) -> None:
+    """`relu` saves its result, in place or not; the peak is in backward, unless out of place variables hold it all."""
     report = analyzed(tmp_path, "Relu")
     band = report.peak.bands["live"]
-    assert (report.peak.phase, band.low, band.high) == ("backward", report.peak.live_bytes, report.peak.live_bytes)
-    assert "SM254" in codes(report)
-    assert "SM307" not in codes(report)
+    assert (report.peak.phase, band.low) == ("backward", report.peak.live_bytes)
+    assert band.high - band.low < ACTIVATION
+    assert {"SM254", "SM306", "SM307", "SM308"} <= codes(report)
 
 
 def test_a_peak_in_the_forward_pass_has_a_band(tmp_path: Path) -> None:
     """Frozen layers save nothing. The second convolution holds its input and a result of twice the size, the `relu`
-    after it two of those if it runs out of place: one input more."""
+    after it two of those if it runs out of place: one input more, and variables may hold all of it."""
     nodes, last = [], "x"
     for index, activation in ((1, "Relu"), (2, "Relu"), (3, "")):
         inputs = [last, f"c{index}.weight"]
@@ -79,4 +79,5 @@ def test_a_peak_in_the_forward_pass_has_a_band(tmp_path: Path) -> None:
     report = staticmem.analyze(path, optimizer="sgd", loss="mean", freeze="^c[12]")
     band = report.peak.bands["live"]
     assert report.peak.phase == "forward"
-    assert band.high - band.low == ACTIVATION
+    assert band.low == report.peak.live_bytes
+    assert band.high - band.low > ACTIVATION

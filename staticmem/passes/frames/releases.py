@@ -94,10 +94,18 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     until: dict[str, int] = {}
     unseen: Set[str] | None = None  # the values that hidden frames may hold; None: any
     if any(op.stack for op in graph.ops):
-        from staticmem.passes.frames.source_lines import held_by_lines
+        from staticmem.passes.frames.source_lines import certainly_held_by_lines, held_by_lines
         from staticmem.passes.frames.unseen_code import held_in_functions, values_in_methods
 
-        until.update(held_by_lines(graph))
+        until.update(certainly_held_by_lines(graph) if policy == "last-use" else held_by_lines(graph))
+        if until and policy == "most":
+            from staticmem.passes.frames.line_bounds import longest_holds_of_lines
+            from staticmem.passes.frames.unseen_bounds import longest_holds
+
+            by_modules = longest_holds(graph, Held(), None).until
+            for name, index in longest_holds_of_lines(graph).items():
+                latest = min(index, by_modules.get(name, index))
+                until[name] = max(until.get(name, latest), latest)
         for name, index in held_in_functions(graph).items():
             until[name] = max(until.get(name, index), index)
         unseen = values_in_methods(graph) if until and not (training and policy == "expected") else None
@@ -116,7 +124,7 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
     decided = published_names.decided_by_names(graph, table, training) if table is not None else None
     if decided is not None:
         held = published_names.with_published_names(graph, held, decided)
-    if policy == "most":
+    if policy == "most" and not until:
         from staticmem.passes.frames.unseen_bounds import longest_holds
 
         held = longest_holds(graph, held, decided)

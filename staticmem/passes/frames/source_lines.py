@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from staticmem.ir.graph import Graph, Op, Ref, SourceLine
 
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
-_ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
+ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
@@ -29,7 +29,7 @@ _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
 
 
 @dataclass
-class _Frame:
+class PythonFrame:
     """A running Python function: where it is, what its names hold."""
 
     line: SourceLine
@@ -48,15 +48,28 @@ def held_by_lines(graph: Graph) -> Mapping[str, int]:
     """For every op result that a Python name holds: the index of the last op during which it holds it."""
     if not any(op.stack for op in graph.ops[:64]):
         return {}
-    return _Execution(graph).run()
+    return Execution(graph).run()
 
 
-class _Execution:
+_PUBLISHED = re.compile(r"[/\\](?:torch|torchvision|timm|transformers)[/\\]")
+
+
+def is_published(line: SourceLine) -> bool:
+    """Whether a line is of a library whose code was compared with what is held here."""
+    return _PUBLISHED.search(line.file) is not None
+
+
+def certainly_held_by_lines(graph: Graph) -> Mapping[str, int]:
+    """As `held_by_lines`, without lists that no line appends to and names that no line assigns."""
+    return Execution(graph, certain=True).run() if any(op.stack for op in graph.ops[:64]) else {}
+
+
+class Execution:
     """Follows the Python frames from op to op. `now` is always the op that ran last."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.last_read = graph, graph.last_read
-        self.frames: list[_Frame] = []
+    def __init__(self, graph: Graph, certain: bool = False) -> None:
+        self.graph, self.last_read, self.certain = graph, graph.last_read, certain
+        self.frames: list[PythonFrame] = []
         self.modules: tuple[object, ...] = ()
         self.holders: dict[str, int] = {}  # how many names hold a value
         self.released: dict[str, int] = {}
@@ -85,7 +98,7 @@ class _Execution:
             calls = level + 1 < len(op.stack)
             modules += line.function == "forward"
             if level == len(self.frames):
-                self.frames.append(_Frame(line, modules, now + 1, now + 1))
+                self.frames.append(PythonFrame(line, modules, now + 1, now + 1))
             frame = self.frames[level]
             # the same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
             # goes on with what the line did for its arguments (`k = f(y + dt * k1)`)
@@ -121,7 +134,7 @@ class _Execution:
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def _finish(self, frame: _Frame, now: int) -> None:
+    def _finish(self, frame: PythonFrame, now: int) -> None:
         """The frame's statement is done: its names take the last op's results."""
         text = frame.line.text
         reads, frame.reads = frame.reads, set()
@@ -130,24 +143,26 @@ class _Execution:
                 if name.endswith("[]"):
                     self._drop([v for v in values if v in reads], now)
                     frame.names[name] = [v for v in values if v not in reads]
-        joined = _JOINED.search(text)
+        guesses = not self.certain or is_published(frame.line)
+        joined = _JOINED.search(text) if guesses else None
         if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
             reads = self._joined_parts(frame, now) or reads
             owner, name = self._list_owner(frame, joined[1], reads)
             parts = owner.names.setdefault(name + "[]", [])
             self._extend(parts, [v for v in reads if v not in parts and len(reads) > 1 and v in self.made_by])
-        self._aliases(frame, text, now)
+        if guesses:
+            self._aliases(frame, text, now)
         listed, frame.listed = frame.listed, (0, "")
         append = _APPEND.match(text)
         if append is not None:
             self._extend(frame.names.setdefault(append[1] + "[]", []), self.latest[-1:])
             return
-        assign = _ASSIGN.match(text)
+        assign = ASSIGN.match(text)
         if assign is not None:
             names = [name.strip(" *") for name in assign[1].split(",")]
             self._assign(frame, names, text[assign.end() :].lstrip().startswith("["), listed, now)
 
-    def _assign(self, frame: _Frame, names: list[str], is_list: bool, listed: tuple[int, str], now: int) -> None:
+    def _assign(self, frame: PythonFrame, names: list[str], is_list: bool, listed: tuple[int, str], now: int) -> None:
         values = self.latest
         each = self._results(frame.since, now) if len(names) > 1 and len(values) == 1 else ()
         for position, name in enumerate(names):
@@ -181,7 +196,7 @@ class _Execution:
                 self._forget(frame, name, now)
                 frame.names[name] = list(taken)
 
-    def _aliases(self, frame: _Frame, text: str, now: int) -> None:
+    def _aliases(self, frame: PythonFrame, text: str, now: int) -> None:
         """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand
         (`residual = x`). It means the operand from its making on, until the same name means another one."""
         op = self.graph.ops[now]
@@ -207,13 +222,13 @@ class _Execution:
         made = (name for op in self.graph.ops[since : now + 1] for name in op.outputs)
         return tuple(name for name in made if self.last_read.get(name, -1) > now)
 
-    def _joined_parts(self, frame: _Frame, now: int) -> set[str]:
+    def _joined_parts(self, frame: PythonFrame, now: int) -> set[str]:
         """What the joins of the frame's statement read: `xs.append(f(torch.cat(xs)))` reads more, within `f`."""
         depth = self.frames.index(frame) + 1
         joins = (op for op in self.graph.ops[frame.since : now + 1] if op.base in _JOINS and len(op.stack) == depth)
         return {name for op in joins for name in op.refs()}
 
-    def _list_owner(self, frame: _Frame, name: str, reads: set[str]) -> tuple[_Frame, str]:
+    def _list_owner(self, frame: PythonFrame, name: str, reads: set[str]) -> tuple[PythonFrame, str]:
         """The frame that a joined list lives in, and its name there.
 
         It is the caller's where the caller passes a name besides the first argument that no op was assigned to, and the
@@ -243,7 +258,7 @@ class _Execution:
         for value in values:
             self.holders[value] = self.holders.get(value, 0) + 1
 
-    def _forget(self, frame: _Frame, name: str, now: int) -> None:
+    def _forget(self, frame: PythonFrame, name: str, now: int) -> None:
         """A name is assigned again, whether it meant a value or a list."""
         self._drop(frame.names.pop(name, []), now)
         self._drop(frame.names.pop(name + "[]", []), now)

@@ -102,7 +102,8 @@ class _Calls:
         call = self.calls[stack]
         assigned, names = call.open.get(statement, (received, ()))
         if assigned != received:  # the statement has run before
-            self.until.update((old, received) for old in names)
+            # what is read later is in a container, which lives on
+            self.until.update((old, received) for old in names if self.graph.last_read.get(old, -1) <= received)
             names = ()
         call.open[statement] = (received, (*names, name))
         self.until[name] = self.ends[stack]

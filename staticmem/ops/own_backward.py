@@ -1,0 +1,35 @@
+"""The history of a custom autograd function whose backward no file has, within bounds (`passes.custom_functions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Formula, Grads, Tensor
+from staticmem.ops.registry import rule
+
+
+@rule("staticmem::own_backward")
+def own_backward(
+    e: Eager, result: Tensor, inputs: Sequence[Tensor], saved: Sequence[Tensor], temporaries: int
+) -> Tensor:
+    """`result` with a node that saves `saved`, and makes as many buffers of its size in backward as `temporaries`, and
+    a gradient for each input; without temporaries it passes the incoming one on where it fits (a straight-through
+    estimator)."""
+    named = Tensor(result.storage, result.shape, result.strides, result.dtype)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        e.kernel("backward of a custom function")
+        incoming = grads[0]
+        for _ in range(temporaries):
+            e.empty_like(result)
+        passed = temporaries == 0 and incoming is not None
+        return [
+            None if not wanted else incoming if passed and incoming is not None and incoming.shape == t.shape
+            else e.empty_like(t)
+            for t, wanted in zip(inputs, need, strict=True)
+        ]  # fmt: skip
+
+    formula = Formula(tuple(range(len(inputs))), gradients)
+    e.record("backward of a custom function", named, list(inputs), [formula], [*saved])
+    return named

@@ -1,0 +1,117 @@
+"""The least and the most that custom autograd functions can make of training, where a file has only their forward.
+
+Source lines show the calls (`Swish.apply(x)`): the ops of such a line ran without a history, and the function's own
+backward is unknown. At least it saves nothing and passes the gradient on; at most it saves all that went in, came out
+and was made between, and computes with a few buffers of the result's size. `x * sigmoid(x)` is more than one thing as
+well: files of the TorchScript exporter write `nn.SiLU` as these two ops, and code that computes them saves more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from staticmem.ir.graph import Arg, Graph, Op, Ref
+
+_APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
+_TORCH = re.compile(r"[/\\]torch[/\\]")
+_TEMPORARIES = 3  # of a backward as people write it: a few products before the last one
+
+_Place = tuple[object, ...]
+
+
+def ends_of_functions(graph: Graph) -> tuple[Graph, Graph] | None:
+    """The graph with the least and with the most that its custom functions may do; None where it has none."""
+    regions = [*_regions(graph)]
+    fused = not any(op.stack for op in graph.ops) and any(_is_fused(op) for op in graph.ops)
+    if not regions and not fused:
+        return None
+    least, most = (_with_bounds(graph, regions, temporaries) for temporaries in (0, _TEMPORARIES))
+    return least, _taken_apart(most) if fused else most
+
+
+def _place(op: Op) -> _Place | None:
+    for depth, line in enumerate(op.stack):
+        if ".apply(" in line.text and _APPLY.search(line.text) and not _TORCH.search(line.file):
+            return (op.modules, *((frame.file, frame.line) for frame in op.stack[: depth + 1]))
+    return None
+
+
+def _regions(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Runs of ops under one call of a custom function: [start, end)."""
+    start, current = 0, None
+    for index, op in enumerate((*graph.ops, None)):
+        place = _place(op) if op is not None else None
+        if place != current:
+            if current is not None:
+                yield start, index
+            start, current = index, place
+
+
+def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int) -> Graph:
+    ops: list[Op] = []
+    renamed: dict[str, str] = {}
+    ends = dict(regions)
+    at = 0
+    made = {name for op in graph.ops for name in op.outputs}
+    tensors = made | {p.value.name for p in graph.parameters} | {v.name for v in graph.inputs}
+    last = {**graph.last_read, **dict.fromkeys(graph.outputs, len(graph.ops))}
+    while at < len(graph.ops):
+        if at not in ends:
+            ops.append(_renamed(graph.ops[at], renamed))
+            at += 1
+            continue
+        region = [_renamed(op, renamed) for op in graph.ops[at : ends[at]]]
+        at = ends[at]
+        ops += [replace(op, grad=False) for op in region]
+        own = {name for op in region for name in op.outputs}
+        inputs = [
+            n for n in dict.fromkeys(n for op in region for n in op.refs()) if n not in own and _base(n) in tensors
+        ]
+        results = [name for name in own if last.get(name, -1) >= at]
+        for result in sorted(results):
+            saved = dict.fromkeys((*inputs, *(n for op in region for n in op.outputs))) if temporaries else ()
+            name = f"{result}::function"
+            args: tuple[Arg, ...] = (
+                Ref(result), tuple(map(Ref, inputs)), tuple(map(Ref, saved)), temporaries,
+            )  # fmt: skip
+            like = region[-1]
+            ops.append(Op(name, "staticmem::own_backward", args, {}, (name,), like.modules, stack=like.stack))
+            renamed[result] = name
+    outputs = tuple(renamed.get(name, name) for name in graph.outputs)
+    return replace(graph, ops=tuple(ops), outputs=outputs)
+
+
+def _base(name: str) -> str:
+    return name.removesuffix("::function")
+
+
+def _renamed(op: Op, names: dict[str, str]) -> Op:
+    if not names or names.keys().isdisjoint(op.refs()):
+        return op
+
+    def swap(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(names.get(arg.name, arg.name))
+        return tuple(swap(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    return op.changed(args=tuple(map(swap, op.args)), kwargs={k: swap(v) for k, v in op.kwargs.items()})
+
+
+def _is_fused(op: Op) -> bool:
+    known = op.modules and op.modules[-1].cls
+    return op.base in ("aten::silu", "aten::silu_") and not known
+
+
+def _taken_apart(graph: Graph) -> Graph:
+    """Every `silu` that no class tells as the two ops of `x * sigmoid(x)`."""
+    ops: list[Op] = []
+    for op in graph.ops:
+        if _is_fused(op) and op.args and isinstance(op.args[0], Ref):
+            gate = f"{op.outputs[0]}::gate"
+            ops.append(op.changed(target="aten::sigmoid.default", outputs=(gate,), kwargs={}))
+            ops.append(op.changed(target="aten::mul.Tensor", args=(op.args[0], Ref(gate)), kwargs={}))
+        else:
+            ops.append(op)
+    return replace(graph, ops=tuple(ops))

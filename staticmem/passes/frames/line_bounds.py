@@ -1,0 +1,168 @@
+"""How long the code that stack traces show in part may hold a value: the upper end of a band.
+
+What lines leave open, and what is assumed of it here:
+
+- A line calls code that no trace shows (a method, a function of the file): it may hold all that it made until the line
+  is done.
+- A line is a part of a statement, or assigns what a call returned in a container: all that later ops read of what it
+  made, and all that the code which returned had names for, may be held until the line runs again or the frame returns.
+- A list that no line assigns is read (`sum(skips)`, `preds[-1]`): all that the frame has names for may be in it.
+- A value that is read after its line has run again is in a container, which lives until the frame returns.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+
+from staticmem.ir.graph import Graph
+from staticmem.passes.frames.source_lines import ASSIGN, Execution, PythonFrame, is_published
+
+_LISTS = re.compile(
+    r"\b(?:cat|concat|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
+)
+_TORCH = frozenset(("torch", "F", "nn", "math", "functional"))
+_BUILTINS = frozenset(
+    "len range zip enumerate reversed int float list tuple isinstance getattr hasattr sum max min".split()
+)
+
+
+def longest_holds_of_lines(graph: Graph) -> dict[str, int]:
+    """For every op result that a Python frame may hold: the index of the last op during which it may."""
+    return _Longest(graph).run()
+
+
+@lru_cache(4096)
+def _parsed(text: str) -> ast.stmt | None:
+    """The statement that a line is; None for a part of one. The header of a compound statement counts as a whole."""
+    text = text.strip()
+    for whole in (text, f"{text} pass", f"if 1: pass\n{text} pass"):
+        try:
+            body = ast.parse(whole).body
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            continue
+        part = not body or (isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, ast.Call))
+        return None if part else body[-1]
+    return None
+
+
+@lru_cache(4096)
+def calls_hidden_code(text: str, children: frozenset[str]) -> bool:
+    """Whether a line may run Python code that no trace shows: of functions and methods other than PyTorch's."""
+    statement = _parsed(text)
+    if statement is None:
+        return True
+    for call in ast.walk(statement):
+        if not isinstance(call, ast.Call):
+            continue
+        function = call.func
+        if isinstance(function, ast.Name):
+            if function.id not in _BUILTINS:
+                return True
+            continue
+        owner = function.value if isinstance(function, ast.Attribute) else function
+        if isinstance(function, ast.Attribute) and isinstance(owner, ast.Name) and owner.id == "self":
+            if function.attr not in children:
+                return True
+        elif isinstance(function, ast.Attribute):
+            root = owner
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if function.attr == "apply":
+                return True
+            if isinstance(root, ast.Name) and root is not owner and root.id not in (*_TORCH, "self"):
+                return True
+    return False
+
+
+@lru_cache(4096)
+def _assigns_one_result(text: str) -> bool:
+    """Whether a line is a whole statement that gives the result of its expression to at most one name."""
+    statement = _parsed(text)
+    if isinstance(statement, ast.Assign):
+        return len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
+    return isinstance(statement, ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
+
+
+class _Longest(Execution):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.children = frozenset(part for op in graph.ops for frame in op.modules for part in frame.path.split("."))
+        self.returned: list[str] = []  # what frames that returned had names for, during the running statement
+        self.listy = _with_unseen_lists(graph)
+
+    def _finish(self, frame: PythonFrame, now: int) -> None:
+        if is_published(frame.line):
+            super()._finish(frame, now)
+            self.returned = []
+            return
+        text, made = frame.line.text, range(frame.since, now + 1)
+        returned, self.returned = self.returned, []
+        before = {name: tuple(values) for name, values in frame.names.items()}
+        for values in before.values():
+            self._hold(values)
+        hidden = calls_hidden_code(text, self.children)
+        ops, depth = self.graph.ops, self.frames.index(frame) + 1
+        results = [name for index in made for name in ops[index].outputs]
+        super()._finish(frame, now)
+        read_later = [name for name in results if self.last_read.get(name, -1) > now]
+        if hidden:  # what modules of the model's own make inside themselves is in frames of their own
+            own = [op for op in (ops[index] for index in made) if all(map(is_published, op.stack[depth:]))]
+            for name in (
+                *(n for op in own for n in op.outputs),
+                *(n for op in own for n in op.refs() if n in self.made_by),
+            ):
+                if self.made_by.get(name, -1) >= frame.since:
+                    self.until(name, now)
+        one = _assigns_one_result(text) and set(read_later) <= set(self.latest)
+        if not one:
+            unclear = dict.fromkeys(
+                (*read_later, *(self.latest if ASSIGN.match(text) or _parsed(text) is None else ()))
+            )
+            if len(set(read_later) - set(self.latest)) or not _assigns_one_result(text):
+                unclear.update(dict.fromkeys(returned))
+            slot = f"?{frame.line.line}"
+            self._hold(tuple(unclear))
+            self._forget(frame, slot, now)
+            frame.names[slot] = list(unclear)
+        key = (frame.line.file, frame.line.function)
+        for name, values in before.items():  # names that were assigned again
+            kept = frame.names.get(name, ())
+            for value in values:
+                if value not in kept and (key in self.listy or self.last_read.get(value, -1) > now):
+                    self._hold((value,))
+                    frame.names.setdefault("?[]", []).append(value)
+            self._drop(list(values), now)
+
+    def _return_to(self, depth: int, now: int) -> None:
+        while len(self.frames) > depth:
+            frame = self.frames[-1]
+            values = [value for held in frame.names.values() for value in held]
+            super()._return_to(len(self.frames) - 1, now)
+            self.returned = [*self.returned, *values, *(v for held in frame.names.values() for v in held)]
+
+    def until(self, value: str, index: int) -> None:
+        self.least[value] = max(self.least.get(value, index), index)
+
+    def run(self) -> dict[str, int]:
+        self.least: dict[str, int] = {}
+        released = super().run()
+        for name, index in self.least.items():
+            released[name] = max(released.get(name, index), index)
+        return released
+
+
+def _with_unseen_lists(graph: Graph) -> set[tuple[str, str]]:
+    """Functions that read a list which no line of theirs assigns."""
+    texts: dict[tuple[str, str], set[str]] = {}
+    for stack in {id(op.stack): op.stack for op in graph.ops}.values():
+        for line in stack:
+            texts.setdefault((line.file, line.function), set()).add(line.text)
+    found: set[tuple[str, str]] = set()
+    for key, lines in texts.items():
+        assigned = {name.strip(" *") for text in lines if (m := ASSIGN.match(text)) for name in m[1].split(",")}
+        read = {name for text in lines for match in _LISTS.findall(text) for name in match if name}
+        if read - assigned - {"self", "x"}:
+            found.add(key)
+    return found

@@ -1,0 +1,69 @@
+"""How long code that source lines show in part may hold a value."""
+
+from __future__ import annotations
+
+import pytest
+from small_graphs import Builder
+
+from staticmem.ir.graph import Graph, Ref, SourceLine
+from staticmem.passes.frames.line_bounds import calls_hidden_code, longest_holds_of_lines
+from staticmem.passes.frames.source_lines import certainly_held_by_lines, held_by_lines
+
+
+def forward(*lines: str) -> Graph:
+    """A chain of ops, one a line; a repeated text is the same line again, and `||` puts two ops on a line."""
+    b = Builder(x=(4, 8)).within(":user.Net")
+    value = Ref("x")
+    count = 0
+    for text in lines:
+        for _ in range(text.count("||") + 1):
+            b.stack = (SourceLine("net.py", 100 + lines.index(text), "forward", text.replace("||", "").strip()),)
+            value = b.call("relu", value, name=f"v{count}")
+            count += 1
+    return b.graph(b.call("exp", value, name="end"))
+
+
+def test_hidden_code_may_hold_what_it_made_until_its_line_is_done() -> None:
+    graph = forward("x = self.features(x) || ||", "x = torch.relu(x)")
+    assert longest_holds_of_lines(graph)["v0"] == 2
+    assert "v0" not in held_by_lines(graph)
+    assert "v0" not in longest_holds_of_lines(forward("x = torch.relu(torch.relu(x)) || ||", "x = torch.relu(x)"))
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("x = self.conv(x)", False), ("x = F.relu(self.conv(x).view(-1, 2))", False), ("x = self.block(x)", True),
+        ("y = helper(x)", True), ("x = Swish.apply(x)", True), ("n = len(xs)", False), ("x = self.conv(", True),
+        ("for b in self.conv:", False), ("x = einops.rearrange(x, 'a b -> b a')", False),
+    ],
+)  # fmt: skip
+def test_what_hides_code(text: str, hidden: bool) -> None:
+    assert calls_hidden_code(text, frozenset(("conv",))) is hidden
+
+
+def test_a_part_of_a_statement_may_name_its_result() -> None:
+    graph = forward("self.conv(x),", "y = torch.relu(x)", "z = torch.relu(y)")
+    assert longest_holds_of_lines(graph)["v0"] >= 3
+    assert held_by_lines(graph).get("v0", 0) < 3
+
+
+def test_a_list_that_no_line_assigns_may_hold_everything() -> None:
+    read = forward("y = torch.relu(x)", "y = torch.sin(y)", "y = torch.cos(y)", "out = sum(skips)")
+    assert longest_holds_of_lines(read)["v0"] == len(read.ops) - 1
+    plain = forward("y = torch.relu(x)", "y = torch.sin(y)", "y = torch.cos(y)", "out = torch.exp(y)")
+    assert longest_holds_of_lines(plain)["v0"] == 1
+
+
+def test_joined_lists_are_no_certain_holds() -> None:
+    b = Builder(x=(4, 8)).within(":user.Net")
+    parts = []
+    for number in range(3):
+        b.stack = (SourceLine("net.py", 5, "forward", "y = torch.relu(x)"),)
+        parts.append(b.call("relu", Ref("x"), name=f"p{number}"))
+    b.stack = (SourceLine("net.py", 7, "forward", "y = torch.cat(parts)"),)
+    joined = b.call("cat", tuple(parts), name="joined")
+    b.stack = (SourceLine("net.py", 8, "forward", "y = torch.exp(y)"),)
+    graph = b.graph(b.call("exp", joined, name="end"))
+    assert held_by_lines(graph)["p0"] == 4
+    assert certainly_held_by_lines(graph).get("p0", 0) < 4
