@@ -119,6 +119,61 @@ class Causal(nn.Module):  # type: ignore[misc]
         return self.head(x.mean(2))
 
 
+class SwishFunction(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        gate = torch.sigmoid(x)
+        return grad * (gate * (1 + x * (1 - gate)))
+
+
+class SignFunction(torch.autograd.Function):  # type: ignore[misc]
+    """A straight-through estimator: what it computes has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        mask = x.abs() <= 1
+        ctx.save_for_backward(mask)
+        return torch.where(x >= 0, 1.0, -1.0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (mask,) = ctx.saved_tensors
+        return grad * mask
+
+
+class Activated(nn.Module):  # type: ignore[misc]
+    def __init__(self, channels: int, activation: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.activation = activation
+
+    def forward(self, x: Any) -> Any:
+        x = self.norm(self.conv(x))
+        return self.activation(x)
+
+
+class Swish(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return x * torch.sigmoid(x)
+
+
+class EfficientSwish(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return SwishFunction.apply(x)
+
+
+class Sign(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return SignFunction.apply(x)
+
+
 def signal(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 3, 200),)
 
@@ -136,6 +191,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "weight_norm": (lambda: Causal(torch.nn.utils.weight_norm, 48), signal),
     "weight_norm_small": (lambda: Causal(torch.nn.utils.weight_norm, 8), signal),
     "weight_norm_parametrized": (lambda: Causal(torch.nn.utils.parametrizations.weight_norm, 8), signal),
+    "swish": (lambda: Stack(lambda channels: Activated(channels, Swish())), image),
+    "efficient_swish": (lambda: Stack(lambda channels: Activated(channels, EfficientSwish())), image),
+    "sign": (lambda: Stack(lambda channels: Activated(channels, Sign())), image),
     "checkpoints_off": (lambda: Switched(False), image),
     "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

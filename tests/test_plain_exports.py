@@ -37,10 +37,10 @@ def export(name: str, suffix: str, folder: Path) -> Path:
         return path
     make, inputs = MODELS[name]
     torch.manual_seed(0)
-    model, args = make().train(), inputs(4)
     open_batch = ({0: torch.export.Dim.DYNAMIC},)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        model, args = make().train(), inputs(4)
         if suffix == ".pt2":
             torch.export.save(torch.export.export(model, args, dynamic_shapes=open_batch), path)
         elif suffix == ".onnx":

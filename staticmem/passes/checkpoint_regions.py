@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.classes import alternatives
-from staticmem.ir.graph import Frame, Graph, Note, Op, Region, SourceLine
+from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.scenario.step import SQRT, Scenario
@@ -42,8 +42,12 @@ def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> t
     "expected" those alone that it certainly called.
     """
     asked = regions_of(graph, scenario)
-    recorded = graph.recorded
-    written, notes = (recorded.regions, []) if recorded is not None else written_regions(graph, policy)
+    if graph.recorded is not None:
+        written, notes = list(graph.recorded.regions), list[Note]()
+    else:
+        written, notes = written_regions(graph, policy)
+        if policy in ("expected", "last-use"):
+            written += [f for f in function_regions(graph) if not any(f.crosses(w) for w in written)]
     return _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))}), notes
 
 
@@ -317,8 +321,67 @@ def _is_function(line: SourceLine) -> bool:
     return line.function == "forward" and line.file.endswith(_REENTRANT[0]) and _REENTRANT[1] in line.text
 
 
+_APPLY = re.compile(r"\b([A-Za-z_]\w*)\.apply\(")
+
+
+def _function(op: Op) -> tuple[tuple[SourceLine, ...], str] | None:
+    """The trace of an op down to the line that calls a custom autograd function, and the function's name."""
+    for number, line in enumerate(op.stack[:-1]):
+        match = _APPLY.search(line.text) if ".apply(" in line.text else None
+        if match is not None and op.stack[number + 1].function == "forward":
+            return op.stack[: number + 1], match[1]
+    return None
+
+
+def functions(graph: Graph) -> Iterator[tuple[Region, bool]]:
+    """The calls of custom autograd functions, each with whether its result depends on its inputs by ops that have a
+    derivative."""
+    last: tuple[tuple[SourceLine, ...], str] | None = None
+    start, ops = 0, graph.ops
+    for index in range(len(ops) + 1):
+        call = _function(ops[index]) if index < len(ops) and ops[index].stack else None
+        if last is not None and (call != last or ops[index].modules != ops[start].modules):
+            yield Region(start, index, len(ops[start].modules), last[1]), _has_derivative(graph, ops[start:index])
+            last = None
+        if call is not None and last is None:
+            start = index
+        last = call
+
+
+def _has_derivative(graph: Graph, ops: Sequence[Op]) -> bool:
+    made: set[str] = set()
+    floats: set[str] = set()
+    reached = False
+    if any(op.base == OWN_BACKWARD for op in ops):
+        return False
+    for op in ops:
+        args = op.args[1:] if op.base == "aten::where" else op.args
+        reads = [arg.name for arg in args if isinstance(arg, Ref)]
+        value = graph.values.get(op.outputs[0]) if op.outputs else None
+        reached = any(name in floats or name not in made for name in reads) and op.base not in _NO_DERIVATIVE
+        reached = reached and (value is None or value.dtype.is_differentiable)
+        made.update(op.outputs)
+        floats.update(op.outputs if reached else ())
+    return reached
+
+
+def function_regions(graph: Graph) -> list[Region]:
+    """The calls of custom autograd functions that PyTorch could differentiate itself.
+
+    Most such functions save their inputs and compute the rest again, as a checkpoint does (torch/autograd/function.py,
+    `save_for_backward`; the memory-efficient swish is the best known).
+    """
+    return [region for region, differentiable in functions(graph) if differentiable]
+
+
+OWN_BACKWARD = "staticmem::own_backward"  # of a function whose backward is not that of its ops
+_NO_DERIVATIVE = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like".split())
+
+
 def has_open_regions(graph: Graph) -> bool:
     """Whether it is not certain which checkpoints the code called."""
+    if graph.recorded is not None:
+        return False
     return _GUESSED in graph.classes or any(not line.certain for line in _lines(graph))
 
 

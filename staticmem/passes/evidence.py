@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref
 from staticmem.ops import kinds_of
+from staticmem.passes.checkpoint_regions import OWN_BACKWARD, functions
 
 if TYPE_CHECKING:  # its module has the ONNX frontend, which no other file needs
     from staticmem.passes.onnx_tensors import FromOnnx
@@ -79,7 +81,9 @@ _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 
 def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """Warns of ops under `SomeFunction.apply(...)`: an autograd.Function saves what its own backward wants, and an
-    export shows only the ops of its forward, each of which is taken to save what PyTorch's autograd would."""
+    export shows only the ops of its forward, and a recording what it saves."""
+    if graph.recorded is not None:
+        return graph, ()
     found: dict[str, int] = {}
     for op in graph.ops:
         for line in op.stack:
@@ -88,7 +92,30 @@ def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Se
                 found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
                 break
     text = "is a custom autograd function: what it saves for backward is not in the file"
-    return graph, [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
+    notes = [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
+    return (_with_gradients(graph) if notes else graph), notes
+
+
+def _with_gradients(graph: Graph) -> Graph:
+    """The graph whose custom functions without a derivative of their own have a gradient: of each input, as a
+    straight-through estimator gives one. They are taken to save their inputs."""
+    ops = list(graph.ops)
+    for region, differentiable in reversed(list(functions(graph))):
+        inner = graph.ops[region.start : region.end]
+        made = {name for op in inner for name in op.outputs}
+        read = dict.fromkeys(name for op in inner for name in op.refs() if name not in made)
+        result, value = inner[-1].outputs[0], graph.values.get(inner[-1].outputs[0])
+        if differentiable or not read or (value is not None and not value.dtype.is_differentiable):
+            continue
+        plain = f"{result}::forward"
+        inputs = tuple(map(Ref, read))
+        call = (Ref(plain), inputs, inputs, 0)
+        last = inner[-1]
+        end = replace(last, name=f"{last.name}::function", target=OWN_BACKWARD, args=call, kwargs={})
+        without = [replace(op, grad=False) for op in inner]
+        without[-1] = replace(without[-1], outputs=(plain, *last.outputs[1:]))
+        ops[region.start : region.end] = [*without, replace(end, outputs=(result,))]
+    return replace(graph, ops=tuple(ops))
 
 
 def integer_results(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:

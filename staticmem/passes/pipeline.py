@@ -314,6 +314,12 @@ EXPORTED: tuple[Pass, ...] = (_REENTRANT,)
 
 IN_PLACE = (
     Pass(
+        "products with sigmoid",
+        "x * sigmoid(x) of the code, which has the nodes of silu in files of the TorchScript exporter",
+        "torch/onnx/_internal/torchscript_exporter/symbolic_opset9.py, silu",
+        "inplace:take_apart", "aten::silu", "inplace",
+    ),
+    Pass(
         "in place",
         "activations and residual adds that ran in place: exports to ONNX make every op out of place",
         "the sources of torchvision, timm and transformers, and the source lines in the file",

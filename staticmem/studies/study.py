@@ -23,6 +23,7 @@ from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
 from staticmem.passes import pipeline
+from staticmem.passes.checkpoint_regions import has_open_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
@@ -191,10 +192,12 @@ class Study:
         graph, scenario = self.graph, self.scenario
         ends = self._ends_of_inplace or (graph, graph)
         functions = self._ends_of_functions(ends)
-        if functions is None and not self._forward_matters(ends):
+        recomputes = scenario.training and has_open_regions(graph)
+        if functions is None and not recomputes and not self._forward_matters(ends):
             return None
         ends = functions or ends
-        policies = [p if functions or self._holds_otherwise(p) else "expected" for p in ("last-use", "most")]
+        every = functions or recomputes
+        policies = [p if every or self._holds_otherwise(p) else "expected" for p in ("last-use", "most")]
         if policies == ["expected", "expected"] and ends[0] is ends[1]:
             return None
         runs = zip(ends, policies, strict=True)
@@ -226,6 +229,8 @@ class Study:
         if not self.scenario.training:
             return True
         least, most = (graph.ops for graph in ends)
+        if len(least) != len(most):  # ops that save other tensors
+            return True
         open_ops = [(a.base, a.outputs) for a, b in zip(least, most, strict=True) if a.target != b.target]
         if not SAVE_LESS_IN_PLACE.isdisjoint(base.rstrip("_") for base, _ in open_ops):
             return True
@@ -248,7 +253,7 @@ class Study:
             return None
         bound = pipeline.bind(self.model, self.binding)
         most, least = (self._after_passes(bound, policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
-        if all(one.target == other.target for one, other in zip(most, least, strict=True)):
+        if len(most) == len(least) and all(one.target == other.target for one, other in zip(most, least, strict=True)):
             return None
         return self._after_passes(bound, "most"), self._after_passes(bound, "least")
 
@@ -283,7 +288,7 @@ class Study:
         if graph.inplace_known:
             text = "--inplace-activations is not used: the file says what ran in place"
             return [] if self.request.inplace_activations == "auto" else [Note("warning", "SM304", text)]
-        name = pipeline.IN_PLACE[0].name
+        name = pipeline.IN_PLACE[-1].name
         if any(edit.name == name for edit in graph.edits):
             return []
         by_all = self._after_passes(bound, "all", pipeline.IN_PLACE)

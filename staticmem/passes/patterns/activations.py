@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from staticmem.ir.graph import Arg
 from staticmem.ir.onnx_graph import Node
+from staticmem.ops.activations import SWISH
 from staticmem.passes.patterns.matcher import Matcher, close
 
 
@@ -94,13 +96,17 @@ def _half_products(m: Matcher, x: str, plus: Node, nodes: list[Node], approximat
 
 
 def silu(m: Matcher, node: Node) -> bool:
-    """x * sigmoid(x)."""
+    """x * sigmoid(x): `silu`, or the product as it stands, which the nodes do not tell (`inplace.take_apart`).
+
+    PyTorch's exporter writes `silu` with its input first (torchscript_exporter/symbolic_opset9.py).
+    """
     if node.op != "Mul" or len(node.inputs) != 2:
         return False
-    for a, b in (node.inputs, node.inputs[::-1]):
+    orders = (node.inputs,) if m.net.producer.startswith("pytorch") else (node.inputs, node.inputs[::-1])
+    for a, b in orders:
         gate = m.inner(b, "Sigmoid")
         if gate is not None and gate.inputs[0] == a:
-            return m.take(node, [m.op(node, "aten::silu", m.ctx.ref(a))], gate)
+            return m.take(node, [replace(m.op(node, "aten::silu", m.ctx.ref(a)), source=SWISH)], gate)
     return False
 
 
