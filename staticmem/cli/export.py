@@ -48,7 +48,7 @@ def add_export(verbs: Any) -> None:
     parser.add_argument(
         "--exporter", type=one_of("--exporter", EXPORTERS), default="dynamo", metavar="NAME", help=about
     )
-    about = "keep source lines in the file: they settle which variables live (inference), and name your files"
+    about = "keep source lines in the graph, for other tools; a recording needs none. They name your files"
     parser.add_argument("--stack-traces", action="store_true", help=about)
     add_debug(parser)
 

@@ -19,7 +19,7 @@ BAR = "\\|"  # a bar in a cell of a table
 MARKED = re.compile(r"(<!-- options: (?P<name>[^>]*) -->\n)(?:(?!<!--).*\n)*(<!-- end of options -->)")
 MODEL = (
     "a path of an ONNX file or an archive of torch.export; or an `onnx.ModelProto`, an `ExportedProgram`, an "
-    "`nn.Module`, an FX `GraphModule`. A module is exported in the mode that it is in, under fake tensors"
+    "`nn.Module`, an FX `GraphModule`. The code of a module is recorded, under fake tensors"
 )
 INPUTS = "example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`"
 

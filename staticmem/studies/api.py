@@ -66,8 +66,8 @@ def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) 
 
     Args:
         model: the path of an ONNX file or of an archive of torch.export; or an `onnx.ModelProto`, an
-            `ExportedProgram`, an `nn.Module` or an FX `GraphModule`. A module is exported in the mode that it is in
-            (`train()` or `eval()`), under fake tensors: nothing is allocated.
+            `ExportedProgram`, an `nn.Module` or an FX `GraphModule`. The code of a module is recorded, under fake
+            tensors: nothing is allocated.
         inputs: example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`.
         OPTIONS
 

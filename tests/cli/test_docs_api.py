@@ -22,7 +22,7 @@ from staticmem.scenario.request import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "api.md"
-FUNCTIONS = ("analyze", "levers", "max_batch", "sweep")
+FUNCTIONS = ("analyze", "export", "levers", "max_batch", "sweep")
 VALUES = ("Sweep", "SweepRow", "CardFit", "ErrorInfo", "Levers", "LeverRow")
 
 
