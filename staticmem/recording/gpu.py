@@ -43,7 +43,7 @@ def meta_as_gpu() -> Iterator[None]:
         mock.patch.object(backend_registration, "_privateuse1_backend_name", DEVICE),
         mock.patch.object(autocast, "__init__", as_cuda),
         mock.patch.object(torch, "is_autocast_enabled", is_enabled),
-        mock.patch.object(torch.amp.autocast_mode, "amp_definitely_not_available", return_value=False, create=True),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
     )
     for patch in patches:

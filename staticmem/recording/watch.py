@@ -105,6 +105,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         for storage, values in self.by_storage.items():
             if storage not in self.owned:
                 self.program.lasting += values
+        self.program = Program()  # the next run ends what this one kept
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd gets in place of a tensor that it saves."""

@@ -1,0 +1,204 @@
+"""Models whose memory is decided by their Python: what an exported graph alone does not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 64
+
+
+class Swish(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps its input alone, and computes its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s * (1 + x * (1 - s)))
+
+
+class Mask(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps a tensor as an attribute of `ctx`, and gives its second argument no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, limit: float) -> Any:
+        ctx.mask = x > limit
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.mask, None
+
+
+class Coded(nn.Module):  # type: ignore[misc]
+    """Three linear layers, which the models below call in their ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Linear(WIDTH, 256), nn.Linear(256, 256), nn.Linear(256, 8)
+
+    def middle(self, x: Any) -> Any:
+        return F.relu(self.inner(x))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.middle(self.stem(x)))
+
+
+class Custom(Coded):
+    def middle(self, x: Any) -> Any:
+        return Mask.apply(Swish.apply(self.inner(Swish.apply(x))), 0.5)
+
+
+class Skips(Coded):
+    """A list that code appends to, and takes from."""
+
+    def middle(self, x: Any) -> Any:
+        skips = []
+        for _ in range(3):
+            x = F.relu(self.inner(x))
+            skips.append(x)
+        while skips:
+            x = x + skips.pop()
+        return x
+
+
+class Held(Coded):
+    """A local variable that nothing reads any more."""
+
+    def middle(self, x: Any) -> Any:
+        wide = torch.cat([x, x, x, x], 1)
+        y = wide.sigmoid().sum(1, keepdim=True)
+        return F.relu(self.inner(x)) + y
+
+
+class Dropped(Held):
+    """The same with `del`."""
+
+    def middle(self, x: Any) -> Any:
+        wide = torch.cat([x, x, x, x], 1)
+        y = wide.sigmoid().sum(1, keepdim=True)
+        del wide
+        return F.relu(self.inner(x)) + y
+
+
+class InPlace(Coded):
+    def middle(self, x: Any) -> Any:
+        return F.relu(self.inner(x).mul_(2).add_(1), inplace=True)
+
+
+class Checkpointed(Coded):
+    """A region of `torch.utils.checkpoint` around two layers."""
+
+    reentrant = False
+    ck = True
+
+    def block(self, x: Any) -> Any:
+        return F.relu(self.inner(F.relu(self.inner(x))))
+
+    def middle(self, x: Any) -> Any:
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=self.reentrant) if self.ck else self.block(x)
+        return x
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+class NotCheckpointed(Checkpointed):
+    ck = False
+
+
+class Frozen(Coded):
+    """A part without gradient, of parameters and by `no_grad`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem.requires_grad_(False)
+
+    def middle(self, x: Any) -> Any:
+        with torch.no_grad():
+            scale = torch.sigmoid(self.inner(x))
+        return F.relu(self.inner(x)) * scale.detach()
+
+
+class Tied(Coded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = nn.Linear(256, 256)
+        self.twin.weight = self.inner.weight
+
+    def middle(self, x: Any) -> Any:
+        return F.relu(self.twin(F.relu(self.inner(x))))
+
+
+class Kept(Coded):
+    """An attribute that lives until the next call."""
+
+    features: Any = None
+
+    def middle(self, x: Any) -> Any:
+        self.features = F.relu(self.inner(x)).detach() * 2
+        return F.relu(self.inner(x))
+
+
+class Auxiliary(Coded):
+    """A head in training that leads to no output."""
+
+    def middle(self, x: Any) -> Any:
+        aside = F.relu(self.inner(x)) if self.training else None
+        y = F.relu(self.inner(x))
+        del aside
+        return y
+
+
+class Counted(Coded):
+    """A buffer that is changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(256))
+        self.total: Any
+
+    def middle(self, x: Any) -> Any:
+        self.total.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return F.relu(self.inner(x)) + self.total
+
+
+class Named(Coded):
+    """A dictionary of results."""
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.middle(self.stem(x))
+        return {"out": self.head(hidden), "hidden": hidden}
+
+
+class Halves(Coded):
+    """Regions of autocast of the code's own."""
+
+    def middle(self, x: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            y = self.inner(x.float())
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return F.relu(self.inner(y))
+
+
+COUNTED = (
+    Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, NotCheckpointed, Frozen, Tied, Kept, Auxiliary, Counted,
+)  # fmt: skip
+
+
+def on_meta(cls: type[Coded], batch: int = 2) -> tuple[Any, tuple[Any, ...]]:
+    """A model without weights, and its example input."""
+    with torch.device("meta"):
+        return cls(), (torch.zeros(batch, WIDTH),)

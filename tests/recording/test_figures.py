@@ -1,0 +1,32 @@
+"""Figures of recorded modules against steps that PyTorch runs (`real_steps`), to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import coded_models
+import real_steps
+from coded_models import WIDTH, on_meta
+
+from staticmem.frontends.recorded import RecordedModel
+from staticmem.recording.record import record
+from staticmem.scenario.request import request_of
+from staticmem.studies.study import Study
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("cls", coded_models.COUNTED, ids=lambda cls: cls.__name__)
+def test_peaks_are_those_of_a_run(cls: Any) -> None:
+    module, inputs = on_meta(cls)
+    model = RecordedModel("<m>", record(module, inputs), "pt2")
+    for batch in (1, 24, 700):
+        for optimizer in ("adam", "sgd", None):
+            options = {"optimizer": optimizer, "loss": "mean"} if optimizer else {}
+            report = Study(model, request_of({"batch": batch, **options})).report
+            expected = real_steps.peak(cls, [(batch, WIDTH)], optimizer=optimizer)
+            assert report.peak.live_bytes == expected, (batch, optimizer)

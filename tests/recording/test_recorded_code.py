@@ -1,0 +1,356 @@
+"""What the recorder sees of code that runs, and the module afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import coded_models  # noqa: E402
+from coded_models import WIDTH, Coded, on_meta  # noqa: E402
+from torch import nn  # noqa: E402
+
+from staticmem.errors import ModelFileError  # noqa: E402
+from staticmem.frontends import recording_format as written  # noqa: E402
+from staticmem.frontends.recorded import RecordedModel  # noqa: E402
+from staticmem.ir import dtypes  # noqa: E402
+from staticmem.ir.dtypes import DType  # noqa: E402
+from staticmem.ir.graph import Graph, Op, Ref  # noqa: E402
+from staticmem.ir.model_file import resolve  # noqa: E402
+from staticmem.recording.record import record  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def recorded(module: Any, *inputs: Any, loss: Any = None) -> RecordedModel:
+    return RecordedModel("m", record(module, inputs, loss=loss), "pt2")
+
+
+def graph_of(model: RecordedModel, training: bool = True, amp: DType | None = None, **symbols: int) -> Graph:
+    from staticmem.frontends.recorded import decode
+
+    graph = decode(model, resolve(model, dims=symbols or {"batch": 2} if "batch" in model.symbols else {}))
+    assert graph.programs is not None
+    return graph.programs.of(training, amp)
+
+
+def program(cls: type[Coded], training: bool = True, amp: DType | None = None) -> Graph:
+    module, inputs = on_meta(cls)
+    return graph_of(recorded(module, *inputs), training, amp)
+
+
+def bases(graph: Graph) -> list[str]:
+    return [op.target.partition("::")[2].partition(".")[0] for op in graph.ops]
+
+
+def ops_named(graph: Graph, base: str) -> list[Op]:
+    return [op for op, name in zip(graph.ops, bases(graph), strict=True) if name == base]
+
+
+def let_go_after(graph: Graph, op: Op) -> str | None:
+    """The op after which Python lets go of what `op` made; None: at the end."""
+    assert graph.recorded is not None
+    index = graph.recorded.last_held.get(op.outputs[0])
+    return None if index is None or index >= len(graph.ops) else bases(graph)[index]
+
+
+# -- ops -------------------------------------------------------------------------------------------------------------
+
+
+def test_ops_in_place_are_recorded_as_such() -> None:
+    assert bases(program(coded_models.InPlace)) == ["linear", "linear", "mul_", "add_", "relu_", "linear"]
+
+
+def test_ops_without_gradient() -> None:
+    graph = program(coded_models.Frozen)
+    inside = {op.target: op.grad for op in graph.ops if op.target in ("aten::sigmoid", "aten::relu")}
+    assert inside == {"aten::sigmoid": False, "aten::relu": True}
+    assert {p.fqn for p in graph.parameters if not p.trainable} == {"stem.weight", "stem.bias"}
+    assert not any(op.grad for op in program(coded_models.Frozen, training=False).ops)
+
+
+def test_regions_of_autocast() -> None:
+    """Without autocast of the step only the region with a dtype casts; with it the region that is off does not."""
+    plain, amp = program(coded_models.Halves), program(coded_models.Halves, amp=dtypes.float16)
+    assert [op.amp for op in ops_named(plain, "linear")] == [True, True, dtypes.bfloat16, True]
+    assert [op.amp for op in ops_named(amp, "linear")] == [True, False, True, True]
+
+
+def test_buffers_that_code_changes() -> None:
+    graph = program(coded_models.Counted)
+    (update,) = ops_named(graph, "mul_")
+    assert [b.fqn for b in graph.buffers] == ["total"]
+    assert update.args[0] == Ref("b:total")
+    assert len(graph.ops) == len(program(coded_models.Counted, training=False).ops)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_heads_in_training_alone(training: bool) -> None:
+    assert bases(program(coded_models.Auxiliary, training)).count("relu") == (2 if training else 1)
+
+
+def test_modules_of_ops() -> None:
+    graph = program(coded_models.Tied)
+    assert [op.modules[-1].path for op in graph.ops if op.target == "aten::linear"] == [
+        "stem", "inner", "twin", "head",
+    ]  # fmt: skip
+    second = program(coded_models.Skips)
+    assert [op.modules[-1].call for op in ops_named(second, "linear")] == [0, 0, 1, 2, 0]
+
+
+# -- what Python holds -----------------------------------------------------------------------------------------------
+
+
+def test_variables_hold_until_the_function_returns() -> None:
+    (held,) = ops_named(graph := program(coded_models.Held), "cat")
+    assert let_go_after(graph, held) == "add"
+    (dropped,) = ops_named(graph := program(coded_models.Dropped), "cat")
+    assert let_go_after(graph, dropped) == "sum"
+
+
+def test_lists_hold_what_is_in_them() -> None:
+    """All three until the first sum; `pop` gives one of them away at each."""
+    graph = program(coded_models.Skips, training=False)
+    assert graph.recorded is not None
+    ends = [graph.recorded.last_held[op.outputs[0]] for op in ops_named(graph, "relu")]
+    adds = [k for k, base in enumerate(bases(graph)) if base == "add"]
+    assert ends == [adds[2], adds[1], adds[0]] or ends == sorted(ends, reverse=True)
+    assert min(ends) >= adds[0]
+
+
+def test_attributes_live_until_the_next_call() -> None:
+    graph = program(coded_models.Kept)
+    assert graph.recorded is not None
+    ((kept, base),) = graph.recorded.kept
+    (made,) = ops_named(graph, "mul")
+    assert (kept.shape, base) == ((2, 256), "")
+    assert graph.recorded.lasting == {made.outputs[0]}
+    assert made.outputs[0] not in graph.recorded.last_held
+    assert bases(graph)[graph.recorded.last_held[kept.name]] == "mul"  # the assignment comes after the new value
+    assert program(coded_models.Coded).recorded.kept == ()  # type: ignore[union-attr]
+
+
+# -- functions and checkpoints -----------------------------------------------------------------------------------------
+
+
+def test_custom_functions() -> None:
+    graph = program(coded_models.Custom)
+    assert graph.recorded is not None
+    swish, mask = [
+        next(f for f in graph.recorded.functions.values() if f.name.endswith(name)) for name in ("Swish", "Mask")
+    ]
+    assert len(graph.recorded.functions) == 3
+    assert swish.saved == swish.inputs
+    assert swish.attributes == ()
+    assert swish.backward is not None
+    assert [op.target for op in swish.backward.ops].count("aten::sigmoid") == 1
+    assert mask.saved == ()
+    assert len(mask.attributes) == 1
+    assert len(mask.gradients) == 2
+    assert mask.gradients[1] == ""
+    assert mask.backward is not None
+    assert [op.target for op in mask.backward.ops] == ["aten::mul.Tensor"]
+    assert program(coded_models.Custom, training=False).recorded.functions == {}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("cls", [coded_models.Checkpointed, coded_models.Reentrant], ids=lambda cls: cls.__name__)
+def test_checkpoints(cls: Any) -> None:
+    graph = program(cls)
+    assert graph.recorded is not None
+    first, second = graph.recorded.regions
+    assert {first.reentrant, second.reentrant} == {cls.reentrant}
+    for region in (first, second):
+        assert bases(graph)[region.start : region.end] == ["linear", "relu", "linear", "relu"]
+    assert program(cls, training=False).recorded.regions == ()  # type: ignore[union-attr]
+
+
+def test_checkpoints_that_the_code_does_not_make() -> None:
+    assert program(coded_models.NotCheckpointed).recorded.regions == ()  # type: ignore[union-attr]
+
+
+def test_tied_parameters_are_one() -> None:
+    graph = program(coded_models.Tied)
+    assert {p.fqn: p.alias_of for p in graph.parameters if p.alias_of} == {"twin.weight": "p:inner.weight"}
+
+
+# -- results, sizes ----------------------------------------------------------------------------------------------------
+
+
+def test_results_in_dictionaries() -> None:
+    graph = program(coded_models.Named)
+    relu, head = graph.ops[-2], graph.ops[-1]
+    assert graph.outputs == (head.outputs[0], relu.outputs[0])
+
+
+def test_a_loss_is_the_first_output() -> None:
+    module, inputs = on_meta(coded_models.Named)
+    model = recorded(module, *inputs, loss=lambda result: result["out"].square().mean())
+    training, inference = graph_of(model), graph_of(model, False)
+    assert training.recorded is not None
+    assert inference.recorded is not None
+    assert (training.recorded.loss, inference.recorded.loss) == (True, False)
+    assert training.ops[-1].target == "aten::mean"
+    assert inference.ops[-1].target == "aten::linear"
+
+
+class Resized(nn.Module):  # type: ignore[misc]
+    """Sizes that the code computes, and a branch on one."""
+
+    def __init__(self, branches: bool = False) -> None:
+        super().__init__()
+        self.conv, self.branches = nn.Conv2d(3, 8, 3, padding=1), branches
+
+    def forward(self, x: Any) -> Any:
+        if self.branches and x.shape[2] > 40:
+            x = x.half().float()
+        y = self.conv(x)
+        y = y.reshape(y.shape[0], 4, 2 * y.shape[2], y.shape[3])
+        return y.new_zeros(x.shape[0] * 2, x.shape[3] + 1).sum() + y.mean()
+
+
+def test_sizes_stay_symbols() -> None:
+    module = Resized()
+    model = recorded(module, torch.zeros(2, 3, 32, 32, device="meta"))
+    assert model.inputs[0].shape == ("batch", 3, "height", "width")
+    assert set(model.symbols) == {"batch", "height", "width"}
+    graph = graph_of(model, batch=5, height=20, width=24)
+    assert ops_named(graph, "reshape")[0].args[1] == (5, 4, 40, 24)
+    assert ops_named(graph, "new_zeros")[0].args[1] == (10, 25)
+
+
+def test_branches_on_sizes_are_conditions() -> None:
+    """Another way of the code is not in the recording: sizes that would take it are refused."""
+    model = recorded(Resized(branches=True), torch.zeros(2, 3, 32, 32, device="meta"))
+    assert "to" not in bases(graph_of(model, batch=2, height=40, width=64))
+    symbols = model.symbols["height"]
+    refused = model.sizes.refusal({"batch": 2, "height": 48, "width": 64}) or symbols.high is not None
+    assert refused
+
+
+class One(Coded):
+    def middle(self, x: Any) -> Any:
+        x = super().middle(x)
+        return x.squeeze(0)[None] if x.shape[0] == 1 else x
+
+
+def test_a_branch_on_a_batch_of_one() -> None:
+    with torch.device("meta"):
+        module, one, two = One(), torch.zeros(1, WIDTH), torch.zeros(2, WIDTH)
+    document = record(module, (one,), as_given=True)
+    alone = graph_of(RecordedModel("m", document, "pt2"))
+    assert "squeeze" in bases(alone)
+    assert "squeeze" not in bases(graph_of(recorded(module, two), batch=4))
+
+
+# -- the module ------------------------------------------------------------------------------------------------------
+
+
+class Stateful(coded_models.Counted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.log = 0, ["built"]
+        self.features: Any = None
+        self.rnn = nn.LSTM(256, 256, batch_first=True)
+        self.plain: Any = torch.zeros(256)
+        self.head.eval()
+
+    def middle(self, x: Any) -> Any:
+        self.calls += 1
+        self.log.append("called")
+        self.features = super().middle(x)
+        self.total = self.total * 1
+        return self.rnn(self.features[:, None])[0][:, 0] + self.plain
+
+
+def state(module: Any) -> dict[str, Any]:
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {
+        "tensors": {name: (id(t), t._version) for name, t in tensors.items()},
+        "attributes": [
+            {k: list(v) if isinstance(v, list) else id(v) for k, v in vars(m).items() if k[0] != "_"}
+            for m in module.modules()
+        ],
+        "training": [m.training for m in module.modules()],
+        "flat": [id(w) for w in module.rnn._flat_weights],
+        "grad": [p.grad for p in module.parameters()],
+    }
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_module_is_as_it_was(device: str) -> None:
+    with torch.device(device):
+        module, x = Stateful(), torch.zeros(2, WIDTH)
+    before, call = state(module), nn.Module.__call__
+    recorded(module, x)
+    assert state(module) == before
+    assert (module.calls, module.log) == (0, ["built"])
+    assert nn.Module.__call__ is call
+    if device == "cpu":
+        assert module(x).device.type == "cpu"
+
+
+class Reads(Coded):
+    def middle(self, x: Any) -> Any:
+        return x + 1 if x.abs().sum() > 0 else x
+
+
+class Breaks(Coded):
+    def middle(self, x: Any) -> Any:
+        self.features = x
+        raise RuntimeError("no luck\nat all")
+
+
+@pytest.mark.parametrize(("cls", "why"), [(Reads, "data-dependent|DataDependent"), (Breaks, "no luck")])
+def test_code_that_cannot_run_without_data(cls: Any, why: str) -> None:
+    module, inputs = on_meta(cls)
+    before = {name: id(p) for name, p in module.named_parameters()}
+    with pytest.raises(ModelFileError, match=why) as error:
+        record(module, inputs)
+    assert error.value.code == "SM175"
+    assert {name: id(p) for name, p in module.named_parameters()} == before
+    assert not hasattr(module, "features")
+
+
+# -- what stands for the GPU -------------------------------------------------------------------------------------------
+
+
+class Attends(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_the_fast_path_of_attention() -> None:
+    with torch.device("meta"):
+        module, x = Attends(), torch.zeros(2, 5, WIDTH)
+    model = recorded(module, x)
+    assert bases(graph_of(model, training=False)) == ["_native_multi_head_attention"]
+    assert "scaled_dot_product_attention" in bases(graph_of(model))
+
+
+class FromCPU(Coded):
+    def middle(self, x: Any) -> Any:
+        aside = torch.ones(1000, 1000, device="cpu").sum()
+        scale = torch.tensor(2.0, device="cpu")
+        return super().middle(x) * scale + float(aside.dim())
+
+
+def test_tensors_on_the_cpu_take_no_memory() -> None:
+    assert bases(program(FromCPU)) == ["linear", "linear", "relu", "mul", "add", "linear"]
+
+
+def test_the_document_is_text_of_one_shape() -> None:
+    module, inputs = on_meta(coded_models.Custom)
+    document = record(module, inputs)
+    assert written.unpack(written.pack(document), "m") == document
+    values: Sequence[tuple[bool, str | None]] = [(p["training"], p["amp"]) for p in document["programs"]]
+    assert (
+        sorted(values, key=str) == [(False, None), (False, "bfloat16"), (True, None), (True, "bfloat16")]
+        or len(values) == 4
+    )
