@@ -87,7 +87,10 @@ class Interpreter:
     def keep(self, name: str, tensor: Tensor) -> None:
         """A tensor that the module has from the call before, until the code lets go of it."""
         self.env[name] = tensor
-        self.owners[name] = (tensor, self.e.take(tensor, "module", name))
+        if name in self.attributes:
+            self.e.hold(tensor, self.attributes[name])
+        else:
+            self.owners[name] = (tensor, self.e.take(tensor, "module", name))
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
@@ -192,8 +195,7 @@ class Interpreter:
 
     def forget_outputs(self) -> None:
         """The caller drops the model's outputs."""
-        recorded = self.recorded
-        left = self.graph.outputs if recorded is None else [n for n in self.owners if n not in recorded.lasting]
+        left = self.graph.outputs if self.recorded is None else tuple(self.owners)
         for name in dict.fromkeys(left):
             self._forget(name)
 

@@ -189,6 +189,8 @@ class _Step:
                 self.e.categorise(old, "activation", f"{p.fqn.rpartition('_')[0]} of the previous step")
                 self.e.hold(old, kept)
         if graph.recorded is not None:
+            # what a checkpoint's recomputation assigns to a module takes the place of what the forward assigned
+            self.interpreter.attributes |= {name: Owner("module", name) for name in graph.recorded.lasting}
             for value, base in graph.recorded.kept:
                 self.interpreter.keep(value.name, self._kept(value, base))
         return parameters
