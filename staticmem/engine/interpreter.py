@@ -92,6 +92,17 @@ class Interpreter:
         else:
             self.owners[name] = (tensor, self.e.take(tensor, "module", name))
 
+    def call_again(self) -> None:
+        """What the module kept from the forward that has run is what it has from the call before, in the next one."""
+        recorded = self.recorded
+        if recorded is None or len(recorded.kept) != len(recorded.lasting):
+            return
+        for (value, _), name in zip(recorded.kept, recorded.lasting, strict=True):
+            owner = self.attributes[name]
+            if owner.held and value.name not in self.attributes:
+                self.keep(value.name, owner.held[0][0])
+                self.e.release(owner)
+
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
         self.run_ops(0, len(self.graph.ops))

@@ -133,6 +133,7 @@ class _Step:
             counted = i.covered, i.unknown, i.unknown_bytes, e.choices
             i.covered, i.unknown, i.unknown_bytes, e.choices = Counter(), Counter(), Counter(), Counter()
             e.grad_enabled = True
+            i.call_again()
             outputs = self._micro_batch(regions, loss, target)
             i.covered, i.unknown, i.unknown_bytes, e.choices = counted
         e.trace.begin("optimizer")

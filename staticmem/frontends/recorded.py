@@ -147,7 +147,7 @@ class _Program:
             for op in ops
             if op.target == written.FUNCTION
         }
-        lasting = frozenset(self.name(v) for v in fields.items(program["lasting"]))
+        lasting = tuple(self.name(v) for v in fields.items(program["lasting"]))
         loss = fields.boolean(document["loss"]) and fields.boolean(program["training"])
         recorded = Recorded(last_held, lasting, kept, regions, functions, loss)
         return Graph(
@@ -293,7 +293,7 @@ class _Program:
             body = fields.mapping(row["backward"])
             ops = self.ops(body)
             gradients = tuple(self.name(v) for v in fields.items(row["gradients"]))
-            recorded = Recorded(self.releases(body, len(ops)), frozenset(), (), (), {})
+            recorded = Recorded(self.releases(body, len(ops)), (), (), (), {})
             backward = Graph(
                 "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values, recorded=recorded
             )

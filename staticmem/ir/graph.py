@@ -246,14 +246,15 @@ class Recorded:
     Attributes:
         last_held: values, each with the index of the op after which Python lets go of its storage.
         lasting: values that the module keeps when its forward has returned.
-        kept: tensors that the module has from the call before: the value, and one of them whose storage it shares.
+        kept: tensors that the module has from the call before: the value, and one of them whose storage it shares. They
+            are what was lasting then, in the same order.
         regions: calls of `torch.utils.checkpoint`.
         functions: calls of custom autograd functions by the name of their op.
         loss: the first output is the loss.
     """
 
     last_held: Mapping[str, int]
-    lasting: Set[str]
+    lasting: tuple[str, ...]
     kept: tuple[tuple[Value, str], ...]
     regions: tuple[Region, ...]
     functions: Mapping[str, CustomFunction]

@@ -68,6 +68,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.dtypes: dict[int, str] = {}
         self.by_storage: dict[int, list[int]] = {}  # storage -> values
         self.watched: dict[int, Any] = {}  # storage -> weak reference
+        self.watched_objects: dict[int, Any] = {}  # value -> weak reference to the tensor
         self.unpacked: dict[int, int] = {}  # storages that stand for saved tensors -> their values
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
@@ -189,6 +190,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         value, self.values = self.values, self.values + 1
         setattr(tensor, _TAG, value)
         self.watch_storage(tensor).append(value)
+        storage = _storage(tensor)
+        if storage not in self.owned:
+            self.watched_objects[value] = weakref.ref(tensor, lambda _: self.object_died(value, storage))
         self.layouts[value], self.dtypes[value] = _layout(tensor), _dtype(tensor)
         return value
 
@@ -200,6 +204,14 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             if storage not in self.owned:
                 self.watched[storage] = weakref.ref(tensor.untyped_storage(), lambda _: self.died(storage))
         return self.by_storage[storage]
+
+    def object_died(self, value: int, storage: int) -> None:
+        """A tensor has gone. Where another one has its storage, it goes alone: its history may hold other tensors."""
+        del self.watched_objects[value]
+        values = self.by_storage.get(storage, [])
+        if value in values and any(v in self.watched_objects for v in values):
+            values.remove(value)
+            self.program.let_go((value,))
 
     def died(self, storage: int) -> None:
         """Python has let go of a storage."""
