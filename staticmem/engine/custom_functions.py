@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.tensor import Formula, Grads, Tensor
+from staticmem.frontends import fields
+from staticmem.frontends import recording_format as written
 from staticmem.ir.graph import CustomFunction, Graph, Ref
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
@@ -45,7 +47,10 @@ def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, 
             return [e.empty_like(t) if wanted else None for t, wanted in zip(inputs, need, strict=True)]
         incoming = [name for name in function.incoming if name]
         values = dict(reads) | dict(zip(incoming, grads, strict=False))
-        returned = run_body(e, body, values)
+        try:
+            returned = run_body(e, body, values)
+        except fields.MALFORMED as error:
+            raise written.damaged("the file", f"the backward of {function.name[:60]}: {error!r}") from error
         return [returned.get(name) if wanted and name else None for name, wanted in zip(of_inputs, need, strict=True)]
 
     return Formula(tuple(range(len(inputs))), gradients)

@@ -331,9 +331,12 @@ class Interpreter:
 
         assert self.recorded is not None
         self.e.open_scope()
-        results, of_autograd = with_history(self.e, self.recorded.functions[op.name], self.env)
-        for name, tensor in zip(filter(None, op.outputs), results, strict=True):
-            self._bind(name, tensor, op)
+        try:
+            results, of_autograd = with_history(self.e, self.recorded.functions[op.name], self.env)
+            for name, tensor in zip(filter(None, op.outputs), results, strict=True):
+                self._bind(name, tensor, op)
+        except (ValueError, *BAD_ARGUMENTS) as error:
+            raise self.explained(op, error) from error
         for tensor in of_autograd:
             self.e.hold(tensor, self.of_autograd)
         self.e.close_scope()

@@ -149,15 +149,18 @@ class _Step:
         target = self.scenario.dtype
         return target if target is not None and dtype.is_floating_point else dtype
 
-    def _place(self, value: Value, category: str, name: str) -> Tensor:
+    def _empty(self, value: Value, category: str, name: str) -> Tensor:
         if any(size < 0 for size in value.shape or ()):
             what = f"{category} '{name}' has a negative size"
             raise DimensionError(what, f"Its shape is {list(value.shape or ())}.", "Export the model again.", "SM118")
         try:
-            tensor = self.e.empty(value.shape or (), self._dtype(value.dtype), kernel="model")
+            return self.e.empty(value.shape or (), self._dtype(value.dtype), kernel="model")
         except ValueError as error:
             what = f"{category} '{name}' is too large"
             raise DimensionError(what, f"It is {error}.", "Choose smaller sizes.", code="SM118") from error
+
+    def _place(self, value: Value, category: str, name: str) -> Tensor:
+        tensor = self._empty(value, category, name)
         tensor.name = name
         self.e.categorise(tensor, category, name)
         self.e.hold(tensor, self.model)
@@ -202,7 +205,7 @@ class _Step:
         if base:
             shape = value.shape or ()
             return e.alias(self.interpreter.env[base], shape, contiguous_strides(shape))
-        tensor = e.empty(value.shape or (), self._dtype(value.dtype), kernel="model")
+        tensor = self._empty(value, "activation", value.name)
         e.categorise(tensor, "activation", f"{value.name} of the previous step")
         return tensor
 

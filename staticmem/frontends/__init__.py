@@ -48,7 +48,7 @@ def open_model(path: str, recordings: bool = True) -> ModelFile:
     if head.startswith(b"PK"):
         from staticmem.frontends.export_program import read_archive
 
-        return read_archive(path, keep=True)
+        return read_archive(path, keep=recordings, recordings=recordings)
     for magic, what, hint in _OTHERS:
         if head.startswith(magic):
             raise ModelFileError(f"{path} is not a model graph", f"It is {what}.", hint, code="SM107")

@@ -32,9 +32,9 @@ _HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7, "local fil
 MAX_RATIO = 400  # JSON of this kind compresses 10-60 times; a bomb 1000 and more
 
 
-def read_archive(path: str, keep: bool = False) -> ExportedArchive | RecordedModel:
+def read_archive(path: str, keep: bool = False, recordings: bool = True) -> ExportedArchive | RecordedModel:
     """The model of a `.pt2` file: that of the recording which it carries, if it does. `keep`: the one that was read
-    last, where all that is read of it has the same bytes.
+    last, where all that is read of it has the same bytes. Without `recordings` the file's own graph is read.
 
     Raises:
         ModelFileError: not an archive of torch.export, or of a schema that this version does not know.
@@ -49,7 +49,7 @@ def read_archive(path: str, keep: bool = False) -> ExportedArchive | RecordedMod
                 recent.note(path, stamp, key)
                 return known
             text = _read_json(archive, name, path)
-            recorded, stale = of_archive(archive, text, path)
+            recorded, stale = of_archive(archive, text, path) if recordings else (None, False)
             if recorded is not None:
                 if key is not None:
                     recorded.graphs = recent.Graphs()

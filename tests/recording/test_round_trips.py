@@ -1,0 +1,139 @@
+"""Files with a recording: the figures of the module in every format, other tools, changed graphs, `annotate`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.cli.main import main
+
+torch: Any = pytest.importorskip("torch")
+onnx: Any = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+import coded_models  # noqa: E402
+from coded_models import WIDTH, on_meta  # noqa: E402
+
+from staticmem.frontends import carried, open_model  # noqa: E402
+from staticmem.frontends import recording_format as written  # noqa: E402
+from staticmem.recording.attach import with_recording  # noqa: E402
+from staticmem.recording.record import record  # noqa: E402
+
+pytestmark = pytest.mark.torch
+FORMATS = (("m.pt2", "dynamo"), ("m.onnx", "dynamo"), ("scripted.onnx", "torchscript"))
+STEPS: tuple[dict[str, Any], ...] = ({"optimizer": "adam"}, {"optimizer": "sgd", "amp": "bf16"}, {})
+
+
+def codes(report: Any) -> set[str]:
+    return {note.code for note in (*report.assumptions, *report.warnings, *report.notes)}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("recorded")
+    for name, exporter in FORMATS:
+        module, inputs = on_meta(coded_models.Skips)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            staticmem.export(module, inputs, folder / name, exporter=exporter)
+    return [folder / name for name, _ in FORMATS]
+
+
+@pytest.mark.parametrize("options", STEPS, ids=str)
+def test_all_formats_give_the_figures_of_the_module(files: list[Path], options: dict[str, Any]) -> None:
+    module, inputs = on_meta(coded_models.Skips)
+    expected = staticmem.analyze(module, inputs, batch=40, **options)
+    for file in files:
+        report = staticmem.analyze(str(file), batch=40, **options)
+        assert report.peak.live_bytes == expected.peak.live_bytes, file.name
+        assert report.parameters.bytes == expected.parameters.bytes
+        assert not codes(report) & {"SM327", "SM328"}
+
+
+def test_other_tools_read_the_files(files: list[Path]) -> None:
+    program = torch.export.load(str(files[0]))
+    assert len(list(program.parameters())) == 6
+    for file in files[1:]:
+        onnx.shape_inference.infer_shapes(onnx.load(file, load_external_data=False), strict_mode=True)
+
+
+def test_a_changed_graph_has_no_recording(files: list[Path], tmp_path: Path) -> None:
+    proto = onnx.load(files[1], load_external_data=False)
+    assert open_model(str(files[1])).__class__.__name__ == "RecordedModel"
+    node = next(node for node in proto.graph.node if node.op_type == "Relu")
+    node.op_type = "Sigmoid"
+    changed = tmp_path / "changed.onnx"
+    changed.write_bytes(proto.SerializeToString())
+    report = staticmem.analyze(str(changed), batch=4, optimizer="adam")
+    assert "SM327" in codes(report)
+
+
+def test_metadata_alone_changes_nothing(files: list[Path], tmp_path: Path) -> None:
+    proto = onnx.load(files[1], load_external_data=False)
+    proto.producer_name, proto.doc_string = proto.producer_name, "text of another tool"
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+    other = tmp_path / "other.onnx"
+    other.write_bytes(proto.SerializeToString())
+    assert "SM327" not in codes(staticmem.analyze(str(other), batch=4))
+
+
+def test_a_mode_that_is_missing(files: list[Path], tmp_path: Path) -> None:
+    module, inputs = on_meta(coded_models.Skips)
+    document = record(module, inputs)
+    document["programs"] = [p for p in document["programs"] if not p["training"]]
+    file = tmp_path / "m.pt2"
+    file.write_bytes(with_recording(files[0].read_bytes(), ".pt2", document))
+    assert "SM328" in codes(staticmem.analyze(str(file), batch=4, optimizer="adam"))
+    assert "SM328" not in codes(staticmem.analyze(str(file), batch=4))
+
+
+CODE = f"""
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear({WIDTH}, {WIDTH})
+
+    def forward(self, x):
+        skips = [torch.relu(self.inner(x)) for _ in range(3)]
+        return sum(skips)
+
+def build():
+    return Net(), (torch.zeros(2, {WIDTH}),)
+
+def other():
+    return Net(), (torch.zeros(2, 3, {WIDTH}),)
+"""
+
+
+def test_annotate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, file, out = tmp_path / "net.py", tmp_path / "m.pt2", tmp_path / "out.pt2"
+    script.write_text(CODE)
+    assert main(["export", f"{script}:build", "-o", str(file)]) == 0
+    recorded = staticmem.analyze(str(file), batch=8, optimizer="adam").peak.live_bytes
+    plain = carried.into_archive(file.read_bytes(), {"format": "none"})
+    file.write_bytes(plain)
+    assert main(["annotate", str(file), "--from", f"{script}:build", "-o", str(out)]) == 0
+    assert staticmem.analyze(str(out), batch=8, optimizer="adam").peak.live_bytes == recorded
+    capsys.readouterr()
+    assert main(["annotate", str(file), "--from", f"{script}:other", "-o", str(tmp_path / "x.pt2")]) == 2
+    assert "SM174" in capsys.readouterr().err
+    assert file.read_bytes() == plain
+
+
+def test_damaged_recordings_in_files(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proto = onnx.load(files[1], load_external_data=False)
+    (entry,) = [p for p in proto.metadata_props if p.key == written.PROPERTY]
+    whole, file = entry.value, tmp_path / "damaged.onnx"
+    for text in ("", "!!", whole[: len(whole) // 2], whole[:400] + "AAAA" + whole[404:]):
+        entry.value = text
+        file.write_bytes(proto.SerializeToString())
+        assert main(["analyze", str(file), "--batch", "2"]) == 2
+        assert "SM108" in capsys.readouterr().err
