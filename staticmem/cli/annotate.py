@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from math import prod
 from typing import Any
 
 from staticmem.cli.factory import add_factory_options, built_model, named_object
@@ -22,6 +24,8 @@ examples:
   staticmem annotate model.onnx --from train.py:build_model
   staticmem annotate model.pt2 --from mypackage.models:Encoder --input 2x128:int64 -o recorded.pt2
 """
+
+MOST_OTHERS = 0.1  # of the elements of a file's weights: constants that exporters make of code
 
 
 def add_annotate(verbs: Any) -> None:
@@ -58,16 +62,48 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_same_model(path: str, model: Any, recorded: Any) -> None:
-    """Raises UsageError where the code has other inputs than the file."""
+    """Compares inputs, and the weights of the graph: an export may drop parameters that no op reads, fold norms and add
+    constants, so nearly all elements of its weights have to be in the code, and not all of the code's in it.
+
+    Raises:
+        UsageError: the code has other inputs or other weights than the file.
+    """
     own = [(spec.dtype, len(spec.shape or ())) for spec in model.inputs]
     code = [(spec.dtype, len(spec.shape or ())) for spec in recorded.inputs]
     if own != code:
-        raise UsageError(
-            f"{path} is not an export of this code",
+        raise _another_model(
+            path,
             f"The file has {len(own)} inputs ({_listed(own)}), and the code was given {len(code)} ({_listed(code)}).",
-            "Name the factory that the file was exported from, with inputs of the same kinds.",
-            code="SM174",
         )
+    from staticmem.frontends import decode
+    from staticmem.ir.model_file import resolve
+    from staticmem.passes.pipeline import bind
+
+    sizes = {name: size for name, size in recorded.sizes.example.items() if name in recorded.symbols}
+    given = decode(recorded, resolve(recorded, dims=sizes))
+    dims = {
+        dim: size
+        for spec, value in zip(model.inputs, given.inputs, strict=True)
+        for dim, size in zip(spec.shape or (), value.shape or (), strict=True)
+        if isinstance(dim, str)
+    }
+    weights = _weights(bind(model, resolve(model, dims=dims)))
+    missing = weights - _weights(given)
+    elements = sum(prod(shape) * count for shape, count in weights.items())
+    if sum(prod(shape) * count for shape, count in missing.items()) > MOST_OTHERS * elements:
+        shapes = ", ".join(str(list(shape)) for shape in list(missing)[:3])
+        raise _another_model(path, f"The file has weights that the code has not: {shapes}.")
+
+
+def _weights(graph: Any) -> Counter[tuple[int, ...]]:
+    """Shapes of matrices and kernels, whichever way round they are stored."""
+    owned = [p for p in (*graph.parameters, *graph.buffers) if not p.alias_of and len(p.value.shape or ()) > 1]
+    return Counter(tuple(sorted(p.value.shape)) for p in owned)
+
+
+def _another_model(path: str, why: str) -> UsageError:
+    hint = "Name the factory that the file was exported from, with inputs of the same kinds."
+    return UsageError(f"{path} is not an export of this code", why, hint, code="SM174")
 
 
 def _listed(inputs: list[tuple[Any, int]]) -> str:

@@ -221,7 +221,10 @@ class _Step:
     def _loss_and_target(self) -> tuple[str, Tensor | None, list[Note]]:
         """The loss, where `auto` is decided by the output's shape, and the target tensor that it needs."""
         shape, loss, notes = output_shape(self.graph), self.scenario.loss, []
-        if loss == "auto" and self.graph.recorded is not None and self.graph.recorded.loss:
+        if self.graph.recorded is not None and self.graph.recorded.loss:
+            if loss not in ("auto", "none"):
+                text = f"--loss {loss} is not used: the recording has the loss of the code"
+                notes.append(Note("warning", "SM329", text))
             loss = "none"
         if loss == "auto":
             loss = losses.choose(shape)

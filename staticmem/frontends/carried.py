@@ -1,7 +1,7 @@
 """Recordings in model files: where a format keeps one, and whether it is of the graph that the file has.
 
-- `.onnx`: a metadata property of the ModelProto, the same.
-- `.pt2`: an extra file, packed and in base64.
+- `.onnx`: a metadata property of the ModelProto, packed and in base64.
+- `.pt2`: an extra file, the same.
 
 A recording has a fingerprint of the graph beside which it was written. A tool that changes the graph and keeps the
 metadata (an optimiser, a quantiser) leaves a recording of another graph, which is not used.
@@ -88,7 +88,7 @@ STALE = Note(
 
 
 def into_archive(data: bytes, document: dict[str, Any]) -> bytes:
-    """The bytes of an archive with a recording, in place of the one that it has. Its members are deflated."""
+    """The bytes of an archive with a recording, in place of the one that it has."""
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(packed, "w") as target:
         names = [name for name in source.namelist() if not name.endswith(f"/extra/{written.MEMBER}")]
@@ -97,7 +97,7 @@ def into_archive(data: bytes, document: dict[str, Any]) -> bytes:
         root = graph.partition("models/")[0]
         for name in (*names, f"{root}extra/{written.MEMBER}"):
             info = zipfile.ZipInfo(name, ZIP_DATE)
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = source.getinfo(name).compress_type if name in names else zipfile.ZIP_DEFLATED
             content = source.read(name) if name in names else written.to_text(written.pack(document)).encode()
             target.writestr(info, content, compresslevel=9)
     return packed.getvalue()

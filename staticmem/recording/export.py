@@ -80,7 +80,7 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
 
 
 def _graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
-    """The bytes of the file without a recording, and what the user is lines of its sizes."""
+    """The bytes of the file without a recording, and lines that tell the user of its sizes."""
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
     module, inputs = request.module, request.inputs
