@@ -127,7 +127,7 @@ def test_attributes_live_until_the_next_call() -> None:
     ((kept, base),) = graph.recorded.kept
     (made,) = ops_named(graph, "mul")
     assert (kept.shape, base) == ((2, 256), "")
-    assert graph.recorded.lasting == {made.outputs[0]}
+    assert set(graph.recorded.lasting) == {made.outputs[0]}
     assert made.outputs[0] not in graph.recorded.last_held
     assert bases(graph)[graph.recorded.last_held[kept.name]] == "mul"  # the assignment comes after the new value
     assert program(coded_models.Coded).recorded.kept == ()  # type: ignore[union-attr]
