@@ -21,10 +21,14 @@ _TEMPORARIES = 3  # of a backward as people write it: a few products before the 
 _Place = tuple[object, ...]
 
 
+def has_functions(graph: Graph) -> bool:
+    """Whether `ends_of_functions` has anything to say."""
+    return any(True for _ in _regions(graph)) if any(op.stack for op in graph.ops) else _has_fused(graph)
+
+
 def ends_of_functions(graph: Graph) -> tuple[Graph, Graph] | None:
     """The graph with the least and with the most that its custom functions may do; None where it has none."""
-    regions = [*_regions(graph)]
-    fused = not any(op.stack for op in graph.ops) and any(_is_fused(op) for op in graph.ops)
+    regions, fused = [*_regions(graph)], _has_fused(graph)
     if not regions and not fused:
         return None
     least, most = (_with_bounds(graph, regions, temporaries) for temporaries in (0, _TEMPORARIES))
@@ -97,6 +101,12 @@ def _renamed(op: Op, names: dict[str, str]) -> Op:
         return tuple(swap(a) for a in arg) if isinstance(arg, tuple) else arg
 
     return op.changed(args=tuple(map(swap, op.args)), kwargs={k: swap(v) for k, v in op.kwargs.items()})
+
+
+def _has_fused(graph: Graph) -> bool:
+    if graph.bases.isdisjoint(("aten::silu", "aten::silu_")):
+        return False
+    return not any(op.stack for op in graph.ops) and any(_is_fused(op) for op in graph.ops)
 
 
 def _is_fused(op: Op) -> bool:

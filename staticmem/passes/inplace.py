@@ -186,8 +186,7 @@ def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     ops: list[Op] = []
     count = 0
     for op in graph.ops:
-        cls = op.modules[-1].cls if op.modules else ""
-        if op.source != SWISH or op.base != "aten::silu" or cls.startswith((*_LIBRARIES, "torch.nn.")):
+        if not _may_be_product(op):
             ops.append(op)
             continue
         count += 1
@@ -201,6 +200,25 @@ def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     text = "x * sigmoid(x) is taken for silu, which has the same nodes: where the code writes it, the peak is higher"
     note = Note("assumption", "SM264", text, count)
     return (replace(graph, ops=tuple(ops)) if asked.inplace == "least" else graph), [note]
+
+
+def _may_be_product(op: Op) -> bool:
+    if op.source != SWISH or op.base not in ("aten::silu", "aten::silu_"):
+        return False
+    return not (op.modules[-1].cls if op.modules else "").startswith((*_LIBRARIES, "torch.nn."))
+
+
+def ops_left_open(graph: Graph) -> list[int] | None:
+    """Where ops are that "least" and "most" may decide differently: those, and some that a line or a class decides.
+
+    None where they may save other tensors for backward."""
+    candidates = {op.target for op in graph.ops}
+    candidates = {target for target in candidates if target.split(".", 1)[0].rstrip("_") in CANDIDATES}
+    if not candidates:
+        return []
+    if any(op.source == SWISH and _may_be_product(op) for op in graph.ops):
+        return None
+    return [index for index, op in enumerate(graph.ops) if op.target in candidates]
 
 
 @cache

@@ -21,11 +21,11 @@ from staticmem.frontends.recent import MODELS, MOST_OPS, Recent
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
-from staticmem.ops.activations import SAVE_LESS_IN_PLACE
 from staticmem.passes import pipeline
 from staticmem.passes.checkpoint_regions import has_open_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.frames.unseen_code import has_unseen_code
+from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
@@ -190,13 +190,12 @@ class Study:
         if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
             return None
         graph, scenario = self.graph, self.scenario
-        ends = self._ends_of_inplace or (graph, graph)
-        functions = self._ends_of_functions(ends)
-        recomputes = scenario.training and has_open_regions(graph)
-        if functions is None and not recomputes and not self._forward_matters(ends):
+        every = scenario.training and (self._has_functions() or has_open_regions(graph))
+        if scenario.training and not every and not self._forward_matters():
             return None
-        ends = functions or ends
-        every = functions or recomputes
+        ends = self._ends_of_inplace or (graph, graph)
+        if every:
+            ends = self._ends_of_functions(ends) or ends
         policies = [p if every or self._holds_otherwise(p) else "expected" for p in ("last-use", "most")]
         if policies == ["expected", "expected"] and ends[0] is ends[1]:
             return None
@@ -206,10 +205,13 @@ class Study:
         low, high = min(peaks), max(peaks)
         return (low, high) if low < high else None
 
+    def _has_functions(self) -> bool:
+        from staticmem.passes.custom_functions import has_functions
+
+        return has_functions(self.graph)
+
     def _ends_of_functions(self, ends: tuple[Graph, Graph]) -> tuple[Graph, Graph] | None:
         """Graphs with the least and the most that custom autograd functions may save and compute in training."""
-        if not self.scenario.training:
-            return None
         from staticmem.passes.custom_functions import ends_of_functions
 
         bounds = [ends_of_functions(end) for end in ends]
@@ -220,36 +222,33 @@ class Study:
         asked, expected = (releases_of(self.graph, p, self.scenario.training) for p in (policy, "expected"))
         return asked.last_use != expected.last_use or asked.frames != expected.frames
 
-    def _forward_matters(self, ends: tuple[Graph, Graph]) -> bool:
-        """Whether the peak moves if the forward lets go of nothing and runs nothing in place.
+    def _forward_matters(self) -> bool:
+        """Whether what is open can lift the forward of training above the peak (`forward_bound`), or moves what
+        backward needs. Checkpoints run the forward again in backward."""
+        if self.result.recomputed:
+            return True
+        from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
 
-        In training most ops save as much in place as out of place; those that do not move the peak wherever it is
-        (`SAVE_LESS_IN_PLACE`).
-        """
-        if not self.scenario.training:
+        graph, peak = self.graph, self.lifetimes.peak_bytes
+        maybe_open = ops_left_open(graph) if self._leaves_inplace_open else []
+        if maybe_open is None:
             return True
-        least, most = (graph.ops for graph in ends)
-        if len(least) != len(most):  # ops that save other tensors
-            return True
-        open_ops = [(a.base, a.outputs) for a, b in zip(least, most, strict=True) if a.target != b.target]
-        if not SAVE_LESS_IN_PLACE.isdisjoint(base.rstrip("_") for base, _ in open_ops):
-            return True
-        lifetimes, end = self.lifetimes, self.result.trace.marks.get("forward_end", 0)
-        start = dict(self.result.trace.phases)["forward"]
-        total = lifetimes.level_before(start)
-        total += sum(size for size, born in zip(lifetimes.sizes, lifetimes.born, strict=True) if start <= born < end)
-        if open_ops:
-            names = self.result.trace.buffers.names
-            sizes = dict(zip(names, lifetimes.sizes, strict=True))
-            # an op in place writes into a buffer that has another name
-            largest = max(lifetimes.sizes[i] for i, born in enumerate(lifetimes.born) if start <= born < end)
-            total += sum(sizes.get(outputs[0], largest) for _, outputs in open_ops)
-        return total > lifetimes.peak_bytes
+        forward = ForwardBound(graph, self.result.trace, self.lifetimes)
+        if forward.stays_below(peak, maybe_open, held_in_calls(graph)):  # more than can be, but known in little time
+            return False
+        ends = self._ends_of_inplace or (graph, graph)
+        pairs = enumerate(zip(*(end.ops for end in ends), strict=True))
+        open_ops = [index for index, (most, least) in pairs if most.target != least.target]
+        return not forward.stays_below(peak, open_ops, held_by_most(graph))
+
+    @property
+    def _leaves_inplace_open(self) -> bool:
+        return not self.graph.inplace_known and self.request.inplace_activations == "auto"
 
     @cached_property
     def _ends_of_inplace(self) -> tuple[Graph, Graph] | None:
         """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
-        if self.graph.inplace_known or self.request.inplace_activations != "auto":
+        if not self._leaves_inplace_open:
             return None
         bound = pipeline.bind(self.model, self.binding)
         most, least = (self._after_passes(bound, policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
