@@ -190,6 +190,8 @@ class Study:
         if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
             return None
         graph, scenario = self.graph, self.scenario
+        if graph.recorded is not None:  # it knows both
+            return None
         every = scenario.training and (self._has_functions() or has_open_regions(graph))
         if scenario.training and not every and not self._forward_matters():
             return None
