@@ -183,7 +183,7 @@ def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return _batched(e, self, other)
 
 
-@rule("dot vdot", kinds=("product",), flops=product_flops(0))
+@rule("dot vdot", kinds=("product",), autocast="promote", flops=product_flops(0))
 def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     out = e.empty((), self.dtype, kernel="aten.dot.default")
