@@ -58,12 +58,13 @@ def session(path: str, rng: random.Random) -> None:
 
 
 def snapshot(path: str, _: random.Random) -> None:
+    from staticmem.report.text import PLAIN
     from staticmem.validate import snapshot_compare, snapshots
 
     found = snapshots.read(path)
     compared = snapshot_compare.compare(found, found)
-    snapshot_compare.render_json(compared)
-    snapshot_compare.render(compared)
+    for form in snapshot_compare.FORMATS:
+        form.render(compared, PLAIN)
 
 
 def config(path: str, _: random.Random) -> None:

@@ -24,9 +24,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from staticmem.errors import StaticmemError  # noqa: E402
+from staticmem.scenario.request import Request  # noqa: E402
 from staticmem.scenario.session import SessionOptions  # noqa: E402 - from this checkout
 from staticmem.validate import calibrate, summary  # noqa: E402
-from staticmem.validate.onnxruntime.validation import Scenario, installed, validate_session  # noqa: E402
+from staticmem.validate.onnxruntime.validation import installed, validate_session  # noqa: E402
 from staticmem.validate.pytorch.validation import validate_torch  # noqa: E402
 from staticmem.validate.records import Record  # noqa: E402
 
@@ -85,7 +86,7 @@ def run(job: Job, args: argparse.Namespace, folder: Path) -> Record:
     if job.runtime == "torch":
         snapshot = str(folder / f"{job.name}.pickle") if args.snapshots else None
         return validate_torch(path, job.words, args.device, timeout=timeout, snapshot=snapshot)
-    return validate_session(path, Scenario(batch=job.words.get("batch")), SessionOptions(), args.device, timeout)
+    return validate_session(path, Request(batch=job.words.get("batch")), SessionOptions(), args.device, timeout)
 
 
 def main() -> int:
