@@ -118,7 +118,7 @@ class Text:
         raise wrong(node, "It is a text.", f"Example: {self.example}")
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+        return {"type": ["string", "number"]}
 
 
 class Resolution:
