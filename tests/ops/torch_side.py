@@ -127,6 +127,7 @@ def op(target: str, *args: Any, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def _autocast(enabled: bool) -> Iterator[None]:
     """`torch.autocast("cuda", torch.bfloat16)` below its check that there is a GPU."""
+    before = torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", enabled)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     torch.autocast_increment_nesting()
@@ -136,6 +137,7 @@ def _autocast(enabled: bool) -> Iterator[None]:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
         torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
 
 
 def run(case: Case, pattern: Sequence[bool]) -> Observation:
