@@ -33,6 +33,9 @@ from staticmem.ir.graph import (
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange
 
 _HALVES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
+_MOST = 1 << 21  # values of a program, and items of the functions that it calls: more than those of 100,000 ops
+_DEEPEST = 1000  # module calls within each other: Python's limit of calls is reached before
+_LONGEST = 4096  # characters of a path of modules
 
 
 class RecordedModel:
@@ -88,68 +91,68 @@ class _Programs:
 
     def of(self, training: bool, amp: DType | None) -> Graph:
         try:
-            programs = [fields.mapping(p) for p in fields.items(self.document["programs"])]
-            recorded = {(fields.boolean(p["training"]), p["amp"] is not None): p for p in programs}
+            recorded: dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]] = {}
+            for program in map(fields.mapping, fields.items(self.document["programs"])):
+                for mode_training, mode_amp in fields.items(program["modes"]):
+                    recorded[fields.boolean(mode_training), mode_amp is not None] = program, mode_amp
             asked = (training, amp is not None)
             for key in (asked, (training, False), (not training, amp is not None), (not training, False)):
                 if key in recorded:
-                    program = _Program(self.model, self.binding, recorded[key], amp)
-                    program.notes += [_other_mode(asked)] if key != asked else []
-                    return program.graph()
+                    program, recorded_amp = recorded[key]
+                    decoder = _Program(self.model, self.binding, key[0], recorded_amp, amp)
+                    decoder.notes += [_other_mode(asked)] if key != asked else []
+                    return decoder.graph(program)
         except fields.MALFORMED as error:
             raise written.damaged(self.model.path, str(error)) from error
         raise written.damaged(self.model.path, "it has no program of this mode")
 
 
 class _Program:
-    """Translates one program at one binding. `amp` is the dtype of the autocast that is asked for."""
+    """Translates one program, of the mode `training` and `recorded_amp`, at one binding. `amp` is the dtype of the
+    autocast that is asked for."""
 
-    def __init__(self, model: RecordedModel, binding: Binding, program: Mapping[str, Any], amp: DType | None) -> None:
-        self.model, self.binding, self.program = model, binding, program
+    def __init__(
+        self, model: RecordedModel, binding: Binding, training: bool, recorded_amp: str | None, amp: DType | None
+    ) -> None:
+        self.model, self.binding, self.training = model, binding, training
         self.document = document = model.document
-        self.recorded_amp = None if program["amp"] is None else _HALVES[program["amp"]]
+        self.recorded_amp = recorded_amp
         # bfloat16 and float16 have one size: code that reads the dtype of autocast is recorded with one of them
-        self.half = amp if amp is not None and self.recorded_amp is not None else None
+        self.half = amp if amp is not None and recorded_amp is not None else None
+        self.flags = written.usual_flags(training, None if recorded_amp is None else _HALVES[recorded_amp].name)
         self.symbols = dict(binding.symbols)
         self.notes: list[Note] = []
         self.sizes: dict[str, int] = {}
         self.targets = [fields.text(t) for t in fields.items(document["targets"])]
-        stacks: list[tuple[Frame, ...]] = []
-        for parent, path, cls, call in fields.items(document["stacks"]):
-            around = stacks[fields.size(parent)] if fields.integer(parent) >= 0 else ()
-            stacks.append((*around, Frame(fields.text(path), fields.text(cls), fields.integer(call))))
-        self.stacks = [*stacks, ()]  # the last one is of ops outside of all modules: index -1
-        self.names: dict[int, str] = {}  # of what the model owns
+        self.stacks = _stacks(fields.items(document["stacks"]))
+        self.called = fields.items(document["functions"])
+        self.expanded: dict[int, int] = {}  # size of each function
+        self.calls = 0
+        self.functions: dict[str, CustomFunction] = {}
+        self.names: list[str] = []  # of the values that there are
+        self.last = {written.PARAMETER: 0, written.BUFFER: 0}  # values named last
         self.values: dict[str, Value] = {}
 
-    def graph(self) -> Graph:
-        model, document, program = self.model, self.document, self.program
-        for index, spec in enumerate(model.inputs):
-            self.names[index] = spec.name
+    def graph(self, program: Mapping[str, Any]) -> Graph:
+        model, document = self.model, self.document
         inputs = tuple(Value(s.name, s.dtype, self.binding.shapes[s.name]) for s in model.inputs)
-        parameters = self.owned(fields.items(document["parameters"]), True)
-        buffers = self.owned(fields.items(document["buffers"]), False)
-        kept = self.kept(fields.items(program["kept"]))
-        results = fields.items(program["outputs"])
-        for index, value in enumerate(results):
-            self.names.setdefault(fields.size(value), f"output_{index}" if index else "output")
-        ops = self.ops(program)
-        outputs = tuple(self.name(v) for v in results)
-        last_held = self.releases(program, len(ops))
+        self.names += [value.name for value in inputs]
+        parameters = self.owned(fields.items(document["parameters"]), "p:", True)
+        buffers = self.owned(fields.items(document["buffers"]), "b:", False)
+        kept = self.kept(fields.items(program.get("kept", [])))
+        last_held: dict[str, int] = {}
+        self.release(program.get("released_before", []), -1, last_held)
+        ops = self.ops(fields.items(program["ops"]), -1, last_held)
+        outputs = tuple(self.names[fields.size(v)] for v in fields.items(program.get("outputs", [])))
         regions = tuple(
             Region(
                 fields.size(start), fields.size(end), fields.size(depth), fields.text(name), fields.boolean(reentrant)
             )
-            for start, end, depth, reentrant, name in fields.items(program["regions"])
+            for start, end, depth, reentrant, name in fields.items(program.get("regions", []))
         )
-        functions = {
-            op.name: self.function(fields.mapping(program["functions"][fields.size(op.args[0])]))
-            for op in ops
-            if op.target == written.FUNCTION
-        }
-        lasting = tuple(self.name(v) for v in fields.items(program["lasting"]))
-        loss = fields.boolean(document["loss"]) and fields.boolean(program["training"])
-        recorded = Recorded(last_held, lasting, kept, regions, functions, loss)
+        lasting = tuple(self.names[fields.size(v)] for v in fields.items(program.get("lasting", [])))
+        loss = fields.boolean(document["loss"]) and self.training
+        recorded = Recorded(last_held, lasting, kept, regions, self.functions, loss)
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
@@ -157,27 +160,52 @@ class _Program:
 
     # -- values --------------------------------------------------------------------------------------------------
 
-    def owned(self, rows: Sequence[Any], parameters: bool) -> tuple[Parameter, ...]:
+    def owned(self, rows: Sequence[Any], prefix: str, trainable: bool) -> tuple[Parameter, ...]:
         owned: list[Parameter] = []
-        for fqn, dtype, shape, requires_grad, same in rows:
-            name = ("p:" if parameters else "b:") + fields.text(fqn)
-            self.names[len(self.names)] = name
-            value = Value(name, _dtype(dtype), self.shape(shape))
+        last: list[str] = []
+        for shared, text, shape, *rest in rows:
+            dtype, requires_grad, same = _filled(rest, ("float32", trainable, -1))
+            last = [*last[: fields.size(shared)], *fields.text(text).split(".")]
+            fqn = _name(".".join(last))
+            value = Value(prefix + fqn, _dtype(dtype), self.shape(shape))
+            self.names.append(value.name)
             alias = owned[fields.size(same)].value.name if fields.integer(same) >= 0 else None
             owned.append(Parameter(value, fqn, fields.boolean(requires_grad), alias))
         return tuple(owned)
 
     def kept(self, rows: Sequence[Any]) -> tuple[tuple[Value, str], ...]:
-        return tuple(
-            (Value(self.name(value), _dtype(dtype), self.shape(shape)), self.name(base) if base >= 0 else "")
-            for value, dtype, shape, base in rows
-        )
+        kept: list[tuple[Value, str]] = []
+        for dtype, shape, *rest in rows:
+            (base,) = _filled(rest, (-1,))
+            (name,) = self.new(1)
+            of = self.names[fields.size(base)] if fields.integer(base) >= 0 else ""
+            kept.append((Value(name, _dtype(dtype), self.shape(shape)), of))
+        return tuple(kept)
 
-    def name(self, value: Any) -> str:
-        """What a value is called in the graph."""
-        if value in self.names:
-            return self.names[value]
-        return f"v{fields.size(value)}" if fields.integer(value) >= 0 else ""
+    def new(self, results: Any) -> tuple[str, ...]:
+        """Names of the results of an op: of as many values, or "" where a result is none."""
+        are_values = fields.items(results) if isinstance(results, list) else [True] * min(fields.size(results), _MOST)
+        if len(self.names) + len(are_values) > _MOST:
+            raise ValueError(f"it has more than {_MOST:,} values")
+        names = []
+        for is_value in are_values:
+            names.append(f"v{len(self.names)}" if fields.boolean(is_value) else "")
+            if is_value:
+                self.names.append(names[-1])
+        return tuple(names)
+
+    def ref(self, arg: str) -> str:
+        """The name of the value that an argument is."""
+        kind, steps = arg[:1], int(arg[1:])
+        number = len(self.names) - steps
+        if kind != written.REF:
+            number = self.last[kind] = self.last[kind] + steps
+        if not 0 <= number < len(self.names):
+            raise ValueError(f"an argument is {arg[:40]!r}")
+        return self.names[number]
+
+    def refs(self, values: Any) -> tuple[str, ...]:
+        return tuple("" if v is None else self.ref(fields.text(v)) for v in fields.items(values))
 
     def shape(self, sizes: Any) -> tuple[int, ...]:
         return tuple(self.size(size) for size in fields.items(sizes))
@@ -223,41 +251,62 @@ class _Program:
 
     # -- ops -----------------------------------------------------------------------------------------------------
 
-    def ops(self, program: Mapping[str, Any]) -> tuple[Op, ...]:
-        ops = []
-        for number, row in enumerate(fields.items(program["ops"])):
-            target, stack, flags, args, kwargs, outputs, *shapes = fields.items(row)
-            target = self.targets[fields.size(target)]
-            names = tuple(self.name(v) for v in fields.items(outputs))
-            if shapes:
-                for name, (dtype, shape) in zip(names, fields.items(shapes[0]), strict=False):
-                    self.values[name] = Value(name, _dtype(dtype), self.shape(shape))
+    def ops(self, rows: Sequence[Any], stack: int, last_held: dict[str, int]) -> tuple[Op, ...]:
+        """The ops; `stack` is the module call of the one before, `last_held` takes what Python lets go of."""
+        ops: list[Op] = []
+        for number, row in enumerate(rows):
+            index, step, args, *rest = fields.items(row)
+            released, results, flags, kwargs = _filled(rest[:4], written.USUAL_OP)
+            target = self.targets[fields.size(index)]
+            stack += fields.integer(step)
+            name = f"{target.rpartition('::')[2].partition('.')[0]}_{number}"
+            read: tuple[Arg, ...]
+            if target == written.FUNCTION:
+                function = self.functions[name] = self.function(fields.items(args), stack)
+                read = tuple(Ref(v) for v in (*function.inputs, *function.results) if v)
+            else:
+                read = tuple([self.arg(a) for a in fields.items(args)])
+            named = {fields.text(k): self.arg(v) for k, v in kwargs.items()} if kwargs else NO_KWARGS
+            names = self.new(results)
+            for shapes in rest[4:]:
+                for output, (dtype, shape) in zip(names, fields.items(shapes), strict=False):
+                    self.values[output] = Value(output, _dtype(dtype), self.shape(shape))
+            self.release(released, number, last_held)
+            flags = fields.integer(flags) ^ self.flags
             ops.append(
                 Op(
-                    name=f"{target.rpartition('::')[2].partition('.')[0]}_{number}",
+                    name=name,
                     target=target,
-                    args=tuple([self.arg(a) for a in fields.items(args)]),
-                    kwargs={fields.text(k): self.arg(v) for k, v in kwargs.items()} if kwargs else NO_KWARGS,
+                    args=read,
+                    kwargs=named,
                     outputs=names,
-                    modules=self.stacks[fields.integer(stack)],
-                    grad=not fields.integer(flags) & written.NO_GRAD,
+                    modules=self.stacks[stack] if stack >= 0 else (),
+                    grad=not flags & written.NO_GRAD,
                     amp=self.amp(flags),
                 )
             )
         return tuple(ops)
+
+    def release(self, values: Any, number: int, last_held: dict[str, int]) -> None:
+        """Python lets go of these values after an op."""
+        for back in fields.items(values):
+            value = len(self.names) - fields.integer(back)
+            if not 0 <= value < len(self.names):
+                raise ValueError(f"the value {back} before the end is let go of")
+            last_held[self.names[value]] = number
 
     def amp(self, flags: int) -> bool | DType:
         """What autocast does in an op: the step's (True), nothing (False), or that of a region with a dtype."""
         own = next((dtype for bit, dtype in written.AUTOCAST.items() if flags & bit), None)
         if own is None:
             return self.recorded_amp is None
-        return True if own == self.program["amp"] else _HALVES[own]
+        return True if own == self.recorded_amp else _HALVES[own]
 
     def arg(self, arg: Any) -> Arg:
         if isinstance(arg, str):
             kind, text = arg[:1], arg[1:]
-            if kind == written.REF:
-                return Ref(self.name(int(text)))
+            if kind in (written.REF, written.PARAMETER, written.BUFFER):
+                return Ref(self.ref(arg))
             if kind == written.SIZE:
                 return self.size(text)
             if kind == written.DTYPE:
@@ -265,6 +314,8 @@ class _Program:
                 return self.half if self.half is not None and text in _HALVES else dtype
             if kind == written.TEXT:
                 return text
+            if kind == written.FLOAT:
+                return float(text)
             raise ValueError(f"an argument is {arg[:40]!r}")
         if isinstance(arg, list):
             return tuple([self.arg(a) for a in arg])
@@ -272,35 +323,61 @@ class _Program:
             return arg  # type: ignore[no-any-return]
         return fields.integer(arg)
 
-    def releases(self, program: Mapping[str, Any], ops: int) -> dict[str, int]:
-        released = fields.items(program["released"])
-        if len(released) != ops:
-            raise ValueError(f"{len(released):,} releases of {ops:,} ops")
-        last = {self.name(v): -1 for v in fields.items(program["released_before"])}
-        for index, values in enumerate(released):
-            for value in fields.items(values):
-                last[self.name(value)] = index
-        return last
-
-    def function(self, row: Mapping[str, Any]) -> CustomFunction:
-        names = {
-            key: tuple(self.name(v) for v in fields.items(row[key]))
-            for key in ("inputs", "results", "saved", "attributes", "grads")
-        }
-        backward: Graph | None = None
-        gradients: tuple[str, ...] = ()
-        if row["backward"] is not None:
-            body = fields.mapping(row["backward"])
-            ops = self.ops(body)
-            gradients = tuple(self.name(v) for v in fields.items(row["gradients"]))
-            recorded = Recorded(self.releases(body, len(ops)), (), (), (), {})
-            backward = Graph(
-                "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values, recorded=recorded
-            )
-        return CustomFunction(
-            fields.text(row["name"]), names["inputs"], names["results"], names["saved"], names["attributes"], backward,
-            names["grads"], gradients,
+    def function(self, args: Sequence[Any], stack: int) -> CustomFunction:
+        """The function that an op calls."""
+        (index,) = args
+        row = fields.mapping(self.called[fields.size(index)])
+        if index not in self.expanded:
+            self.expanded[index] = _size_of(row)
+        self.calls += self.expanded[index]
+        if self.calls > _MOST:
+            raise ValueError("its functions are too large")
+        name = fields.text(row["name"])
+        inputs, results, saved, attributes = (
+            self.refs(row[key]) for key in ("inputs", "results", "saved", "attributes")
+        )
+        if "backward" not in row:
+            return CustomFunction(name, inputs, results, saved, attributes, None, (), ())
+        incoming = self.new([bool(r) for r in results])
+        last_held: dict[str, int] = {}
+        self.release(row["released_before"], -1, last_held)
+        ops = self.ops(fields.items(row["backward"]), stack, last_held)
+        gradients = self.refs(row["gradients"])
+        backward = Graph(
+            "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values,
+            recorded=Recorded(last_held, (), (), (), {}),
         )  # fmt: skip
+        return CustomFunction(name, inputs, results, saved, attributes, backward, incoming, gradients)
+
+
+def _stacks(rows: Sequence[Any]) -> list[tuple[Frame, ...]]:
+    stacks: list[tuple[Frame, ...]] = []
+    for up, path, cls, *rest in rows:
+        (call,) = _filled(rest, (0,))
+        around = stacks[len(stacks) - fields.size(up)] if fields.integer(up) else ()
+        if len(around) > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST:,} module calls within each other")
+        path = fields.text(path)
+        path = _name(around[-1].path + path) if path.startswith(".") and around else path
+        stacks.append((*around, Frame(path, fields.text(cls), fields.integer(call))))
+    return stacks
+
+
+def _filled(values: Sequence[Any], usual: Sequence[Any]) -> list[Any]:
+    """Items at the end of a row, with those that were left out."""
+    return [*values, *usual[len(values) :]]
+
+
+def _name(text: str) -> str:
+    if len(text) > _LONGEST:
+        raise ValueError(f"a name has {len(text):,} characters")
+    return text
+
+
+def _size_of(value: Any) -> int:
+    """How many items a part of a document has."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_size_of, items))
 
 
 def _other_mode(asked: tuple[bool, bool]) -> Note:

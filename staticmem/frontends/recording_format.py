@@ -1,29 +1,51 @@
 """The document of a recording: what `staticmem.recording` writes and `frontends.recorded` reads.
 
-JSON, packed with LZMA: programs of several modes are nearly the same text.
+JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 
 | key | content |
 |---|---|
 | `format`, `version` | `staticmem.recording` and a number: a reader takes no higher one |
 | `torch`, `staticmem` | versions that recorded it |
-| `graph` | fingerprint of the graph of the file that carries it (`fingerprint`) |
+| `graph` | fingerprint of the graph of the file that carries it (`carried`) |
 | `model` | class of the module |
 | `loss` | whether the first output of the programs of training is the loss |
 | `symbols` | name of each open size: smallest and largest value; null: no bound |
 | `sizes` | the sizes of the example, and what the code asked of sizes (`frontends.traced_sizes`) |
 | `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
 | `inputs` | `[name, dtype, shape]`; shapes have integers and expressions of symbols as text |
-| `parameters` | `[name, dtype, shape, requires_grad, index of the parameter whose storage it shares or -1]` |
+| `parameters` | `[shared, name, shape, dtype, requires_grad, same]` |
 | `buffers` | the same |
 | `targets` | ATen targets, which ops name by their index |
-| `stacks` | module calls `[index of the calling one or -1, path, class, call]` |
-| `programs` | one for each mode: `training`, `amp` (a dtype or null), and the program |
+| `stacks` | module calls `[up, path, class, call]` |
+| `functions` | calls of custom `autograd.Function`s that differ, which ops name by their index |
+| `programs` | those that differ, each with its `modes`: `[training, dtype of autocast or null]` |
 
-A program has `ops`, `released` (values that Python lets go of after each op), `released_before`, `kept` (`[value,
-dtype, shape, base]` from the call before; `base` is the value whose storage it shares or -1), `lasting` (values that
-the module keeps when its forward has returned), `regions` (`[start, end, depth, reentrant, name]` of checkpoints),
-`functions`, and `outputs`. Values are integers: inputs, parameters and buffers first. An op is `[target, stack, flags,
-args, kwargs, outputs]`, and the dtypes and shapes of its results where no rule gives them.
+The name of a parameter begins with as many components of the name before as `shared` says; `same` is the index of the
+one whose storage it shares, or -1. The call that a module call is within is `up` rows before (0: none); a path that
+begins with a dot goes on from that of the caller; `call` counts the calls of one module.
+
+Values have numbers: inputs, parameters and buffers first, then each in the order in which it is made. `next` is the
+number of the value that is made next. A program has
+
+- `kept`, values from the call before: `[dtype, shape, base]`; `base` is the one whose storage it shares or -1
+- `released_before`, values that Python lets go of before the first op: `next` less their number
+- `ops`: `[target, step, args, released, outputs, flags, kwargs, results]`. `step` leads from the module call of the op
+  before to its own. `released` are values that Python lets go of after it: `next`, once it has made its results, less
+  their number. `outputs` says how many values it makes, or of each result whether it is one. `flags` are those in which
+  it differs from `usual_flags` of the mode. `results` are dtypes and shapes where no rule gives them
+- `regions` of checkpoints: `[start, end, depth, reentrant, name]`
+- `outputs`, and `lasting`: values that the module keeps when its forward has returned
+
+An argument that is a string begins with what it is: `%3` is the value `next - 3`; `@1` the parameter (or input) that is
+1 after the last one named so, and `#1` the buffer; `=` is an expression of sizes, `:` a dtype, `'` a text, `~` a float
+that JSON does not have. The argument of a `staticmem::function` is the index of the function.
+
+A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its backward could run, `released_before`,
+the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next
+values before its ops. Its values are written as arguments are, null for what is no tensor.
+
+What is usual may be left out: keys with nothing in them, and the last items of rows (`USUAL_OP`; float32, no storage
+shared, the first call; parameters require a gradient, buffers do not).
 """
 
 from __future__ import annotations
@@ -39,7 +61,9 @@ FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
-REF, SIZE, DTYPE, TEXT = "%", "=", ":", "'"  # the first character of an argument that is a string
+# the first character of an argument that is a string
+REF, PARAMETER, BUFFER, SIZE, DTYPE, TEXT, FLOAT = "%", "@", "#", "=", ":", "'", "~"
+USUAL_OP: tuple[Any, ...] = ([], 1, 0, {})  # released, outputs, flags, kwargs
 # ops whose result has a size that is in the data: as `size` of the call, which the rules take
 DATA_SIZED = frozenset(
     f"aten::{name}"
@@ -50,7 +74,8 @@ PROPERTY = "staticmem.recording"  # metadata property of a ModelProto
 MAX_PACKED = 1 << 28  # bytes
 MAX_BYTES = 1 << 30  # of the text: as the JSON of an archive (`export_program.MAX_JSON_BYTES`)
 _MEMORY = 1 << 28  # bytes that the unpacker may take
-_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 24}]
+# texts without alignment: no context of the literal's position or of the byte before it
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 24, "lc": 0, "lp": 0, "pb": 0, "nice_len": 273}]
 
 
 def needs_shapes(target: str) -> bool:
@@ -58,10 +83,15 @@ def needs_shapes(target: str) -> bool:
     return not target.startswith("aten::")
 
 
+def usual_flags(training: bool, amp: str | None) -> int:
+    """The flags of most ops of a mode."""
+    return (0 if training else NO_GRAD) | next((bit for bit, dtype in AUTOCAST.items() if dtype == amp), 0)
+
+
 def pack(document: Any) -> bytes:
     """The bytes of a document."""
-    text = json.dumps(document, separators=(",", ":")).encode()
-    return lzma.compress(text, format=lzma.FORMAT_XZ, filters=_FILTERS)
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    return lzma.compress(text, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=_FILTERS)
 
 
 def unpack(data: bytes, path: str) -> Any:

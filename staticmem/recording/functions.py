@@ -53,7 +53,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
             "attributes": attributes,
             "grads": grads,
             "gradients": gradients,
-            "backward": body.document() if gradients is not None else None,
+            "backward": body if gradients is not None else None,
         }
     )
     refs = [f"{written.REF}{v}" for v in (*inputs, *made) if v >= 0]

@@ -23,7 +23,7 @@ from staticmem.errors import ModelFileError
 from staticmem.frontends import recording_format as written
 from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import gpu, tracing
+from staticmem.recording import gpu, rows, tracing
 from staticmem.recording.functions import recorded
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.sizes import Sizes
@@ -93,7 +93,8 @@ class _Call:
         parameters = _named(self.module.named_parameters(remove_duplicate=False))
         buffers = _named(self.module.named_buffers(remove_duplicate=False))
         owned = [t for _, t in self.inputs] + [t for _, t, _ in parameters] + [t for _, t, _ in buffers]
-        programs = []
+        owned_before = len(self.inputs) + len(parameters)
+        programs = rows.Rows(range(owned_before, len(owned)), self.targets)
         # parts in evaluation mode stay in it (frozen norms), unless the whole module is
         was_training = {m: m.training or not self.module.training for m in self.module.modules()}
         modes = {m: m.training for m in was_training}
@@ -107,12 +108,16 @@ class _Call:
                     if amp is None:
                         raise
                     continue  # code that does not run under autocast; who asks for it is told (SM328)
-                programs.append({"training": training, "amp": _name_of(amp), **program})
+                programs.add(program, training, _name_of(amp))
         finally:
             for m, mode in modes.items():
                 m.training = mode
         shape = self.sizes.shape
         inputs = [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs]
+
+        def owned_row(name: str, tensor: torch.Tensor, same: int, trainable: bool) -> tuple[Any, ...]:
+            return name, shape(tensor.shape), _name_of(tensor.dtype), trainable, same
+
         left_open = {size for _, t in self.inputs for size in shape(t.shape)}
         self.symbols = {name: symbol for name, symbol in self.symbols.items() if name in left_open}
         return {
@@ -121,12 +126,13 @@ class _Call:
             "symbols": {name: self._range(symbol) for name, symbol in self.symbols.items()},
             "sizes": traced_sizes.content_of(self._sizes(examples, axes)), "bounds": self.sizes.bounds,
             "inputs": inputs,
-            "parameters": [[n, _name_of(t.dtype), shape(t.shape), t.requires_grad, same] for n, t, same in parameters],
-            "buffers": [[n, _name_of(t.dtype), shape(t.shape), False, same] for n, t, same in buffers],
-            "targets": list(self.targets), "stacks": [list(key) for key in self.stacks], "programs": programs,
+            "parameters": rows.owned((owned_row(*p, p[1].requires_grad) for p in parameters), True),
+            "buffers": rows.owned((owned_row(*b, False) for b in buffers), False),
+            "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
+            "functions": programs.functions, "programs": programs.programs,
         }  # fmt: skip
 
-    def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> dict[str, Any]:
+    def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> Program:
         watch = Watch(self.module, owned, self.sizes)
         watch.stacks, watch.targets = self.stacks, self.targets
         with (
@@ -152,7 +158,7 @@ class _Call:
         del result
         watch.program = program
         watch.finish()
-        return program.document()
+        return program
 
     def _range(self, symbol: Any) -> list[int | None]:
         """The values that a size may have. A least one of 2 is PyTorch's own: sizes of 0 and 1 are constants to it. The

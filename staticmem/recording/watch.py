@@ -7,6 +7,7 @@ tensor: hooks take what it would save. So a storage dies when the last Python na
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,11 @@ from staticmem.recording.sizes import Sizes, number
 _MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_format: "contiguous_format",
                    torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last_3d"}  # fmt: skip
 _FLAGS = {None: 0} | {getattr(torch, name): flag for flag, name in written.AUTOCAST.items()}
-_TAG = "_staticmem_value"
+_WATCHES = itertools.count()
 
 
 class Program:
-    """The ops of one forward, or of the backward of a custom function, as they are written (`recording_format`)."""
+    """The ops of one forward, or of the backward of a custom function. `recording.rows` writes it."""
 
     def __init__(self) -> None:
         self.ops: list[list[Any]] = []
@@ -40,13 +41,6 @@ class Program:
         self.lasting: list[int] = []
         self.released_before: list[int] = []  # those of them that Python lets go of before the first op
         self.outputs: list[int] = []
-
-    def document(self) -> dict[str, Any]:
-        """As `recording_format` describes it."""
-        return {
-            "ops": self.ops, "released": self.released, "released_before": self.released_before, "kept": self.kept,
-            "regions": self.regions, "functions": self.functions, "outputs": self.outputs, "lasting": self.lasting,
-        }  # fmt: skip
 
     def let_go(self, values: Sequence[int]) -> None:
         """Python has just let go of these values."""
@@ -60,6 +54,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         """`owned` are the inputs, parameters and buffers: values 0, 1, ... in this order."""
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
         self.root, self.sizes = root, sizes
+        self.tag = f"_staticmem_value_{next(_WATCHES)}"  # a tensor that the module keeps has those of other modes too
         self.program = Program()
         self.stacks: dict[tuple[int, str, str, int], int] = {}
         self.targets: dict[str, int] = {}
@@ -94,9 +89,14 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.program = Program()
         self._calls.clear()
         for value, tensor in enumerate(self.tensors):  # a buffer that was changed in place has another name
-            setattr(tensor, _TAG, value)
+            setattr(tensor, self.tag, value)
         for storage, values in self.by_storage.items():
-            if storage not in self.owned and values:
+            if storage in self.owned:  # views of them that the module keeps are made again
+                for value in values:
+                    if value >= len(self.tensors):
+                        self.layouts.pop(value, None)
+                values[:] = [value for value in values if value < len(self.tensors)]
+            elif values:
                 for value in values:
                     shape, base = self.layouts[value][0], -1 if value == values[0] else values[0]
                     self.program.kept.append([value, self.dtypes[value], self.sizes.shape(shape), base])
@@ -188,7 +188,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
     def name(self, tensor: torch.Tensor) -> int:
         """A new value: the result of an op, or what the model owns."""
         value, self.values = self.values, self.values + 1
-        setattr(tensor, _TAG, value)
+        setattr(tensor, self.tag, value)
         self.watch_storage(tensor).append(value)
         storage = _storage(tensor)
         if storage not in self.owned:
@@ -224,7 +224,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     def known_value(self, tensor: torch.Tensor) -> int | None:
         """The value that a tensor is, where an op made it."""
-        value: int | None = getattr(tensor, _TAG, None)
+        value: int | None = getattr(tensor, self.tag, None)
+        if value not in self.layouts:
+            value = None
         if value is None and (storage := _storage(tensor)) in self.unpacked:
             value = self.unpacked[storage]
         if value is None:
@@ -244,7 +246,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         value = self.name(tensor)  # another view of a storage, which no op made
         shape = [_size(n) for n in self.sizes.shape(tensor.shape)]
         strides = [_size(n) for n in self.sizes.shape(tensor.stride())]
-        self.write("aten::as_strided", [f"{written.REF}{values[0]}", shape, strides], {}, [value], written.NO_GRAD)
+        flags = 0 if tensor.requires_grad else written.NO_GRAD
+        self.write("aten::as_strided", [f"{written.REF}{values[0]}", shape, strides], {}, [value], flags)
         return value
 
     def arg(self, arg: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ torch: Any = pytest.importorskip("torch")
 import coded_models  # noqa: E402
 from coded_models import WIDTH, Coded, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
 
 from staticmem.errors import ModelFileError  # noqa: E402
 from staticmem.frontends import recording_format as written  # noqa: E402
@@ -349,8 +349,33 @@ def test_the_document_is_text_of_one_shape() -> None:
     module, inputs = on_meta(coded_models.Custom)
     document = record(module, inputs)
     assert written.unpack(written.pack(document), "m") == document
-    values: Sequence[tuple[bool, str | None]] = [(p["training"], p["amp"]) for p in document["programs"]]
-    assert (
-        sorted(values, key=str) == [(False, None), (False, "bfloat16"), (True, None), (True, "bfloat16")]
-        or len(values) == 4
-    )
+    modes = [mode for program in document["programs"] for mode in program["modes"]]
+    assert sorted(modes, key=str) == [[False, "bfloat16"], [False, None], [True, "bfloat16"], [True, None]]
+
+
+class Plain(Coded):
+    """A tensor that is neither a parameter nor a buffer, and a view of a parameter, both kept by the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.turned = torch.ones(256), None
+
+    def middle(self, x: Any) -> Any:
+        if self.turned is None:
+            self.turned = self.inner.weight.t()
+        return F.relu(x @ self.turned) * self.plain
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_tensors_that_the_module_keeps_are_values_of_each_mode(training: bool) -> None:
+    """They carry marks of the modes that were recorded before."""
+    graph = program(Plain, training)
+    made = {name for op in graph.ops for name in op.outputs}
+    made |= {p.value.name for p in graph.parameters} | {v.name for v in graph.inputs}
+    assert graph.recorded is not None
+    made |= {value.name for value, _ in graph.recorded.kept}
+    assert all(name in made for op in graph.ops for name in op.refs())
+    if training:  # the view of the first step, which leads to the parameter
+        (view,) = ops_named(graph, "as_strided")
+        assert view.grad
+        assert view.args[0] == Ref("p:inner.weight")

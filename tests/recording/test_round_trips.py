@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.importorskip("onnxscript")
 
 import coded_models  # noqa: E402
 from coded_models import WIDTH, on_meta  # noqa: E402
+from test_objects import image, network  # noqa: E402
 
 from staticmem.frontends import carried, open_model  # noqa: E402
 from staticmem.frontends import recording_format as written  # noqa: E402
@@ -85,11 +87,22 @@ def test_metadata_alone_changes_nothing(files: list[Path], tmp_path: Path) -> No
 def test_a_mode_that_is_missing(files: list[Path], tmp_path: Path) -> None:
     module, inputs = on_meta(coded_models.Skips)
     document = record(module, inputs)
-    document["programs"] = [p for p in document["programs"] if not p["training"]]
+    for program in document["programs"]:
+        program["modes"] = [mode for mode in program["modes"] if not mode[0]]
     file = tmp_path / "m.pt2"
     file.write_bytes(with_recording(files[0].read_bytes(), ".pt2", document))
     assert "SM328" in codes(staticmem.analyze(str(file), batch=4, optimizer="adam"))
     assert "SM328" not in codes(staticmem.analyze(str(file), batch=4))
+
+
+def test_a_recording_is_small(tmp_path: Path) -> None:
+    """At most a fifth of the smallest file without it."""
+    file = tmp_path / "m.pt2"
+    staticmem.export(network("resnet18"), (image(2),), file)
+    with zipfile.ZipFile(file) as archive:
+        (member,) = [info for info in archive.infolist() if info.filename.endswith(written.MEMBER)]
+    size = member.compress_size + 30 + 46 + 2 * len(member.filename)  # with its headers
+    assert size <= 0.2 * (file.stat().st_size - size)
 
 
 CODE = f"""
