@@ -6,6 +6,7 @@ FunctionsManual.cpp (`mm_mat1_backward`, `mm_mat2_backward`). Generated code eva
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -21,6 +22,9 @@ from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, 
 from staticmem.ops.pointwise import grad_of, gradient_like, same, times
 from staticmem.ops.registry import Flops, Shapes, rule, size_of
 from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
+
+# names that exporters give to what they compute, as a transposed weight; a parameter of the model itself has no number
+_NUMBERED = re.compile(r"(val|_?v|t|permute|transpose)(_\d+)?$")
 
 
 def _check(a: Tensor, b: Tensor) -> None:
@@ -293,8 +297,13 @@ def grouped_mm(e: Eager, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
 
 
 def named_weight(ctx: Context, name: str) -> bool:
-    """Whether PyTorch stores this tensor as it is in the file: folding by the exporter makes new, numbered names."""
-    return ctx.net.producer.startswith("pytorch") and "." in name and "::" not in name
+    """Whether PyTorch stores this tensor as it is in the file: folding by the exporter makes new, numbered names.
+
+    `x @ self.memory` of the outermost module reads `memory`, which has no dot.
+    """
+    if not ctx.net.producer.startswith("pytorch") or "::" in name:
+        return False
+    return "." in name or (name.isidentifier() and not _NUMBERED.match(name))
 
 
 @translation("MatMul")

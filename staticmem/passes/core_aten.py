@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import takewhile
 
-from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref
+from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Net
 from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
-from staticmem.passes.onnx_tensors import FromOnnx
 
 _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
 _INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
@@ -313,52 +311,3 @@ def _flatten_after(ops: Ops, op: Op) -> None:
     view = ops.only_reader(op.outputs[0])
     if view is not None:
         ops.put(view, replace(view, target="aten::flatten.using_ints", args=(view.args[0], 1), kwargs={}))
-
-
-# names that torch/fx/graph.py makes of the call's: `aten.new_zeros.default` -> `new_zeros`, `new_zeros_1`
-_NAMED = re.compile(r"(?:new_)?(zeros|ones|full|empty)(?:_like)?(?:_\d+)?\Z")
-
-
-def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]:
-    """The calls that made tensors of zeros or ones which the exporter's optimiser computed and stored in the file, each
-    before its first reader.
-
-    `torch.zeros(n, 64)` in a model's code makes a tensor in every step; with fixed sizes it is a constant of the file,
-    under the name that the FX graph gave it (`zeros`, `new_zeros_1`). What belongs to a module is in the graph's
-    signature.
-    """
-    ops, net = graph.ops, source.net
-    made = {name for op in ops for name in op.outputs} | {*net.inputs, *net.aliases.values()}
-    readers: dict[str, list[Op]] = {}
-    for op in ops:
-        for name in dict.fromkeys(op.refs()):
-            if name not in made and _NAMED.match(name):
-                readers.setdefault(name, []).append(op)
-    if not readers:
-        return graph, ()
-    found: list[Op] = []
-    pending = dict(readers)
-    for op in ops:
-        for name in [n for n in dict.fromkeys(op.refs()) if n in pending]:
-            call = _stored(name, pending.pop(name), net)
-            found += [call] if call is not None else []
-        found.append(op)
-    return replace(graph, ops=tuple(found)), ()
-
-
-def _stored(name: str, readers: list[Op], net: Net) -> Op | None:
-    value, match = net.values.get(name), _NAMED.match(name)
-    if value is None or value.shape is None or value.numel < 2 or match is None:
-        return None
-    args = (value.shape, 0) if match[1] == "full" else (value.shape,)
-    return Op(name, f"aten::{match[1]}", args, {"dtype": value.dtype}, (name,), _around(readers))
-
-
-def _around(readers: list[Op]) -> tuple[Frame, ...]:
-    """The modules that enclose all readers."""
-    modules = readers[0].modules
-    for op in readers[1:]:
-        modules = tuple(
-            x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(modules, op.modules, strict=False))
-        )
-    return modules

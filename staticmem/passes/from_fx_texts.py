@@ -162,6 +162,7 @@ class _Builder:
             return
         self._of_norm(fx, nodes)
         self._restore(fx, nodes)
+        self._restore_in_another_form(fx, nodes)
         self._merged(fx, nodes)
         if self.normed:
             self._weight_norm(fx, nodes[-1])
@@ -190,7 +191,7 @@ class _Builder:
         if self.numbers:
             op = fx_values.with_numbers(op, self.numbers)
         if self.net.rebound:
-            op = _resized(op, self.net)
+            op = fx_values.resized(op, self.net)
         if "split" in kinds_of(op.base):
             self.lists[fx.name] = len(self.ops)
             op = replace(op, outputs=self._list_names(op, nodes))
@@ -372,7 +373,7 @@ class _Builder:
             name = self.net.aliases.get(arg.name) if isinstance(arg, Ref) and arg.name not in self.env else None
             if isinstance(arg, Ref) and name is not None and name not in self.known:
                 lost.append(arg.name)
-        if not lost:
+        if not lost or fx.target == "aten::bilinear":
             return
         named = {self.net.aliases.get(a.name) for a in fx.args if isinstance(a, Ref)}
         own = [
@@ -395,6 +396,17 @@ class _Builder:
             plain = reader.op == "MatMul" or (reader.op == "Gemm" and not reader.attrs.get("transB", 0))
             if fx.target == "aten::linear" and plain and len(self.net.shape(tensor) or ()) == 2:
                 self.transposed.add(tensor)
+
+    def _restore_in_another_form(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        """Tensors of the module that the file has with other axes: indices are stacked, a weight is permuted."""
+        refs: list[str] = []
+        collect_refs((*fx.args, *fx.kwargs.values()), refs)
+        lost = [name for name in dict.fromkeys(refs) if name in self.net.aliases and not self._names(name)]
+        values = fx_values.in_another_form(fx, lost, nodes, self.net) if lost else ()
+        for placeholder, value in zip(lost, values, strict=False):
+            name = self.net.aliases[placeholder]
+            self.added[name] = Value(name, value.dtype, value.shape)
+            self.env[placeholder] = Ref(name)
 
     def _merged(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """An argument whose maker an optimiser merged with an equal one, or left out: the group reads one tensor
@@ -421,7 +433,7 @@ class _Builder:
             tensors = [n for n in tensors if self._dtype(n) == dtype]
         if len(tensors) != 1:
             return
-        self.env[lost[0]] = Ref(tensors[0])
+        self.env[lost[0]] = Ref(self._twin(lost[0], tensors[0], nodes[-1]))
         if clone:  # `x = y.clone()`, so that parts of it may be assigned
             last, name = nodes[-1], f"{lost[0]}::copy"
             keeps = {"memory_format": "torch.contiguous_format" if copies == "contiguous" else "torch.preserve_format"}
@@ -430,6 +442,19 @@ class _Builder:
             self.known.add(name)
             self.copied[name] = tensors[0]
             self.env[lost[0]] = Ref(name)
+
+    def _twin(self, name: str, tensor: str, reader: Node) -> str:
+        """The result of a call that an optimiser merged with an equal one, which the reader reads now: eager runs both.
+        It is one if its name is that of the same op (`layer_norm_3` of `layer_norm_1`)."""
+        op = next((op for op in reversed(self.ops) if tensor in op.outputs), None)
+        if op is None or fx_values.base_of(name) != fx_values.base_of(tensor) or "view" in kinds_of(op.base):
+            return tensor
+        outputs = tuple(f"{name}::{n}" if n != tensor else name for n in op.outputs)
+        self.ops.append(
+            replace(op, name=name, outputs=outputs, modules=frames(reader), stack=source_lines(reader.stack))
+        )
+        self.known.add(name)
+        return name
 
     @cached_property
     def normed(self) -> dict[str, tuple[str, str]]:
@@ -573,25 +598,3 @@ _ATTENTION = "aten::scaled_dot_product_attention"
 def _number(name: str) -> int:
     digits = name.rpartition("_")[2]
     return int(digits) if digits.isdigit() else -1
-
-
-# calls with sizes as an argument, and its position
-_SIZES = {
-    "aten::view": 1, "aten::_unsafe_view": 1, "aten::reshape": 1, "aten::expand": 1, "aten::new_zeros": 1,
-    "aten::new_ones": 1, "aten::new_full": 1, "aten::new_empty": 1, "aten::zeros": 0, "aten::ones": 0, "aten::full": 0,
-    "aten::empty": 0, "aten::rand": 0, "aten::randn": 0,
-}  # fmt: skip
-
-
-def _resized(op: Op, net: Net) -> Op:
-    """An op whose text has the sizes of the export, at the sizes that inference found now."""
-    shape = net.shape(op.outputs[0]) if op.outputs else None
-    position = _SIZES.get(op.base)
-    if shape is None:
-        return op
-    args = list(op.args)
-    if position is not None and position < len(args) and isinstance(args[position], tuple):
-        args[position] = shape
-    elif op.base.startswith("aten::upsample") and len(args) > 1 and isinstance(args[1], tuple):
-        args[1] = shape[2:]
-    return replace(op, args=tuple(args))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.graph import Arg, Op, Ref, Value
 from staticmem.ir.onnx_graph import Net, Node
 from staticmem.ops import kinds_of
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from staticmem.passes.fx_text import FxNode
 
 
 LIMIT = 2**62
@@ -98,6 +101,12 @@ def _size(target: str, args: Sequence[Arg], net: Net) -> int | None:
     return shape[args[1]]
 
 
+def base_of(name: str) -> str:
+    """The call that a name of an FX graph was made of: `layer_norm` of `layer_norm_3` (torch/fx/graph.py)."""
+    stem, _, number = name.rpartition("_")
+    return stem if stem and number.isdigit() else name
+
+
 def list_length(op: Op, net: Net) -> int:
     """How many tensors a split or unbind gives."""
     args = dict(enumerate(op.args))
@@ -174,3 +183,44 @@ def padding_within(args: Sequence[Arg], node: Node, net: Net) -> tuple[int, ...]
                 return None
             sides.append(pad - fixed)
     return tuple(sides)
+
+
+def in_another_form(fx: FxNode, lost: Sequence[str], nodes: Sequence[Node], net: Net) -> Sequence[Value]:
+    """The tensors of a module that a call reads, where an optimiser stored what the nodes of the call read instead.
+
+    An index is stored with those of other axes, stacked along a last axis (`aten_index` of onnxscript's torchlib makes
+    a GatherND), and the weight of `bilinear` as (input 1, output, input 2) (`aten_bilinear`).
+    """
+    if fx.target == "aten::index.Tensor":
+        stored = next((net.values.get(n.inputs[1]) for n in nodes if n.op == "GatherND" and len(n.inputs) > 1), None)
+        shape = stored.shape if stored is not None else None
+        return [Value("", stored.dtype, shape[:-1])] * len(lost) if stored and shape and shape[-1] == len(lost) else ()
+    if fx.target == "aten::bilinear" and len(lost) == 1:
+        read = (net.values.get(name) for node in nodes if node.op in ("Reshape", "Transpose") for name in node.inputs)
+        stored = next((v for v in read if v is not None and v.name in net.weights and len(v.shape or ()) == 3), None)
+        if stored is not None and stored.shape is not None:
+            first, results, second = stored.shape
+            return [Value("", stored.dtype, (results, first, second))]
+    return ()
+
+
+# calls with sizes as an argument, and its position
+_SIZES = {
+    "aten::view": 1, "aten::_unsafe_view": 1, "aten::reshape": 1, "aten::expand": 1, "aten::new_zeros": 1,
+    "aten::new_ones": 1, "aten::new_full": 1, "aten::new_empty": 1, "aten::zeros": 0, "aten::ones": 0, "aten::full": 0,
+    "aten::empty": 0, "aten::rand": 0, "aten::randn": 0,
+}  # fmt: skip
+
+
+def resized(op: Op, net: Net) -> Op:
+    """An op whose text has the sizes of the export, at the sizes that inference found now."""
+    shape = net.shape(op.outputs[0]) if op.outputs else None
+    position = _SIZES.get(op.base)
+    if shape is None:
+        return op
+    args = list(op.args)
+    if position is not None and position < len(args) and isinstance(args[position], tuple):
+        args[position] = shape
+    elif op.base.startswith("aten::upsample") and len(args) > 1 and isinstance(args[1], tuple):
+        args[1] = shape[2:]
+    return replace(op, args=tuple(args))

@@ -152,7 +152,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "stored tensors",
         "calls that make tensors of zeros or ones: the exporter's optimiser stores their results",
         "onnxscript/optimizer/_constant_folding.py",
-        "core_aten:stored_tensors",
+        "stored_results:stored_tensors",
     ),
     Rewrite(
         "promotions",

@@ -318,3 +318,15 @@ def test_without_names_of_modules_a_folded_batch_norm_is_suspected(tmp_path: Pat
     assert [n.code for n in convs(["conv1", "conv2", "conv3"]).notes] == ["SM261"]
     assert not convs(["m.0", "m.2", "m.4"]).notes
     assert not convs(["conv1", "conv2"]).notes
+
+
+def test_a_parameter_of_the_model_itself_is_no_layer(tmp_path: Path) -> None:
+    """`softmax(x @ memory.T) @ memory`: the parameter keeps its sizes, though a product reads it as it is."""
+    nodes = [
+        node("Transpose", ["memory"], ["t"], perm=[1, 0]),
+        node("MatMul", ["x", "t"], ["s"]),
+        node("MatMul", ["s", "memory"], ["y"]),
+    ]
+    graph = bound(model(nodes, [value("x", [4, 8])], ["y"], [weight("memory", 30, 8)]), tmp_path)
+    assert [p.value.shape for p in graph.parameters] == [(30, 8)]
+    assert targets(graph)[-1] == "aten::matmul"

@@ -1,0 +1,112 @@
+"""Results that the exporter's optimiser stored: they are no parameters, and eager makes them in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import bound, fx, model, node, value, weight
+
+from staticmem.ir.graph import Graph
+
+CALL = "%y : [num_users=1] = call_function[target=torch.ops.aten.{}](args = ({}), kwargs = {{}})"
+
+
+def added(tmp_path: Path, stored: Any, *lost: str, name: str = "add", target: str = "add.Tensor") -> Graph:
+    """`x + stored` in the module `attn`, whose signature also has tensors that the file has in no form."""
+    text = CALL.format(target, f"%x, %{stored.name}")
+    nodes = [fx(node("Add", ["x", stored.name], ["y"]), text, ["", "attn", name], ["", "Attention", "aten"])]
+    proto = model(nodes, [value("x", ["batch", 4, 8, 8])], ["y"], [stored, weight("w", 2)])
+    sign(proto, "p_w: PARAMETER target='w'", *lost)
+    return bound(proto, tmp_path, batch=3)
+
+
+def sign(proto: Any, *lines: str) -> None:
+    entry = proto.graph.metadata_props.add()
+    entry.key = "pkg.torch.export.ExportedProgram.graph_signature"
+    entry.value = "# inputs\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "targets", "parameters", "buffers"),
+    [
+        ("cos", (), ["empty"], {}, {}),
+        ("arange_1", (), ["empty"], {}, {}),
+        ("slice_1", ("b_t: BUFFER target='attn.table'",), [], {}, {"attn.table": (8, 8)}),
+        ("unsqueeze_3", ("p_t: PARAMETER target='attn.table'",), [], {"attn.table": (8, 8)}, {}),
+        ("select", ("p_t: PARAMETER target='attn.parts.first'",), [], {"attn.parts.first": (8, 8)}, {}),
+        ("masked_fill", ("p_t: PARAMETER target='attn.mask_of'",), ["clone"], {"attn.mask_of": (8, 8)}, {}),
+        # of an embedding whose size nothing tells: what is computed of it requires a gradient
+        ("permute_2", ("p_t: PARAMETER target='attn.of.weight'",), ["repeat"], {"attn.of.weight": (1, 1)}, {}),
+        ("cat_3", ("p_t: PARAMETER target='other.weight'",), ["empty"], {}, {}),
+    ],
+)  # fmt: skip
+def test_what_a_stored_result_is(
+    tmp_path: Path, name: str, lost: Sequence[str], targets: list[str], parameters: dict[str, Any], buffers: Any
+) -> None:
+    graph = added(tmp_path, weight(name, 8, 8), *lost)
+    assert [op.base.removeprefix("aten::") for op in graph.ops] == [*targets, "add"]
+    assert {p.fqn: p.value.shape for p in graph.parameters if p.fqn != "w"} == parameters
+    assert {p.fqn: p.value.shape for p in graph.buffers} == buffers
+
+
+def test_a_stored_expansion_repeats_one_tensor(tmp_path: Path) -> None:
+    array = np.tile(np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8), (1, 4, 1, 1))
+    stored = onnx.numpy_helper.from_array(array, "expand_2")
+    graph = added(tmp_path, stored, "b_t: BUFFER target='attn.table'")
+    assert [op.base for op in graph.ops] == ["aten::expand", "aten::add"]
+    assert graph.ops[0].args[1] == (1, 4, 8, 8)
+    assert [p.value.shape for p in graph.buffers] == [(1, 1, 8, 8)]
+
+
+def test_one_index_is_stored_with_an_axis_more(tmp_path: Path) -> None:
+    stored = onnx.numpy_helper.from_array(np.zeros((5, 5, 1), np.int64), "val_7")
+    text = CALL.format("index.Tensor", "%x, [%b_positions]")
+    nodes = [fx(node("GatherND", ["x", "val_7"], ["y"]), text, ["", "index"], ["", "aten"])]
+    proto = model(nodes, [value("x", ["batch", 4])], ["y"], [stored])
+    sign(proto, "b_positions: BUFFER target='positions' persistent=True")
+    graph = bound(proto, tmp_path, batch=9)
+    assert [(p.fqn, p.value.shape) for p in graph.buffers] == [("positions", (5, 5))]
+    assert "val_7" not in graph.constant_values
+
+
+def test_the_weight_of_bilinear_is_stored_permuted(tmp_path: Path) -> None:
+    text = CALL.format("bilinear.default", "%a, %b, %p_weight")
+    nodes = [
+        fx(node("Reshape", ["val_9", "sizes"], ["flat"]), text, ["", "bilinear"], ["", "aten"]),
+        fx(node("MatMul", ["a", "flat"], ["y"]), text, ["", "bilinear"], ["", "aten"]),
+    ]
+    sizes = onnx.numpy_helper.from_array(np.array([6, 600]), "sizes")
+    inputs = [value("a", ["batch", 6]), value("b", ["batch", 20])]
+    proto = model(nodes, inputs, ["y"], [weight("val_9", 6, 30, 20), sizes])
+    sign(proto, "p_weight: PARAMETER target='weight'")
+    graph = bound(proto, tmp_path, batch=2)
+    assert [(p.fqn, p.value.shape) for p in graph.parameters] == [("weight", (30, 6, 20))]
+    assert [op.base for op in graph.ops] == ["aten::bilinear"]
+
+
+def test_a_call_that_was_merged_with_an_equal_one_runs(tmp_path: Path) -> None:
+    """`a(norm(x)) + b(norm(x))`, where both norms have their first weights."""
+    linear = (
+        "%{} : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%{}, %p_{}), kwargs = {{}})"
+    )
+    norm = (
+        "%{} : [num_users=1] = call_function[target=torch.ops.aten.layer_norm.default](args = (%x, [8]), kwargs = {{}})"
+    )
+    nodes = [
+        fx(
+            node("LayerNormalization", ["x", "ones"], ["layer_norm"]), norm.format("layer_norm"), ["", "norm"], ["", ""]
+        ),
+        fx(node("Gemm", ["layer_norm", "a"], ["linear"], transB=1), linear.format("linear", "layer_norm", "a")),
+        fx(node("Gemm", ["layer_norm", "b"], ["linear_1"], transB=1), linear.format("linear_1", "layer_norm_1", "b")),
+        fx(node("Add", ["linear", "linear_1"], ["y"]), CALL.format("add.Tensor", "%linear, %linear_1")),
+    ]
+    tensors = [weight("a", 8, 8), weight("b", 8, 8), weight("ones", 8)]
+    proto = model(nodes, [value("x", ["batch", 8])], ["y"], tensors)
+    sign(proto, "p_a: PARAMETER target='a'", "p_b: PARAMETER target='b'")
+    graph = bound(proto, tmp_path, batch=2)
+    assert sum(op.base == "aten::layer_norm" for op in graph.ops) == 2
