@@ -64,12 +64,6 @@ def translate(net: Net) -> Translated:
     return Translated(builder.ops, outputs, (), builder.notes(), builder.transposed, builder.restored, builder.added)
 
 
-def _is_folded_norm(fx: fx_text.FxNode, node: Node) -> bool:
-    """Whether a convolution or a linear layer stands for itself and a batch norm."""
-    norm = "batch_norm" in kinds_of(fx.target.split(".", 1)[0])
-    return norm and node.op in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) > 1
-
-
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
     """Nodes by text, in the order of the last node of each: all that it needs exists then."""
     groups: dict[str, list[Node]] = {}
@@ -157,7 +151,7 @@ class _Builder:
         if fx.target == "operator::getitem":
             self._getitem(fx, nodes)
             return
-        if _is_folded_norm(fx, nodes[-1]):
+        if fx_values.is_folded_norm(fx, nodes[-1]):
             self._unfold(fx, nodes[-1])
             return
         self._of_norm(fx, nodes)
@@ -225,7 +219,7 @@ class _Builder:
             used = [any(u != text for u in self.users.get(n, ())) for n in last.outputs]
             count = max((i + 1 for i, u in enumerate(used) if u), default=0)
             return tuple(n or f"{last.name}::{i}" for i, n in enumerate(last.outputs[:count]))
-        names = sorted(self._group_results(nodes), key=_number)
+        names = sorted(self._group_results(nodes), key=fx_values.number_of)
         names = [n for n in names if n.startswith("getitem")]
         single = f"{last.name or last.outputs[0]}::output"
         if len(names) < _RECURRENT[base] and names:  # of the output and the states, some are not read
@@ -244,7 +238,7 @@ class _Builder:
         if len(args) < 9 or not isinstance(args[0], Ref) or type(args[4]) is not int:
             return ()
         given, count = self.net.shape(args[0].name) or (), args[4] * (2 if args[7] else 1)
-        names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=_number)
+        names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=fx_values.number_of)
         if len(given) != 3 or not names:
             return ()
         batch = given[0 if args[8] else 1]
@@ -444,15 +438,20 @@ class _Builder:
             self.env[lost[0]] = Ref(name)
 
     def _twin(self, name: str, tensor: str, reader: Node) -> str:
-        """The result of a call that an optimiser merged with an equal one, which the reader reads now: eager runs both.
-        It is one if its name is that of the same op (`layer_norm_3` of `layer_norm_1`)."""
+        """The result of a call that an optimiser left out or merged with an equal one, whose result the reader has now:
+        eager runs it. It was merged if its name is that of the same op (`layer_norm_3` of `layer_norm_1`)."""
         op = next((op for op in reversed(self.ops) if tensor in op.outputs), None)
-        if op is None or fx_values.base_of(name) != fx_values.base_of(tensor) or "view" in kinds_of(op.base):
+        base, around, stack = fx_values.base_of(name), frames(reader), source_lines(reader.stack)
+        if around and around[-1].cls.startswith("torch.nn.modules."):  # its caller makes what it reads
+            around, stack = around[:-1], stack[:-1]
+        if op is not None and base == fx_values.base_of(tensor) and "view" not in kinds_of(op.base):
+            outputs = tuple(f"{name}::{n}" if n != tensor else name for n in op.outputs)
+            call = replace(op, name=name, outputs=outputs, modules=around, stack=stack)
+        elif base == "cat":  # of a list that has one tensor
+            call = Op(name, "aten::cat", ((Ref(tensor),),), {}, (name,), around, "", stack)
+        else:
             return tensor
-        outputs = tuple(f"{name}::{n}" if n != tensor else name for n in op.outputs)
-        self.ops.append(
-            replace(op, name=name, outputs=outputs, modules=frames(reader), stack=source_lines(reader.stack))
-        )
+        self.ops.append(call)
         self.known.add(name)
         return name
 
@@ -593,8 +592,3 @@ class _Builder:
 
 
 _ATTENTION = "aten::scaled_dot_product_attention"
-
-
-def _number(name: str) -> int:
-    digits = name.rpartition("_")[2]
-    return int(digits) if digits.isdigit() else -1

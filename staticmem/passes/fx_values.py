@@ -107,6 +107,18 @@ def base_of(name: str) -> str:
     return stem if stem and number.isdigit() else name
 
 
+def number_of(name: str) -> int:
+    """The number that a name of an FX graph ends with, -1 without one."""
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+def is_folded_norm(fx: FxNode, node: Node) -> bool:
+    """Whether a convolution or a linear layer stands for itself and a batch norm."""
+    norm = "batch_norm" in kinds_of(fx.target.split(".", 1)[0])
+    return norm and node.op in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) > 1
+
+
 def list_length(op: Op, net: Net) -> int:
     """How many tensors a split or unbind gives."""
     args = dict(enumerate(op.args))

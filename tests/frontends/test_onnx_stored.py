@@ -110,3 +110,16 @@ def test_a_call_that_was_merged_with_an_equal_one_runs(tmp_path: Path) -> None:
     sign(proto, "p_a: PARAMETER target='a'", "p_b: PARAMETER target='b'")
     graph = bound(proto, tmp_path, batch=2)
     assert sum(op.base == "aten::layer_norm" for op in graph.ops) == 2
+
+
+def test_a_cat_of_one_tensor_copies_it(tmp_path: Path) -> None:
+    """`relu(torch.cat(features, 1))` where the list has one tensor: the exporter leaves the copy out."""
+    relu = "%{} : [num_users=1] = call_function[target=torch.ops.aten.relu.default](args = (%{},), kwargs = {{}})"
+    nodes = [
+        fx(node("Relu", ["x"], ["relu"]), relu.format("relu", "x"), ["", "a", "relu"], ["", "A", "aten"]),
+        fx(node("Relu", ["relu"], ["relu_1"]), relu.format("relu_1", "cat"), ["", "a", "relu"], ["", "A", "aten"]),
+    ]
+    proto = model(nodes, [value("x", ["batch", 8])], ["relu_1"], [weight("w", 2)])
+    sign(proto, "p_w: PARAMETER target='w'")
+    graph = bound(proto, tmp_path, batch=2)
+    assert [op.base for op in graph.ops] == ["aten::relu", "aten::cat", "aten::relu"]
