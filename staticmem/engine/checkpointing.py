@@ -175,7 +175,10 @@ class _Checkpoint:
 
 
 class _Recomputation:
-    """The hook of a recomputation: gives each saved tensor to the holder that the forward made for it."""
+    """The hook of a recomputation: gives each saved tensor to the holder that the forward made for it.
+
+    The recomputed node saves the tensor too. It dies with its results, unless a module keeps one of them as an attribute.
+    """
 
     def __init__(self, checkpoint: _Checkpoint) -> None:
         self.checkpoint, self.position = checkpoint, 0
@@ -188,7 +191,11 @@ class _Recomputation:
         self.position += 1
         if self.position == len(slots) and not self.checkpoint.region.reentrant:
             self._stop(e, node, saves, results)
-        return _Saves(self.checkpoint, [])
+        own = _Holder(node.name, node.op)
+        own.alive = False  # not one that the checkpoint waits for
+        for tensor in saves:
+            e.hold(_detached(tensor), own.owner)
+        return _Saves(self.checkpoint, [own])
 
     def _stop(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Stops. The kernel has not run if the last saved tensor is an input: inputs are saved before the kernel runs,

@@ -36,6 +36,14 @@ def _pow(a: Number, b: Number) -> Number:
     return Fraction(a) ** int(b)
 
 
+def _float_pow(a: Number, b: Number) -> Fraction:
+    """As Python's `a ** b` of floats, which the code of a model calls: `int(patches**0.5)`."""
+    if a < 0:
+        raise ValueError("a power of a negative number")
+    return Fraction(float(a) ** float(b))
+
+
+# torch/utils/_sympy/functions.py has those that are not sympy's own
 _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "Add": lambda *xs: sum(xs),
     "Mul": lambda *xs: math.prod(xs),
@@ -56,6 +64,14 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "Integer": lambda a: a,
     "Abs": lambda a: abs(a),
     "TruncToInt": lambda a: int(a),
+    "TruncToFloat": lambda a: int(a),
+    "FloorToInt": lambda a: math.floor(a),
+    "CeilToInt": lambda a: math.ceil(a),
+    "RoundToInt": lambda a: round(a),
+    "FloatPow": _float_pow,
+    "OpaqueUnaryFn_sqrt": lambda a: _float_pow(a, Fraction(1, 2)),
+    "Identity": lambda a: a,
+    "Where": lambda condition, a, b: a if condition else b,
     "floor": lambda a: math.floor(a),
     "ceiling": lambda a: math.ceil(a),
     "Eq": lambda a, b: a == b,

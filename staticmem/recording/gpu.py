@@ -3,20 +3,23 @@
 Meta tensors need no library of CUDA, and CPU tensors of the code stay CPU tensors, which take no memory of the GPU.
 What the code may ask of a device is answered as for a CUDA device: fast paths of `nn.MultiheadAttention`, and
 `torch.autocast`, of which the meta device has none. The casts of autocast are made here, from the lists of
-`staticmem.ops`.
+`staticmem.ops`. Convolutions have the layout that cuDNN gives them. `Tensor.contiguous` is an op at every call: Python
+leaves it out where nothing is to do, which may differ at other sizes.
 
-Sources: torch/nn/modules/activation.py and transformer.py (`_privateuse1_backend_name` in the lists of devices that
+Sources: aten/src/ATen/native/ConvUtils.h (`cudnn_conv_suggest_memory_format`), tools/autograd/templates/
+python_variable_methods.cpp (`THPVariable_contiguous`), torch/nn/modules/activation.py and transformer.py (`_privateuse1_backend_name` in the lists of devices that
 have the fast path), torch/amp/autocast_mode.py (`autocast.__init__`, `is_autocast_available`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import _prims_common as utils
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
@@ -45,14 +48,23 @@ def meta_as_gpu() -> Iterator[None]:
         mock.patch.object(torch, "is_autocast_enabled", is_enabled),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
+        mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _convolution_format),
+        mock.patch.object(torch.Tensor, "contiguous", _contiguous),
     )
-    for patch in patches:
-        patch.start()
-    try:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
         yield
-    finally:
-        for patch in reversed(patches):
-            patch.stop()
+
+
+def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    prefers = (utils.suggest_memory_format(t) is torch.channels_last for t in (input, weight))
+    return torch.channels_last if weight.dim() == 4 and any(prefers) else torch.contiguous_format
+
+
+def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+    return result
 
 
 @contextmanager

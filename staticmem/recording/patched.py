@@ -11,7 +11,7 @@ Sources: torch/nn/modules/module.py (`__call__`), torch/utils/checkpoint.py (`ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 from unittest import mock
 
@@ -70,13 +70,10 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
         mock.patch.object(checkpoint.CheckpointFunction, "apply", staticmethod(with_reentry)),
         mock.patch.object(Function, "apply", classmethod(apply_function)),
     )
-    for patch in patches:
-        patch.start()
-    try:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
         yield
-    finally:
-        for patch in reversed(patches):
-            patch.stop()
 
 
 def _name(function: Any) -> str:

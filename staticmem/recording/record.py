@@ -26,6 +26,7 @@ from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, rows, tracing
 from staticmem.recording.functions import recorded
 from staticmem.recording.patched import watched_calls
+from staticmem.recording.plain_integers import symbolic_integers
 from staticmem.recording.sizes import Sizes
 from staticmem.recording.watch import Program, Watch
 from staticmem.version import __version__
@@ -140,6 +141,7 @@ class _Call:
             torch.set_grad_enabled(training),
             enable_python_dispatcher(),
             watched_calls(watch, partial(recorded, watch)),
+            symbolic_integers(watch),
         ):
             if training:  # a step is the second one: what its module keeps from the call before is there
                 with watch.running(), gpu.autocast(amp):

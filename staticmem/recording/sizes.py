@@ -50,6 +50,10 @@ class Sizes:
             return name
         if isinstance(expr, sympy.Integer):
             return str(int(expr))
+        if isinstance(expr, sympy.Float):  # what Python calculated: `h / 4`
+            expr = sympy.Rational(float(expr))
+            if expr.is_Integer:
+                return str(int(expr))
         if isinstance(expr, sympy.Rational):
             return f"Rational({expr.p},{expr.q})"
         name = type(expr).__name__

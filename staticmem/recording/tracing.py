@@ -12,20 +12,20 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from staticmem.errors import ModelFileError
 from staticmem.ir.model_file import TracedSizes
+from staticmem.recording.sizes import Sizes
 
 Axes = dict[int, str]  # of one tensor: the name of the size of each open axis
 
 _OPS = re.compile(
     r"torch/(_ops\.py|_subclasses/|_meta_registrations\.py|_refs/|_prims|_decomp/)".replace("/", r"[/\\]")
 )
-_RELATIONS = {"Equality": "Eq", "Unequality": "Ne", "GreaterThan": "Ge", "LessThan": "Le"}
-_RELATIONS |= {"StrictGreaterThan": "Gt", "StrictLessThan": "Lt"}
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
                 stayed[-1][axis] = titles.setdefault(symbol, name)
             else:  # twice another size, say: the reader calls it by its axis
                 examples[f"{node.name}[{axis}]"] = int(own.shape[axis])
-    asked = conditions(shape_env, set(hints), _text) if shape_env is not None else {}
+    asked = conditions(shape_env, set(hints), Sizes({}).text) if shape_env is not None else {}
     least = {symbol: int(bounds.lower) for symbol, bounds in program.range_constraints.items() if symbol in hints}
     if hasattr(_config(), "backed_size_oblivious"):
         least = {symbol: 1 if low <= 2 else low for symbol, low in least.items()}
@@ -264,20 +264,22 @@ def conditions(shape_env: Any, inputs: set[Any], text: Callable[[Any], str]) -> 
     return answers
 
 
-def _text(expression: Any) -> str:
-    """A sympy expression as `ir.expressions` reads it: `Ne(Mod(s0, 2), 0)`."""
-    if expression.is_Symbol or expression.is_Integer:
-        return str(expression)
-    if expression.is_Rational:
-        return f"Rational({expression.p}, {expression.q})"
-    name = _RELATIONS.get(type(expression).__name__, type(expression).__name__)
-    return f"{name}({', '.join(map(_text, expression.args))})"
+@contextmanager
+def oblivious() -> Iterator[None]:
+    """A context in which PyTorch assumes of no size that it is 2 or more, and runs `std_mean` on open sizes."""
+    import torch
+    from torch._decomp import decomposition_table as decompositions
 
+    def std_mean(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+        # PyTorch calls its own decomposition with too many arguments (torch/_refs/__init__.py, `std_mean`)
+        return torch.ops.aten.std_mean.correction(x, dim, correction=int(unbiased), keepdim=keepdim)
 
-def oblivious() -> Any:
-    """A context in which PyTorch assumes of no size that it is 2 or more."""
-    config = _config()  # PyTorch 2.7 has the option
-    return config.patch(backed_size_oblivious=True) if hasattr(config, "backed_size_oblivious") else nullcontext()
+    config = _config()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(decompositions, {torch.ops.aten.std_mean.dim: std_mean}))
+        if hasattr(config, "backed_size_oblivious"):  # PyTorch 2.7 has the option
+            stack.enter_context(config.patch(backed_size_oblivious=True))
+        yield
 
 
 def _config() -> Any:

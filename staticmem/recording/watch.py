@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -161,6 +161,17 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         if written.needs_shapes(target):
             forms = [[_dtype(t), self.sizes.shape(t.shape)] for t in flat if isinstance(t, torch.Tensor)]
             self.program.ops[-1].append(forms)
+
+    def stand_in(self, target: str, args: Any, kwargs: Any, result: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Writes down an op that PyTorch cannot run with these arguments. `result` makes its result by others."""
+        paused, self.paused = self.paused, True
+        try:
+            tensor = result()
+        finally:
+            self.paused = paused
+        if not paused and _is_on_gpu(tensor):
+            self.add(target, args, kwargs, (tensor,), gpu.autocast_dtype())
+        return tensor
 
     def data_size(self, result: torch.Tensor, args: Any, target: str) -> dict[str, Any]:
         """The argument `size` of an op whose result has a size that is in the data, which is noted with its bound."""

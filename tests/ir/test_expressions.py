@@ -60,6 +60,9 @@ def test_a_size_as_torch_writes_it() -> None:
     ("Pow(Integer(3), Integer(4))", 81), ("PowByNatural(s0, Integer(2))", 49), ("Rational(7, 1)", 7),
     ("floor(Mul(Rational(1, 2), s0))", 3), ("ceiling(Mul(Rational(1, 2), s0))", 4),
     ("ModularIndexing(s53, Integer(5), Integer(2))", 0), ("TruncToInt(Rational(-7, 2))", -3),
+    ("CeilToInt(IntTrueDiv(7, 2))", 4), ("FloorToInt(Rational(-7, 2))", -4), ("RoundToInt(Rational(7, 2))", 4),
+    ("TruncToInt(FloatPow(ToFloat(196), Rational(1, 2)))", 14), ("TruncToInt(OpaqueUnaryFn_sqrt(196))", 14),
+    ("Where(Ge(s53, 2), 5, 6)", 5), ("TruncToFloat(Rational(7, 2))", 3), ("Identity(8)", 8),
     ("CleanDiv(s53, Integer(4))", 3), (" Add( 1 ,2 ) ", 3), ("Mul(IntTrueDiv(s53, 5), 5)", 12),
     ("Mul(Pow(Integer(2), Integer(-1)), s53)", 6), ("floor(Mul(ToFloat(s0), Rational(3, 2)))", 10),
 ])  # fmt: skip

@@ -1,0 +1,65 @@
+"""Functions whose C++ takes plain integers, called with sizes that are open.
+
+PyTorch would fix such a size: `torch.linspace(-1, 1, x.shape[2])` and `F.avg_pool2d(x, x.shape[2:])` are recorded with
+their symbolic arguments instead, and their results have symbolic sizes.
+
+Source: aten/src/ATen/native/native_functions.yaml (`int steps`, `int[2] kernel_size`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from staticmem.recording.watch import Watch
+
+_POOLS = [f"{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3)]
+
+
+@contextmanager
+def symbolic_integers(watch: Watch) -> Iterator[None]:
+    """Within it these functions take symbolic integers."""
+    linspace = torch.linspace
+
+    def recorded_linspace(*args: Any, **kwargs: Any) -> Any:
+        steps = kwargs["steps"] if "steps" in kwargs else args[2] if len(args) > 2 else 100
+        if not isinstance(steps, torch.SymInt):
+            return linspace(*args, **kwargs)
+        start, end = (float(kwargs[k]) if k in kwargs else args[i] for i, k in enumerate(("start", "end")))
+        dtype, device = kwargs.get("dtype") or torch.get_default_dtype(), kwargs.get("device")
+        return watch.stand_in(
+            "aten::linspace", (start, end, steps), {"dtype": dtype},
+            lambda: torch.empty((steps,), dtype=dtype, device=device),
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "linspace", recorded_linspace))
+        for name in _POOLS:
+            stack.enter_context(mock.patch.object(functional, name, _pool(watch, name)))
+        yield
+
+
+def _pool(watch: Watch, name: str) -> Any:
+    call, rank = getattr(functional, name), int(name[-2])
+
+    def recorded_pool(input: torch.Tensor, kernel_size: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = list(kernel_size) if isinstance(kernel_size, (tuple, list)) else [kernel_size] * rank
+        if args or kwargs or not any(isinstance(n, torch.SymInt) for n in sizes):
+            return call(input, kernel_size, *args, **kwargs)
+        sizes *= rank if len(sizes) == 1 else 1
+        axes = tuple(range(-rank, 0))
+
+        def result() -> torch.Tensor:
+            counts = [(n - k) // k + 1 for n, k in zip(input.shape[-rank:], sizes, strict=True)]
+            pooled = input.mean(axes, keepdim=True).expand(*input.shape[:-rank], *counts)
+            return pooled.clone(memory_format=torch.contiguous_format)
+
+        return watch.stand_in(f"aten::{name}", (input, sizes), {}, result)
+
+    return recorded_pool
