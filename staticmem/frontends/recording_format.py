@@ -59,6 +59,7 @@ from staticmem.errors import ModelFileError
 
 FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
+CPU_TENSOR = "staticmem::cpu_tensor"
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
 # the first character of an argument that is a string
@@ -80,7 +81,7 @@ _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 24, "lc": 0
 
 def needs_shapes(target: str) -> bool:
     """Whether the results of an op are written with their shapes: no rule may know the op."""
-    return not target.startswith("aten::")
+    return not target.startswith("aten::") and target != CPU_TENSOR
 
 
 def usual_flags(training: bool, amp: str | None) -> int:

@@ -30,6 +30,13 @@ def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any)
     return e.empty((size,) if isinstance(size, int) else tuple(size), dtype, kernel="aten.empty.memory_format")
 
 
+@rule("staticmem::cpu_tensor")
+def cpu_tensor(e: Eager, size: Any, *, dtype: DType) -> Tensor:
+    """A tensor on the CPU, which an op reads beside tensors on the GPU: it takes none of its memory."""
+    storage = e.empty((0,), dtype, kernel="staticmem.cpu_tensor").storage
+    return Tensor(storage, tuple(size), layout.contiguous_strides(tuple(size)), dtype)
+
+
 @rule("empty_like zeros_like ones_like full_like rand_like randn_like", kinds=("factory",))
 def empty_like(e: Eager, self: Tensor, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """A new tensor of the same layout without gradient."""

@@ -131,11 +131,10 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         half = gpu.autocast_dtype()
         overload = "" if func._overloadname == "default" else f".{func._overloadname}"
         target = f"{func._schema.name}{overload}"
-        if half is None:
-            result = func(*args, **kwargs)
-        else:
-            cast_args, cast_kwargs = gpu.cast(target, args, kwargs, half)
-            result = func(*cast_args, **cast_kwargs)
+        run_args, run_kwargs = (args, kwargs) if half is None else gpu.cast(target, args, kwargs, half)
+        if target == "aten::slice.Tensor":
+            run_args = _bounded_slice(*run_args)
+        result = func(*run_args, **run_kwargs)
         results = result if isinstance(result, (list, tuple)) else (result,)
         if any(_is_on_gpu(t) for t in tree_leaves(results)):
             self.add(target, args, kwargs, results, half)
@@ -143,9 +142,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     def add(self, target: str, args: Any, kwargs: Any, results: Sequence[Any], half: Any) -> None:
         """Writes down one op."""
-        on_cpu = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.device.type != gpu.DEVICE]
-        if on_cpu and any(t.dim() for t in on_cpu):  # what it reads is not on the GPU: it comes from outside
-            for tensor in results:
+        read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if any(t.dim() and t.device.type != gpu.DEVICE for t in read) and not any(map(_is_on_gpu, read)):
+            for tensor in results:  # what it reads is not on the GPU: it comes from outside
                 if isinstance(tensor, torch.Tensor):
                     self.factory(tensor)
             return
@@ -192,6 +191,14 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         value = self.name(tensor)
         kwargs = {"dtype": f"{written.DTYPE}{_dtype(tensor)}"}
         self.write("aten::empty.memory_format", [[_size(n) for n in shape]], kwargs, [value], written.NO_GRAD)
+        return value
+
+    def on_cpu(self, tensor: torch.Tensor) -> int:
+        """A tensor on the CPU as a value, for the op that reads it."""
+        value, self.values = self.values, self.values + 1
+        kwargs = {"dtype": f"{written.DTYPE}{_dtype(tensor)}"}
+        shape = [_size(n) for n in self.sizes.shape(tensor.shape)]
+        self.write(written.CPU_TENSOR, [shape], kwargs, [value], written.NO_GRAD)
         return value
 
     # -- values --------------------------------------------------------------------------------------------------
@@ -264,7 +271,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
     def arg(self, arg: Any) -> Any:
         """An argument as it is written."""
         if isinstance(arg, torch.Tensor):
-            if arg.device.type != gpu.DEVICE:  # a number on the CPU
+            if arg.device.type != gpu.DEVICE:
+                if arg.dim():
+                    return f"{written.REF}{self.on_cpu(arg)}"
                 return 1.0 if arg.is_floating_point() else 1
             return f"{written.REF}{self.value(arg)}"
         if isinstance(arg, (list, tuple)):
@@ -316,6 +325,21 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                 way = ways[id(module)]
                 return f"{path}.{way}" if path and way else path or way
         return next((path for path, child in self.root.named_modules() if child is module), "")
+
+
+def _bounded_slice(x: torch.Tensor, axis: int = 0, *bounds: Any) -> tuple[Any, ...]:
+    """The arguments of a slice with bounds within the axis, as at the sizes of the example, which becomes a condition.
+    Otherwise PyTorch takes the size of the result for one that is in the data."""
+    size = x.shape[axis]
+
+    def bounded(bound: Any) -> Any:
+        if not isinstance(bound, torch.SymInt):
+            return bound
+        if bound < 0:
+            bound = bound + size
+        return 0 if bound < 0 else size if bound > size else bound
+
+    return (x, axis, *map(bounded, bounds[:2]), *bounds[2:])
 
 
 def _is_on_gpu(tensor: Any) -> bool:
