@@ -177,7 +177,8 @@ class _Checkpoint:
 class _Recomputation:
     """The hook of a recomputation: gives each saved tensor to the holder that the forward made for it.
 
-    The recomputed node saves the tensor too. It dies with its results, unless a module keeps one of them as an attribute.
+    The recomputed node saves the tensor too. It dies with its results, unless a module keeps one of them as an
+    attribute.
     """
 
     def __init__(self, checkpoint: _Checkpoint) -> None:

@@ -7,7 +7,10 @@ runs the recorded `backward`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -66,7 +69,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
 def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
     """Runs the backward of a call into `body`; the values of its incoming gradients and of those that it returns.
 
-    None where it cannot run without data.
+    None where it cannot run without data, and where it runs autograd itself, whose ops are below the recorder.
     """
     watch.paused = True
     with torch.no_grad():
@@ -75,13 +78,20 @@ def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> 
     values = [-1 if g is None else watch.name(g) for g in grads]
     watch.program = body
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _without_autograd():
             returned = cls.backward(ctx, *grads)
     except Exception:
         return values, None
     gradients = returned if isinstance(returned, (tuple, list)) else (returned,)
     watch.program = type(body)()  # what it returns outlives it
     return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
+
+
+@contextmanager
+def _without_autograd() -> Iterator[None]:
+    refuse = mock.Mock(side_effect=NotImplementedError("autograd within a backward"))
+    with mock.patch.object(torch.autograd, "backward", refuse), mock.patch.object(torch.autograd, "grad", refuse):
+        yield
 
 
 def _on_gpu(value: Any) -> bool:

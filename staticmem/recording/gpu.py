@@ -7,8 +7,9 @@ What the code may ask of a device is answered as for a CUDA device: fast paths o
 leaves it out where nothing is to do, which may differ at other sizes.
 
 Sources: aten/src/ATen/native/ConvUtils.h (`cudnn_conv_suggest_memory_format`), tools/autograd/templates/
-python_variable_methods.cpp (`THPVariable_contiguous`), torch/nn/modules/activation.py and transformer.py (`_privateuse1_backend_name` in the lists of devices that
-have the fast path), torch/amp/autocast_mode.py (`autocast.__init__`, `is_autocast_available`).
+python_variable_methods.cpp (`THPVariable_contiguous`), torch/nn/modules/activation.py and transformer.py
+(`_privateuse1_backend_name` in the lists of devices that have the fast path), torch/amp/autocast_mode.py
+(`autocast.__init__`, `is_autocast_available`).
 """
 
 from __future__ import annotations

@@ -40,6 +40,23 @@ class Mask(torch.autograd.Function):  # type: ignore[misc]
         return grad * ctx.mask, None
 
 
+class Again(torch.autograd.Function):  # type: ignore[misc]
+    """Computes again in its backward, and runs autograd there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        with torch.no_grad():
+            return torch.relu(x @ weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            result = torch.relu(x @ weight)
+        return torch.autograd.grad(result, (x, weight), grad)
+
+
 class Coded(nn.Module):  # type: ignore[misc]
     """Three linear layers, which the models below call in their ways."""
 
@@ -152,6 +169,51 @@ class Kept(Coded):
         return F.relu(self.inner(x))
 
 
+class Averaged(Coded):
+    """A copy whose weights follow those of a trained layer, through `.data`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Linear(256, 256).requires_grad_(False)
+
+    def middle(self, x: Any) -> Any:
+        if self.training:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow.parameters(), self.inner.parameters(), strict=True):
+                    slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+        return F.relu(self.inner(x)) + self.slow(x)
+
+
+class KeptAgain(Coded):
+    """An attribute with a history, which a checkpoint assigns again."""
+
+    aside: Any = None
+
+    def noted(self, x: Any) -> Any:
+        y = F.relu(self.inner(x))
+        self.aside = (y * y).mean()
+        return torch.sigmoid(self.inner(y))
+
+    def middle(self, x: Any) -> Any:
+        return checkpoint(self.noted, x, use_reentrant=False)
+
+
+class Nested(Coded):
+    def middle(self, x: Any) -> Any:
+        return Again.apply(x, self.inner.weight)
+
+
+class Looked(Coded):
+    """A table of biases, read by indices on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(8, 256))
+
+    def middle(self, x: Any) -> Any:
+        return F.relu(self.inner(x)) + self.table[torch.arange(4) * 2].sum(0)
+
+
 class Auxiliary(Coded):
     """A head in training that leads to no output."""
 
@@ -195,6 +257,7 @@ class Halves(Coded):
 
 COUNTED = (
     Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, NotCheckpointed, Frozen, Tied, Kept, Auxiliary, Counted,
+    Averaged, KeptAgain,
 )  # fmt: skip
 
 

@@ -21,12 +21,14 @@ from staticmem.ir.dtypes import DType  # noqa: E402
 from staticmem.ir.graph import Graph, Op, Ref  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.recording.record import record  # noqa: E402
+from staticmem.scenario.request import request_of  # noqa: E402
+from staticmem.studies.study import Study  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 def recorded(module: Any, *inputs: Any, loss: Any = None) -> RecordedModel:
-    return RecordedModel("m", record(module, inputs, loss=loss), "pt2")
+    return RecordedModel("<m>", record(module, inputs, loss=loss), "pt2")
 
 
 def graph_of(model: RecordedModel, training: bool = True, amp: DType | None = None, **symbols: int) -> Graph:
@@ -134,6 +136,67 @@ def test_attributes_live_until_the_next_call() -> None:
 
 
 # -- functions and checkpoints -----------------------------------------------------------------------------------------
+
+
+def test_a_backward_that_runs_autograd_is_a_warning() -> None:
+    module, inputs = on_meta(coded_models.Nested)
+    report = Study(recorded(module, *inputs), request_of({"optimizer": "adam", "loss": "mean"})).report
+    assert [note.code for note in report.warnings] == ["SM336"]
+
+
+def test_indices_on_the_cpu_take_no_memory() -> None:
+    module, inputs = on_meta(coded_models.Looked)
+    model = recorded(module, *inputs)
+    (index,) = ops_named(graph_of(model), "index")
+    (made,) = ops_named(graph_of(model), "cpu_tensor")
+    assert index.args == (Ref("p:table"), (Ref(made.outputs[0]),))
+    trace = Study(model, request_of({"optimizer": "sgd", "loss": "mean"})).result.trace
+    names = [trace.kernels.names[k] for k in trace.buffers.kernels]
+    assert [n for n, name in zip(trace.buffers.nbytes, names, strict=True) if name == "staticmem.cpu_tensor"] == [0]
+    assert "aten.index.Tensor" in names
+
+
+def test_sizes_that_pytorch_takes_as_integers_stay_open() -> None:
+    class Pooled(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            line = torch.linspace(-1, 1, x.shape[2], device=x.device)
+            return nn.functional.avg_pool2d(x + line[:, None], x.shape[2:])[..., 0, 0]
+
+    model = recorded(Pooled(), torch.zeros(2, 3, 8, 12, device="meta"))
+    graph = graph_of(model, batch=5, height=16, width=20)
+    (line,) = ops_named(graph, "linspace")
+    (pool,) = ops_named(graph, "avg_pool2d")
+    assert line.args == (-1, 1, 16)
+    assert pool.args[1] == (16, 20)
+
+
+def test_a_slice_with_open_bounds() -> None:
+    class Trimmed(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, y: Any) -> Any:
+            delta = x.shape[1] - y.shape[1]
+            return x[:, delta // 2 : -(delta - delta // 2)].reshape(-1) + y.reshape(-1)
+
+    model = recorded(Trimmed(), torch.zeros(2, 64, device="meta"), torch.zeros(2, 40, device="meta"))
+    graph = graph_of(model, batch=3, axis1=50, axis1_2=40)
+    assert [op.args[2:] for op in ops_named(graph, "slice")][-1] == (5, -5)
+    assert model.sizes.refusal({"batch": 3, "axis1": 30, "axis1_2": 40}) is not None  # the slice would be another one
+
+
+def test_convolutions_have_the_layout_of_cudnn() -> None:
+    """`contiguous` copies what a convolution of channels-last input gives, and is recorded where nothing is to copy."""
+
+    class Copies(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1, device="meta")
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x.to(memory_format=torch.channels_last))
+            return y.contiguous().contiguous() + (1 if y.is_contiguous() else x)
+
+    graph = graph_of(recorded(Copies(), torch.zeros(2, 4, 8, 8, device="meta")), batch=2, height=8, width=8)
+    assert bases(graph) == ["to", "conv2d", "contiguous", "contiguous", "add"]
+    assert ops_named(graph, "add")[0].args[1] == Ref(graph.inputs[0].name)
 
 
 def test_custom_functions() -> None:
