@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from staticmem.eager.context import Eager
@@ -204,11 +204,12 @@ class Interpreter:
             self.e.end(*held)
         self.owners, self.copies = {}, {}
 
-    def forget_outputs(self) -> None:
-        """The caller drops the model's outputs."""
+    def forget_outputs(self, kept: Collection[str] = ()) -> None:
+        """The caller drops the model's outputs, but for those `kept`."""
         left = self.graph.outputs if self.recorded is None else tuple(self.owners)
         for name in dict.fromkeys(left):
-            self._forget(name)
+            if name not in kept:
+                self._forget(name)
 
     # -- frames --------------------------------------------------------------------------------------------------
 

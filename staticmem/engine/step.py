@@ -249,6 +249,8 @@ class _Step:
         e.open_scope()
         if not outputs:
             raise no_tensor_output()
+        if self.locals_policy == "last-use":  # code may take the loss's output alone: `loss_of(model(x)[0])`
+            self.interpreter.forget_outputs(self.graph.outputs[:1])
         loss = losses.run(e, loss_name, outputs[0], target)
         previous, self.loss = self.loss, Owner("value", "loss")
         e.hold(loss, self.loss)

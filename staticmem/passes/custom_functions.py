@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from staticmem.ir.graph import Arg, Graph, Op, Ref
+from staticmem.passes.lost_gradients import has_regions_taken_for_no_grad, steps_of, with_gradients
 
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
@@ -23,16 +24,21 @@ _Place = tuple[object, ...]
 
 def has_functions(graph: Graph) -> bool:
     """Whether `ends_of_functions` has anything to say."""
-    return any(True for _ in _regions(graph)) if any(op.stack for op in graph.ops) else _has_fused(graph)
+    if any(True for _ in _regions(graph)) if any(op.stack for op in graph.ops) else _has_fused(graph):
+        return True
+    return has_regions_taken_for_no_grad(graph) or bool(steps_of(graph))
 
 
 def ends_of_functions(graph: Graph) -> tuple[Graph, Graph] | None:
     """The graph with the least and with the most that its custom functions may do; None where it has none."""
-    regions, fused = [*_regions(graph)], _has_fused(graph)
-    if not regions and not fused:
+    if not has_functions(graph):
         return None
-    least, most = (_with_bounds(graph, regions, temporaries) for temporaries in (0, _TEMPORARIES))
-    return least, _taken_apart(most) if fused else most
+    regions = [*_regions(graph)]
+    least = _with_bounds(graph, regions, 0)
+    if has_regions_taken_for_no_grad(graph):
+        graph = with_gradients(graph)
+    most = _with_steps(_with_bounds(graph, regions, _TEMPORARIES))
+    return least, _taken_apart(most) if _has_fused(graph) else most
 
 
 def _place(op: Op) -> _Place | None:
@@ -83,6 +89,29 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
             like = region[-1]
             ops.append(Op(name, "staticmem::own_backward", args, {}, (name,), like.modules, stack=like.stack))
             renamed[result] = name
+    outputs = tuple(renamed.get(name, name) for name in graph.outputs)
+    return replace(graph, ops=tuple(ops), outputs=outputs)
+
+
+def _with_steps(graph: Graph) -> Graph:
+    """The graph with a backward of its own for all that has no derivative."""
+    steps = steps_of(graph)
+    if not steps:
+        return graph
+    ops: list[Op] = []
+    renamed: dict[str, str] = {}
+    for index, old in enumerate(graph.ops):
+        op = _renamed(old, renamed)
+        ops.append(op)
+        step = steps.get(index)
+        if step is None:
+            continue
+        name = f"{step.result}::function"
+        inputs = tuple(Ref(renamed.get(read, read)) for read in step.inputs)
+        saved = (*inputs, *map(Ref, step.between))
+        args: tuple[Arg, ...] = (Ref(step.result), inputs, saved, _TEMPORARIES)
+        ops.append(Op(name, "staticmem::own_backward", args, {}, (name,), op.modules, stack=op.stack))
+        renamed[step.result] = name
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
     return replace(graph, ops=tuple(ops), outputs=outputs)
 

@@ -192,13 +192,18 @@ class Study:
         graph, scenario = self.graph, self.scenario
         if graph.recorded is not None:  # it knows both
             return None
-        every = scenario.training and (self._has_functions() or has_open_regions(graph))
+        halved = self._with_dtype_of_autocast(graph)
+        every = scenario.training and (self._has_functions() or has_open_regions(graph) or halved is not None)
         if scenario.training and not every and not self._forward_matters():
             return None
         ends = self._ends_of_inplace or (graph, graph)
         if every:
             ends = self._ends_of_functions(ends) or ends
-        policies = [p if every or self._holds_otherwise(p) else "expected" for p in ("last-use", "most")]
+        if halved is not None:
+            ends = self._with_dtype_of_autocast(ends[0]) or halved, ends[1]
+        early = every or (scenario.training and self._may_release_early()) or self._holds_otherwise("last-use")
+        late = every or self._holds_otherwise("most")
+        policies = ["last-use" if early else "expected", "most" if late else "expected"]
         if policies == ["expected", "expected"] and ends[0] is ends[1]:
             return None
         runs = zip(ends, policies, strict=True)
@@ -206,6 +211,14 @@ class Study:
         peaks.append(self.lifetimes.peak_bytes)
         low, high = min(peaks), max(peaks)
         return (low, high) if low < high else None
+
+    def _with_dtype_of_autocast(self, graph: Graph) -> Graph | None:
+        """The graph with the dtypes that code may take from tensors under autocast; None where there are none."""
+        if self.scenario.amp is None:
+            return None
+        from staticmem.passes.open_dtypes import with_dtype_of_autocast
+
+        return with_dtype_of_autocast(graph, self.scenario.amp)
 
     def _has_functions(self) -> bool:
         from staticmem.passes.custom_functions import has_functions
@@ -227,7 +240,7 @@ class Study:
     def _forward_matters(self) -> bool:
         """Whether what is open can lift the forward of training above the peak (`forward_bound`), or moves what
         backward needs. Checkpoints run the forward again in backward."""
-        if self.result.recomputed:
+        if self.result.recomputed or (self._peaks_in_forward() and self._may_release_early()):
             return True
         from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
 
@@ -242,6 +255,14 @@ class Study:
         pairs = enumerate(zip(*(end.ops for end in ends), strict=True))
         open_ops = [index for index, (most, least) in pairs if most.target != least.target]
         return not forward.stays_below(peak, open_ops, held_by_most(graph))
+
+    def _peaks_in_forward(self) -> bool:
+        lifetimes, trace = self.lifetimes, self.result.trace
+        return lifetimes.peak_tick < trace.marks["forward_end"]
+
+    def _may_release_early(self) -> bool:
+        """Whether variables, or the caller that the model returns several values to, may hold less than expected."""
+        return len(set(self.graph.outputs)) > 1 or self._holds_otherwise("last-use")
 
     @property
     def _leaves_inplace_open(self) -> bool:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 from prepared import run_step
+from small_graphs import Builder
 
 from staticmem.engine.step import StepResult
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
+from staticmem.liveness import liveness
 from staticmem.scenario.step import Scenario
 
 F32 = dtypes.float32
@@ -130,3 +132,13 @@ def test_a_whole_model_in_half_precision() -> None:
     by_name = {b.name: b for b in result.trace.buffers}
     assert {by_name[n].dtype for n in ("h", "net.w1", "net.w1.grad", "x")} == {dtypes.bfloat16}
     assert by_name["net.w1.exp_avg"].dtype is dtypes.bfloat16
+
+
+def test_the_caller_may_drop_what_the_loss_does_not_read() -> None:
+    b = Builder(x=(64, 64))
+    main = b.call("mm", Ref("x"), b.parameter("w", 64, 64), name="main")
+    auxiliary = b.call("exp", b.call("mm", Ref("x"), b.parameter("v", 64, 64)), name="auxiliary")
+    graph = b.graph(main, auxiliary)
+    scenario = Scenario(mode="train", loss="mse")
+    expected, early = (liveness(run_step(graph, scenario, policy).trace) for policy in ("expected", "last-use"))
+    assert early.phases["forward"].nbytes <= expected.phases["forward"].nbytes - 64 * 64 * 4

@@ -106,6 +106,10 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
             for name, index in longest_holds_of_lines(graph).items():
                 latest = min(index, by_modules.get(name, index))
                 until[name] = max(until.get(name, latest), latest)
+            for op in graph.ops:
+                if not op.stack:  # no line says what the frames around it do
+                    for name in (*op.refs(), *op.outputs):
+                        until[name] = max(until.get(name, 0), by_modules.get(name, 0))
         for name, index in held_in_functions(graph).items():
             until[name] = max(until.get(name, index), index)
         unseen = values_in_methods(graph) if until and not (training and policy == "expected") else None

@@ -60,7 +60,8 @@ def is_published(line: SourceLine) -> bool:
 
 
 def certainly_held_by_lines(graph: Graph) -> Mapping[str, int]:
-    """As `held_by_lines`, without lists that no line appends to and names that no line assigns."""
+    """As `held_by_lines`, without lists and names that no line assigns: a statement without an op, of which there is no
+    trace, may take a value out of a list (`x = skips.pop()`)."""
     return Execution(graph, certain=True).run() if any(op.stack for op in graph.ops[:64]) else {}
 
 
@@ -155,12 +156,15 @@ class Execution:
         listed, frame.listed = frame.listed, (0, "")
         append = _APPEND.match(text)
         if append is not None:
-            self._extend(frame.names.setdefault(append[1] + "[]", []), self.latest[-1:])
+            if guesses:
+                self._extend(frame.names.setdefault(append[1] + "[]", []), self.latest[-1:])
             return
         assign = ASSIGN.match(text)
         if assign is not None:
             names = [name.strip(" *") for name in assign[1].split(",")]
-            self._assign(frame, names, text[assign.end() :].lstrip().startswith("["), listed, now)
+            is_list = text[assign.end() :].lstrip().startswith("[")
+            if guesses or not is_list:
+                self._assign(frame, names, is_list, listed, now)
 
     def _assign(self, frame: PythonFrame, names: list[str], is_list: bool, listed: tuple[int, str], now: int) -> None:
         values = self.latest

@@ -67,3 +67,9 @@ def test_joined_lists_are_no_certain_holds() -> None:
     graph = b.graph(b.call("exp", joined, name="end"))
     assert held_by_lines(graph)["p0"] == 4
     assert certainly_held_by_lines(graph).get("p0", 0) < 4
+
+
+def test_what_a_line_appends_may_be_popped_by_a_line_without_an_op() -> None:
+    graph = forward("skips = [torch.relu(x)]", "skips.append(torch.sin(x))", "y = torch.cos(x)", "out = torch.exp(y)")
+    assert {"v0", "v1"} <= held_by_lines(graph).keys()
+    assert certainly_held_by_lines(graph).keys() == {"v2", "end"}

@@ -1,0 +1,97 @@
+"""Where a file may have lost gradients: the most that training can save there.
+
+An export has the forward of a custom `autograd.Function` alone. Where its ops have no derivative (the `x > 0` of a
+spike, the sign of a binarised weight), the function's own backward is what trains the layers before it: at most it
+saves what it read and what it made of it, and computes a gradient. And a region that is read as `torch.no_grad()`
+(SM262) may be a region of autocast, or a checkpoint with use_reentrant=True: at most all of its ops are recorded.
+
+Ops of published libraries are as their code has them, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Arg, Graph, Op, Ref
+from staticmem.ir.record import record
+
+_STEPS = frozenset(f"aten::{name}" for name in "gt ge lt le sign floor ceil round trunc heaviside".split())
+_STEP_IS_FLOAT = frozenset(f"aten::{name}" for name in "sign floor ceil round trunc heaviside".split())
+_KEEPS_STEP = frozenset("aten::to aten::_to_copy aten::where aten::clone".split())
+_ENDS = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like aten::argmax aten::topk".split())
+_LIBRARIES = ("torchvision.", "timm.", "transformers.")
+_TAKEN_FOR_NO_GRAD = "SM262"
+
+
+@record(frozen=True, slots=True)
+class Step:
+    """A float tensor that depends on values with a gradient through ops without a derivative alone: what made it,
+    those values, and what was made in between."""
+
+    result: str
+    inputs: tuple[str, ...]
+    between: tuple[str, ...]
+
+
+def steps_of(graph: Graph) -> Mapping[int, Step]:
+    """The steps of a graph that something reads, by the index of the op that makes the result."""
+    if graph.bases.isdisjoint(_STEPS):
+        return {}
+    flows = {p.value.name for p in graph.parameters if p.trainable}
+    running: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # inputs, and what was made so far
+    steps: dict[int, Step] = {}
+    for index, op in enumerate(graph.ops):
+        if not op.outputs or not op.grad:
+            continue
+        name, reads = op.outputs[0], op.refs()
+        flowing = tuple(dict.fromkeys(read for read in reads if read in flows))
+        begun: tuple[tuple[str, ...], tuple[str, ...]]
+        if op.base in _STEPS and flowing and not is_published(op):
+            begun = flowing, (name,)
+        elif op.base in _KEEPS_STEP and not flowing and any(read in running for read in reads):
+            before = next(running[read] for read in reads if read in running)
+            begun = before[0], (*before[1], name)
+        else:
+            if flowing and op.base not in _ENDS and op.base not in _STEPS:
+                flows.update(op.outputs)
+            continue
+        if op.base in _STEP_IS_FLOAT or _makes_float(op, graph):
+            if name in graph.last_read:
+                steps[index] = Step(name, *begun)
+            flows.add(name)
+        else:
+            running[name] = begun
+    return steps
+
+
+def has_regions_taken_for_no_grad(graph: Graph) -> bool:
+    """Whether ops are under `torch.no_grad()` because nothing else is known to look so."""
+    return any(note.code == _TAKEN_FOR_NO_GRAD for edit in graph.edits for note in edit.notes)
+
+
+def with_gradients(graph: Graph) -> Graph:
+    """The graph with all ops recorded by autograd, and those that were not outside of the step's autocast."""
+    return replace(graph, ops=tuple(op if op.grad else replace(op, grad=True, amp=False) for op in graph.ops))
+
+
+def _makes_float(op: Op, graph: Graph) -> bool:
+    value = graph.values.get(op.outputs[0])
+    if value is not None:
+        return value.dtype.is_differentiable
+    if op.base == "aten::where":
+        return any(_is_float(arg, graph) for arg in op.args[1:])
+    return any(isinstance(arg, DType) and arg.is_differentiable for arg in (*op.args, *op.kwargs.values()))
+
+
+def _is_float(arg: Arg, graph: Graph) -> bool:
+    if isinstance(arg, Ref):
+        value = graph.values.get(arg.name)
+        return value is not None and value.dtype.is_differentiable
+    return isinstance(arg, float)
+
+
+def is_published(op: Op) -> bool:
+    """Whether an op is one of the code of a library that figures were compared for."""
+    return any(frame.cls.startswith(_LIBRARIES) for frame in op.modules[-2:])
