@@ -447,6 +447,10 @@ class _Builder:
         if op is not None and base == fx_values.base_of(tensor) and "view" not in kinds_of(op.base):
             outputs = tuple(f"{name}::{n}" if n != tensor else name for n in op.outputs)
             call = replace(op, name=name, outputs=outputs, modules=around, stack=stack)
+        elif op is not None and op.base == "aten::expand" and base in ("view", "_unsafe_view"):
+            # axes that are merged with a repeated one are copied (`einops.repeat`); the next view has taken this one in
+            keeps = {"memory_format": "torch.contiguous_format"}
+            call = Op(name, "aten::clone", (Ref(tensor),), keeps, (name,), op.modules, "", op.stack)
         elif base == "cat":  # of a list that has one tensor
             call = Op(name, "aten::cat", ((Ref(tensor),),), {}, (name,), around, "", stack)
         else:

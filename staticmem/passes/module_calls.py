@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from operator import is_
 
@@ -67,8 +67,9 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
     code.
 
     The exporter names the inputs of a region of set_grad_enabled by the values around it, and those of a region of
-    autocast not (torch/_export/utils.py, `_name_hoo_subgraph_placeholders`). A model that is a traced graph itself has
-    such lines only: nothing is known of it.
+    autocast not (torch/_export/utils.py, `_name_hoo_subgraph_placeholders`). These show in the lines of ops that read
+    an input; elsewhere the parameters tell. A model that is a traced graph itself has such lines only: nothing is known
+    of it.
     """
     ops = graph.ops
     keys = [op.stack[-1].file if op.stack and op.stack[-1].file.startswith(_GENERATED) else "" for op in ops]
@@ -115,11 +116,39 @@ def _regions(graph: Graph, keys: Sequence[str]) -> dict[str, tuple[bool, bool]]:
             half = any(graph.values[name].dtype in _HALVES for name in op.outputs if name in graph.values)
             if half or _UNNAMED.search(op.stack[-1].text):
                 of_autocast.add(key)
+    of_autocast |= _needed_for_gradients(graph, keys, spans.keys() - of_autocast)
     regions = {}
     for key, (first, last) in spans.items():
         around = [outer for outer, (start, end) in spans.items() if start <= first and last <= end]
         regions[key] = all(o in of_autocast for o in around), of_autocast.isdisjoint(around)
     return regions
+
+
+def _needed_for_gradients(graph: Graph, keys: Sequence[str], regions: Set[str]) -> set[str]:
+    """Regions without which a parameter that ops outside of them read would never get a gradient: autograd applies to
+    them, so they are of autocast. What only a region reads may be a network whose results are targets."""
+    if not regions:
+        return set()
+    inside = {name for op, key in zip(graph.ops, keys, strict=True) if key in regions for name in op.refs()}
+    reached = _reached(graph, keys, set()) - inside
+    if reached <= _reached(graph, keys, regions):
+        return set()
+    return {region for region in regions if not reached <= _reached(graph, keys, {region})}
+
+
+def _reached(graph: Graph, keys: Sequence[str], without: Set[str]) -> set[str]:
+    """Tensors that no op makes and that the outputs depend on by floating-point values, past these regions."""
+    needed, made = set(graph.outputs), set[str]()
+    for op, key in zip(reversed(graph.ops), reversed(keys), strict=True):
+        made.update(op.outputs)
+        if key not in without and any(name in needed and _floating(graph, name) for name in op.outputs):
+            needed.update(op.refs())
+    return needed - made
+
+
+def _floating(graph: Graph, name: str) -> bool:
+    value = graph.values.get(name)
+    return value is None or value.dtype.is_floating_point
 
 
 def _with_casts(op: Op, graph: Graph, key: str, casts: dict[tuple[str, str], str], ops: list[Op]) -> Op:

@@ -123,3 +123,22 @@ def test_a_cat_of_one_tensor_copies_it(tmp_path: Path) -> None:
     sign(proto, "p_w: PARAMETER target='w'")
     graph = bound(proto, tmp_path, batch=2)
     assert [op.base for op in graph.ops] == ["aten::relu", "aten::cat", "aten::relu"]
+
+
+def test_a_view_of_a_repeated_tensor_copied_it(tmp_path: Path) -> None:
+    """`repeat(x, "b d -> (b s) d", s=4).view(...)`: the file has one Reshape, whose text names the view before it."""
+    shape = onnx.numpy_helper.from_array(np.array([-1, 4, 2, 4]), "shape")
+    sizes = onnx.numpy_helper.from_array(np.array([1, 4, 1]), "sizes")
+    call = "%{} : [num_users=1] = call_function[target=torch.ops.aten.{}.default](args = (%{}, [{}]), kwargs = {{}})"
+    expand, view = (
+        call.format("expand", "expand", "x", "-1, 4, -1"),
+        call.format("view_1", "view", "view", "3, 4, 2, 4"),
+    )
+    nodes = [
+        fx(node("Expand", ["x", "sizes"], ["expand"]), expand, ["", "expand"], ["", "aten"]),
+        fx(node("Reshape", ["expand", "shape"], ["view_1"]), view, ["", "view"], ["", "aten"]),
+    ]
+    proto = model(nodes, [value("x", ["batch", 1, 8])], ["view_1"], [shape, sizes])
+    sign(proto, "p_w: PARAMETER target='w'")
+    graph = bound(proto, tmp_path, batch=3)
+    assert [op.base for op in graph.ops] == ["aten::expand", "aten::contiguous", "aten::view"]

@@ -10,7 +10,8 @@ from prepared import restored as after
 from small_graphs import Builder
 
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Note, Op, Ref, SourceLine, Value
+from staticmem.ir.graph import Graph, Note, Op, Ref, SourceLine, Value
+from staticmem.passes.module_calls import regions_without_grad
 
 X = Ref("x")
 
@@ -116,6 +117,17 @@ def test_inputs_without_names_are_those_of_a_region_of_autocast() -> None:
     (first, _), notes = without_grad(ops, FLOAT)
     assert (first.grad, first.amp, first.stack) == (True, False, ())
     assert [(note.code, note.count) for note in notes] == [("SM263", 1)]
+
+
+@pytest.mark.parametrize(("read", "grad"), [("w", True), ("x", False)])
+def test_a_region_that_a_parameter_needs_for_its_gradient_is_of_autocast(read: str, grad: bool) -> None:
+    """`relu(w * x)` where the region has the relu: under no_grad the multiplication would train nothing."""
+    before = Op("m", "aten::mul.Tensor", (Ref(read), Ref("x")), {}, ("h",), stack=OWN.stack)
+    inside = replace(generated("relu = torch.ops.aten.relu.default(mul)"), args=(Ref("h"),))
+    last = Op("a", "aten::add.Tensor", (Ref("y"), Ref("x")), {}, ("z",), stack=OWN.stack)
+    graph = Graph("g", "onnx", "test", (), (), (), (before, inside, last), ("z",), FLOAT)
+    found, _ = regions_without_grad(graph, None)
+    assert found.ops[1].grad is grad
 
 
 def test_a_region_within_a_region_has_both() -> None:
