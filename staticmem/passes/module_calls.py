@@ -125,15 +125,27 @@ def _regions(graph: Graph, keys: Sequence[str]) -> dict[str, tuple[bool, bool]]:
 
 
 def _needed_for_gradients(graph: Graph, keys: Sequence[str], regions: Set[str]) -> set[str]:
-    """Regions without which a parameter that ops outside of them read would never get a gradient: autograd applies to
-    them, so they are of autocast. What only a region reads may be a network whose results are targets."""
+    """Regions that read no weight, without which a parameter that ops outside of them read would never get a gradient:
+    autograd applies to them, so they are of autocast. Those that read weights may be networks whose results are
+    targets, or checkpoints with use_reentrant=True."""
+    made = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
+    weighty: set[str] = set()
+    for op, key in zip(graph.ops, keys, strict=True):
+        if key in regions and any(name not in made and _is_weight(graph, name) for name in op.refs()):
+            weighty.add(key)
+    regions = regions - weighty
     if not regions:
         return set()
-    inside = {name for op, key in zip(graph.ops, keys, strict=True) if key in regions for name in op.refs()}
-    reached = _reached(graph, keys, set()) - inside
-    if reached <= _reached(graph, keys, regions):
+    inside = {name for op, key in zip(graph.ops, keys, strict=True) if key in weighty for name in op.refs()}
+    reached = _reached(graph, keys, weighty) - inside
+    if reached <= _reached(graph, keys, {*weighty, *regions}):
         return set()
-    return {region for region in regions if not reached <= _reached(graph, keys, {region})}
+    return {region for region in regions if not reached <= _reached(graph, keys, {*weighty, region})}
+
+
+def _is_weight(graph: Graph, name: str) -> bool:
+    value = graph.values.get(name)
+    return value is not None and value.dtype.is_floating_point and value.numel > 1
 
 
 def _reached(graph: Graph, keys: Sequence[str], without: Set[str]) -> set[str]:
