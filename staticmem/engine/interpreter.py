@@ -105,7 +105,15 @@ class Interpreter:
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
-        self.run_ops(0, len(self.graph.ops))
+        try:
+            self.run_ops(0, len(self.graph.ops))
+        except AssertionError as error:
+            if self.recorded is None:
+                raise
+            from staticmem.frontends.recording_format import damaged  # on errors only
+
+            op = self.graph.ops[self.index].name
+            raise damaged(self.graph.name, f"{op} reads a value that Python has let go of: {error}") from error
         return [self.env[name] for name in self.graph.outputs if isinstance(self.env.get(name), Tensor)]
 
     def run_ops(self, start: int, end: int) -> None:
@@ -291,7 +299,7 @@ class Interpreter:
         """Runs an op without records: arithmetic of sizes, casts of a cast model, unknown ops, ops under saved-tensor
         hooks."""
         e, target, base = self.e, op.target, op.base
-        if target == FUNCTION:
+        if base == FUNCTION:
             self._run_function(op)
             return
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)

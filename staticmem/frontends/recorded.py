@@ -7,6 +7,7 @@ the file's own graph is not read.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ from staticmem.ir.graph import (
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange
 
 _HALVES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
+_MODES = [(training, amp) for training in (True, False) for amp in (None, *_HALVES)]
+_NUMBER = re.compile("-?[0-9]{1,12}")
 _MOST = 1 << 21  # values of a program, and items of the functions that it calls: more than those of 100,000 ops
 _DEEPEST = 1000  # module calls within each other: Python's limit of calls is reached before
 _LONGEST = 4096  # characters of a path of modules
@@ -48,9 +51,15 @@ class RecordedModel:
         try:
             self.document = fields.mapping(document)
             version = fields.integer(self.document["version"])
-            if version > written.VERSION:
+            if not 1 <= version <= written.VERSION:
                 raise ValueError(f"it has version {version}, and this staticmem reads {written.VERSION}")
             self.producer = f"PyTorch {fields.text(self.document['torch'])}"
+            for key in ("model", "staticmem"):
+                fields.text(self.document[key])
+            self.bounds = {
+                fields.text(name): (fields.items(shape), fields.text(op))
+                for name, (shape, op) in fields.mapping(self.document["bounds"]).items()
+            }
             self.symbols = {
                 fields.text(name): SymbolRange(fields.size(low), None if high is None else fields.size(high))
                 for name, (low, high) in fields.mapping(self.document["symbols"]).items()
@@ -93,8 +102,10 @@ class _Programs:
         try:
             recorded: dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]] = {}
             for program in map(fields.mapping, fields.items(self.document["programs"])):
-                for mode_training, mode_amp in fields.items(program["modes"]):
-                    recorded[fields.boolean(mode_training), mode_amp is not None] = program, mode_amp
+                for mode in map(tuple, fields.items(program["modes"]) or [()]):
+                    if mode not in _MODES or type(mode[0]) is int or (mode[0], mode[1] is not None) in recorded:
+                        raise ValueError(f"it has the mode {mode!r}")
+                    recorded[mode[0], mode[1] is not None] = program, mode[1]
             asked = (training, amp is not None)
             for key in (asked, (training, False), (not training, amp is not None), (not training, False)):
                 if key in recorded:
@@ -125,11 +136,12 @@ class _Program:
         self.sizes: dict[str, int] = {}
         self.targets = [fields.text(t) for t in fields.items(document["targets"])]
         self.stacks = _stacks(fields.items(document["stacks"]))
-        self.called = fields.items(document["functions"])
+        self.called = [fields.mapping(f) for f in fields.items(document["functions"])]
         self.expanded: dict[int, int] = {}  # size of each function
         self.calls = 0
         self.functions: dict[str, CustomFunction] = {}
         self.names: list[str] = []  # of the values that there are
+        self.own = 0  # how many of them the model owns
         self.last = {written.PARAMETER: 0, written.BUFFER: 0}  # values named last
         self.values: dict[str, Value] = {}
 
@@ -139,6 +151,7 @@ class _Program:
         self.names += [value.name for value in inputs]
         parameters = self.owned(fields.items(document["parameters"]), "p:", True)
         buffers = self.owned(fields.items(document["buffers"]), "b:", False)
+        self.own = len(self.names)
         kept = self.kept(fields.items(program.get("kept", [])))
         last_held: dict[str, int] = {}
         self.release(program.get("released_before", []), -1, last_held)
@@ -196,11 +209,14 @@ class _Program:
 
     def ref(self, arg: str) -> str:
         """The name of the value that an argument is."""
-        kind, steps = arg[:1], int(arg[1:])
+        kind, text = arg[:1], arg[1:]
+        if not _NUMBER.fullmatch(text):
+            raise ValueError(f"an argument is {arg[:40]!r}")
+        steps = int(text)
         number = len(self.names) - steps
         if kind != written.REF:
             number = self.last[kind] = self.last[kind] + steps
-        if not 0 <= number < len(self.names):
+        if not 0 <= number < (len(self.names) if kind == written.REF else self.own):
             raise ValueError(f"an argument is {arg[:40]!r}")
         return self.names[number]
 
@@ -208,7 +224,10 @@ class _Program:
         return tuple("" if v is None else self.ref(fields.text(v)) for v in fields.items(values))
 
     def shape(self, sizes: Any) -> tuple[int, ...]:
-        return tuple(self.size(size) for size in fields.items(sizes))
+        shape = tuple(self.size(size) for size in fields.items(sizes))
+        if any(size < 0 for size in shape):
+            raise ValueError(f"a shape is {shape}")
+        return shape
 
     def size(self, size: Any) -> int:
         if type(size) is int:
@@ -233,15 +252,14 @@ class _Program:
 
     def _bounded(self, symbol: str) -> int:
         """A size that is in the data, as large as it can get."""
-        bounds = fields.mapping(self.document.get("bounds") or {})
-        if symbol not in bounds:
+        if symbol not in self.model.bounds:
             raise DimensionError(
                 f"a size depends on {symbol}, which only the data tells",
                 "The code computes a size from tensor values.",
                 f"Give an upper bound with --dim {symbol}=N.",
                 code="SM117",
             )
-        shape, op = bounds[symbol]
+        shape, op = self.model.bounds[symbol]
         most = math.prod(self.shape(shape))
         text = (
             f"{symbol} is in the data and was taken as {most:,}, the most that {op} can give (--dim {symbol}=N sets it)"
@@ -262,7 +280,10 @@ class _Program:
             name = f"{target.rpartition('::')[2].partition('.')[0]}_{number}"
             read: tuple[Arg, ...]
             if target == written.FUNCTION:
-                function = self.functions[name] = self.function(fields.items(args), stack)
+                function = self.function(fields.items(args), stack)
+                cls = function.name.rpartition(".")[2]
+                name, target = f"{cls}_{number}", f"{target}.{cls}"
+                self.functions[name] = function
                 read = tuple(Ref(v) for v in (*function.inputs, *function.results) if v)
             else:
                 read = tuple([self.arg(a) for a in fields.items(args)])
@@ -314,7 +335,7 @@ class _Program:
                 return self.half if self.half is not None and text in _HALVES else dtype
             if kind == written.TEXT:
                 return text
-            if kind == written.FLOAT:
+            if kind == written.FLOAT and text in ("inf", "-inf", "nan"):
                 return float(text)
             raise ValueError(f"an argument is {arg[:40]!r}")
         if isinstance(arg, list):
@@ -326,7 +347,7 @@ class _Program:
     def function(self, args: Sequence[Any], stack: int) -> CustomFunction:
         """The function that an op calls."""
         (index,) = args
-        row = fields.mapping(self.called[fields.size(index)])
+        row = self.called[fields.size(index)]
         if index not in self.expanded:
             self.expanded[index] = _size_of(row)
         self.calls += self.expanded[index]
@@ -343,6 +364,10 @@ class _Program:
         self.release(row["released_before"], -1, last_held)
         ops = self.ops(fields.items(row["backward"]), stack, last_held)
         gradients = self.refs(row["gradients"])
+        reads = [(number, v) for number, op in enumerate(ops) for v in op.refs()]
+        reads += [(len(ops), v) for v in gradients]
+        if any(last_held.get(v, number) < number for number, v in reads):
+            raise ValueError(f"the backward of {name[:60]} reads what has been let go of")
         backward = Graph(
             "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values,
             recorded=Recorded(last_held, (), (), (), {}),

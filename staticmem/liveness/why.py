@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from staticmem.eager.trace import Buffer, Hold, Kernel
 from staticmem.ir.graph import Graph
 
+_FUNCTION = "staticmem::function."
+
 
 def short(kernel: str) -> str:
-    """The plain name of a kernel or op: `native_batch_norm` of `aten.native_batch_norm.default`."""
-    name = kernel.removeprefix("aten.").removeprefix("aten::").removeprefix("onnx::")
+    """The plain name of a kernel or op: `native_batch_norm` of `aten.native_batch_norm.default`, `Swish` of a custom
+    function."""
+    name = kernel.removeprefix("aten.").removeprefix("aten::").removeprefix("onnx::").removeprefix(_FUNCTION)
     return name.split(".", 1)[0] if kernel.startswith("aten") else name
 
 

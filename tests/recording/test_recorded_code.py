@@ -13,6 +13,7 @@ from coded_models import WIDTH, Coded, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+import staticmem  # noqa: E402
 from staticmem.errors import ModelFileError  # noqa: E402
 from staticmem.frontends import recording_format as written  # noqa: E402
 from staticmem.frontends.recorded import RecordedModel  # noqa: E402
@@ -442,3 +443,11 @@ def test_tensors_that_the_module_keeps_are_values_of_each_mode(training: bool) -
         (view,) = ops_named(graph, "as_strided")
         assert view.grad
         assert view.args[0] == Ref("p:inner.weight")
+
+
+def test_reports_name_custom_functions() -> None:
+    module, inputs = on_meta(coded_models.Custom)
+    report = staticmem.analyze(module, inputs, batch=4000, optimizer="sgd")
+    reasons = " ".join(reason for tensor in report.top_tensors for reason in tensor.why)
+    assert "saved for the backward of Swish" in reasons
+    assert "staticmem::" not in str(report)

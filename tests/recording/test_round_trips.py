@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 import zipfile
 from pathlib import Path
@@ -20,7 +21,7 @@ import coded_models  # noqa: E402
 from coded_models import WIDTH, on_meta  # noqa: E402
 from test_objects import image, network  # noqa: E402
 
-from staticmem.frontends import carried, open_model  # noqa: E402
+from staticmem.frontends import carried, open_model, traced_sizes  # noqa: E402
 from staticmem.frontends import recording_format as written  # noqa: E402
 from staticmem.recording.attach import with_recording  # noqa: E402
 from staticmem.recording.record import record  # noqa: E402
@@ -89,6 +90,7 @@ def test_a_mode_that_is_missing(files: list[Path], tmp_path: Path) -> None:
     document = record(module, inputs)
     for program in document["programs"]:
         program["modes"] = [mode for mode in program["modes"] if not mode[0]]
+    document["programs"] = [program for program in document["programs"] if program["modes"]]
     file = tmp_path / "m.pt2"
     file.write_bytes(with_recording(files[0].read_bytes(), ".pt2", document))
     assert "SM328" in codes(staticmem.analyze(str(file), batch=4, optimizer="adam"))
@@ -139,6 +141,52 @@ def test_annotate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["annotate", str(file), "--from", f"{script}:other", "-o", str(tmp_path / "x.pt2")]) == 2
     assert "SM174" in capsys.readouterr().err
     assert file.read_bytes() == plain
+
+
+PLAIN = {
+    "m.pt2": lambda net, x, file: torch.export.save(torch.export.export(net, x), file),
+    "m.onnx": lambda net, x, file: torch.onnx.export(net, x, file, dynamo=True, external_data=False, verbose=False),
+    "scripted.onnx": lambda net, x, file: torch.onnx.export(net, x, file, dynamo=False, input_names=["x"]),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_with_weights_runs_as_before(tmp_path: Path, name: str) -> None:
+    """Exported by PyTorch, recorded by `annotate`, run by others: the results of the module."""
+    script, file = tmp_path / "net.py", tmp_path / name
+    script.write_text(CODE)
+    scope: dict[str, Any] = {}
+    exec(CODE, scope)
+    net, inputs = scope["build"]()
+    net.eval()
+    PLAIN[name](net, inputs, str(file))
+    plain = file.read_bytes()
+    assert main(["annotate", str(file), "--from", f"{script}:build"]) == 0
+    assert open_model(str(file)).__class__.__name__ == "RecordedModel"
+    x = torch.rand(2, WIDTH)
+    expected = net(x).detach()
+    if file.suffix == ".pt2":
+        assert torch.equal(torch.export.load(str(file)).module()(x), expected)
+        with zipfile.ZipFile(file) as archive, zipfile.ZipFile(io.BytesIO(plain)) as before:
+            assert archive.testzip() is None
+            assert all(archive.read(member) == before.read(member) for member in before.namelist())
+        return
+    onnx.checker.check_model(str(file), full_check=True)
+    before, after = onnx.load_from_string(plain), onnx.load(file)
+    assert after.graph == before.graph
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.allclose(torch.from_numpy(result), expected, atol=1e-5)
+
+
+def test_sizes_are_written_once(files: list[Path]) -> None:
+    """A recording knows them; the graph of an ONNX file, which `--runtime onnxruntime` reads, has its own."""
+    with zipfile.ZipFile(files[0]) as archive:
+        assert not any(name.endswith(traced_sizes.NAME) for name in archive.namelist())
+    names = {p.key for p in onnx.load(files[1], load_external_data=False).metadata_props}
+    assert {written.PROPERTY, traced_sizes.NAME} <= names
 
 
 def test_damaged_recordings_in_files(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
