@@ -161,7 +161,7 @@ class _Builder:
         if self.normed:
             self._weight_norm(fx, nodes[-1])
         args = tuple(self._resolve(a) for a in fx.args)
-        if fx.target in _ONE_AXIS and self._several_axes(args, nodes[-1]):
+        if fx.target in _ONE_AXIS and fx_values.joins_axes(args, nodes[-1], self.net):
             raise _UnresolvedError
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
         if fx_values.is_symbolic(fx.target):
@@ -194,12 +194,6 @@ class _Builder:
             self.env[fx.name] = Ref(outputs[0])
         self.known.update(op.outputs)
         self.ops.append(op)
-
-    def _several_axes(self, args: tuple[Arg, ...], node: Node) -> bool:
-        """Whether an optimiser made one node of several `unsqueeze`: its text is that of the last."""
-        given = self.net.shape(args[0].name) if args and isinstance(args[0], Ref) else None
-        result = self.net.shape(node.outputs[0]) if node.outputs else None
-        return given is not None and result is not None and abs(len(result) - len(given)) > 1
 
     def _without_updates(self, nodes: list[Node]) -> list[Node]:
         """The nodes of a batch norm without those that stand for its new statistics, which the next call of the module
@@ -494,8 +488,13 @@ class _Builder:
             return False
         result = f"{name}::pad"
         if result not in self.known:
+            around = frames(node)
+            if around and around[-1].cls.startswith("torch.nn.modules."):
+                around = around[:-1]
+            index = fx_values.before(self.ops, node.inputs[1])  # a parametrization runs after it
             call = (Ref(node.inputs[0]), padding, 0.0)
-            self.ops.append(Op(name, "aten::constant_pad_nd", call, {}, (result,), frames(node)[:-1]))
+            self.ops.insert(index, Op(name, "aten::constant_pad_nd", call, {}, (result,), around))
+            self.lists = {key: at + (at >= index) for key, at in self.lists.items()}
             self.known.add(result)
         self.env[name] = Ref(result)
         return True

@@ -119,6 +119,22 @@ def is_folded_norm(fx: FxNode, node: Node) -> bool:
     return norm and node.op in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) > 1
 
 
+def joins_axes(args: Sequence[Arg], node: Node, net: Net) -> bool:
+    """Whether an optimiser made one node of several `unsqueeze`: its text is that of the last."""
+    given = net.shape(args[0].name) if args and isinstance(args[0], Ref) else None
+    result = net.shape(node.outputs[0]) if node.outputs else None
+    return given is not None and result is not None and abs(len(result) - len(given)) > 1
+
+
+def before(ops: Sequence[Op], name: str) -> int:
+    """Where the last ops begin that do nothing but make this value."""
+    needed, index = {name}, len(ops)
+    while index and not needed.isdisjoint(ops[index - 1].outputs):
+        index -= 1
+        needed.update(ops[index].refs())
+    return index
+
+
 def list_length(op: Op, net: Net) -> int:
     """How many tensors a split or unbind gives."""
     args = dict(enumerate(op.args))

@@ -111,3 +111,13 @@ def test_constants_that_are_asked_for_their_sizes_are_no_memory(tmp_path: Path, 
     graph = bound(model(nodes, [value("x", [100, 48])], ["y"], [weight("fc.weight", 48, 48)]), tmp_path)
     assert [p.fqn for p in graph.buffers] == (["/Constant_output_0"] if read else [])
     assert [note.count for note in graph.notes if note.code == "SM335"] == ([1] if read else [])
+
+
+@pytest.mark.parametrize(("name", "trained"), [("attn.mask", False), ("attn.bias_mask", False), ("attn.scale", True)])
+def test_the_names_of_masks_are_those_of_buffers(tmp_path: Path, name: str, trained: bool) -> None:
+    """The TorchScript exporter writes buffers as it writes parameters."""
+    proto = model([node("Add", ["x", name], ["y"])], [value("x", [4, 8, 8])], ["y"], [weight(name, 8, 8)])
+    graph = bound(proto, tmp_path)
+    assert [p.fqn for p in graph.parameters] == ([name] if trained else [])
+    assert [p.fqn for p in graph.buffers] == ([] if trained else [name])
+    assert [note.count for note in graph.notes if note.code == "SM335"] == ([] if trained else [1])

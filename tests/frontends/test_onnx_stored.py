@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx_models import bound, fx, model, node, value, weight
 
-from staticmem.ir.graph import Graph
+from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.passes.fx_values import before
 
 CALL = "%y : [num_users=1] = call_function[target=torch.ops.aten.{}](args = ({}), kwargs = {{}})"
 
@@ -142,3 +143,13 @@ def test_a_view_of_a_repeated_tensor_copied_it(tmp_path: Path) -> None:
     sign(proto, "p_w: PARAMETER target='w'")
     graph = bound(proto, tmp_path, batch=3)
     assert [op.base for op in graph.ops] == ["aten::expand", "aten::contiguous", "aten::view"]
+
+
+def test_a_weight_is_made_after_what_its_layer_reads() -> None:
+    ops = [
+        Op("a", "aten::relu", (Ref("x"),), {}, ("a",)),
+        Op("n", "aten::norm", (Ref("v"),), {}, ("n",)),
+        Op("w", "aten::mul.Tensor", (Ref("n"), Ref("g")), {}, ("w",)),
+    ]
+    assert before(ops, "w") == 1
+    assert before(ops, "other") == 3

@@ -35,6 +35,8 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 TABLE = 256  # elements: integer constants of this size are tables, smaller ones are sizes and axes
 _GENERATED = re.compile(r"onnx::|/|val_\d|_val_|const|Constant|\d+$|_to_copy|t_\d|initializer_\d", re.IGNORECASE)
+# words of names that buffers have and parameters do not: masks of attention, tables of frequencies and positions
+_OF_BUFFERS = frozenset("mask freq freqs cos sin cached anchors grid".split())
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")
 
@@ -73,6 +75,13 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
         contents = array(tensor)
         if contents is not None:
             found.contents[name] = contents
+    named = sum(
+        name not in kinds and value.dtype.is_floating_point and _is_named_as_buffer(name)
+        for name, value in found.buffers.items()
+    )
+    if named:
+        text = "tensors that have the names of masks and tables are taken for buffers, which are not trained"
+        found.notes.append(Note("assumption", "SM335", text, named))
     for sparse in graph.sparse_initializer:
         dtype = dtypes.ONNX_CODES.get(sparse.values.data_type, dtypes.float32)
         value = Value(sparse.values.name, dtype, tuple(int(d) for d in sparse.dims))
@@ -111,6 +120,8 @@ def _kind(value: Value, roles: set[str], stats: set[str]) -> str:
     if name in stats or (name.endswith(_STATISTICS) and name.rpartition(".")[2] in _STATISTICS):
         return "BUFFER"
     floating = value.dtype.is_floating_point
+    if floating and name not in roles and _is_named_as_buffer(name):
+        return "BUFFER"
     if floating and name in roles and value.numel > 1:
         return "PARAMETER"
     named = bool(_MODULE_NAME.match(name)) and not _GENERATED.match(name)
@@ -121,6 +132,10 @@ def _kind(value: Value, roles: set[str], stats: set[str]) -> str:
     if named or (value.numel > 1 and not _GENERATED.match(name)):
         return "PARAMETER"
     return "PARAMETER" if value.numel >= 1024 else "CONSTANT_TENSOR"
+
+
+def _is_named_as_buffer(name: str) -> bool:
+    return "." in name and not _OF_BUFFERS.isdisjoint(name.rpartition(".")[2].split("_"))
 
 
 def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: Weights) -> set[str]:

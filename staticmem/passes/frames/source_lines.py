@@ -20,6 +20,7 @@ _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
+_ADDED = re.compile(r"(?<![\w.])sum\(\s*([A-Za-z_]\w*)\s*\)")  # Python's own: an `add` for each value of the list
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
 _CALL = re.compile(r"[\w\])]\(")
 _JOINS = ("aten::cat", "aten::concat", "aten::stack")
@@ -145,7 +146,7 @@ class Execution:
                     self._drop([v for v in values if v in reads], now)
                     frame.names[name] = [v for v in values if v not in reads]
         guesses = not self.certain or is_published(frame.line)
-        joined = _JOINED.search(text) if guesses else None
+        joined = (_JOINED.search(text) or _ADDED.search(text)) if guesses else None
         if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
             reads = self._joined_parts(frame, now) or reads
             owner, name = self._list_owner(frame, joined[1], reads)
@@ -229,8 +230,9 @@ class Execution:
     def _joined_parts(self, frame: PythonFrame, now: int) -> set[str]:
         """What the joins of the frame's statement read: `xs.append(f(torch.cat(xs)))` reads more, within `f`."""
         depth = self.frames.index(frame) + 1
-        joins = (op for op in self.graph.ops[frame.since : now + 1] if op.base in _JOINS and len(op.stack) == depth)
-        return {name for op in joins for name in op.refs()}
+        ops = [op for op in self.graph.ops[frame.since : now + 1] if len(op.stack) == depth]
+        joins = [op for op in ops if op.base in _JOINS] or [op for op in ops if op.base in _SUMS]
+        return {name for op in joins for name in op.refs()}.difference(*(op.outputs for op in joins))
 
     def _list_owner(self, frame: PythonFrame, name: str, reads: set[str]) -> tuple[PythonFrame, str]:
         """The frame that a joined list lives in, and its name there.

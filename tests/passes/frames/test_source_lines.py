@@ -176,3 +176,18 @@ def test_no_traces_no_claims() -> None:
     b = Builder(x=(4,))
     assert held_by_lines(b.graph(b.call("sin", Ref("x")))) == {}
     assert held_by_lines(Builder().graph()) == {}
+
+
+def test_a_list_that_is_added_up_lives_as_long_as_its_name() -> None:
+    """`sum(skips)` adds one value after the other, and the list holds all of them."""
+    b = Builder(x=(4,)).within()
+    values = []
+    for number in (1, 2, 3):
+        b.stack = (SourceLine("m.py", number, "forward", "x = f(x)"),)
+        values.append(b.call("sin", Ref("x")))
+    b.stack = (SourceLine("m.py", 4, "forward", "x = torch.relu(sum(skips))"),)
+    out = b.call("relu", b.call("add.Tensor", b.call("add.Tensor", *values[:2]), values[2]))
+    b.stack = (SourceLine("m.py", 5, "forward", "return f(x)"),)
+    held = held_by_lines(b.graph(b.call("sin", out)))
+    assert [held[f"v{k}"] for k in range(3)] == [6, 6, 6]
+    assert "v3" not in held
