@@ -31,6 +31,7 @@ from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
+from staticmem.studies.stored_tensors import moved_by_stored_tensors
 
 if TYPE_CHECKING:
     from staticmem.devices.meters import Device, DeviceMeters
@@ -189,9 +190,18 @@ class Study:
         variables; None where nothing that it leaves open moves the peak."""
         if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
             return None
-        graph, scenario = self.graph, self.scenario
+        graph = self.graph
         if graph.recorded is not None:  # it knows both
             return None
+        peak = self.lifetimes.peak_bytes
+        low, high = self._ends_of_peak() or (peak, peak)
+        less, more = moved_by_stored_tensors(graph, self.result.trace)
+        low, high = max(low - less, 0), high + more
+        return (low, high) if low < high else None
+
+    def _ends_of_peak(self) -> tuple[int, int] | None:
+        """Bounds by what the code does with its values; None where that does not move the peak."""
+        graph, scenario = self.graph, self.scenario
         halved = self._with_dtype_of_autocast(graph)
         every = scenario.training and (self._has_functions() or has_open_regions(graph) or halved is not None)
         if scenario.training and not every and not self._forward_matters():

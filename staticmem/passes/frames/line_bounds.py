@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Set
 from functools import lru_cache
 
 from staticmem.ir.graph import Graph
@@ -28,9 +29,11 @@ _BUILTINS = frozenset(
 )
 
 
-def longest_holds_of_lines(graph: Graph) -> dict[str, int]:
-    """For every op result that a Python frame may hold: the index of the last op during which it may."""
-    return _Longest(graph).run()
+def longest_holds_of_lines(graph: Graph) -> tuple[dict[str, int], Set[str]]:
+    """For every op result that a Python frame may hold: the index of the last op during which it may; and the results
+    that a call returns beside its own (`return f(x), out`), which outlive it."""
+    longest = _Longest(graph)
+    return longest.run(), longest.passed_on
 
 
 @lru_cache(4096)
@@ -77,6 +80,15 @@ def calls_hidden_code(text: str, children: frozenset[str]) -> bool:
 
 
 @lru_cache(4096)
+def _returned_names(text: str) -> frozenset[str]:
+    """Names of values that a line returns beside another one."""
+    statement = _parsed(text)
+    if not isinstance(statement, ast.Return) or not isinstance(statement.value, ast.Tuple):
+        return frozenset()
+    return frozenset(element.id for element in statement.value.elts if isinstance(element, ast.Name))
+
+
+@lru_cache(4096)
 def _assigns_one_result(text: str) -> bool:
     """Whether a line is a whole statement that gives the result of its expression to at most one name."""
     statement = _parsed(text)
@@ -90,6 +102,7 @@ class _Longest(Execution):
         super().__init__(graph)
         self.children = frozenset(part for op in graph.ops for frame in op.modules for part in frame.path.split("."))
         self.returned: list[str] = []  # what frames that returned had names for, during the running statement
+        self.passed_on: set[str] = set()
         self.listy = _with_unseen_lists(graph)
 
     def _finish(self, frame: PythonFrame, now: int) -> None:
@@ -139,6 +152,8 @@ class _Longest(Execution):
         while len(self.frames) > depth:
             frame = self.frames[-1]
             values = [value for held in frame.names.values() for value in held]
+            for name in _returned_names(frame.line.text):
+                self.passed_on.update(frame.names.get(name, ()))
             super()._return_to(len(self.frames) - 1, now)
             self.returned = [*self.returned, *values, *(v for held in frame.names.values() for v in held)]
 

@@ -83,6 +83,17 @@ def _releases(graph: Graph, held: Held) -> Releases:
 
 
 def held_values(graph: Graph, policy: str = "expected", *, training: bool = False) -> Held:
+    """What variables and, with the policy "most", a cache in evaluation mode may hold."""
+    held = _held_values(graph, policy, training)
+    if policy != "most" or training:
+        return held
+    from staticmem.passes.frames.unseen_bounds import keys_and_values
+
+    cached = dict.fromkeys(keys_and_values(graph), len(graph.ops) - 1)
+    return Held(held.frames, {**held.until, **cached}) if cached else held
+
+
+def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing.
 
     Where no trace tells, the names that published classes use are known, and what they keep in evaluation mode always
@@ -103,8 +114,9 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
             from staticmem.passes.frames.unseen_bounds import longest_holds
 
             by_modules = longest_holds(graph, Held(), None).until
-            for name, index in longest_holds_of_lines(graph).items():
-                latest = min(index, by_modules.get(name, index))
+            by_lines, passed_on = longest_holds_of_lines(graph)
+            for name, index in by_lines.items():
+                latest = index if name in passed_on else min(index, by_modules.get(name, index))
                 until[name] = max(until.get(name, latest), latest)
             for op in graph.ops:
                 if not op.stack:  # no line says what the frames around it do

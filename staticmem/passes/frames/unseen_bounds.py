@@ -17,14 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from staticmem.ir.graph import Frame, Graph, Op
+from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.passes.frames.policy import Held, Stack, common_depth
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
+from staticmem.passes.lost_gradients import is_published
 
 _TORCH = "torch.nn."
 _WEIGHTS = frozenset(("aten::softmax", "aten::_softmax"))
 _PASSES_WEIGHTS = frozenset(("aten::dropout", "aten::masked_fill", "aten::mul", "aten::where"))
 _PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::einsum", "aten::baddbmm"))
+_MASKS = frozenset(("aten::masked_fill", "aten::masked_fill_", "aten::where"))
+_ATTENTION = "aten::scaled_dot_product_attention"
+_MOST_OPS = 12  # between the scores of attention and its product with values
 _CONTEXT = 2  # children before one that is in no list
 
 _Statement = tuple[object, ...]
@@ -159,6 +163,47 @@ def _chains(graph: Graph) -> set[Stack]:
                 others.add(stack[: level + 1])
     callers = {stack[:level] for stack in own for level in range(1, len(stack))}
     return callers - own - others
+
+
+def keys_and_values(graph: Graph) -> Set[str]:
+    """Keys and values of masked attention, which code may keep as attributes in evaluation mode: a cache for the next
+    call. An export in training mode does not have those statements, and no file has one without an op."""
+    made: dict[str, Op] = {}
+    kept: set[str] = set()
+    for op in graph.ops:
+        first, second, third = (*(a.name if isinstance(a, Ref) else "" for a in op.args[:3]), "", "", "")[:3]
+        if op.base == _ATTENTION and (len(op.args) > 3 or op.kwargs) and _may_cache(op):
+            kept.update((second, third))
+        elif op.base in _PRODUCTS and _may_cache(op):
+            keys = _masked_keys(first, made)
+            kept.update((keys, second) if keys else ())
+        made.update(dict.fromkeys(op.outputs, op))
+    return kept & made.keys()
+
+
+def _may_cache(op: Op) -> bool:
+    return not is_published(op) and not (op.modules and op.modules[-1].cls.startswith(_TORCH))
+
+
+def _masked_keys(weights: str, made: dict[str, Op]) -> str:
+    """The keys that weights of attention are computed of, where scores are masked before the softmax; or ""."""
+    normed = masked = False
+    for _ in range(_MOST_OPS):
+        op = made.get(weights)
+        if op is None:
+            return ""
+        if op.base in _PRODUCTS and normed:
+            keys = op.args[1] if len(op.args) > 1 else None
+            return keys.name if masked and isinstance(keys, Ref) else ""
+        normed = normed or op.base in _WEIGHTS
+        masked = masked or (normed and op.base in _MASKS)
+        sources = [a for a in op.args[:2] if isinstance(a, Ref)]
+        if op.base == "aten::where":
+            sources = [a for a in op.args[1:3] if isinstance(a, Ref) and a.name in made]
+        if not sources:
+            return ""
+        weights = sources[0].name
+    return ""
 
 
 def _attention_weights(graph: Graph) -> set[str]:

@@ -25,9 +25,9 @@ def forward(*lines: str) -> Graph:
 
 def test_hidden_code_may_hold_what_it_made_until_its_line_is_done() -> None:
     graph = forward("x = self.features(x) || ||", "x = torch.relu(x)")
-    assert longest_holds_of_lines(graph)["v0"] == 2
+    assert longest_holds_of_lines(graph)[0]["v0"] == 2
     assert "v0" not in held_by_lines(graph)
-    assert "v0" not in longest_holds_of_lines(forward("x = torch.relu(torch.relu(x)) || ||", "x = torch.relu(x)"))
+    assert "v0" not in longest_holds_of_lines(forward("x = torch.relu(torch.relu(x)) || ||", "x = torch.relu(x)"))[0]
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_what_hides_code(text: str, hidden: bool) -> None:
 
 def test_a_part_of_a_statement_may_name_its_result() -> None:
     graph = forward("self.conv(x),", "y = torch.relu(x)", "z = torch.relu(y)")
-    assert longest_holds_of_lines(graph)["v0"] >= 3
+    assert longest_holds_of_lines(graph)[0]["v0"] >= 3
     assert held_by_lines(graph).get("v0", 0) < 3
 
 
 def test_a_list_that_no_line_assigns_may_hold_everything() -> None:
     read = forward("y = torch.relu(x)", "y = torch.sin(y)", "y = torch.cos(y)", "out = sum(skips)")
-    assert longest_holds_of_lines(read)["v0"] == len(read.ops) - 1
+    assert longest_holds_of_lines(read)[0]["v0"] == len(read.ops) - 1
     plain = forward("y = torch.relu(x)", "y = torch.sin(y)", "y = torch.cos(y)", "out = torch.exp(y)")
-    assert longest_holds_of_lines(plain)["v0"] == 1
+    assert longest_holds_of_lines(plain)[0]["v0"] == 1
 
 
 def test_joined_lists_are_no_certain_holds() -> None:
@@ -73,3 +73,15 @@ def test_what_a_line_appends_may_be_popped_by_a_line_without_an_op() -> None:
     graph = forward("skips = [torch.relu(x)]", "skips.append(torch.sin(x))", "y = torch.cos(x)", "out = torch.exp(y)")
     assert {"v0", "v1"} <= held_by_lines(graph).keys()
     assert certainly_held_by_lines(graph).keys() == {"v2", "end"}
+
+
+def test_what_a_call_returns_beside_its_result_outlives_it() -> None:
+    b = Builder(x=(4, 8))
+    outer = SourceLine("net.py", 5, "forward", "y, skip = self.block(x)")
+    b.within(":user.Net", "block:user.Block").stack = (outer, SourceLine("net.py", 9, "forward", "out = torch.relu(x)"))
+    out = b.call("relu", Ref("x"), name="out")
+    b.stack = (outer, SourceLine("net.py", 10, "forward", "return torch.exp(out), out"))
+    y = b.call("exp", out, name="y")
+    b.within(":user.Net").stack = (SourceLine("net.py", 6, "forward", "return torch.sin(y)"),)
+    _, passed_on = longest_holds_of_lines(b.graph(b.call("sin", y, name="end")))
+    assert passed_on == {"out"}

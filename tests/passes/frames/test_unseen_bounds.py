@@ -8,7 +8,7 @@ from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref
 from staticmem.passes.frames.policy import Held
-from staticmem.passes.frames.unseen_bounds import longest_holds
+from staticmem.passes.frames.unseen_bounds import keys_and_values, longest_holds
 
 X = Ref("x")
 NET = ":user.Net"
@@ -83,3 +83,20 @@ def test_the_weights_of_attention_may_be_returned() -> None:
     z = b.within(NET).call("exp", y, name="z")
     graph = b.graph(b.call("sin", z, name="end"))
     assert until(graph)["w"] == 3
+
+
+def attention(*, masked: bool, cls: str = "my.Attention") -> Graph:
+    b = Builder(q=(2, 8, 4), k=(2, 8, 4), v=(2, 8, 4), mask=(8, 8)).within(f"attn:{cls}")
+    keys, values = b.call("sin", Ref("k"), name="keys"), b.call("sin", Ref("v"), name="values")
+    scores = b.call("matmul", Ref("q"), b.call("transpose.int", keys, 1, 2, name="turned"))
+    if masked:
+        scores = b.call("masked_fill.Scalar", scores, Ref("mask"), 0.0)
+    weights = b.call("dropout", b.call("softmax.int", scores, -1), 0.1, False)
+    return b.graph(b.call("matmul", weights, values, name="out"))
+
+
+def test_keys_and_values_of_masked_attention_may_be_cached() -> None:
+    assert keys_and_values(attention(masked=True)) == {"turned", "values"}
+    assert not keys_and_values(attention(masked=False))
+    assert not keys_and_values(attention(masked=True, cls="torch.nn.modules.activation.MultiheadAttention"))
+    assert not keys_and_values(attention(masked=True, cls="transformers.models.gpt2.Attention"))

@@ -1,0 +1,49 @@
+"""Tensors that an exporter stored in the place of the module's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from small_graphs import Builder
+
+from staticmem.engine.step import run_step
+from staticmem.ir.graph import Graph
+from staticmem.scenario.step import Scenario
+from staticmem.studies.stored_tensors import moved_by_stored_tensors
+
+TRAINING = Scenario(mode="train", optimizer="adam", loss="mean")
+INFERENCE = Scenario(mode="infer")
+
+
+def moved(graph: Graph, scenario: Scenario, written_as: str = "onnx") -> tuple[int, int]:
+    graph = replace(graph, format=written_as)
+    return moved_by_stored_tensors(graph, run_step(graph, scenario).trace)
+
+
+def two_norms(first: str, second: str) -> Graph:
+    b = Builder(x=(4, 256))
+    x = b.input("y", 4, 256)
+    weight = b.parameter(first, 256)
+    x = b.within("norm1:my.Norm").call("mul.Tensor", x, weight)
+    return b.graph(b.within("norm2:my.Norm").call("mul.Tensor", x, weight if not second else b.parameter(second, 256)))
+
+
+def test_a_vector_that_another_module_reads_may_stand_for_two() -> None:
+    assert moved(two_norms("norm1.weight", ""), INFERENCE) == (0, 1024)
+    assert moved(two_norms("norm1.weight", ""), TRAINING) == (0, 4 * 1024)  # with a gradient and two of Adam
+    assert moved(two_norms("norm1.weight", "norm2.weight"), INFERENCE) == (0, 0)
+    assert moved(two_norms("norm1.weight", ""), INFERENCE, "pt2") == (0, 0)
+
+
+def test_a_result_that_is_stored_may_be_made_in_each_step() -> None:
+    b = Builder(x=(4, 256)).within("net:my.Net")
+    table = b.parameter("index_1", 4, 256)
+    graph = b.graph(b.call("add.Tensor", b.input("y", 4, 256), table))
+    assert moved(graph, INFERENCE) == (4096, 0)
+    assert moved(graph, TRAINING) == (4 * 4096, 0)
+
+
+def test_published_code_is_left_out() -> None:
+    b = Builder(x=(4, 256)).within("net:timm.models.vit.Vit")
+    graph = b.graph(b.call("add.Tensor", b.input("y", 4, 256), b.parameter("index_1", 4, 256)))
+    assert moved(graph, INFERENCE) == (0, 0)
