@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from staticmem.ir.graph import Arg, Graph, Op, Ref
-from staticmem.passes.lost_gradients import has_regions_taken_for_no_grad, steps_of, with_gradients
+from staticmem.passes.lost_gradients import (
+    has_regions_taken_for_no_grad,
+    steps_of,
+    with_gradients,
+    with_least_gradients,
+)
 
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
@@ -26,7 +31,7 @@ def has_functions(graph: Graph) -> bool:
     """Whether `ends_of_functions` has anything to say."""
     if any(True for _ in _regions(graph)) if any(op.stack for op in graph.ops) else _has_fused(graph):
         return True
-    return has_regions_taken_for_no_grad(graph) or bool(steps_of(graph))
+    return has_regions_taken_for_no_grad(graph) or bool(steps_of(graph)) or with_least_gradients(graph) is not None
 
 
 def ends_of_functions(graph: Graph) -> tuple[Graph, Graph] | None:
@@ -34,7 +39,7 @@ def ends_of_functions(graph: Graph) -> tuple[Graph, Graph] | None:
     if not has_functions(graph):
         return None
     regions = [*_regions(graph)]
-    least = _with_bounds(graph, regions, 0)
+    least = _with_bounds(with_least_gradients(graph) or graph, regions, 0)
     if has_regions_taken_for_no_grad(graph):
         graph = with_gradients(graph)
     most = _with_steps(_with_bounds(graph, regions, _TEMPORARIES))

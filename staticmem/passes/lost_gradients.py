@@ -1,26 +1,31 @@
-"""Where a file may have lost gradients: the most that training can save there.
+"""Where a file may have lost gradients, or `detach`: the most and the least that training can save there.
 
 An export has the forward of a custom `autograd.Function` alone. Where its ops have no derivative (the `x > 0` of a
 spike, the sign of a binarised weight), the function's own backward is what trains the layers before it: at most it
 saves what it read and what it made of it, and computes a gradient. And a region that is read as `torch.no_grad()`
 (SM262) may be a region of autocast, or a checkpoint with use_reentrant=True: at most all of its ops are recorded.
 
+Files of the TorchScript exporter have no `detach()`, and do not tell buffers from parameters: at least, a
+straight-through estimator (`z + (q - z).detach()`) has no gradient where its code has that call, and a number or table
+that only element-wise ops read is not trained.
+
 Ops of published libraries are as their code has them, and are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Arg, Graph, Op, Ref
+from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref
 from staticmem.ir.record import record
 
 _STEPS = frozenset(f"aten::{name}" for name in "gt ge lt le sign floor ceil round trunc heaviside".split())
 _STEP_IS_FLOAT = frozenset(f"aten::{name}" for name in "sign floor ceil round trunc heaviside".split())
 _KEEPS_STEP = frozenset("aten::to aten::_to_copy aten::where aten::clone".split())
 _ENDS = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like aten::argmax aten::topk".split())
+_ELEMENTWISE = frozenset(f"aten::{name}" for name in "add sub mul div pow exp neg clamp gt ge lt le where abs".split())
 _LIBRARIES = ("torchvision.", "timm.", "transformers.")
 _TAKEN_FOR_NO_GRAD = "SM262"
 
@@ -74,6 +79,37 @@ def has_regions_taken_for_no_grad(graph: Graph) -> bool:
 def with_gradients(graph: Graph) -> Graph:
     """The graph with all ops recorded by autograd, and those that were not outside of the step's autocast."""
     return replace(graph, ops=tuple(op if op.grad else replace(op, grad=True, amp=False) for op in graph.ops))
+
+
+def with_least_gradients(graph: Graph) -> Graph | None:
+    """The graph as it is where the file lacks calls of `detach` and has parameters that are buffers; None: it is so."""
+    if graph.format != "onnx" or any(op.stack for op in graph.ops):
+        return None
+    ops = {name: op for op in graph.ops for name in op.outputs}
+    readers: dict[str, list[Op]] = {}
+    detached: set[str] = set()
+    for op in graph.ops:
+        for name in op.refs():
+            readers.setdefault(name, []).append(op)
+        operands = [arg.name for arg in op.args[:2] if isinstance(arg, Ref)]
+        if op.base == "aten::add" and len(operands) == 2 and not is_published(op):
+            for value, difference in (operands, operands[::-1]):
+                made = ops.get(difference)
+                if made is not None and made.base == "aten::sub" and made.args[1:2] == (Ref(value),):
+                    detached.add(difference)
+    doubtful = {p.value.name for p in graph.parameters if p.trainable and _may_be_buffer(p, readers)}
+    if not detached and not doubtful:
+        return None
+    parameters = tuple(replace(p, trainable=False) if p.value.name in doubtful else p for p in graph.parameters)
+    changed = tuple(replace(op, grad=False) if not detached.isdisjoint(op.outputs) else op for op in graph.ops)
+    return replace(graph, ops=changed, parameters=parameters)
+
+
+def _may_be_buffer(parameter: Parameter, readers: Mapping[str, Sequence[Op]]) -> bool:
+    reading = readers.get(parameter.value.name, ())
+    if parameter.fqn.rpartition(".")[2] in ("weight", "bias") or not reading:
+        return False
+    return all(op.base in _ELEMENTWISE and not is_published(op) for op in reading)
 
 
 def _makes_float(op: Op, graph: Graph) -> bool:

@@ -11,7 +11,7 @@ from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Edit, Frame, Graph, Note, Parameter, Ref
 from staticmem.liveness import liveness
 from staticmem.passes.custom_functions import ends_of_functions, has_functions
-from staticmem.passes.lost_gradients import steps_of
+from staticmem.passes.lost_gradients import steps_of, with_least_gradients
 from staticmem.scenario.step import Scenario
 
 X, W = Ref("x"), Ref("w")
@@ -71,3 +71,24 @@ def test_a_region_that_is_taken_for_no_grad_may_have_gradients() -> None:
     assert [op.grad for op in ends[0].ops] == [False, False, True]
     assert [(op.grad, op.amp) for op in ends[1].ops] == [(True, False), (True, False), (True, True)]
     assert peak(ends[0]) < peak(ends[1])
+
+
+def estimator(last: str = "+") -> Graph:
+    b = Builder(x=(64, 64))
+    z = b.call("mm", X, b.parameter("net.weight", 64, 64), name="z")
+    z = b.call("mul.Tensor", z, b.parameter("net.beta", 64, 64), name="scaled")
+    difference = b.call("sub.Tensor", b.call("relu", z, name="q"), z, name="difference")
+    operands = (z, difference) if last == "+" else (X, difference)
+    return replace(b.graph(b.call("add.Tensor", *operands, name="out")), format="onnx")
+
+
+def test_files_without_detach_may_have_less_gradients() -> None:
+    graph = estimator()
+    least = with_least_gradients(graph)
+    assert least is not None
+    assert [op.name for op in least.ops if not op.grad] == ["difference"]
+    assert [p.fqn for p in least.parameters if not p.trainable] == ["net.beta"]
+    assert with_least_gradients(replace(graph, format="pt2")) is None
+    other = with_least_gradients(estimator("another operand"))
+    assert other is not None
+    assert all(op.grad for op in other.ops)
