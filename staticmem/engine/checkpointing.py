@@ -192,6 +192,8 @@ class _Recomputation:
         self.position += 1
         if self.position == len(slots) and not self.checkpoint.region.reentrant:
             self._stop(e, node, saves, results)
+        if self.checkpoint.region.reentrant:  # its backward runs through the recomputed nodes, which let go as they run
+            return _Saves(self.checkpoint, [])
         own = _Holder(node.name, node.op)
         own.alive = False  # not one that the checkpoint waits for
         for tensor in saves:

@@ -5,7 +5,12 @@ own, and leave out what it was made from; in PyTorch it may exist for a moment o
 several of equal contents (norm weights of ones, masks of layers). Tensors of the module live through the whole step, so
 that each moves the peak by its size, with the gradient and the optimizer state of a parameter.
 
-Source: onnxscript/optimizer/_constant_folding.py, onnx_ir/passes/common/initializer_deduplication.py;
+They also compute once what several modules compute alike (a mask, the activation of an embedding): a result that a
+module's own code makes, and several other calls of its class read, may be made in each of them, for as long as it is
+needed. One that a single other call reads is taken for a second result of the module.
+
+Source: onnxscript/optimizer/_constant_folding.py; onnx_ir/passes/common, initializer_deduplication.py and
+common_subexpression_elimination.py;
 torch/csrc/jit/passes/onnx/constant_fold.cpp, deduplicate_initializers.cpp.
 """
 
@@ -15,8 +20,10 @@ import re
 from collections import Counter
 
 from staticmem.eager.trace import Trace
-from staticmem.ir.graph import Graph
+from staticmem.ir.graph import Frame, Graph, Op
 from staticmem.ops import lookup
+from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.passes.frames.published_names import call_ends
 from staticmem.passes.lost_gradients import is_published
 
 _RESULT = re.compile(r"([a-z]\w*?)(?:_\d+)?$")
@@ -26,6 +33,46 @@ def moved_by_stored_tensors(graph: Graph, trace: Trace) -> tuple[int, int]:
     """Bytes by which the peak may be lower and higher."""
     if graph.format != "onnx":
         return 0, 0
+    merged = _merged(graph)
+    bytes_of: Counter[str] = Counter()
+    for buffer in trace.buffers if merged else ():
+        if buffer.name in merged and buffer.category == "activation":
+            bytes_of[buffer.name] = buffer.size
+    less, more = _of_stored(graph, trace)
+    return less + sum(bytes_of.values()), more + sum(bytes_of[name] * count for name, count in merged.items())
+
+
+def _merged(graph: Graph) -> dict[str, int]:
+    """Results that may have been computed in several calls, with the number of the others."""
+    ends = call_ends(graph)
+    made: dict[str, Op] = {}
+    calls: dict[str, set[Stack]] = {}
+    for index, op in enumerate(graph.ops):
+        for name in op.refs():
+            maker = made.get(name)
+            if maker is None or maker.modules is op.modules:
+                continue
+            depth = common_depth(maker.modules, op.modules)
+            if depth < min(len(maker.modules), len(op.modules)):
+                other = next((f for f in op.modules[depth:] if _alike(f, maker.modules[-1])), None)
+                if other is not None:
+                    calls.setdefault(name, set()).add(op.modules[: op.modules.index(other) + 1])
+        if op.modules and ends.get(op.modules) != index and not is_published(op):
+            made.update(dict.fromkeys(op.outputs, op))
+    return {name: len(others) for name, others in calls.items() if len(others) > 1}
+
+
+def _alike(a: Frame, b: Frame) -> bool:
+    """Whether two modules are of one class, or of one place in a list."""
+    return a.cls == b.cls if a.cls or b.cls else _general(a.path) == _general(b.path)
+
+
+def _general(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def _of_stored(graph: Graph, trace: Trace) -> tuple[int, int]:
+    """By the module's own tensors."""
     owned = {p.value.name: p.fqn for p in (*graph.parameters, *graph.buffers) if p.alias_of is None}
     small = {p.value.name for p in graph.parameters if sum(size > 1 for size in p.value.shape or ()) < 2}
     stored = {name for name, fqn in owned.items() if _is_result(fqn) or _is_result(name)} | graph.constant_values.keys()

@@ -47,3 +47,20 @@ def test_published_code_is_left_out() -> None:
     b = Builder(x=(4, 256)).within("net:timm.models.vit.Vit")
     graph = b.graph(b.call("add.Tensor", b.input("y", 4, 256), b.parameter("index_1", 4, 256)))
     assert moved(graph, INFERENCE) == (0, 0)
+
+
+def test_what_several_calls_of_a_class_read_may_be_merged() -> None:
+    b = Builder(x=(4, 256)).within("blocks.0:my.Block")
+    mask = b.call("sin", b.input("y", 4, 256), name="mask")
+    for number in range(3):
+        b.within(f"blocks.{number}:my.Block")
+        out = b.call("mul.Tensor", b.input(f"z{number}", 4, 256), mask)
+    assert moved(b.graph(out), INFERENCE) == (4096, 2 * 4096)
+
+
+def test_what_one_other_call_reads_is_a_second_result() -> None:
+    b = Builder(x=(4, 256)).within("blocks.0:my.Block")
+    mask = b.call("sin", b.input("y", 4, 256), name="mask")
+    x = b.call("cos", mask)
+    b.within("blocks.1:my.Block")
+    assert moved(b.graph(b.call("mul.Tensor", x, mask)), INFERENCE) == (0, 0)
