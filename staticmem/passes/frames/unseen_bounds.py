@@ -172,13 +172,20 @@ def keys_and_values(graph: Graph) -> Set[str]:
     kept: set[str] = set()
     for op in graph.ops:
         first, second, third = (*(a.name if isinstance(a, Ref) else "" for a in op.args[:3]), "", "", "")[:3]
-        if op.base == _ATTENTION and (len(op.args) > 3 or op.kwargs) and _may_cache(op):
+        if op.base == _ATTENTION and _is_masked(op) and _may_cache(op):
             kept.update((second, third))
         elif op.base in _PRODUCTS and _may_cache(op):
             keys = _masked_keys(first, made)
             kept.update((keys, second) if keys else ())
         made.update(dict.fromkeys(op.outputs, op))
     return kept & made.keys()
+
+
+def _is_masked(op: Op) -> bool:
+    """Whether a call of scaled_dot_product_attention has a mask, or is causal."""
+    mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
+    causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal")
+    return isinstance(mask, Ref) or causal is True
 
 
 def _may_cache(op: Op) -> bool:

@@ -100,3 +100,16 @@ def test_keys_and_values_of_masked_attention_may_be_cached() -> None:
     assert not keys_and_values(attention(masked=False))
     assert not keys_and_values(attention(masked=True, cls="torch.nn.modules.activation.MultiheadAttention"))
     assert not keys_and_values(attention(masked=True, cls="transformers.models.gpt2.Attention"))
+
+
+def test_fused_attention_is_masked_by_a_mask_or_where_it_is_causal() -> None:
+    def cached(*more: object, **options: object) -> bool:
+        b = Builder(q=(2, 8, 4), m=(8, 8)).within("attn:my.Attention")
+        keys, values = b.call("sin", Ref("q"), name="keys"), b.call("cos", Ref("q"), name="values")
+        out = b.call("scaled_dot_product_attention", Ref("q"), keys, values, *more, **options)
+        return keys_and_values(b.graph(out)) == {"keys", "values"}
+
+    assert cached(Ref("m"))
+    assert cached(None, 0.0, True)
+    assert cached(is_causal=True)
+    assert not cached(None, 0.1, False)
