@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from small_graphs import Builder
 
@@ -103,7 +104,7 @@ def test_keys_and_values_of_masked_attention_may_be_cached() -> None:
 
 
 def test_fused_attention_is_masked_by_a_mask_or_where_it_is_causal() -> None:
-    def cached(*more: object, **options: object) -> bool:
+    def cached(*more: object, **options: Any) -> bool:
         b = Builder(q=(2, 8, 4), m=(8, 8)).within("attn:my.Attention")
         keys, values = b.call("sin", Ref("q"), name="keys"), b.call("cos", Ref("q"), name="values")
         out = b.call("scaled_dot_product_attention", Ref("q"), keys, values, *more, **options)
