@@ -320,21 +320,6 @@ class _Builder:
         self.env[fx.name] = Ref(node.outputs[0])
         self.known.update(node.outputs)
 
-    def _attention(self, op: Op, text: str) -> Op:
-        """Attention that was found by its pattern, with the mask, dropout and causality that its text says."""
-        if op.target != _ATTENTION or not text:
-            return op
-        try:
-            fx = fx_text.parse(text)
-        except fx_text.FxTextError:
-            return op
-        if fx.target != _ATTENTION:
-            return op
-        given = fx.args[3:6]
-        defaults: tuple[Arg, ...] = (None, 0.0, False)
-        mask = op.args[3] if given and isinstance(given[0], Ref) else None
-        return replace(op, args=(*op.args[:3], mask, *given[1:], *defaults[max(len(given), 1) :]), kwargs=fx.kwargs)
-
     def _of_norm(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """Arguments of a batch norm that an optimiser took for equal ones: a module's tensors that are merged with
         others exist in eager, and new statistics are the old ones (`_without_updates`)."""
@@ -414,7 +399,8 @@ class _Builder:
         named = {found.name for name in refs if isinstance(found := self._found(name), Ref)}
         named |= {self.copied[name] for name in named if name in self.copied}
         made = {name for node in nodes for name in node.outputs}
-        read = [name for node in nodes for name in node.inputs if name and name not in made and name not in named]
+        read = [self._seen(name) for node in nodes for name in node.inputs if name and name not in made]
+        read = [name for name in read if name not in named]
         tensors = [n for n in dict.fromkeys(read) if n in self.known and self._may_be_operand(n)]
         dtype = self._dtype(nodes[-1].outputs[0])
         if len(tensors) > 1:  # indices among them
@@ -445,6 +431,8 @@ class _Builder:
             # axes that are merged with a repeated one are copied (`einops.repeat`); the next view has taken this one in
             keeps = {"memory_format": "torch.contiguous_format"}
             call = Op(name, "aten::clone", (Ref(tensor),), keeps, (name,), op.modules, "", op.stack)
+        elif base == "detach":  # no kernel, but no gradient passes it
+            call = Op(name, "aten::detach", (Ref(tensor),), {}, (name,), around, "", stack)
         elif base == "cat":  # of a list that has one tensor
             call = Op(name, "aten::cat", ((Ref(tensor),),), {}, (name,), around, "", stack)
         else:
@@ -525,6 +513,14 @@ class _Builder:
         self.ops.insert(index + 1, replace(clone, modules=made.modules[:depth], stack=stack))
         self.lists = {name: at + (at > index) for name, at in self.lists.items()}
 
+    def _seen(self, name: str) -> str:
+        """The value of a call that another one's node only rearranges: two calls on one tensor share such nodes."""
+        node = self.inner.get(name)
+        while name not in self.known and node is not None and node.op in ("Transpose", "Unsqueeze", "Squeeze"):
+            name = node.inputs[0]
+            node = self.inner.get(name)
+        return name
+
     def _dtype(self, name: str) -> DType | None:
         value = self.net.values.get(name)
         return value.dtype if value is not None else None
@@ -582,7 +578,7 @@ class _Builder:
             ops = matched if matched is not None else self.translator.node(node, frames(node))
             stack = source_lines(node.stack)
             ops = [replace(op, stack=stack) if stack and not op.stack else op for op in ops]
-            ops = [self._attention(op, node.fx) for op in ops]
+            ops = [fx_values.as_written(op, node.fx) for op in ops]
             self.fallbacks += bool(ops)
             self.ops.extend(ops)
             for op in ops:
@@ -592,6 +588,3 @@ class _Builder:
                 number = self.net.ints(name)
                 if number is not None and len(number) == 1 and not self.net.consts[name].shape:
                     self.env[name] = number[0]
-
-
-_ATTENTION = "aten::scaled_dot_product_attention"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from staticmem.ir.graph import Arg, Op, Ref, Value
 from staticmem.ir.onnx_graph import Net, Node
 from staticmem.ops import kinds_of
+from staticmem.passes import fx_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 LIMIT = 2**62
+_ATTENTION = "aten::scaled_dot_product_attention"
 
 _BINARY: dict[str, Callable[[float, float], float]] = {
     "add": lambda a, b: a + b,
@@ -124,6 +126,22 @@ def joins_axes(args: Sequence[Arg], node: Node, net: Net) -> bool:
     given = net.shape(args[0].name) if args and isinstance(args[0], Ref) else None
     result = net.shape(node.outputs[0]) if node.outputs else None
     return given is not None and result is not None and abs(len(result) - len(given)) > 1
+
+
+def as_written(op: Op, text: str) -> Op:
+    """Attention that was found by its pattern, with the mask, dropout and causality that its text says."""
+    if op.target != _ATTENTION or not text:
+        return op
+    try:
+        fx = fx_text.parse(text)
+    except fx_text.FxTextError:
+        return op
+    if fx.target != _ATTENTION:
+        return op
+    given = fx.args[3:6]
+    defaults: tuple[Arg, ...] = (None, 0.0, False)
+    mask = op.args[3] if given and isinstance(given[0], Ref) else None
+    return replace(op, args=(*op.args[:3], mask, *given[1:], *defaults[max(len(given), 1) :]), kwargs=fx.kwargs)
 
 
 def before(ops: Sequence[Op], name: str) -> int:

@@ -153,3 +153,38 @@ def test_a_weight_is_made_after_what_its_layer_reads() -> None:
     ]
     assert before(ops, "w") == 1
     assert before(ops, "other") == 3
+
+
+def test_a_detach_that_the_file_leaves_out_stops_gradients(tmp_path: Path) -> None:
+    """`x - y.detach()`: the exporter writes no node for it."""
+    relu = "%relu : [num_users=1] = call_function[target=torch.ops.aten.relu.default](args = (%x,), kwargs = {})"
+    nodes = [
+        fx(node("Relu", ["x"], ["relu"]), relu, ["", "relu"], ["", "aten"]),
+        fx(node("Sub", ["x", "relu"], ["y"]), CALL.format("sub.Tensor", "%x, %detach_2"), ["", "sub"], ["", "aten"]),
+    ]
+    proto = model(nodes, [value("x", ["batch", 8])], ["y"], [weight("w", 2)])
+    sign(proto, "p_w: PARAMETER target='w'")
+    graph = bound(proto, tmp_path, batch=2)
+    assert [op.base for op in graph.ops] == ["aten::relu", "aten::detach", "aten::sub"]
+
+
+def test_two_indexings_of_one_tensor_share_nodes(tmp_path: Path) -> None:
+    """`x[:, a] + x[:, b]`: the second reads the transposed tensor of the first, and its text a slice that is gone."""
+    text = CALL.format("index.Tensor", "%slice_1, [None, %b_a]")
+    first = text.replace("%y ", "%index ")
+    second = text.replace("%y ", "%index_1 ").replace("slice_1", "slice_2").replace("b_a", "b_b")
+    nodes = [
+        fx(node("Relu", ["x"], ["relu"]), CALL.replace("%y ", "%relu ").format("relu.default", "%x,")),
+        fx(node("Transpose", ["relu"], ["t"], perm=[1, 0]), first, ["", "index"], ["", "aten"]),
+        fx(node("GatherND", ["t", "val_1"], ["g"]), first, ["", "index"], ["", "aten"]),
+        fx(node("Transpose", ["g"], ["index"], perm=[1, 0]), first, ["", "index"], ["", "aten"]),
+        fx(node("GatherND", ["t", "val_2"], ["h"]), second, ["", "index"], ["", "aten"]),
+        fx(node("Transpose", ["h"], ["index_1"], perm=[1, 0]), second, ["", "index"], ["", "aten"]),
+        fx(node("Add", ["index", "index_1"], ["y"]), CALL.format("add.Tensor", "%index, %index_1")),
+    ]
+    stored = [onnx.numpy_helper.from_array(np.zeros((5, 1), np.int64), f"val_{k}") for k in (1, 2)]
+    proto = model(nodes, [value("x", ["batch", 8])], ["y"], stored)
+    sign(proto, "b_a: BUFFER target='a' persistent=True", "b_b: BUFFER target='b' persistent=True")
+    graph = bound(proto, tmp_path, batch=2)
+    assert [op.base for op in graph.ops] == ["aten::relu", "aten::index", "aten::index", "aten::add"]
+    assert [p.fqn for p in graph.buffers] == ["a", "b"]
