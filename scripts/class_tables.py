@@ -1,11 +1,11 @@
-"""Makes the tables of published classes, in staticmem/passes: frames/published_names.json and inplace.json.
+"""Makes the table of published classes, staticmem/passes/frames/published_names.json.
 
     python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt [--state FILE]
 
 The file has names of models; scripts/class_models.py chooses them. Each model is run once on meta tensors
 (scripts/class_watch.py) in training mode, of which exports are made, and once in evaluation mode for what only that
 keeps.
-Classes of the present tables that none of these models has stay as they are. VERSIONS names the packages whose classes
+Classes of the present table that none of these models has stay as they are. VERSIONS names the packages whose classes
 these are: "timm 1.0.31, torchvision 0.29.1". With `--state` what was seen is kept in FILE after each model: a run of up
 to an hour that was stopped goes on behind the model that it was at.
 """
@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import class_in_place
 import class_models
 import class_names
 from class_watch import observed
@@ -38,7 +37,6 @@ class State:
     """What the models so far have shown. `tried` also has the one that a stopped run was at: it may have stopped it."""
 
     names: dict[str, class_names.Seen] = field(default_factory=dict)
-    places: class_in_place.Seen = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
 
     def save(self, path: Path | None) -> None:
@@ -52,29 +50,23 @@ class State:
 def write(path: Path, about: str, classes: dict[str, Any]) -> None:
     """One class a line, so that a change of the table can be read, and one class be found; what is not new is kept."""
     before = json.loads(path.read_text(encoding="utf-8"))["classes"]
-    made = sorted({**{cls: entry for cls, entry in before.items() if _owner(cls) not in classes}, **classes}.items())
+    made = sorted({**before, **classes}.items())
     lines = ",\n".join(f"{json.dumps(cls)}:{json.dumps(entry, separators=(',', ':'))}" for cls, entry in made)
     path.write_text(f'{{"about":{json.dumps(about)},"classes":{{\n{lines}\n}}}}\n', encoding="utf-8")
 
 
-def _owner(key: str) -> str:
-    """The class of an entry `Outer>Owner`."""
-    return key.rpartition(">")[2]
-
-
-def look(name: str, names: dict[str, class_names.Seen], places: class_in_place.Seen) -> None:
+def look(name: str, names: dict[str, class_names.Seen]) -> None:
     """Adds what one published model shows; evaluation mode only where it has classes that were not seen before."""
     model, args, kwargs = class_models.build(name)
     before = set(names)
     seen = observed(model.train(), args, kwargs)
     class_names.collect(seen, names)
-    class_in_place.collect(seen.graph, places)
     if set(names) - before:
         class_names.collect_caches(observed(model.eval(), args, kwargs), names)
 
 
 def main(versions: str, models: Path, path: Path | None) -> None:
-    """Writes both tables; models that fail are named on standard error, and how long each took."""
+    """Writes the table; models that fail are named on standard error, and how long each took."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     state = State() if path is None or not path.exists() else pickle.loads(path.read_bytes())
@@ -86,16 +78,13 @@ def main(versions: str, models: Path, path: Path | None) -> None:
         began = time.monotonic()
         outcome = "seen"
         try:
-            class_models.within(SECONDS, lambda name=name: look(name, state.names, state.places))
+            class_models.within(SECONDS, lambda name=name: look(name, state.names))
         except Exception as error:  # whatever a library raises for one of its models
             outcome = f"{type(error).__name__} {str(error)[:120]!r}"
         print(f"{name}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     state.save(path)
-    source = f"scripts/class_tables.py; {versions}"
-    about = f"names that forward gives results; {source}"
+    about = f"names that forward gives results; scripts/class_tables.py; {versions}"
     write(PACKAGE / "passes" / "frames" / "published_names.json", about, class_names.table(state.names))
-    about = f"what classes run in place; {source}"
-    write(PACKAGE / "passes" / "inplace.json", about, class_in_place.table(state.places))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Which ops ran in place: exporting to ONNX makes every op out of place, and memory depends on the difference.
 
-Where the export names module classes, libraries say it themselves: `inplace.json`, and sources named below. Elsewhere
-it is a guess from structure, made for networks with convolutions only, because `nn.ReLU(inplace=True)` is the habit.
+It is a guess from structure, made for networks with convolutions only, because `nn.ReLU(inplace=True)` is the habit.
 
 An ONNX file of the dynamo exporter keeps the source lines of every op, but not whether it wrote to its input. A line of
 the model says so itself, unless it leaves that to a module (`self.relu(x)`, whose `inplace` no line shows).
@@ -9,15 +8,12 @@ the model says so itself, unless it leaves that to a module (`self.relu(x)`, who
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
 from staticmem.ops.activations import SWISH
 
@@ -80,30 +76,6 @@ def _line_says(base: str, text: str) -> bool | None:
 
 
 CANDIDATES = (*MODULES, "aten::add")
-_MODULES = ("ReLU", "ReLU6", "SiLU", "Hardswish", "LeakyReLU", "ELU", "SELU", "CELU", "Mish", "Hardsigmoid", "Dropout")
-
-# Residual blocks that write `out += identity`, from the sources of torchvision 0.15 to 0.28
-_ADD_IN_PLACE = {
-    "torchvision.models.resnet": ("BasicBlock", "Bottleneck"),
-    "torchvision.models.video.resnet": ("BasicBlock", "Bottleneck"),
-    "torchvision.models.convnext": ("CNBlock",),
-    "torchvision.models.efficientnet": ("MBConv", "FusedMBConv"),
-    "torchvision.models.mobilenetv3": ("InvertedResidual",),
-    "timm.models.resnet": ("BasicBlock", "Bottleneck"),
-    "timm.models.resnetv2": (),
-}
-# Modules of torchvision whose activations are made without inplace=True
-_OUT_OF_PLACE = {
-    "torchvision.models.segmentation.deeplabv3": "",
-    "torchvision.models.segmentation.fcn": "FCNHead",
-    "torchvision.models.detection": "",
-    "torchvision.models.vision_transformer": "",
-    "torchvision.models.swin_transformer": "",
-    "torchvision.models.maxvit": "",
-}
-
-
-_LIBRARIES = ("torchvision.", "timm.", "transformers.")
 
 
 class _Facts:
@@ -118,14 +90,6 @@ class _Facts:
         kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
         kept.update((v.name for v in graph.inputs), graph.outputs)
         self.kept = kept & self.producer.keys()
-        self._classless: dict[int, bool] = {}  # by the identity of stacks, which the graph keeps
-
-    def classless(self, op: Op) -> bool:
-        """Whether the file has no class for any module around an op."""
-        found = self._classless.get(id(op.modules))
-        if found is None:
-            found = self._classless[id(op.modules)] = not any(frame.cls for frame in op.modules)
-        return found
 
     @cached_property
     def layer_scaled(self) -> bool:
@@ -152,8 +116,7 @@ def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """The graph with in-place targets (`aten::relu_`) where the policy says so. Unchanged where the file knows.
 
     "none" leaves everything out of place, "all" takes every activation whose input has no other reader. "least" and
-    "most" are "auto" where a source line or a known class tells, and none and all of the others: the ends of what is
-    left open.
+    "most" are "auto" where a source line tells, and none and all of the others: the ends of what is left open.
     """
     policy = asked.inplace
     if graph.inplace_known or policy == "none":
@@ -205,11 +168,11 @@ def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
 def _may_be_product(op: Op) -> bool:
     if op.source != SWISH or op.base not in ("aten::silu", "aten::silu_"):
         return False
-    return not (op.modules[-1].cls if op.modules else "").startswith((*_LIBRARIES, "torch.nn."))
+    return not (op.modules[-1].cls if op.modules else "").startswith("torch.nn.")
 
 
 def ops_left_open(graph: Graph) -> list[int] | None:
-    """Where ops are that "least" and "most" may decide differently: those, and some that a line or a class decides.
+    """Where ops are that "least" and "most" may decide differently: those, and some that a line decides.
 
     None where they may save other tensors for backward."""
     candidates = {op.target for op in graph.ops}
@@ -219,40 +182,6 @@ def ops_left_open(graph: Graph) -> list[int] | None:
     if any(op.source == SWISH and _may_be_product(op) for op in graph.ops):
         return None
     return [index for index, op in enumerate(graph.ops) if op.target in candidates]
-
-
-@cache
-def known_places() -> Mapping[str, Mapping[str, bool]]:
-    """What published classes run in place: class -> where in it -> whether.
-
-    `inplace.json` is made by `scripts/class_tables.py`, which runs models and looks. Where a class does both, the
-    entries are those of the classes around it, `Outer>Owner`; what differs still is not in it.
-    """
-    places: Mapping[str, Mapping[str, bool]] = json.loads(
-        Path(__file__).with_name("inplace.json").read_text(encoding="utf-8")
-    )["classes"]
-    return places
-
-
-def owner_and_place(op: Op) -> tuple[str, str] | None:
-    """The innermost class of a published library that an op runs in, and where in it: a path (numbers as `*`) and the
-    op."""
-    for level in range(len(op.modules) - 1, -1, -1):
-        frame = op.modules[level]
-        if frame.cls.startswith(_LIBRARIES):
-            inner = op.modules[-1].path.removeprefix(frame.path).strip(".")
-            parts = ["*" if part.isdigit() else part for part in inner.split(".")]
-            return frame.cls, f"{'.'.join(parts)}:{op.base.rstrip('_')}"
-    return None
-
-
-def owners(op: Op) -> list[str]:
-    """The innermost published class, then `Outer>Owner` with more and more of the published classes around it."""
-    keys: list[str] = []
-    for frame in reversed(op.modules):
-        if frame.cls.startswith(_LIBRARIES):
-            keys.append(f"{frame.cls}>{keys[-1]}" if keys else frame.cls)
-    return keys
 
 
 def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
@@ -300,57 +229,15 @@ def _should(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
         return False
     if policy == "all":
         return True
-    if facts.classless(op):
-        return _open(op, made, graph, facts, policy)
-    known = _known(op)
-    if known is not None:
-        return known
-    leaf = op.modules[-1].cls
-    module, _, cls = leaf.rpartition(".")
-    if op.base == "aten::add" and module.startswith(("torchvision.", "timm.", "transformers.")):
-        return cls in _ADD_IN_PLACE.get(module, ())
-    classes = [frame.cls for frame in op.modules]
-    if not any(c.startswith(("torchvision.", "timm.")) for c in classes):
-        return not any(c.startswith("transformers.") for c in classes) and _open(op, made, graph, facts, policy)
-    if leaf.startswith("torch.nn.") and leaf.rpartition(".")[2] not in _MODULES:
-        return False
-    return not _excluded(op, classes)
-
-
-def _known(op: Op) -> bool | None:
-    """What the table says: of the class within those around it, where that makes a difference."""
-    found = owner_and_place(op)
-    if found is None:
-        return None
-    table, place = known_places(), found[1]
-    for key in reversed(owners(op)):
-        around, _, owner = key.rpartition(">")
-        prefix = f"{around}>" if around else ""
-        said = {table.get(prefix + cls, {}).get(place) for cls in alternatives(owner)} - {None}
-        if len(said) == 1:
-            return True in said
-    return None
-
-
-def _excluded(op: Op, classes: list[str]) -> bool:
-    """Activations that torchvision makes without `inplace=True`."""
-    owner = next((c for c in reversed(classes) if c.startswith(("torchvision.", "timm."))), "")
-    if owner == "torchvision.ops.misc.SqueezeExcitation":  # its default is a plain ReLU; EfficientNet gives SiLU
-        return op.base != "aten::silu"
-    return any(owner.startswith(prefix) and (not name or name in owner) for prefix, name in _OUT_OF_PLACE.items())
+    return _guess(op, made, graph, facts) if policy == "auto" else policy == "most"
 
 
 # what an activation in place follows
 _ACTIVATED = frozenset(("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"))
 
 
-def _open(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
-    """Nothing tells: a guess, or one end of what it can be."""
-    return _guess(op, made, graph, facts) if policy == "auto" else policy == "most"
-
-
 def _guess(op: Op, made: Op, graph: Graph, facts: _Facts) -> bool:
-    """Without classes: in a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
+    """In a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
     if not facts.convolutional:
         return False
     leaf = op.modules[-1].path if op.modules else ""

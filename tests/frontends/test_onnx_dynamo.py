@@ -97,13 +97,31 @@ def test_convolution_norm_relu(tmp_path: Path, make: Any) -> None:
     assert ("SM260" in [n.code for n in graph.notes]) == (make is folded)
 
 
+def two_convolutions() -> Any:
+    """`conv_norm_relu` with a convolution behind it."""
+    proto = conv_norm_relu()
+    text = call("conv2d_1", "aten.conv2d.default", "(%relu, %p_d_weight, None, [1, 1], [1, 1])")
+    proto.graph.node.append(
+        fx(node("Conv", ["relu", "d.weight"], ["out"], pads=[1] * 4), text, *scopes("d", "conv.Conv2d"))
+    )
+    proto.graph.initializer.append(weight("d.weight", 4, 4, 3, 3))
+    proto.graph.output[0].name = "out"
+    return proto
+
+
 @pytest.mark.parametrize(
-    ("policy", "target"), [("auto", "aten::relu_"), ("none", "aten::relu"), ("all", "aten::relu_")]
+    ("make", "policy", "target"),
+    [
+        (conv_norm_relu, "auto", "aten::relu"),  # a guess is made for networks of several convolutions
+        (two_convolutions, "auto", "aten::relu_"),
+        (two_convolutions, "none", "aten::relu"),
+        (two_convolutions, "all", "aten::relu_"),
+    ],
 )
-def test_in_place_policies(tmp_path: Path, policy: str, target: str) -> None:
-    graph = in_place(bound(conv_norm_relu(), tmp_path, batch=2), policy)
-    assert graph.ops[-1].target == target
-    assert ("SM254" in [n.code for n in graph.notes]) == (policy != "none")
+def test_in_place_policies(tmp_path: Path, make: Any, policy: str, target: str) -> None:
+    graph = in_place(bound(make(), tmp_path, batch=2), policy)
+    assert graph.ops[2].target == target
+    assert ("SM254" in [n.code for n in graph.notes]) == target.endswith("_")
 
 
 def test_in_place_never_writes_what_others_read(tmp_path: Path) -> None:
