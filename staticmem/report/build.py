@@ -37,6 +37,7 @@ from staticmem.report.model import (
 )
 from staticmem.scenario.step import Scenario
 
+_SETTLES = "SM308"  # the command that settles what a band is about
 FEW = 64  # entries for which who holds them is looked up by themselves, and not for all at once
 
 
@@ -59,7 +60,8 @@ class Sources:
 def build(sources: Sources, top: int) -> Report:
     """The report; `top_tensors` has the `top` largest tensors alive at the peak."""
     alive = Alive(sources.graph, sources.lifetimes)
-    notes = (*sources.graph.notes, *sources.result.notes, *sources.notes)
+    notes = [*sources.graph.notes, *sources.result.notes, *sources.notes]
+    notes.sort(key=lambda note: note.code != _SETTLES)  # the first that a reader sees
     peak, phases = _peak(sources, alive), _phases(sources)
     return Report(
         schema=SCHEMA,
