@@ -7,6 +7,9 @@ python benchmarks/child.py warm MODEL COUNT HOW      # staticmem.analyze(MODEL) 
                                                     # "read" (the file is not known either)
 python benchmarks/child.py once MODEL BATCH MODE     # staticmem.analyze(MODEL) of a fresh process, timed within it:
                                                     # a step of training with Adam ("train"), or as it is ("infer")
+python benchmarks/child.py export HOW                # ResNet-50 to .pt2 in a process that has done it before, by
+                                                    # "torch.export" with the same open sizes, by "staticmem.export"
+                                                    # with its recording, or the "recording" alone; with PyTorch
 """
 
 from __future__ import annotations
@@ -59,11 +62,43 @@ def once(path: str, batch: int, mode: str = "train") -> None:
     print(json.dumps({"seconds": seconds, "ops": report.model.ops, "live_bytes": report.peak.live_bytes}))
 
 
+def export(how: str) -> None:
+    for path in (SMALL.parent, SMALL.parents[1]):
+        sys.path.insert(0, str(path))
+    import io
+    import tempfile
+
+    import torch
+    from architectures import resnet50  # type: ignore[import-not-found,unused-ignore]
+
+    import staticmem
+    from staticmem.recording.record import record
+
+    taken = []
+    for _ in range(4):
+        with torch.device("meta"):
+            model, inputs = resnet50().train(), (torch.empty(2, 3, 224, 224),)
+        start = time.process_time()
+        if how == "torch.export":
+            sizes = (dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO),)
+            program = torch.export.export(model, inputs, dynamic_shapes=sizes, strict=False)
+            torch.export.save(program, io.BytesIO())
+        elif how == "recording":
+            record(model, inputs)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                staticmem.export(model, inputs, Path(folder) / "model.pt2")
+        taken.append(time.process_time() - start)
+    print(json.dumps({"seconds": median(taken[1:])}))
+
+
 if __name__ == "__main__":
     verb, *arguments = sys.argv[1:]
     if verb == "floor":
         floor(arguments[0])
     elif verb == "warm":
         warm(arguments[0], int(arguments[1]), arguments[2])
+    elif verb == "export":
+        export(arguments[0])
     else:
         once(arguments[0], int(arguments[1]), *arguments[2:])

@@ -5,6 +5,7 @@
     python benchmarks/run.py --million     # a graph of 1,000,000 nodes too: minutes, and several GiB
     python benchmarks/run.py --json FILE   # every sample as well
     python benchmarks/run.py --exports FOLDER --peers PYTHON   # beside MemTracker and torchinfo (peers.py, exports.py)
+    python benchmarks/run.py --only export --peers PYTHON      # exports with recordings beside torch.export
     python benchmarks/run.py --onnxsim PYTHON                  # beside onnxsim's memory footprint
 
 A part that fails or takes too long is named and left out, and the exit status is 1. Times are processor time (see
@@ -42,6 +43,7 @@ FLOOR = 0.2
 WARM = 0.025  # seconds
 GROWTH = 1.5  # time per node of the largest graph over that of the 10,000 node one
 PER_NODE = 60e-6  # seconds
+EXPORTED = 2  # times torch.export with the same open sizes
 BYTES_PER_NODE = 4295  # 4 GiB for a million nodes
 
 
@@ -116,6 +118,21 @@ def warm(rounds: int, count: int) -> tuple[list[Row], list[Series]]:
     return rows, list(found.values())
 
 
+def exported(python: str, rounds: int) -> tuple[list[Row], list[Series]]:
+    """The export of ResNet-50 with its recording, and the recording alone, against torch.export."""
+    names = ("torch.export", "recording", "staticmem.export")
+    found = interleaved({name: [python, CHILD[1], "export", name] for name in names}, rounds)
+    base = found["torch.export"].reported("seconds")
+    rows = [Row("torch.export, resnet50 to .pt2", ms(base), mib(found["torch.export"].rss))]
+    for name in names[1:]:
+        seconds = found[name].reported("seconds")
+        row = Row(f"{name}, resnet50", ms(seconds), mib(found[name].rss), f"{seconds / base:.2f}x torch.export")
+        if name == "staticmem.export":
+            row.target, row.ok = f"<= {EXPORTED}x", seconds <= EXPORTED * base
+        rows.append(row)
+    return rows, list(found.values())
+
+
 def growth(sizes: list[int], folder: Path, rounds: int) -> tuple[list[Row], list[Series]]:
     """Graphs of Conv, Relu and Add: time in a node, and memory in a node over that of the smallest graph."""
     commands = {}
@@ -181,12 +198,12 @@ def main() -> None:
     parser.add_argument("--million", action="store_true", help="a graph of 1,000,000 nodes too")
     parser.add_argument("--exports", metavar="FOLDER", type=Path, help="with the files of exports.py")
     parser.add_argument(
-        "--peers", metavar="PYTHON", default="", help="an interpreter that has PyTorch: MemTracker beside"
+        "--peers", metavar="PYTHON", default="", help="an interpreter that has PyTorch: MemTracker, and exports"
     )
     parser.add_argument(
         "--onnxsim", metavar="PYTHON", default="", help="an interpreter that has onnxsim: its footprint beside"
     )
-    parser.add_argument("--only", metavar="PART", help="cold, embedded, warm, growth or compare")
+    parser.add_argument("--only", metavar="PART", help="cold, embedded, warm, growth, compare or export")
     arguments = parser.parse_args()
     quick = arguments.quick
     sizes = [1_000, 10_000, *([] if quick else [100_000]), *([1_000_000] if arguments.million else [])]
@@ -206,6 +223,7 @@ def main() -> None:
                 if arguments.onnxsim
                 else []
             ),
+            *([("export", lambda: exported(arguments.peers, 1 if quick else 3))] if arguments.peers else []),
             ("growth", lambda: growth(sizes, folder, 1 if quick else 3)),
         ]
         parts = [part for part in parts if arguments.only in (None, part[0])]

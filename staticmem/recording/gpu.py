@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 from torch import _prims_common as utils
+from torch._decomp import decomposition_table
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
@@ -51,6 +52,7 @@ def meta_as_gpu() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
         mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         mock.patch.object(torch.Tensor, "contiguous", _contiguous),
+        mock.patch.dict(decomposition_table, _BATCH_NORMS),
     )
     with ExitStack() as stack:
         for patch in patches:
@@ -61,6 +63,24 @@ def meta_as_gpu() -> Iterator[None]:
 def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
     prefers = (utils.suggest_memory_format(t) is torch.channels_last for t in (input, weight))
     return torch.channels_last if weight.dim() == 4 and any(prefers) else torch.contiguous_format
+
+
+def _batch_norm(input: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """The results of a batch normalisation. PyTorch's own decomposition runs 20 ops of symbolic shapes for them."""
+    stats = utils.get_computation_dtype(input.dtype)
+    mean, rstd = (input.new_empty((input.shape[1],), dtype=stats) for _ in range(2))
+    return torch.empty_like(input), mean, rstd
+
+
+_ATEN = torch.ops.aten
+_BATCH_NORMS = dict.fromkeys(
+    (
+        _ATEN._native_batch_norm_legit.default,
+        _ATEN._native_batch_norm_legit.no_stats,
+        _ATEN._native_batch_norm_legit_no_training.default,
+    ),
+    _batch_norm,
+)
 
 
 def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:

@@ -21,6 +21,7 @@ from staticmem.ir import dtypes  # noqa: E402
 from staticmem.ir.dtypes import DType  # noqa: E402
 from staticmem.ir.graph import Graph, Op, Ref  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
+from staticmem.recording import gpu  # noqa: E402
 from staticmem.recording.record import record  # noqa: E402
 from staticmem.scenario.request import request_of  # noqa: E402
 from staticmem.studies.study import Study  # noqa: E402
@@ -451,3 +452,29 @@ def test_reports_name_custom_functions() -> None:
     reasons = " ".join(reason for tensor in report.top_tensors for reason in tensor.why)
     assert "saved for the backward of Swish" in reasons
     assert "staticmem::" not in str(report)
+
+
+class Normed(nn.Module):  # type: ignore[misc]
+    """Batch normalisation of tensors in several layouts, with and without running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False)
+        self.flat, self.instance = nn.BatchNorm1d(6), nn.InstanceNorm2d(4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.second(self.first(x).transpose(2, 3))
+        z = self.flat(y.flatten(2).transpose(1, 2)[:, :6]).reshape(-1)
+        return z.sum() + self.first(self.instance(y)[:, :, ::2]).contiguous().flatten().sum()
+
+
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_batch_norms_are_recorded_as_by_pytorchs_decomposition(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    documents = []
+    for own in (True, False):
+        with torch.device("meta"):
+            module, x = Normed(), torch.zeros(2, 4, 8, 6).to(memory_format=getattr(torch, layout))
+        if not own:
+            monkeypatch.setattr(gpu, "_BATCH_NORMS", {})
+        documents.append(record(module, (x,)))
+    assert documents[0] == documents[1]
