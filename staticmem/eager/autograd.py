@@ -96,6 +96,10 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
             e.trace.op = -1
             for leaf, into in leaves:
                 _accumulate_grad(e, leaf, into, grads, received)
+        if e.held_by_node:
+            for owner in e.held_by_node:
+                e.release(owner)
+            e.held_by_node.clear()
     return received
 
 

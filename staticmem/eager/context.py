@@ -58,6 +58,7 @@ class Eager:
         self.sdpa = "auto"  # the attention kernel that a user asks for
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
+        self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived
         self.sequence = 0
         self._mutated: Tensor | None = None
         self.running = -1
@@ -343,8 +344,7 @@ class Eager:
             self._add_edge(node, gradient_edge(tensor))
         if self.saved_hooks:
             packed = [tensor for tensor in saves if tensor is not None]
-            if packed:
-                node.packed = self.saved_hooks[-1].pack(self, node, packed, results)
+            node.packed = self.saved_hooks[-1].pack(self, node, packed, results)
             saves = ()
         if saves:
             self._save(node, [tensor.storage for tensor in saves if tensor is not None])

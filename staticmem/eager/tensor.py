@@ -137,8 +137,8 @@ class Packed(Protocol):
 class SavedTensorsHooks(Protocol):
     """`torch.autograd.graph.saved_tensors_hooks`."""
 
-    def pack(self, e: Run, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> Packed:
-        """Takes the tensors that a node saves; `results` are the op's."""
+    def pack(self, e: Run, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> Packed | None:
+        """Takes the tensors that a node saves, maybe none; `results` are the op's."""
 
 
 class Node:

@@ -67,6 +67,22 @@ class _Saves:
                 self.checkpoint.forget(e)
 
 
+class _NoSaves:
+    """A node that saves nothing, in a checkpoint with use_reentrant=True, which ends when all of its nodes have run."""
+
+    def __init__(self, checkpoint: _Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def unpack(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
+        self.checkpoint.recompute(e, gradients)
+
+    def applied(self, e: Eager) -> None:
+        pass
+
+    def release(self, e: Eager) -> None:
+        self.checkpoint.forget(e)
+
+
 class _Checkpoint:
     """One call of `checkpoint`: `_CheckpointFrame` with its hooks. It dies with the last holder."""
 
@@ -92,6 +108,13 @@ class _Checkpoint:
             assert isinstance(packed, _Saves)
             self.packed_args = packed
 
+    def separate_leaves(self) -> None:
+        """With use_reentrant=True a backward of its own accumulates the gradients of parameters, before others come."""
+        if self.region.reentrant:
+            for value in self.inputs.values():
+                if isinstance(value, Tensor) and value.grad_fn is None:
+                    value.accumulate = None
+
     def overwrites(self) -> bool:
         """Whether an op changes an input in place, after which the saved one has another version."""
         arguments = set(self.arguments)
@@ -106,8 +129,15 @@ class _Checkpoint:
         made = [name for op in graph.ops[self.region.start : end] for name in op.outputs]
         return [name for name in made if graph.last_read.get(name, 0) >= end or name in graph.outputs]
 
-    def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
+    def pack(
+        self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> _Saves | _NoSaves | None:
         """In the forward: makes a holder for every tensor, and keeps none of them."""
+        if not saves:
+            if not self.region.reentrant:
+                return None
+            self.refs += 1
+            return _NoSaves(self)
         packed = _Saves(self, [_Holder(node.name, node.op) for _ in saves])
         self.slots.append(packed)
         self.refs += len(saves)
@@ -117,8 +147,12 @@ class _Checkpoint:
         """A holder died, or the call returned."""
         self.refs -= 1
         if self.refs == 0:
-            e.release(self.saved_args)
-            e.release(self.inner_backward)
+            owners = (self.saved_args, self.inner_backward)
+            if self.region.reentrant and self.recomputed:  # one node has them until its own backward returns
+                e.held_by_node.extend(owners)
+            else:
+                for owner in owners:
+                    e.release(owner)
             if self.packed_args is not None:
                 self.packed_args.release(e)
             self.inputs = {}
@@ -184,7 +218,9 @@ class _Recomputation:
     def __init__(self, checkpoint: _Checkpoint) -> None:
         self.checkpoint, self.position = checkpoint, 0
 
-    def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves:
+    def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves | None:
+        if not saves:
+            return None
         slots = self.checkpoint.slots
         for tensor, holder in zip(saves, slots[self.position].holders, strict=True):
             if holder.alive:
@@ -196,8 +232,9 @@ class _Recomputation:
             return _Saves(self.checkpoint, [])
         own = _Holder(node.name, node.op)
         own.alive = False  # not one that the checkpoint waits for
-        for tensor in saves:
-            e.hold(_detached(tensor), own.owner)
+        if not self.checkpoint.region.reentrant:  # there the recomputed nodes are those of the backward
+            for tensor in saves:
+                e.hold(_detached(tensor), own.owner)
         return _Saves(self.checkpoint, [own])
 
     def _stop(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -232,6 +269,7 @@ class Checkpoints:
         while self.running and self.running[-1][0] <= index:
             _, checkpoint = self.running.pop()
             self.e.saved_hooks.pop()
+            checkpoint.separate_leaves()
             checkpoint.forget(self.e)
         if self.e.grad_enabled:
             for region in self.starts.get(index, ()):
@@ -239,6 +277,7 @@ class Checkpoints:
                 if checkpoint.overwrites():
                     self.overwritten.append(region.name)
                 self.e.saved_hooks.append(checkpoint)
+                checkpoint.separate_leaves()
                 self.running.append((region.end, checkpoint))
 
 

@@ -8,9 +8,7 @@ runs the recorded `backward`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs `cls.apply` and writes down the call, where its results have a history."""
+    """Runs `apply` of a class and writes down the call, where its results have a history."""
     saved: list[int] = []
     alive: list[torch.Tensor] = []  # until the node has them, `ctx` does
 
@@ -36,7 +34,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
 
     inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
     with saved_tensors_hooks(pack, watch.unpack):
-        result = apply(cls, *args, **kwargs)
+        result = apply(*args, **kwargs)
     results = result if isinstance(result, (tuple, list)) else (result,)
     ctx = next((t.grad_fn for t in results if _on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
     if ctx is None or watch.paused:
@@ -69,29 +67,38 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
 def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
     """Runs the backward of a call into `body`; the values of its incoming gradients and of those that it returns.
 
-    None where it cannot run without data, and where it runs autograd itself, whose ops are below the recorder.
+    None where it cannot run without data, where it runs other custom functions, and where it reads what no recorded op
+    has made: gradients of a backward that it runs itself.
     """
     watch.paused = True
     with torch.no_grad():
         grads = [torch.empty_like(t) if _on_gpu(t) else None for t in results]
     watch.paused = False
     values = [-1 if g is None else watch.name(g) for g in grads]
+    exist = {*watch.layouts, *range(len(watch.tensors))}
     watch.program = body
     try:
-        with torch.no_grad(), _without_autograd():
+        with torch.no_grad():
             returned = cls.backward(ctx, *grads)
     except Exception:
         return values, None
     gradients = returned if isinstance(returned, (tuple, list)) else (returned,)
     watch.program = type(body)()  # what it returns outlives it
+    if body.functions:
+        return values, None
+    for _, _, _, args, kwargs, outputs, *_ in body.ops:
+        if not exist.issuperset(_references([args, *kwargs.values()])):
+            return values, None
+        exist.update(outputs)
     return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
 
 
-@contextmanager
-def _without_autograd() -> Iterator[None]:
-    refuse = mock.Mock(side_effect=NotImplementedError("autograd within a backward"))
-    with mock.patch.object(torch.autograd, "backward", refuse), mock.patch.object(torch.autograd, "grad", refuse):
-        yield
+def _references(args: Any) -> Iterator[int]:
+    if isinstance(args, list):
+        for arg in args:
+            yield from _references(arg)
+    elif isinstance(args, str) and args.startswith(written.REF):
+        yield int(args[1:])
 
 
 def _on_gpu(value: Any) -> bool:

@@ -5,7 +5,7 @@ imported it.
 
 Sources: torch/nn/modules/module.py (`__call__`), torch/utils/checkpoint.py (`checkpoint` calls
 `_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py
-(`Function.apply`).
+(`Function.apply` calls that of its base).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 import torch
-from torch.autograd import Function
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils import checkpoint
 
 
@@ -34,7 +34,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     """Tells `watcher` of the calls within it. `function` is called in place of `Function.apply`: with that, the class
     and the arguments."""
     call = torch.nn.Module.__call__
-    apply = Function.__dict__["apply"].__func__
+    apply = torch._C._FunctionBase.__dict__["apply"]
 
     def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         watcher.enter(self)
@@ -62,13 +62,14 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
         return result
 
     def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(apply, cls, args, kwargs)
+        return function(apply.__get__(None, cls), cls, args, kwargs)
 
     patches = (
         mock.patch.object(torch.nn.Module, "__call__", call_module),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", without_reentry),
         mock.patch.object(checkpoint.CheckpointFunction, "apply", staticmethod(with_reentry)),
-        mock.patch.object(Function, "apply", classmethod(apply_function)),
+        # `Function.apply` calls it, also as `swish = Swish.apply` that a module made when it was imported
+        mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply_function), create=True),
     )
     with ExitStack() as stack:
         for patch in patches:

@@ -256,8 +256,8 @@ class Halves(Coded):
 
 
 COUNTED = (
-    Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, NotCheckpointed, Frozen, Tied, Kept, Auxiliary, Counted,
-    Averaged, KeptAgain,
+    Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
+    Auxiliary, Counted, Averaged, KeptAgain,
 )  # fmt: skip
 
 
