@@ -232,9 +232,8 @@ class _Recomputation:
             return _Saves(self.checkpoint, [])
         own = _Holder(node.name, node.op)
         own.alive = False  # not one that the checkpoint waits for
-        if not self.checkpoint.region.reentrant:  # there the recomputed nodes are those of the backward
-            for tensor in saves:
-                e.hold(_detached(tensor), own.owner)
+        for tensor in saves:
+            e.hold(_detached(tensor), own.owner)
         return _Saves(self.checkpoint, [own])
 
     def _stop(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> None:
