@@ -8,7 +8,9 @@ runs the recorded `backward`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -67,18 +69,17 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
 def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
     """Runs the backward of a call into `body`; the values of its incoming gradients and of those that it returns.
 
-    None where it cannot run without data, where it runs other custom functions, and where it reads what no recorded op
-    has made: gradients of a backward that it runs itself.
+    None where it cannot run without data, and where it runs autograd itself, whose ops are below the recorder, or other
+    custom functions.
     """
     watch.paused = True
     with torch.no_grad():
         grads = [torch.empty_like(t) if _on_gpu(t) else None for t in results]
     watch.paused = False
     values = [-1 if g is None else watch.name(g) for g in grads]
-    exist = {*watch.layouts, *range(len(watch.tensors))}
     watch.program = body
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _without_autograd():
             returned = cls.backward(ctx, *grads)
     except Exception:
         return values, None
@@ -86,19 +87,14 @@ def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> 
     watch.program = type(body)()  # what it returns outlives it
     if body.functions:
         return values, None
-    for _, _, _, args, kwargs, outputs, *_ in body.ops:
-        if not exist.issuperset(_references([args, *kwargs.values()])):
-            return values, None
-        exist.update(outputs)
     return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
 
 
-def _references(args: Any) -> Iterator[int]:
-    if isinstance(args, list):
-        for arg in args:
-            yield from _references(arg)
-    elif isinstance(args, str) and args.startswith(written.REF):
-        yield int(args[1:])
+@contextmanager
+def _without_autograd() -> Iterator[None]:
+    refuse = mock.Mock(side_effect=NotImplementedError("autograd within a backward"))
+    with mock.patch.object(torch.autograd, "backward", refuse), mock.patch.object(torch.autograd, "grad", refuse):
+        yield
 
 
 def _on_gpu(value: Any) -> bool:

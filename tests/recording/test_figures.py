@@ -20,6 +20,7 @@ from staticmem.studies.study import Study
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a reentrant checkpoint in inference
 @pytest.mark.parametrize("cls", coded_models.COUNTED, ids=lambda cls: cls.__name__)
 def test_peaks_are_those_of_a_run(cls: Any) -> None:
     module, inputs = on_meta(cls)
