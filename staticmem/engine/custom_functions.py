@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.tensor import Formula, Grads, Tensor
+from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
 from staticmem.frontends import recording_format as written
 from staticmem.ir.graph import CustomFunction, Graph, Ref
@@ -24,27 +25,40 @@ if TYPE_CHECKING:
 
 
 def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The results of a call with their history, and the tensors that live as long as it."""
+    """The results of a call with their history, and the tensors that live as long as it.
+
+    Raises:
+        ModelFileError: the backward of the function could not be recorded.
+    """
     results = [env[name] for name in function.results if name]
     named = [Tensor(t.storage, t.shape, t.strides, t.dtype) for t in results]
     inputs = [env[name] for name in function.inputs if name]
     if not e.needs_grad(*inputs):
         return named, []
+    if function.backward is None:
+        raise _not_recorded(function.name)
     saved = [env[name] for name in dict.fromkeys(function.saved) if name]
     e.record(f"{function.name} backward", named, inputs, [_formula(function, inputs, env)], saved)
     return named, [env[name] for name in function.attributes]
 
 
+def _not_recorded(name: str) -> ModelFileError:
+    return ModelFileError(
+        f"the training step of this model cannot be predicted: {name[:80]} has a backward that was not recorded",
+        "It runs autograd itself, as reversible networks do, or other custom functions, or it needs data.",
+        "A file of torch.export.export or torch.onnx.export without a recording has a peak with a band.",
+        code="SM176",
+    )
+
+
 def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:
     body = function.backward
+    assert body is not None
     of_inputs = [g for name, g in zip(function.inputs, function.gradients, strict=False) if name]
     # what the backward reads of the forward: saved tensors, attributes, parameters
-    reads = {} if body is None else {n: env[n] for op in body.ops for n in op.refs() if n in env}
+    reads = {n: env[n] for op in body.ops for n in op.refs() if n in env}
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
-        if body is None:
-            e.kernel(f"{function.name} backward")
-            return [e.empty_like(t) if wanted else None for t, wanted in zip(inputs, need, strict=True)]
         incoming = [name for name in function.incoming if name]
         values = dict(reads) | dict(zip(incoming, grads, strict=False))
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Frame, Graph, Note, Recorded
+from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
 from staticmem.scenario.step import Scenario
 
@@ -34,8 +34,7 @@ def notes_of_step(
         yield from _of_other_outputs(outputs, loss)
     yield from _of_unread(graph, scenario.training)
     if graph.recorded is not None:
-        if scenario.training:
-            yield from _of_unrecorded_backwards(graph.recorded)
+        pass
     elif not scenario.training:
         yield from _of_fused_path(graph)
     elif graph.format == "onnx":
@@ -76,17 +75,6 @@ def _of_unread(graph: Graph, training: bool) -> Iterator[Note]:
         tail = ", and get neither gradient nor optimizer state" if training else ""
         text = f"parameters that no op in the file reads count{tail}: {_listed(unread, 3)}"
         yield Note("assumption", "SM332", f"{text}. If the code runs them, an export dropped it", len(unread))
-
-
-def _of_unrecorded_backwards(recorded: Recorded) -> Iterator[Note]:
-    """Custom autograd functions whose backward could not run when the model was recorded."""
-    names = [function.name for function in recorded.functions.values() if function.backward is None]
-    if names:
-        text = (
-            "the backward of a custom autograd function could not be recorded (it runs autograd itself, or needs "
-            f"data): only the gradients of its inputs are counted, and the peak can be higher: {_listed(names, 3)}"
-        )
-        yield Note("warning", "SM336", text, len(names))
 
 
 def _of_onnx(graph: Graph) -> Iterator[Note]:

@@ -140,10 +140,12 @@ def test_attributes_live_until_the_next_call() -> None:
 # -- functions and checkpoints -----------------------------------------------------------------------------------------
 
 
-def test_a_backward_that_runs_autograd_is_a_warning() -> None:
+def test_a_backward_that_runs_autograd_is_an_error_of_training() -> None:
     module, inputs = on_meta(coded_models.Nested)
-    report = Study(recorded(module, *inputs), request_of({"optimizer": "adam", "loss": "mean"})).report
-    assert [note.code for note in report.warnings] == ["SM336"]
+    model = recorded(module, *inputs)
+    with pytest.raises(ModelFileError, match=r"coded_models\.Again has a backward that was not recorded"):
+        Study(model, request_of({"optimizer": "adam", "loss": "mean"})).report  # noqa: B018
+    assert Study(model, request_of({"mode": "infer"})).report.peak.live_bytes > 0
 
 
 def test_indices_on_the_cpu_take_no_memory() -> None:
