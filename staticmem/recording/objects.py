@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import traced_sizes
+from staticmem.ir.graph import Note
 from staticmem.recording.tracing import failed, trace
 
 if TYPE_CHECKING:
+    from staticmem.frontends.export_program import ExportedArchive
     from staticmem.ir.model_file import ModelFile, TracedSizes
 
 CODE = "SM170"
@@ -91,20 +93,23 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
 
 
 def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
-    """A recording of the module; where its code cannot run on fake tensors, what torch.export makes of it."""
+    """A recording of the module. Where its code cannot run on fake tensors: what torch.export makes of it, with a note."""
     from staticmem.frontends.recorded import RecordedModel
     from staticmem.recording.record import record
 
     label = f"<{type(module).__name__}>"
     try:
         document = record(module, args, as_given=True)
-    except ModelFileError:
+    except ModelFileError as error:
         traced = trace(module, args, as_given=True)
-        return _of_program(traced.program, type(module).__name__, traced.sizes)
+        archive = _of_program(traced.program, type(module).__name__, traced.sizes)
+        text = f"the code could not be recorded, and the graph of torch.export was taken in its place. {error.why}"
+        archive.notes = (Note("warning", "SM336", text),)
+        return archive
     return RecordedModel(label, document, "pt2")
 
 
-def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ModelFile:
+def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ExportedArchive:
     import torch
 
     from staticmem.frontends.export_program import ExportedArchive, read_archive

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import staticmem
+from staticmem.errors import ModelFileError
 from staticmem.report.json import dumps
 from staticmem.report.model import Report
 
@@ -114,6 +115,16 @@ def error_of(*args: Any, **words: Any) -> staticmem.StaticmemError:
     assert caught.value.why
     assert caught.value.hint
     return caught.value
+
+
+def test_a_module_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ModelFileError("Net cannot be recorded", "It reads data.", "", code="SM175")
+
+    monkeypatch.setattr("staticmem.recording.record.record", refused)
+    report = staticmem.analyze(network("resnet18"), inputs=(image(2),), mode="infer")
+    (note,) = [note for note in report.warnings if note.code == "SM336"]
+    assert note.text.endswith("the graph of torch.export was taken in its place. It reads data.")
 
 
 def test_errors() -> None:
