@@ -93,7 +93,7 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
 
 
 def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
-    """A recording of the module. Where its code cannot run on fake tensors: what torch.export makes of it, with a note."""
+    """A recording of the module; where its code cannot run on fake tensors, the graph of torch.export, with a note."""
     from staticmem.frontends.recorded import RecordedModel
     from staticmem.recording.record import record
 
