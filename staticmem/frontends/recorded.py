@@ -31,7 +31,7 @@ from staticmem.ir.graph import (
     Region,
     Value,
 )  # fmt: skip
-from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange
+from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions
 
 _HALVES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
 _MODES = [(training, amp) for training in (True, False) for amp in (None, *_HALVES)]
@@ -65,6 +65,8 @@ class RecordedModel:
                 for name, (low, high) in fields.mapping(self.document["symbols"]).items()
             }
             self.sizes = traced_sizes.of_content(self.document["sizes"])
+            of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}
+            self.training_sizes = traced_sizes.of_content(of_training)
             self.inputs = tuple(
                 InputSpec(fields.text(name), _dtype(dtype), tuple(self._dim(n) for n in fields.items(shape)))
                 for name, dtype, shape in fields.items(self.document["inputs"])
@@ -88,7 +90,7 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
         DimensionError: a size is not a number here.
     """
     programs = _Programs(model, binding)
-    training = programs.of(True, None)
+    training = programs.decoded(True, None)
     return replace(training, programs=programs)
 
 
@@ -99,6 +101,12 @@ class _Programs:
         self.model, self.binding, self.document = model, binding, model.document
 
     def of(self, training: bool, amp: DType | None) -> Graph:
+        if training:
+            check_conditions(self.model, self.model.training_sizes, self.binding.symbols)
+        return self.decoded(training, amp)
+
+    def decoded(self, training: bool, amp: DType | None) -> Graph:
+        """The same at any sizes, also those at which the code takes another way in training."""
         try:
             recorded: dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]] = {}
             for program in map(fields.mapping, fields.items(self.document["programs"])):

@@ -11,6 +11,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `loss` | whether the first output of the programs of training is the loss |
 | `symbols` | name of each open size: smallest and largest value; null: no bound |
 | `sizes` | the sizes of the example, and what the code asked of sizes (`frontends.traced_sizes`) |
+| `training_conditions` | what the code asked of sizes in training alone |
 | `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
 | `inputs` | `[name, dtype, shape]`; shapes have integers and expressions of symbols as text |
 | `parameters` | `[shared, name, shape, dtype, requires_grad, same]` |

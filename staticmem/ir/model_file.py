@@ -208,13 +208,13 @@ def resolve(
                 "Choose a size in that range, or export again with a wider one.",
                 code="SM115",
             )
-    _check_conditions(model, symbols)
+    check_conditions(model, model.sizes, symbols)
     return Binding(symbols, shapes, tuple(rebound))
 
 
-def _check_conditions(model: ModelFile, symbols: Mapping[str, int]) -> None:
+def check_conditions(model: ModelFile, sizes: TracedSizes, symbols: Mapping[str, int]) -> None:
     """Raises DimensionError for sizes at which the model's code would not take the way that was traced."""
-    condition = model.sizes.refusal(symbols)
+    condition = sizes.refusal(symbols)
     if condition is None:
         return
     for spec in model.inputs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,9 @@ from staticmem.recording.sizes import Sizes
 from staticmem.recording.watch import Program, Watch
 from staticmem.version import __version__
 
-# training, amp: what an analysis asks most; bfloat16 and float16 have the same sizes
-MODES = ((True, None), (False, None), (True, torch.bfloat16), (False, torch.bfloat16))
+# training, amp; bfloat16 and float16 have the same sizes. Inference first: what the code asks of sizes in training
+# alone, as batch norm does (`F._verify_batch_size`), is no condition of inference
+MODES = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
 
 
 def record(
@@ -54,6 +56,7 @@ def record(
     """
     keywords = dict(kwargs or {})
     last: Exception | None = None
+    of_inference: dict[str, Any] | None = None  # one that has the sizes as given in inference alone
     for axes in tracing.attempts(tracing.open_axes(args, keywords)):
         given, named = tracing.doubled(args, keywords, axes)
         try:
@@ -64,8 +67,13 @@ def record(
             last = error
             continue
         sizes = traced_sizes.of_content(document["sizes"])
-        if not as_given or sizes.refusal(sizes.example) is None:
+        asked = replace(sizes, conditions=tuple(document["training_conditions"]))
+        if not as_given or (sizes.refusal(sizes.example) is None and asked.refusal(sizes.example) is None):
             return document
+        if sizes.refusal(sizes.example) is None:
+            of_inference = of_inference or document
+    if of_inference is not None:
+        return of_inference
     assert last is not None
     reason = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
     raise ModelFileError(
@@ -88,6 +96,7 @@ class _Call:
         self.stacks: dict[Any, int] = {}
         self.targets: dict[str, int] = {}
         self.loss: Callable[[Any], torch.Tensor] | None = None
+        self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
     def document(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> dict[str, Any]:
         gc.collect()  # what others left is not mistaken for what this model keeps
@@ -98,21 +107,24 @@ class _Call:
         programs = rows.Rows(range(owned_before, len(owned)), self.targets)
         # parts in evaluation mode stay in it (frozen norms), unless the whole module is
         was_training = {m: m.training or not self.module.training for m in self.module.modules()}
-        modes = {m: m.training for m in was_training}
+        state = _state(self.module)
         try:
             for training, amp in MODES:
+                _restore(state)  # no mode has what another one has left on the module
                 for m, mode in was_training.items():
                     m.training = mode and training
+                asked = len(self.env.guards)
                 try:
                     program = self._program(owned, training, amp)
                 except Exception:
                     if amp is None:
                         raise
                     continue  # code that does not run under autocast; who asks for it is told (SM328)
+                finally:
+                    self.guards[training] += self.env.guards[asked:]
                 programs.add(program, training, _name_of(amp))
         finally:
-            for m, mode in modes.items():
-                m.training = mode
+            _restore(state)
         shape = self.sizes.shape
         inputs = [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs]
 
@@ -126,6 +138,7 @@ class _Call:
             "model": type(self.module).__name__, "loss": self.loss is not None,
             "symbols": {name: self._range(symbol) for name, symbol in self.symbols.items()},
             "sizes": traced_sizes.content_of(self._sizes(examples, axes)), "bounds": self.sizes.bounds,
+            "training_conditions": self._conditions_of_training(),
             "inputs": inputs,
             "parameters": rows.owned((owned_row(*p, p[1].requires_grad) for p in parameters), True),
             "buffers": rows.owned((owned_row(*b, False) for b in buffers), False),
@@ -172,15 +185,20 @@ class _Call:
             return [1, None]
         return [int(low) if low.is_Integer and low > 2 else 1, int(high) if high.is_Integer else None]
 
-    def _conditions(self) -> dict[Any, str]:
-        return tracing.conditions(self.env, set(self.symbols.values()), self.sizes.text)
+    def _conditions(self, guards: Sequence[Any] | None = None) -> dict[Any, str]:
+        return tracing.conditions(self.env, set(self.symbols.values()), self.sizes.text, guards)
+
+    def _conditions_of_training(self) -> list[str]:
+        """Those that inference does not have."""
+        both = self._conditions(self.guards[False])
+        return [text for condition, text in self._conditions(self.guards[True]).items() if condition not in both]
 
     def _sizes(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> TracedSizes:
         sizes: dict[str, int] = {}
         for example, names in zip(examples, axes, strict=True):
             for axis, name in names.items():
                 sizes.setdefault(name, int(example.shape[axis]))
-        return TracedSizes(sizes, {}, tuple(self._conditions().values()))
+        return TracedSizes(sizes, {}, tuple(self._conditions(self.guards[False]).values()))
 
 
 @contextmanager
@@ -256,16 +274,17 @@ State = list[tuple[torch.nn.Module, dict[str, Any]]]
 
 def _state(module: torch.nn.Module) -> State:
     """The attributes of all modules, containers copied."""
-    return [
-        (child, {k: type(v)(v) if type(v) in (dict, list, set) else v for k, v in child.__dict__.items()})
-        for child in module.modules()
-    ]
+    return [(child, _copied(child.__dict__)) for child in module.modules()]
 
 
 def _restore(state: State) -> None:
     for child, attributes in state:
         child.__dict__.clear()
-        child.__dict__.update(attributes)
+        child.__dict__.update(_copied(attributes))
+
+
+def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: type(v)(v) if type(v) in (dict, list, set) else v for k, v in attributes.items()}
 
 
 def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

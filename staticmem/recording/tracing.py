@@ -248,13 +248,15 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
     return Trace(program, sizes, tuple(stayed), titled, tuple(opened), tuple(fixed))
 
 
-def conditions(shape_env: Any, inputs: set[Any], text: Callable[[Any], str]) -> dict[Any, str]:
-    """What the code asked of the sizes of the inputs, with the answer that it got.
+def conditions(
+    shape_env: Any, inputs: set[Any], text: Callable[[Any], str], guards: Sequence[Any] | None = None
+) -> dict[Any, str]:
+    """What the code asked of the sizes of the inputs, with the answer that it got; all `guards`, if none are given.
 
     Questions of ops are left out: they concern layouts and broadcasting, which the analysis decides anew for its sizes.
     """
     answers: dict[Any, str] = {}
-    for guard in shape_env.guards:
+    for guard in shape_env.guards if guards is None else guards:
         place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
         if _OPS.search(str(getattr(place, "filename", ""))):
             continue

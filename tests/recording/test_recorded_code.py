@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import staticmem  # noqa: E402
-from staticmem.errors import ModelFileError  # noqa: E402
+from staticmem.errors import DimensionError, ModelFileError  # noqa: E402
 from staticmem.frontends import recording_format as written  # noqa: E402
 from staticmem.frontends.recorded import RecordedModel  # noqa: E402
 from staticmem.ir import dtypes  # noqa: E402
@@ -184,6 +184,35 @@ def test_a_slice_with_open_bounds() -> None:
     graph = graph_of(model, batch=3, axis1=50, axis1_2=40)
     assert [op.args[2:] for op in ops_named(graph, "slice")][-1] == (5, -5)
     assert model.sizes.refusal({"batch": 3, "axis1": 30, "axis1_2": 40}) is not None  # the slice would be another one
+
+
+def test_what_training_asks_of_sizes_is_no_condition_of_inference() -> None:
+    class Normed(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8, device="meta")
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(x)
+
+    model = recorded(Normed(), torch.zeros(2, 8, device="meta"))
+    assert Study(model, request_of({"batch": 1, "mode": "infer"})).report.peak.live_bytes > 0
+    with pytest.raises(DimensionError, match=r"x\[0\]"):  # PyTorch's own error: more than 1 value per channel
+        Study(model, request_of({"batch": 1, "optimizer": "sgd", "loss": "mean"})).report  # noqa: B018
+
+
+def test_modes_have_nothing_of_each_other() -> None:
+    class Caches(nn.Module):  # type: ignore[misc]
+        cache: Any = None
+
+        def forward(self, x: Any) -> Any:
+            if self.cache is None:
+                self.cache = x * 2
+            return x + self.cache
+
+    model = recorded(Caches(), torch.zeros(2, 8, device="meta"))
+    assert bases(graph_of(model, training=False)) == ["mul", "add"]
+    assert bases(graph_of(model)) == ["add"]  # of the second step
 
 
 def test_convolutions_have_the_layout_of_cudnn() -> None:

@@ -111,8 +111,9 @@ def test_a_module_in_memory_has_the_sizes_of_its_inputs() -> None:
     assert staticmem.analyze(Asks(), (empty(1, 8),)).model.inputs[0].shape == (1, 8)
     report = staticmem.analyze(Asks(), (empty(1, 8),))
     assert report.peak.live_bytes > 100 * 8 * 4
-    with pytest.raises(ModelFileError):
+    with pytest.raises(DimensionError):
         staticmem.analyze(nn.BatchNorm1d(4).train(), (empty(1, 4),), optimizer="sgd")  # PyTorch refuses it, too
+    assert staticmem.analyze(nn.BatchNorm1d(4), (empty(1, 4),), mode="infer").model.inputs[0].shape == (1, 4)
 
 
 def test_what_the_code_fixes_is_told() -> None:
