@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import staticmem
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +31,9 @@ def test_errors_and_bands_are_told_by_meter(tmp_path: Path) -> None:
         {"model": MODEL, "request": {"batch": 4}, "device_bytes": peak.device_bytes * 4},
     ]
     path = tmp_path / "readings.json"
-    path.write_text(json.dumps({"request": {"gpu": "rtx-3060"}, "readings": readings}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"source": "me", "request": {"gpu": "rtx-3060"}, "readings": readings}), encoding="utf-8"
+    )
     text = _compare(str(path), "--all")
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if not line.lstrip().startswith(("+", "-"))}
     assert rows["allocated"] == ["1", "0.00%", "0.00%", "100%"]
@@ -38,9 +42,39 @@ def test_errors_and_bands_are_told_by_meter(tmp_path: Path) -> None:
     assert "-75.00% device" in text
 
 
-def test_published_readings_are_where_the_docs_say(tmp_path: Path) -> None:
+def test_published_readings_are_where_the_docs_say() -> None:
     """DenseNet-121 at batch 84 on a Titan V: within 0.5 %, the workspaces of cuBLAS aside."""
-    lines = [line.split() for line in _compare().splitlines()]
+    lines = [line.split() for line in _compare("tests/data/measured/readings-dtr-titan-v.json").splitlines()]
     allocated = next(line for line in lines if line[0] == "allocated")
     assert int(allocated[1]) >= 1
     assert float(allocated[3].rstrip("%")) < 0.5
+
+
+def test_the_page_has_every_reading_and_what_is_predicted_now(tmp_path: Path) -> None:
+    """Two sizes of one series, compared anew: their rows are in the page as they are made today."""
+    pytest.importorskip("torch")
+    path = ROOT / "tests/data/measured/readings-liger-kernel.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    total = sum(len(series["allocated_bytes"]) for series in document["series"])
+    published = (ROOT / "docs/hardware-readings.md").read_text(encoding="utf-8").splitlines()
+    assert sum(line.count("| allocated |") for line in published if line.count("|") == 10 and ": " in line) > total
+    few = [series for series in document["series"] if series["network"] in ("LayerNorm", "Softmax", "GroupNorm")]
+    for series in few:
+        series["allocated_bytes"] = dict(list(series["allocated_bytes"].items())[:2])
+    given = tmp_path / "few.json"
+    given.write_text(json.dumps({**document, "series": few}), encoding="utf-8")
+    _compare(str(given), "--page", str(tmp_path / "page.md"))
+    rows = [row for row in (tmp_path / "page.md").read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
+    every = rows[next(i for i, row in enumerate(rows) if row.startswith("| network and settings")) + 1 :]
+    assert len(every) == sum(len(series["allocated_bytes"]) for series in few)
+    assert not set(every) - set(published)
+
+
+def test_a_network_that_models_does_not_have_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "readings.json"
+    series = {"network": "Nothing", "sizes": {}, "over": "rows", "allocated_bytes": {"1": 1}}
+    path.write_text(json.dumps({"source": "me", "series": [series]}), encoding="utf-8")
+    command = [sys.executable, str(ROOT / "scripts" / "compare_readings.py"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "models/layers.py has no network 'Nothing'" in done.stderr

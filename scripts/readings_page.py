@@ -1,0 +1,93 @@
+"""The page `docs/hardware-readings.md`: every published reading beside the prediction, for `compare_readings.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compare_readings import Comparison
+
+MIB = 2**20
+
+INTRODUCTION = """\
+# Readings of GPUs beside predictions
+
+`python scripts/compare_readings.py --page docs/hardware-readings.md` writes this page. Each reading was published by
+somebody else: the tables name the source, the card and what was read. Settings are what the source states; where it states
+no version of PyTorch, we infer it from the date. The networks are in `models/` and `tests/data/graphs/`, the figures in
+`tests/data/measured/`; [readings](readings.md) says how to add yours.
+
+- **Error**: prediction / reading - 1. It counts as none where the two differ by no more than the source rounds to; such
+  a reading is "exact". Medians and percentiles are of its absolute value.
+- **In band**: the reading lies within the band of the prediction. **Above**: it lies above its upper end, which is what
+  somebody who fills a card has to fear.
+- **Held out**: a random half of the readings, which was not looked at while we searched the other half for causes.
+"""
+
+
+def page(compared: Sequence[Comparison]) -> str:
+    """The page, as Markdown."""
+    cards = sorted({c.gpu for c in compared})
+    parts = [
+        INTRODUCTION,
+        f"{len(compared)} readings of {len(cards)} cards: {', '.join(cards)}.\n",
+        "## By source\n",
+        _summary(compared, ("source", "meter"), lambda c: (c.source, c.meter)),
+        "## Explored and held out\n",
+        _summary(compared, ("meter", "half"), lambda c: (c.meter, "held out" if c.held_out else "explored")),
+        "## By card\n",
+        _summary(compared, ("card", "PyTorch", "meter"), lambda c: (c.gpu, c.torch, c.meter)),
+        "## By network\n",
+        _summary(compared, ("network", "meter"), lambda c: (c.network, c.meter)),
+        "## Every reading\n",
+        _every(compared),
+    ]
+    return "\n".join(parts)
+
+
+def _summary(
+    compared: Iterable[Comparison], titles: Sequence[str], key: Callable[[Comparison], tuple[Hashable, ...]]
+) -> str:
+    groups: dict[tuple[Hashable, ...], list[Comparison]] = {}
+    for comparison in compared:
+        groups.setdefault(key(comparison), []).append(comparison)
+    head = [*titles, "readings", "exact", "median", "95 % within", "largest", "in band", "above"]
+    lines = [_row(head), "|" + "---|" * len(titles) + "---:|" * (len(head) - len(titles))]
+    for values, group in groups.items():
+        errors = sorted(abs(c.error) for c in group)
+        signed = max((c.error for c in group), key=abs)
+        lines.append(
+            _row([
+                *map(str, values), str(len(group)), _share(sum(c.exact for c in group), len(group)),
+                f"{median(errors):.2%}", f"{errors[min(int(len(errors) * 0.95), len(errors) - 1)]:.2%}", f"{signed:+.2%}",
+                _share(sum(c.in_band for c in group), len(group)),
+                _share(sum(not c.in_band and c.read > c.high for c in group), len(group)),
+            ])
+        )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _every(compared: Iterable[Comparison]) -> str:
+    head = "network and settings;card;PyTorch;meter;read, MiB;predicted, MiB;error;band, MiB;".split(";")
+    lines = [_row(head), "|---|---|---|---|---:|---:|---:|---|---|"]
+    for c in compared:
+        band = f"{_mib(c.low)} to {_mib(c.high)}" if c.low != c.high else "a point"
+        error = "exact" if c.exact else f"{c.error:+.2%}"
+        half = "held out" if c.held_out else ""
+        what = f"{c.network}: {c.settings}"
+        lines.append(_row([what, c.gpu, c.torch, c.meter, _mib(c.read), _mib(c.predicted), error, band, half]))
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:,.2f}"
