@@ -15,8 +15,8 @@ INTRODUCTION = """\
 # Readings of GPUs beside predictions
 
 `python scripts/compare_readings.py --page docs/hardware-readings.md` writes this page. Each reading was published by
-somebody else: the tables name the source, the card and what was read. Settings are what the source states; where it states
-no version of PyTorch, we infer it from the date. The networks are in `models/` and `tests/data/graphs/`, the figures in
+somebody else: the tables name the source, the card and what was read. Settings are what the source states; where it has
+no version of PyTorch, one is inferred from the date. Networks are in `models/` and `tests/data/graphs/`, the figures in
 `tests/data/measured/`; [readings](readings.md) says how to add yours.
 
 - **Error**: prediction / reading - 1. It counts as none where the two differ by no more than the source rounds to; such
@@ -58,10 +58,11 @@ def _summary(
     for values, group in groups.items():
         errors = sorted(abs(c.error) for c in group)
         signed = max((c.error for c in group), key=abs)
+        within = errors[min(int(len(errors) * 0.95), len(errors) - 1)]
         lines.append(
             _row([
                 *map(str, values), str(len(group)), _share(sum(c.exact for c in group), len(group)),
-                f"{median(errors):.2%}", f"{errors[min(int(len(errors) * 0.95), len(errors) - 1)]:.2%}", f"{signed:+.2%}",
+                f"{median(errors):.2%}", f"{within:.2%}", f"{signed:+.2%}",
                 _share(sum(c.in_band for c in group), len(group)),
                 _share(sum(not c.in_band and c.read > c.high for c in group), len(group)),
             ])
