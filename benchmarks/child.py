@@ -34,7 +34,7 @@ def floor(path: str) -> None:
 def warm(path: str, count: int, how: str) -> None:
     import staticmem
     from staticmem.frontends import recent
-    from staticmem.studies.study import kept_steps
+    from staticmem.studies.steps import kept_steps
 
     staticmem.analyze(path, optimizer="adam")
     taken = []

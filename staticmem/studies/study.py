@@ -14,58 +14,32 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from staticmem import files
-from staticmem.engine.step import StepResult, run_step
+from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.frontends import open_model
-from staticmem.frontends.recent import MODELS, MOST_OPS, Recent
+from staticmem.frontends.recent import MODELS, Recent
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.passes import pipeline
-from staticmem.passes.checkpoint_regions import has_open_regions
-from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.frames.unseen_code import has_unseen_code
-from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
-from staticmem.studies.stored_tensors import moved_by_stored_tensors
+from staticmem.studies.steps import Step, step_of
 
 if TYPE_CHECKING:
     from staticmem.devices.meters import Device, DeviceMeters
+    from staticmem.studies.live_band import LiveBand
 
-BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it the allocator is replayed only with --gpu
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
 
-STEPS = 4  # kept at a time: a scenario with both ends of its band, and the scenario that it is compared with
-
-Step = tuple[StepResult, Lifetimes]
 Key = tuple[Any, ...]
 
 _fingerprints: Recent[tuple[files.Stamp, str]] = Recent(MODELS)  # by path
-kept_steps: Recent[tuple[Graph, Step]] = Recent(STEPS)  # by identity of the graph, which is kept too, and scenario
-
-
-def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "expected") -> Step:
-    """The step of a graph of `model`, and when its buffers live; `policy` as in `run_step`.
-
-    The search for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and
-    cuDNN change what a replay does, never the step. A step is kept only while its graph is (`frontends.recent`), so
-    that it does not hold a graph that nothing else needs. Kept steps are never changed
-    (`tests/studies/test_study_steps.py`).
-    """
-    key = (id(graph), scenario, policy)
-    kept = kept_steps.get(key)
-    if kept is not None:
-        return kept[1]
-    result = run_step(graph, scenario, policy)
-    step = result, liveness(result.trace)
-    if getattr(model, "graphs", None) is not None and len(graph.ops) <= MOST_OPS:
-        kept_steps.put(key, (graph, step))
-    return step
 
 
 class Study:
@@ -185,109 +159,16 @@ class Study:
         return device_of(self.request)
 
     @cached_property
-    def live_band(self) -> tuple[int, int] | None:
-        """Bounds of the peak where the file leaves open what ran in place, or which values the model's code keeps in
-        variables; None where nothing that it leaves open moves the peak."""
-        if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
-            return None
-        graph = self.graph
-        if graph.recorded is not None:  # it knows both
-            return None
-        peak = self.lifetimes.peak_bytes
-        low, high = self._ends_of_peak() or (peak, peak)
-        less, more = moved_by_stored_tensors(graph, self.result.trace)
-        low, high = max(low - less, 0), high + more
-        return (low, high) if low < high else None
+    def band(self) -> LiveBand:
+        """What the file leaves open that may move the peak."""
+        from staticmem.studies.live_band import LiveBand
 
-    def _ends_of_peak(self) -> tuple[int, int] | None:
-        """Bounds by what the code does with its values; None where that does not move the peak."""
-        graph, scenario = self.graph, self.scenario
-        halved = self._with_dtype_of_autocast(graph)
-        every = scenario.training and (self._has_functions() or has_open_regions(graph) or halved is not None)
-        if scenario.training and not every and not self._forward_matters():
-            return None
-        ends = self._ends_of_inplace or (graph, graph)
-        if every:
-            ends = self._ends_of_functions(ends) or ends
-        if halved is not None:
-            ends = self._with_dtype_of_autocast(ends[0]) or halved, ends[1]
-        early = every or (scenario.training and self._may_release_early()) or self._holds_otherwise("last-use")
-        late = every or self._holds_otherwise("most")
-        policies = ["last-use" if early else "expected", "most" if late else "expected"]
-        if policies == ["expected", "expected"] and ends[0] is ends[1]:
-            return None
-        runs = zip(ends, policies, strict=True)
-        peaks = [step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in runs]
-        peaks.append(self.lifetimes.peak_bytes)
-        low, high = min(peaks), max(peaks)
-        return (low, high) if low < high else None
-
-    def _with_dtype_of_autocast(self, graph: Graph) -> Graph | None:
-        """The graph with the dtypes that code may take from tensors under autocast; None where there are none."""
-        if self.scenario.amp is None:
-            return None
-        from staticmem.passes.open_dtypes import with_dtype_of_autocast
-
-        return with_dtype_of_autocast(graph, self.scenario.amp)
-
-    def _has_functions(self) -> bool:
-        from staticmem.passes.custom_functions import has_functions
-
-        return has_functions(self.graph)
-
-    def _ends_of_functions(self, ends: tuple[Graph, Graph]) -> tuple[Graph, Graph] | None:
-        """Graphs with the least and the most that custom autograd functions may save and compute in training."""
-        from staticmem.passes.custom_functions import ends_of_functions
-
-        bounds = [ends_of_functions(end) for end in ends]
-        return None if bounds[0] is None or bounds[1] is None else (bounds[0][0], bounds[1][1])
-
-    def _holds_otherwise(self, policy: str) -> bool:
-        """Whether a policy of `frames.policy` lets variables hold something else than the expected one."""
-        asked, expected = (releases_of(self.graph, p, self.scenario.training) for p in (policy, "expected"))
-        return asked.last_use != expected.last_use or asked.frames != expected.frames
-
-    def _forward_matters(self) -> bool:
-        """Whether what is open can lift the forward of training above the peak (`forward_bound`), or moves what
-        backward needs. Checkpoints run the forward again in backward."""
-        if self.result.recomputed or (self._peaks_in_forward() and self._may_release_early()):
-            return True
-        from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
-
-        graph, peak = self.graph, self.lifetimes.peak_bytes
-        maybe_open = ops_left_open(graph) if self._leaves_inplace_open else []
-        if maybe_open is None:
-            return True
-        forward = ForwardBound(graph, self.result.trace, self.lifetimes)
-        if forward.stays_below(peak, maybe_open, held_in_calls(graph)):  # more than can be, but known in little time
-            return False
-        ends = self._ends_of_inplace or (graph, graph)
-        pairs = enumerate(zip(*(end.ops for end in ends), strict=True))
-        open_ops = [index for index, (most, least) in pairs if most.target != least.target]
-        return not forward.stays_below(peak, open_ops, held_by_most(graph))
-
-    def _peaks_in_forward(self) -> bool:
-        lifetimes, trace = self.lifetimes, self.result.trace
-        return lifetimes.peak_tick < trace.marks["forward_end"]
-
-    def _may_release_early(self) -> bool:
-        """Whether variables, or the caller that the model returns several values to, may hold less than expected."""
-        return len(set(self.graph.outputs)) > 1 or self._holds_otherwise("last-use")
+        return LiveBand(self.model, self.binding, self.graph, self.request, self._step)
 
     @property
-    def _leaves_inplace_open(self) -> bool:
-        return not self.graph.inplace_known and self.request.inplace_activations == "auto"
-
-    @cached_property
-    def _ends_of_inplace(self) -> tuple[Graph, Graph] | None:
-        """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
-        if not self._leaves_inplace_open:
-            return None
-        bound = pipeline.bind(self.model, self.binding)
-        most, least = (self._after_passes(bound, policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
-        if len(most) == len(least) and all(one.target == other.target for one, other in zip(most, least, strict=True)):
-            return None
-        return self._after_passes(bound, "most"), self._after_passes(bound, "least")
+    def live_band(self) -> tuple[int, int] | None:
+        """Bounds of the peak; None where nothing that the file leaves open moves it."""
+        return self.band.bounds
 
     @property
     def spread(self) -> tuple[int, int]:
@@ -310,7 +191,7 @@ class Study:
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
                 notes.append(Note("assumption", "SM306", text))
-            if self._ends_of_inplace is not None:
+            if self.band.ends_of_inplace is not None:
                 text = "the file leaves open what ran in place, which the band of the peak covers"
                 notes.append(Note("assumption", "SM307", text))
         return notes

@@ -10,9 +10,10 @@ from staticmem.engine.step import StepResult, run_step
 from staticmem.ir.graph import Graph
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
-from staticmem.studies import study as module
+from staticmem.studies import steps as module
 from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
-from staticmem.studies.study import Study, step_of
+from staticmem.studies.steps import step_of
+from staticmem.studies.study import Study
 
 MODELS = Path(__file__).parents[2] / "models"
 FILES = ("resnet18.onnx", "mobilenet_v2.onnx", "resnet18.pt2", "seed.onnx")
@@ -27,7 +28,7 @@ def study_of(name: str, **options: object) -> Study:
 def test_no_end_of_the_band_has_more_in_the_forward(name: str, options: dict[str, object]) -> None:
     study = study_of(name, **options)
     graph = study.graph
-    ends = study._ends_of_inplace or (graph, graph)
+    ends = study.band.ends_of_inplace or (graph, graph)
     forward = ForwardBound(graph, study.result.trace, study.lifetimes)
     pairs = enumerate(zip(*(end.ops for end in ends), strict=True))
     open_ops = [index for index, (most, least) in pairs if most.target != least.target]

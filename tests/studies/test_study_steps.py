@@ -19,7 +19,7 @@ from staticmem.report.json import dumps
 from staticmem.studies import Request, Study, request_of
 from staticmem.studies.export import replay_of
 from staticmem.studies.page import page
-from staticmem.studies.study import STEPS, kept_steps
+from staticmem.studies.steps import STEPS, kept_steps
 
 MODELS = Path(__file__).parents[2] / "models"
 ADAM = Request(optimizer="adam", batch=2)
@@ -129,7 +129,7 @@ def test_few_are_kept(path: str) -> None:
 def test_large_ones_and_those_of_objects_are_not_kept(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     staticmem.analyze(onnx.load(MODELS / "resnet18.onnx", load_external_data=False), optimizer="adam")
     assert not steps_kept()
-    monkeypatch.setattr("staticmem.studies.study.MOST_OPS", 10)
+    monkeypatch.setattr("staticmem.studies.steps.MOST_OPS", 10)
     assert Study.open(path, asked()).result is not Study.open(path, asked()).result
     assert not steps_kept()
 

@@ -1,0 +1,141 @@
+"""The band of the live peak: what a file without a recording leaves open, and by how much that moves the peak.
+
+Each unknown has a least and a most: what ran in place (`passes.inplace`), which values variables hold
+(`passes.frames`), what custom functions, checkpoints and lost calls of `detach` do to autograd
+(`passes.custom_functions`), which dtypes code takes from tensors under autocast (`passes.open_dtypes`), and what an
+exporter stored or merged (`stored_tensors`). The step runs again with the least of all, and with the most of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from staticmem.ir.graph import Graph
+from staticmem.ir.model_file import Binding, ModelFile
+from staticmem.passes import pipeline
+from staticmem.passes.checkpoint_regions import has_open_regions
+from staticmem.passes.frames.releases import releases_of
+from staticmem.passes.inplace import ops_left_open
+from staticmem.passes.pipeline import Pass
+from staticmem.scenario.request import Request
+from staticmem.studies.steps import Step, step_of
+from staticmem.studies.stored_tensors import moved_by_stored_tensors
+
+BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
+
+
+class LiveBand:
+    """What the file leaves open in a step that has been run."""
+
+    def __init__(self, model: ModelFile, binding: Binding, graph: Graph, request: Request, step: Step) -> None:
+        self.model, self.binding, self.graph, self.request = model, binding, graph, request
+        self.scenario = request.scenario()[0]
+        self.result, self.lifetimes = step
+
+    @cached_property
+    def bounds(self) -> tuple[int, int] | None:
+        """The least and the most that the peak can be; None where nothing that is open moves it, or nothing is."""
+        if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
+            return None
+        graph = self.graph
+        if graph.recorded is not None:  # nothing of this is open
+            return None
+        peak = self.lifetimes.peak_bytes
+        low, high = self._ends_of_peak() or (peak, peak)
+        less, more = moved_by_stored_tensors(graph, self.result.trace)
+        low, high = max(low - less, 0), high + more
+        return (low, high) if low < high else None
+
+    def _ends_of_peak(self) -> tuple[int, int] | None:
+        """Bounds by what the code does with its values; None where that does not move the peak."""
+        graph, scenario = self.graph, self.scenario
+        halved = self._with_dtype_of_autocast(graph)
+        every = scenario.training and (self._has_functions() or has_open_regions(graph) or halved is not None)
+        if scenario.training and not every and not self._forward_matters():
+            return None
+        ends = self.ends_of_inplace or (graph, graph)
+        if every:
+            ends = self._ends_of_functions(ends) or ends
+        if halved is not None:
+            ends = self._with_dtype_of_autocast(ends[0]) or halved, ends[1]
+        early = every or (scenario.training and self._may_release_early()) or self._holds_otherwise("last-use")
+        late = every or self._holds_otherwise("most")
+        policies = ["last-use" if early else "expected", "most" if late else "expected"]
+        if policies == ["expected", "expected"] and ends[0] is ends[1]:
+            return None
+        runs = zip(ends, policies, strict=True)
+        peaks = [step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in runs]
+        peaks.append(self.lifetimes.peak_bytes)
+        low, high = min(peaks), max(peaks)
+        return (low, high) if low < high else None
+
+    def _with_dtype_of_autocast(self, graph: Graph) -> Graph | None:
+        """The graph with the dtypes that code may take from tensors under autocast; None where there are none."""
+        if self.scenario.amp is None:
+            return None
+        from staticmem.passes.open_dtypes import with_dtype_of_autocast
+
+        return with_dtype_of_autocast(graph, self.scenario.amp)
+
+    def _has_functions(self) -> bool:
+        from staticmem.passes.custom_functions import has_functions
+
+        return has_functions(self.graph)
+
+    def _ends_of_functions(self, ends: tuple[Graph, Graph]) -> tuple[Graph, Graph] | None:
+        """Graphs with the least and the most that custom autograd functions may save and compute in training."""
+        from staticmem.passes.custom_functions import ends_of_functions
+
+        bounds = [ends_of_functions(end) for end in ends]
+        return None if bounds[0] is None or bounds[1] is None else (bounds[0][0], bounds[1][1])
+
+    def _holds_otherwise(self, policy: str) -> bool:
+        """Whether a policy of `frames.policy` lets variables hold something else than the expected one."""
+        asked, expected = (releases_of(self.graph, p, self.scenario.training) for p in (policy, "expected"))
+        return asked.last_use != expected.last_use or asked.frames != expected.frames
+
+    def _forward_matters(self) -> bool:
+        """Whether what is open can lift the forward of training above the peak (`forward_bound`), or moves what
+        backward needs. Checkpoints run the forward again in backward."""
+        if self.result.recomputed or (self._peaks_in_forward() and self._may_release_early()):
+            return True
+        from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
+
+        graph, peak = self.graph, self.lifetimes.peak_bytes
+        maybe_open = ops_left_open(graph) if self._leaves_inplace_open else []
+        if maybe_open is None:
+            return True
+        forward = ForwardBound(graph, self.result.trace, self.lifetimes)
+        if forward.stays_below(peak, maybe_open, held_in_calls(graph)):  # more than can be, but known in little time
+            return False
+        ends = self.ends_of_inplace or (graph, graph)
+        pairs = enumerate(zip(*(end.ops for end in ends), strict=True))
+        open_ops = [index for index, (most, least) in pairs if most.target != least.target]
+        return not forward.stays_below(peak, open_ops, held_by_most(graph))
+
+    def _peaks_in_forward(self) -> bool:
+        lifetimes, trace = self.lifetimes, self.result.trace
+        return lifetimes.peak_tick < trace.marks["forward_end"]
+
+    def _may_release_early(self) -> bool:
+        """Whether variables, or the caller that the model returns several values to, may hold less than expected."""
+        return len(set(self.graph.outputs)) > 1 or self._holds_otherwise("last-use")
+
+    @property
+    def _leaves_inplace_open(self) -> bool:
+        return not self.graph.inplace_known and self.request.inplace_activations == "auto"
+
+    @cached_property
+    def ends_of_inplace(self) -> tuple[Graph, Graph] | None:
+        """The graph with as much in place as the file leaves open, and with as little; None where that is the same."""
+        if not self._leaves_inplace_open:
+            return None
+        bound = pipeline.bind(self.model, self.binding)
+        most, least = (self._after_passes(bound, policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
+        if len(most) == len(least) and all(one.target == other.target for one, other in zip(most, least, strict=True)):
+            return None
+        return self._after_passes(bound, "most"), self._after_passes(bound, "least")
+
+    def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
+        return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
