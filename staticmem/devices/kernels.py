@@ -206,10 +206,11 @@ class KernelWorkspaces:
             return []
         trace, before = self.trace, self._forward.get(kernel, -1)
         call = KernelCall(
+            kernel=trace.kernels.names[kernel],
             phase=trace.kernels.phases[kernel],
             results=tuple(results),
             indices=next((read.elements for read in trace.reads.get(kernel, ()) if isinstance(read, Indices)), 0),
-            forward=tuple([trace.buffers.nbytes[place] for place in self._results.get(before, ())]),
+            forward=tuple(self._forms(before)) if before in self._results else (),
             multiprocessors=self.setup.multiprocessors.count,
             torch=self._torch,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any
 
 from staticmem.eager import strides as layout
@@ -165,9 +166,12 @@ _PARTIALS_SINCE = (2, 8)  # torch; pull request 148605 of pytorch, merged in Mar
 _PARTIAL_ROWS, _PARTIAL_COLUMNS, _PARTIAL_GRID = 32, 32, 32 * 1024
 
 
-@workspace("aten.native_layer_norm_backward.default", results=2, by_card=True)
+@workspace(
+    "aten.native_layer_norm_backward.default aten._fused_rms_norm_backward.default", results=2, by_card=True
+)
 def layer_norm_partial_sums(call: KernelCall) -> list[Temporary | Reduction]:
-    """Many short rows: gradients of weight and bias as partial sums of 32 rows each, and then a sum over these.
+    """Many short rows: gradients of weight and bias as partial sums of 32 rows each, and then a sum over these. The
+    fused rms_norm runs the same kernels.
 
     aten/src/ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: more than 65,536 rows that are
     too short to fill half of the multiprocessors. Else one block of threads sums all rows of a column.
@@ -220,6 +224,55 @@ def native_group_norm(
     return out, stats[0], stats[1]
 
 
+@workspace("aten.native_group_norm.default aten.native_group_norm_backward.default")
+def group_norm_temporaries(call: KernelCall) -> list[Temporary]:
+    """Coefficients of samples, channels and groups in float32.
+
+    aten/src/ATen/native/cuda/group_norm_kernel.cu: GroupNormKernelImplInternal has a scale and a shift (N x C);
+    GroupNormBackwardKernelImplInternal has two sums (N x C) and, for the gradient of the input, coefficients of the
+    groups (twice N x groups) and of the channels (N x C); in channels_last also partial sums over rows of pixels. Of
+    one pixel there are no scale, shift and coefficients of the channels. A norm without parameters, whose kernels have
+    fewer, is taken for one with parameters.
+    """
+    backward = call.kernel == "aten.native_group_norm_backward.default"
+    made = call.forward or (() if backward else call.results)
+    if len(made) < 2 or len(made[0].shape) < 2:
+        return []
+    out, mean = made[:2]
+    samples, channels, *pixels = out.shape
+    size = max(out.dtype.itemsize, _ACCUMULATOR)
+    by_channel, by_group = samples * channels * size, layout.numel(mean.shape) * size
+    area = layout.numel(pixels)
+    taken: list[Temporary] = []
+
+    def take(nbytes: int, held: bool = True) -> None:
+        taken.append(Temporary(exactly(nbytes), "group_norm coefficients", held))
+
+    if not backward:
+        return [Temporary(exactly(by_channel), "group_norm coefficients")] * 2 if area > 1 else []
+    take(by_channel)
+    take(by_channel)
+    if area > 1 and len(pixels) > 1 and layout.is_channels_last_contiguous(out.shape, out.strides):
+        take(samples * channels * _closest_factor(area) * 2 * size, held=False)
+    if call.results[0].shape == out.shape:  # the gradient of the input is wanted
+        take(by_group)
+        take(by_group)
+        if area > 1:
+            take(by_channel)
+    return taken
+
+
+_ACCUMULATOR = 4  # bytes of float32, in which half precision is summed
+
+
+def _closest_factor(number: int) -> int:
+    """The largest factor that is at most the root (`ClosestFactor`)."""
+    factor = max(isqrt(number), 1)
+    while number % factor:
+        factor -= 1
+    return factor
+
+
 @rule("rms_norm", kinds=("norm",), autocast="float32")
 def rms_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
@@ -227,10 +280,12 @@ def rms_norm(
     """Fused on CUDA: saves input, weight and the reciprocal root mean square (float32, one a row)."""
     rows = input.ndim - (1 if isinstance(normalized_shape, int) else len(tuple(normalized_shape)))
     out = e.empty(input.shape, input.dtype, kernel="aten._fused_rms_norm.default")
+    e.copies(input)
     stat = e.empty(input.shape[:rows] + (1,) * (input.ndim - rows), _stat_dtype(input))
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten._fused_rms_norm_backward.default")
+        e.copies(input, grad_of(grads))
         by_input = e.empty(input.shape, input.dtype) if need[0] else None
         by_weight = e.empty(weight.shape, weight.dtype) if weight is not None and need[1] else None
         return by_input, by_weight

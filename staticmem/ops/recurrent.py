@@ -82,8 +82,8 @@ def recurrent_workspace(call: KernelCall) -> list[Temporary]:
     """
     if not call.forward:
         return []
-    gates = _MOST_GATES * call.forward[0]  # bytes of the result; the reserve is the last
-    return [Temporary(Band(0, gates, max(gates, call.forward[-1])), "cuDNN recurrent layer")]
+    gates = _MOST_GATES * call.forward[0].nbytes  # of the result; the reserve is the last
+    return [Temporary(Band(0, gates, max(gates, call.forward[-1].nbytes)), "cuDNN recurrent layer")]
 
 
 def _time_first(e: Eager, tensor: Tensor, batch_first: bool) -> Tensor | None:

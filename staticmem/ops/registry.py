@@ -216,15 +216,17 @@ class KernelCall:
     """What the memory of a kernel may depend on: its call in the trace, with the sizes of the rank, and the card.
 
     Attributes:
+        kernel: its name, where a function serves several.
         results: forms of what it makes; the last one's dtype is that of a sum that it runs.
         indices: elements of its index tensor, 0 where the rule of the op does not record it.
-        forward: bytes of the results of the op's forward kernel, which is this one unless it is of the backward.
+        forward: forms of the results of the op's forward kernel, which is this one unless it is of the backward.
     """
 
+    kernel: str
     phase: str
     results: tuple[Form, ...]
     indices: int
-    forward: tuple[int, ...]
+    forward: tuple[Form, ...]
     multiprocessors: int
     torch: tuple[int, int]
 

@@ -1,22 +1,29 @@
-"""Softmax, logarithms of sums of exponentials, and running sums and products."""
+"""Softmax, logarithms of sums of exponentials, and running sums and products.
+
+Source of what kernels take: aten/src/ATen/native/cuda/SoftMax.cu (`softmax_backward_cuda_out`, `host_softmax` and
+`host_softmax_backward`, the same from PyTorch 0.4 to 2.15), native/transformers/attention.cpp (`_safe_softmax`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Copies
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.casts import to_copy
 from staticmem.ops.onnx import Context, integer, like_first, translation
-from staticmem.ops.pointwise import grad_of, gradient_like
+from staticmem.ops.pointwise import grad_of
 from staticmem.ops.reduction import axes_of, kept, onnx_axes, reduced_shape
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
+from staticmem.units import exactly
 
 
 @rule("softmax _softmax special_softmax log_softmax _log_softmax special_log_softmax", autocast="float32_dtype")
@@ -34,9 +41,42 @@ def softmax(
 
 def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor:
     out = e.empty(self.shape, dtype, kernel=f"{kernel}.default")  # the structured kernel asks for no strides
-    gradient = gradient_like(self, f"{kernel}_backward_data.default", self.dtype)
+    e.copies(self)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        result = e.empty(self.shape, self.dtype, kernel=f"{kernel}_backward_data.default")
+        if kernel == "aten._log_softmax":
+            e.copies(grad)
+        else:  # the product with the result has the gradient's layout, and is then made contiguous
+            strides = layout.pointwise_strides(self.shape, ((grad.shape, grad.strides), (out.shape, out.strides)))
+            if not layout.is_contiguous(self.shape, strides):
+                e.reads(Copies((out.form.nbytes,)))
+        return result
+
     e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], [out])
     return out
+
+
+@workspace(
+    "aten._softmax.default aten._softmax_backward_data.default "
+    "aten._safe_softmax.default aten._safe_softmax_backward_data.default"
+)
+def softmax_temporaries(call: KernelCall) -> list[Temporary]:
+    """The backward multiplies gradient and result into a tensor of its own first; that of log_softmax does not.
+
+    `_safe_softmax` is a softmax, a mask of what was -inf, and a `where` over both.
+    """
+    if call.kernel.endswith("_backward_data.default"):
+        output = (call.forward or call.results)[0]  # float32 where half was computed in float32
+        return [Temporary(exactly(output.nbytes), "softmax backward: gradient x result")]
+    if call.kernel == "aten._softmax.default":
+        return []
+    result = call.results[0]
+    return [
+        Temporary(exactly(result.nbytes), "softmax before rows are masked"),
+        Temporary(exactly(layout.numel(result.shape)), "mask of softmax"),
+    ]
 
 
 @rule("logsumexp special_logsumexp", autocast="float32")

@@ -38,7 +38,7 @@ def test_a_context_is_of_a_plausible_size(slug: str) -> None:
     ("torch", "architecture", "nbytes"),
     [
         ("2.6", "sm_80", 8519680), ("2.6", "sm_90", 32 << 20), ("2.8", "sm_100", 8519680), ("2.13", "sm_100", 32 << 20),
-        ("2.13.1+cu130", "sm_86", 8519680), ("1.13", "sm_90", 32 << 20), ("2.20", "sm_90", 32 << 20),
+        ("2.13.1+cu130", "sm_86", 8519680), ("2.0", "sm_90", 32 << 20), ("1.13", "sm_90", 0), ("1.6", "sm_70", 0), ("2.20", "sm_90", 32 << 20),
     ],
 )  # fmt: skip
 def test_cublas_workspace(torch: str, architecture: str, nbytes: int) -> None:
@@ -51,7 +51,7 @@ def test_2_15_gives_the_workspace_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "cudnn"), [("2.5", "9.1.0"), ("2.9.1", "9.10.2"), ("2.13", "9.20.0"), ("3.0", "9.26.0")]
+    ("torch", "cudnn"), [("1.6", "7.6.5"), ("2.0.1", "8.5.0"), ("2.5", "9.1.0"), ("2.9.1", "9.10.2"), ("2.13", "9.20.0"), ("3.0", "9.26.0")]
 )
 def test_cudnn_of_a_torch(torch: str, cudnn: str) -> None:
     assert PROFILE.cudnn(torch) == cudnn

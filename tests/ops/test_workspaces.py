@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from staticmem import ops
-from staticmem.eager.strides import contiguous_strides, form_of
+from staticmem.eager.strides import Form, channels_last_strides, contiguous_strides, form_of
 from staticmem.eager.trace import Reduction
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.attention import efficient_backward, flash_backward
 from staticmem.ops.indexing import embedding_backward
-from staticmem.ops.normalization import layer_norm_partial_sums
+from staticmem.ops.normalization import group_norm_temporaries, layer_norm_partial_sums
 from staticmem.ops.recurrent import recurrent_workspace
 from staticmem.ops.registry import FAMILIES, WORKSPACES, KernelCall, Temporary, rules, workspace, workspace_of
 from staticmem.ops.scattering import index_put_sort
+from staticmem.ops.softmax import softmax_temporaries
 from staticmem.ops.sorting import sort_buffers
 from staticmem.units import Band, exactly
 
@@ -30,11 +31,16 @@ def kernel(
     dtype: DType = dtypes.float32,
     phase: str = "backward",
     indices: int = 0,
-    forward: Shape = (),
+    forward: Sequence[Form] = (),
     torch: tuple[int, int] = (2, 13),
+    name: str = "",
 ) -> KernelCall:
-    results = tuple(form_of(shape, contiguous_strides(shape), dtype) for shape in shapes)
-    return KernelCall(phase, results, indices, forward, multiprocessors=132, torch=torch)
+    results = tuple(form(shape, dtype) for shape in shapes)
+    return KernelCall(name, phase, results, indices, tuple(forward), multiprocessors=132, torch=torch)
+
+
+def form(shape: Shape, dtype: DType = dtypes.float32) -> Form:
+    return form_of(shape, contiguous_strides(shape), dtype)
 
 
 def bands(taken: Sequence[Temporary]) -> list[Band]:
@@ -92,6 +98,51 @@ def test_layer_norm_of_older_versions_keeps_none() -> None:
     assert layer_norm_partial_sums(kernel((200_704, 96), (96,), torch=(2, 7))) == []
 
 
+def test_softmax_backward_multiplies_first() -> None:
+    """SoftMax.cu: `Tensor tmp = grad * output`, float32 where half was computed in float32."""
+    name, scores = "aten._softmax_backward_data.default", (2, 8, 128, 128)
+    taken = softmax_temporaries(kernel(scores, name=name, forward=[form(scores)]))
+    assert bands(taken) == [exactly(2 * 8 * 128 * 128 * 4)]
+    half = kernel(scores, name=name, forward=[form(scores)], dtype=dtypes.float16)
+    assert bands(softmax_temporaries(half)) == bands(taken)
+    assert softmax_temporaries(kernel(scores, name="aten._softmax.default", phase="forward")) == []
+    assert softmax_temporaries(kernel(scores, name="aten._softmax.default")) == []  # a checkpoint's, in the backward
+
+
+def test_safe_softmax_masks_a_softmax() -> None:
+    """attention.cpp: `where(all(isneginf(self)), 0, softmax(self))`."""
+    taken = softmax_temporaries(kernel((4, 100), name="aten._safe_softmax.default", phase="forward"))
+    assert bands(taken) == [exactly(1600), exactly(400)]
+
+
+def test_coefficients_of_group_norm() -> None:
+    """A reading on a B200: 114,688 bytes of 128 samples of 64 channels in 16 groups, in the backward."""
+    name, made = "aten.native_group_norm_backward.default", [form((128, 64, 8, 64)), form((128, 16)), form((128, 16))]
+    shapes = made[0].shape, (64,), (64,)
+    taken = group_norm_temporaries(kernel(*shapes, name=name, forward=made))
+    assert [band.expected for band in bands(taken)] == [32768, 32768, 8192, 8192, 32768]
+    assert sum(band.expected for band in bands(taken)) == 114_688
+    frozen = group_norm_temporaries(kernel((64,), (64,), name=name, forward=made))  # no gradient of the input
+    assert [band.expected for band in bands(frozen)] == [32768, 32768]
+    pixel = [form((128, 64)), *made[1:]]
+    taken = group_norm_temporaries(kernel((128, 64), (64,), name=name, forward=pixel))
+    assert [band.expected for band in bands(taken)] == [32768, 32768, 8192, 8192]
+    forward = "aten.native_group_norm.default"
+    assert [band.expected for band in bands(group_norm_temporaries(kernel(*shapes, name=forward, forward=made)))] == [
+        32768, 32768,
+    ]  # fmt: skip
+
+
+def test_group_norm_in_channels_last_sums_rows_of_pixels() -> None:
+    shape = (2, 4, 6, 8)
+    out = form_of(shape, channels_last_strides(shape), dtypes.bfloat16)
+    made = [out, form((2, 2)), form((2, 2))]
+    name = "aten.native_group_norm_backward.default"
+    taken = group_norm_temporaries(kernel(shape, (4,), name=name, forward=made, dtype=dtypes.bfloat16))
+    rows = 6  # the largest factor of 48 that is at most its root
+    assert Temporary(exactly(2 * 4 * rows * 2 * 4), "group_norm coefficients", held=False) in taken
+
+
 @pytest.mark.parametrize("indices", [1, 3072])
 def test_few_indices_are_not_sorted(indices: int) -> None:
     assert embedding_backward(kernel((30000, 768), indices=indices)) == []
@@ -115,8 +166,8 @@ def test_sorts() -> None:
 
 def test_recurrent_layers_have_a_band_around_the_gates_of_one_layer() -> None:
     # 2 layers of an LSTM: the reserve has 5 values for each of the result's, in each layer
-    assert bands(recurrent_workspace(kernel(forward=(1000, 500, 10_000)))) == [Band(0, 4000, 10_000)]
-    assert bands(recurrent_workspace(kernel(forward=(1000, 0)))) == [Band(0, 4000, 4000)]  # inference has no reserve
+    assert bands(recurrent_workspace(kernel(forward=[form((250,)), form((125,)), form((2500,))]))) == [Band(0, 4000, 10_000)]
+    assert bands(recurrent_workspace(kernel(forward=[form((250,)), form((0,))]))) == [Band(0, 4000, 4000)]  # inference has no reserve
     assert recurrent_workspace(kernel()) == []
 
 
