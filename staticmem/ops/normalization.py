@@ -166,9 +166,7 @@ _PARTIALS_SINCE = (2, 8)  # torch; pull request 148605 of pytorch, merged in Mar
 _PARTIAL_ROWS, _PARTIAL_COLUMNS, _PARTIAL_GRID = 32, 32, 32 * 1024
 
 
-@workspace(
-    "aten.native_layer_norm_backward.default aten._fused_rms_norm_backward.default", results=2, by_card=True
-)
+@workspace("aten.native_layer_norm_backward.default aten._fused_rms_norm_backward.default", results=2, by_card=True)
 def layer_norm_partial_sums(call: KernelCall) -> list[Temporary | Reduction]:
     """Many short rows: gradients of weight and bias as partial sums of 32 rows each, and then a sum over these. The
     fused rms_norm runs the same kernels.

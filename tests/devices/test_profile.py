@@ -51,7 +51,15 @@ def test_2_15_gives_the_workspace_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "cudnn"), [("1.6", "7.6.5"), ("2.0.1", "8.5.0"), ("2.5", "9.1.0"), ("2.9.1", "9.10.2"), ("2.13", "9.20.0"), ("3.0", "9.26.0")]
+    ("torch", "cudnn"),
+    [
+        ("1.6", "7.6.5"),
+        ("2.0.1", "8.5.0"),
+        ("2.5", "9.1.0"),
+        ("2.9.1", "9.10.2"),
+        ("2.13", "9.20.0"),
+        ("3.0", "9.26.0"),
+    ],
 )
 def test_cudnn_of_a_torch(torch: str, cudnn: str) -> None:
     assert PROFILE.cudnn(torch) == cudnn

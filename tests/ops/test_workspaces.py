@@ -166,8 +166,11 @@ def test_sorts() -> None:
 
 def test_recurrent_layers_have_a_band_around_the_gates_of_one_layer() -> None:
     # 2 layers of an LSTM: the reserve has 5 values for each of the result's, in each layer
-    assert bands(recurrent_workspace(kernel(forward=[form((250,)), form((125,)), form((2500,))]))) == [Band(0, 4000, 10_000)]
-    assert bands(recurrent_workspace(kernel(forward=[form((250,)), form((0,))]))) == [Band(0, 4000, 4000)]  # inference has no reserve
+    assert bands(recurrent_workspace(kernel(forward=[form((250,)), form((125,)), form((2500,))]))) == [
+        Band(0, 4000, 10_000)
+    ]
+    inference = [form((250,)), form((0,))]  # no reserve
+    assert bands(recurrent_workspace(kernel(forward=inference))) == [Band(0, 4000, 4000)]
     assert recurrent_workspace(kernel()) == []
 
 
