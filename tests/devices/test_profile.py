@@ -38,7 +38,8 @@ def test_a_context_is_of_a_plausible_size(slug: str) -> None:
     ("torch", "architecture", "nbytes"),
     [
         ("2.6", "sm_80", 8519680), ("2.6", "sm_90", 32 << 20), ("2.8", "sm_100", 8519680), ("2.13", "sm_100", 32 << 20),
-        ("2.13.1+cu130", "sm_86", 8519680), ("2.0", "sm_90", 32 << 20), ("1.13", "sm_90", 0), ("1.6", "sm_70", 0), ("2.20", "sm_90", 32 << 20),
+        ("2.13.1+cu130", "sm_86", 8519680), ("2.0", "sm_90", 32 << 20), ("1.13", "sm_90", 0), ("1.6", "sm_70", 0),
+        ("2.20", "sm_90", 32 << 20),
     ],
 )  # fmt: skip
 def test_cublas_workspace(torch: str, architecture: str, nbytes: int) -> None:
