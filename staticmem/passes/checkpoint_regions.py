@@ -4,7 +4,7 @@ Asked for are modules by class or path, groups of them, and segments of a Sequen
 
 An export inlines a call in the model's own code, `x = checkpoint(block, x)`: its ops look like all others. Only the
 source lines of stack traces show it, where the line is in a `forward` (torch.export keeps the frames of no other
-function). A file without traces cannot tell.
+function; `hidden_checkpoints` has those that may be elsewhere). A file without traces cannot tell.
 
 A checkpoint with use_reentrant=True has a `forward` of its own, whose frame is in the traces, and runs its function
 under no_grad. A line that decides whether it calls one, `x = checkpoint(b, x) if self.ck else b(x)`, does not tell
@@ -17,7 +17,7 @@ Source: torch/utils/checkpoint.py (`checkpoint`, `checkpoint_sequential`: all se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -25,7 +25,9 @@ from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
-from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.passes.frames.policy import Stack
+from staticmem.passes.hidden_checkpoints import hidden_checkpoints
+from staticmem.passes.module_spans import Call, by_parent, by_start, calls_of, region_of
 from staticmem.scenario.step import SQRT, Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
@@ -48,7 +50,13 @@ def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> t
         written, notes = written_regions(graph, policy)
         if policy in ("expected", "last-use"):
             written += [f for f in function_regions(graph) if not any(f.crosses(w) for w in written)]
+        if policy == "last-use":
+            written += [h for h in hidden_checkpoints(graph) if all(_apart(h, w) for w in (*asked, *written))]
     return _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))}), notes
+
+
+def _apart(a: Region, b: Region) -> bool:
+    return a.end <= b.start or b.end <= a.start
 
 
 def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
@@ -59,7 +67,7 @@ def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
     """
     if not scenario.checkpoint and not scenario.checkpoint_segments:
         return ()
-    calls = _calls(graph)
+    calls = calls_of(graph)
     regions: set[Region] = set()
     if scenario.checkpoint:
         regions.update(_groups(_selected(calls, scenario.checkpoint), scenario.checkpoint_every))
@@ -72,81 +80,12 @@ def _in_order(regions: set[Region]) -> tuple[Region, ...]:
     return tuple(sorted(regions, key=lambda r: (r.start, r.depth, -r.end)))
 
 
-# -- module calls ------------------------------------------------------------------------------------------------
-
-
-@record(frozen=True)
-class _Call:
-    """A module call: the frames down to it, and its ops [start, end)."""
-
-    stack: Stack
-    start: int
-    end: int
-
-    @property
-    def cls(self) -> str:
-        return self.stack[-1].cls
-
-    @property
-    def path(self) -> str:
-        return self.stack[-1].path
-
-
-def _calls(graph: Graph) -> list[_Call]:
-    """Every module call with ops of its own or in modules below it, in order of start."""
-    ended: list[_Call] = []
-    running: list[tuple[Stack, int]] = []
-    stack: Stack = ()
-    last = 0
-    for index, op in enumerate(graph.ops):
-        if not op.modules or op.modules == stack:  # shape arithmetic carries no module: it belongs to what runs
-            last = index + 1 if op.modules else last
-            continue
-        common = common_depth(stack, op.modules)
-        ended.extend(_Call(frames, start, last) for frames, start in running[common:])
-        running[common:] = [(op.modules[: depth + 1], index) for depth in range(common, len(op.modules))]
-        stack, last = op.modules, index + 1
-    ended.extend(_Call(frames, start, last) for frames, start in running)
-    return _joined(graph, _by_start(ended))
-
-
-def _joined(graph: Graph, calls: Sequence[_Call]) -> list[_Call]:
-    """Joins the parts of a call between which a file has ops of a caller (a mask that an export computes in place)."""
-    parts_of: dict[Stack, list[_Call]] = {}
-    for call in calls:
-        parts = parts_of.setdefault(call.stack, [])
-        if parts:
-            gap = {op.modules for op in graph.ops[parts[-1].end : call.start]}
-            if all(call.stack[: len(m)] == m and len(m) < len(call.stack) for m in gap):
-                call = _Call(call.stack, parts.pop().start, call.end)
-        parts.append(call)
-    return _by_start(call for parts in parts_of.values() for call in parts)
-
-
-def _by_start(calls: Iterable[_Call]) -> list[_Call]:
-    return sorted(calls, key=lambda c: (c.start, len(c.stack)))
-
-
-def _by_parent(calls: Sequence[_Call]) -> dict[Stack, list[_Call]]:
-    children: dict[Stack, list[_Call]] = {}
-    for call in calls:
-        children.setdefault(call.stack[:-1], []).append(call)
-    return children
-
-
-def _region(row: Sequence[_Call]) -> Region:
-    first, last = row[0], row[-1]
-    name = first.path if first is last else f"{first.path} to {last.path}"
-    # one call is the module's own frame; more of them are statements of the parent
-    return Region(first.start, last.end, len(first.stack) - (first is not last), name)
-
-
 # -- by class or path --------------------------------------------------------------------------------------------
 
 
-def _selected(calls: Sequence[_Call], selectors: Sequence[str]) -> list[_Call]:
-    selected: set[_Call] = set()
-    by_name: dict[str, list[_Call]] = {}
+def _selected(calls: Sequence[Call], selectors: Sequence[str]) -> list[Call]:
+    selected: set[Call] = set()
+    by_name: dict[str, list[Call]] = {}
     for call in calls:
         classes = alternatives(call.cls)
         for name in {call.path, *classes, *(cls.rpartition(".")[2] for cls in classes)} - {""}:
@@ -158,7 +97,7 @@ def _selected(calls: Sequence[_Call], selectors: Sequence[str]) -> list[_Call]:
         if not matches:
             raise _names_no_module(calls, selector)
         selected.update(matches)
-    return _by_start(selected)
+    return by_start(selected)
 
 
 _WILDCARD = re.compile(r"[*?[]")
@@ -170,7 +109,7 @@ def _matches(path: str, pattern: str) -> bool:
     return bool(path) and len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
-def _names_no_module(calls: Sequence[_Call], selector: str) -> UsageError:
+def _names_no_module(calls: Sequence[Call], selector: str) -> UsageError:
     classes = {cls.rpartition(".")[2] for call in calls if call.cls for cls in alternatives(call.cls)}
     paths = {call.path for call in calls if call.path}
     if not classes and not paths:
@@ -185,17 +124,17 @@ def _names_no_module(calls: Sequence[_Call], selector: str) -> UsageError:
     return UsageError(f"--checkpoint '{selector}' names no module", why, hint, code="SM163")
 
 
-def _groups(calls: Sequence[_Call], every: int) -> Iterator[Region]:
+def _groups(calls: Sequence[Call], every: int) -> Iterator[Region]:
     """`every` calls that follow each other in one parent are one region."""
-    for row in _by_parent(calls).values():
+    for row in by_parent(calls).values():
         for first in range(0, len(row), every):
-            yield _region(row[first : first + every])
+            yield region_of(row[first : first + every])
 
 
 # -- segments ----------------------------------------------------------------------------------------------------
 
 
-def _segments(calls: Sequence[_Call], segments: int | str, path: str | None) -> Iterator[Region]:
+def _segments(calls: Sequence[Call], segments: int | str, path: str | None) -> Iterator[Region]:
     """`checkpoint_sequential`: all segments but the last, which takes what the division leaves, are checkpoints."""
     for sequential, children in _sequentials(calls, path):
         length = _length(children)
@@ -207,12 +146,12 @@ def _segments(calls: Sequence[_Call], segments: int | str, path: str | None) -> 
         for start in range(0, size * (wanted - 1), size):
             row = [c for k, c in enumerate(children) if start <= _position(c, k) < start + size]
             if row:
-                yield _region(row)
+                yield region_of(row)
 
 
-def _sequentials(calls: Sequence[_Call], path: str | None) -> list[tuple[_Call, list[_Call]]]:
+def _sequentials(calls: Sequence[Call], path: str | None) -> list[tuple[Call, list[Call]]]:
     """The calls of the Sequential at `path`, or of the one with the most modules, each with its children in order."""
-    children = _by_parent(calls)
+    children = by_parent(calls)
     every = [(c, children[c.stack]) for c in calls if c.stack in children and _is_sequential(c, children[c.stack])]
     if path is None and every:
         path = max(every, key=lambda pair: _length(pair[1]))[0].path
@@ -225,20 +164,20 @@ def _sequentials(calls: Sequence[_Call], path: str | None) -> list[tuple[_Call, 
     raise UsageError(what, "--checkpoint-segments divides the modules of a torch.nn.Sequential.", hint, code="SM164")
 
 
-def _is_sequential(call: _Call, children: Sequence[_Call]) -> bool:
+def _is_sequential(call: Call, children: Sequence[Call]) -> bool:
     """By class, or where a file has no classes, by children that are numbered."""
     if call.cls:
         return call.cls.rpartition(".")[2] == "Sequential"
     return all(child.path.rpartition(".")[2].isdigit() for child in children)
 
 
-def _position(call: _Call, index: int) -> int:
+def _position(call: Call, index: int) -> int:
     """A module's place in its Sequential: its number; modules that run no op are not in the graph."""
     name = call.path.rpartition(".")[2]
     return int(name) if name.isdigit() and len(name) < 6 else index
 
 
-def _length(children: Sequence[_Call]) -> int:
+def _length(children: Sequence[Call]) -> int:
     return max((_position(c, k) for k, c in enumerate(children)), default=-1) + 1
 
 
@@ -382,7 +321,9 @@ def has_open_regions(graph: Graph) -> bool:
     """Whether it is not certain which checkpoints the code called."""
     if graph.recorded is not None:
         return False
-    return _GUESSED in graph.classes or any(not line.certain for line in _lines(graph))
+    if _GUESSED in graph.classes or any(not line.certain for line in _lines(graph)):
+        return True
+    return bool(hidden_checkpoints(graph))
 
 
 def written_regions(graph: Graph, policy: str = "expected") -> tuple[list[Region], list[Note]]:
@@ -399,8 +340,8 @@ def written_regions(graph: Graph, policy: str = "expected") -> tuple[list[Region
         regions += of_line
         lost += not of_line
     if _GUESSED in graph.classes and policy in ("expected", "last-use"):
-        calls = [call for call in _calls(graph) if call.cls == _GUESSED]
-        regions += [replace(_region([call]), reentrant=True) for call in calls]
+        calls = [call for call in calls_of(graph) if call.cls == _GUESSED]
+        regions += [replace(region_of([call]), reentrant=True) for call in calls]
     if regions:
         names = list(dict.fromkeys(region.name or "the model" for region in regions))
         text = (

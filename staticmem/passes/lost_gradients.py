@@ -83,26 +83,41 @@ def with_gradients(graph: Graph) -> Graph:
 
 def with_least_gradients(graph: Graph) -> Graph | None:
     """The graph as it is where the file lacks calls of `detach` and has parameters that are buffers; None: it is so."""
-    if graph.format != "onnx" or any(op.stack for op in graph.ops):
+    if graph.format != "onnx":
         return None
-    ops = {name: op for op in graph.ops for name in op.outputs}
     readers: dict[str, list[Op]] = {}
-    detached: set[str] = set()
     for op in graph.ops:
         for name in op.refs():
             readers.setdefault(name, []).append(op)
+    # what only a region of no_grad reads gets no gradient in any case; autocast keeps casts of trained weights alone
+    unread = {
+        p.value.name
+        for p in graph.parameters
+        if p.trainable and p.value.name in readers and not any(op.grad for op in readers[p.value.name])
+    }
+    detached, doubtful = (
+        (set[str](), set[str]()) if any(op.stack for op in graph.ops) else _without_detach(graph, readers)
+    )
+    doubtful |= unread
+    if not detached and not doubtful:
+        return None
+    parameters = tuple(replace(p, trainable=False) if p.value.name in doubtful else p for p in graph.parameters)
+    changed = tuple(replace(op, grad=False) if not detached.isdisjoint(op.outputs) else op for op in graph.ops)
+    return replace(graph, ops=changed, parameters=parameters)
+
+
+def _without_detach(graph: Graph, readers: Mapping[str, Sequence[Op]]) -> tuple[set[str], set[str]]:
+    """Values that code may detach, and parameters that may be buffers: TorchScript exports have neither."""
+    ops = {name: op for op in graph.ops for name in op.outputs}
+    detached: set[str] = set()
+    for op in graph.ops:
         operands = [arg.name for arg in op.args[:2] if isinstance(arg, Ref)]
         if op.base == "aten::add" and len(operands) == 2 and not is_published(op):
             for value, difference in (operands, operands[::-1]):
                 made = ops.get(difference)
                 if made is not None and made.base == "aten::sub" and made.args[1:2] == (Ref(value),):
                     detached.add(difference)
-    doubtful = {p.value.name for p in graph.parameters if p.trainable and _may_be_buffer(p, readers)}
-    if not detached and not doubtful:
-        return None
-    parameters = tuple(replace(p, trainable=False) if p.value.name in doubtful else p for p in graph.parameters)
-    changed = tuple(replace(op, grad=False) if not detached.isdisjoint(op.outputs) else op for op in graph.ops)
-    return replace(graph, ops=changed, parameters=parameters)
+    return detached, {p.value.name for p in graph.parameters if p.trainable and _may_be_buffer(p, readers)}
 
 
 def _may_be_buffer(parameter: Parameter, readers: Mapping[str, Sequence[Op]]) -> bool:

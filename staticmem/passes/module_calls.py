@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from operator import is_
 
@@ -76,20 +76,23 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
     if not any(keys) or all(key for key, op in zip(keys, ops, strict=True) if op.stack):
         return graph, ()
     regions = _regions(graph, keys)
+    settled = _without_gradient_in_any_case(graph, keys, regions)
+    modules = _modules_by_weights(graph, keys)
     found: list[Op] = []
     casts: dict[tuple[str, str], str] = {}  # a region's name of a cast -> the value that it makes
     without_grad = without_autocast = 0
-    for op, key in zip(ops, keys, strict=True):
+    for index, (op, key) in enumerate(zip(ops, keys, strict=True)):
         if key:
             grad, amp = regions[key]
             target, overload = op.base, op.target[len(op.base) :]
             called = _CALL.search(op.stack[-1].text)
             if called is not None and op.base == f"aten::{called[1]}" and op.base in INPLACE_OPS:
                 target = f"{op.base}_"
-            without_grad, without_autocast = without_grad + (not grad), without_autocast + (not amp)
+            without_grad += not grad and key not in settled
+            without_autocast += not amp
             if not amp:
                 op = _with_casts(op, graph, key, casts, found)
-            op = replace(op, target=target + overload, grad=op.grad and grad, amp=amp, stack=())
+            op = replace(op, target=target + overload, grad=op.grad and grad, amp=amp, stack=(), modules=modules[index])
         found.append(op)
     notes = []
     if without_grad:
@@ -100,7 +103,54 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
     if without_autocast:
         text = "ops are taken to run inside of torch.autocast(enabled=False), which the exporter leaves out"
         notes.append(Note("assumption", "SM263", text, without_autocast))
-    return replace(graph, ops=tuple(found)), notes
+    return number_calls(replace(graph, ops=tuple(found)), source)[0], notes
+
+
+def _modules_by_weights(graph: Graph, keys: Sequence[str]) -> dict[int, tuple[Frame, ...]]:
+    """The modules of ops in regions, by their index: an op that reads a weight runs in the module that owns it, any
+    other in the module around that of the weight before. What holds numbered modules is taken for a list, which runs
+    nothing itself."""
+    made = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
+    classes = {frame.path: frame.cls for stack in {op.modules for op in graph.ops} for frame in stack}
+    root = next((op.modules[:1] for op in graph.ops if op.modules and not op.modules[0].path), ())
+    modules: dict[int, tuple[Frame, ...]] = {}
+    around: dict[str, tuple[Frame, ...]] = {}
+    for index, (op, key) in enumerate(zip(graph.ops, keys, strict=True)):
+        if not key:
+            continue
+        own = next((name.rpartition(".")[0] for name in op.refs() if name not in made), "")
+        if own:
+            parts = own.split(".")
+            paths = [".".join(parts[: n + 1]) for n in range(len(parts)) if not "".join(parts[n + 1 : n + 2]).isdigit()]
+            inner = (*root, *(Frame(path, classes.get(path, "")) for path in paths))
+            around[key] = inner[:-1]
+            modules[index] = inner
+        else:
+            modules[index] = around.get(key, op.modules)
+    return modules
+
+
+def _without_gradient_in_any_case(
+    graph: Graph, keys: Sequence[str], regions: Mapping[str, tuple[bool, bool]]
+) -> set[str]:
+    """Regions of set_grad_enabled, by the names of their inputs, that read no value with a gradient: a checkpoint with
+    use_reentrant=True computes no gradients there either (torch/utils/checkpoint.py, `check_backward_validity`)."""
+    made = dict.fromkeys((value.name for value in graph.inputs), "")  # in which region
+    flows: set[str] = set()
+    named: set[str] = set()
+    reached: set[str] = set()
+    for op, key in zip(graph.ops, keys, strict=True):
+        flows.update(name for name in op.refs() if name not in made and _is_weight(graph, name))
+        outside = [name for name in op.refs() if name in made and made[name] != key]
+        if key and not regions[key][0]:
+            if outside and not _UNNAMED.search(op.stack[-1].text):
+                named.add(key)
+            if any(name in flows for name in outside):
+                reached.add(key)
+        elif any(name in flows for name in op.refs()):
+            flows.update(op.outputs)
+        made.update(dict.fromkeys(op.outputs, key))
+    return named - reached
 
 
 def _regions(graph: Graph, keys: Sequence[str]) -> dict[str, tuple[bool, bool]]:

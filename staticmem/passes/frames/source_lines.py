@@ -23,10 +23,20 @@ _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z
 _ADDED = re.compile(r"(?<![\w.])sum\(\s*([A-Za-z_]\w*)\s*\)")  # Python's own: an `add` for each value of the list
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
 _CALL = re.compile(r"[\w\])]\(")
+_CONDITIONAL = re.compile(r"(.*)\bif\b(.+)\belse\b(.*)")
 _JOINS = ("aten::cat", "aten::concat", "aten::stack")
 _SUMS = ("aten::add", "aten::add_")
 _SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
 _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
+
+
+def _most_calls(text: str) -> int:
+    """How many calls a line makes at most: of `f(x) if c else g(x)` one."""
+    conditional = _CONDITIONAL.search(text)
+    if conditional is None:
+        return len(_CALL.findall(text))
+    body, test, other = (len(_CALL.findall(part)) for part in conditional.groups())
+    return test + max(body, other)
 
 
 @dataclass
@@ -88,6 +98,8 @@ class Execution:
                     self.made_by.update(dict.fromkeys(op.outputs, index))
                 for frame in self.frames:
                     frame.reads.update(op.refs())
+            elif self.certain and op.modules and op.outputs:  # a line that is lost may have assigned any name again
+                self._return_to(0, index - 1)
         self._return_to(0, len(self.graph.ops) - 1)
         return self.released
 
@@ -104,7 +116,7 @@ class Execution:
             frame = self.frames[level]
             # the same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
             # goes on with what the line did for its arguments (`k = f(y + dt * k1)`)
-            turns = level == depth - 1 and frame.called and calls and len(_CALL.findall(frame.line.text)) < 2
+            turns = level == depth - 1 and frame.called and calls and _most_calls(frame.line.text) < 2
             if frame.line.line != line.line or turns:
                 self._finish(frame, now)
                 frame.since, frame.called = now + 1, False

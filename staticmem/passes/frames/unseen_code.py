@@ -21,7 +21,7 @@ from staticmem.ir.graph import Frame, Graph, Op, SourceLine
 from staticmem.passes.frames.policy import Stack, common_depth
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
-_Line = tuple[Stack, str, int]  # a running module call, and where it is
+Line = tuple[Stack, str, int]  # a running module call, and where it is
 
 _RETURN = ""  # held until the function returns
 # function -> op whose result has a name -> the op that runs last while it has
@@ -43,7 +43,7 @@ def has_unseen_code(graph: Graph) -> bool:
 
 def values_in_methods(graph: Graph) -> set[str]:
     """Names of values that a method which is not in the traces may hold."""
-    lines = _lines_of_methods(graph)
+    lines = lines_of_methods(graph)
     values: set[str] = set()
     producers: dict[str, Op] = {}
     for op in graph.ops if lines else ():
@@ -58,15 +58,15 @@ def values_in_methods(graph: Graph) -> set[str]:
     return values
 
 
-def _lines_of_methods(graph: Graph) -> set[_Line]:
+def lines_of_methods(graph: Graph) -> set[Line]:
     """Lines that call a method, during which children run that they do not name."""
     children = _children(graph)
-    lines: set[_Line] = set()
+    lines: set[Line] = set()
     for op in graph.ops:
         if len(op.stack) < len(op.modules):
             continue
         for level, (module, inner) in enumerate(pairwise(op.modules)):
-            text = _source(op, level).text
+            text = line_at(op, level).text
             methods = _METHOD.findall(text)
             if not methods or all(method in children[module.path] for method in methods):
                 continue
@@ -92,13 +92,13 @@ def _child(parent: Frame, inner: Frame) -> str:
     return inner.path[len(prefix) :].split(".", 1)[0] if below else ""
 
 
-def _source(op: Op, level: int) -> SourceLine:
-    """Where a module of an op is. `super().forward(x)` is a frame more: the innermost ones belong to the modules."""
+def line_at(op: Op, level: int) -> SourceLine:
+    """The line of a module of an op, by its level; `super().forward(x)` is a frame more before those of modules."""
     return op.stack[len(op.stack) - len(op.modules) + level]
 
 
-def _place(op: Op, level: int) -> _Line:
-    source = _source(op, level)
+def _place(op: Op, level: int) -> Line:
+    source = line_at(op, level)
     return op.modules[: level + 1], source.file, source.line
 
 
