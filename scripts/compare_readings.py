@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,15 +99,27 @@ def _model_of(reading: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any
     if "model" in reading:
         path = next(p for p in (folder / reading["model"], ROOT / reading["model"]) if p.exists())
         return path.stem, {}, path
+    sizes = reading["sizes"]
+    shown = {**sizes, "input": "x".join(map(str, reading["input"]))} if "input" in reading else sizes
+    return reading["network"], shown, _exported(json.dumps([reading["network"], sizes, reading.get("input")]))
+
+
+@lru_cache(maxsize=1)  # sources list a network several times in a row
+def _exported(described: str) -> Any:
+    """The exported program of a network of `models/`, from its name, sizes and shape of the input as JSON."""
     import torch
 
     sys.path.insert(0, str(ROOT / "models"))
     import layers
+    import video
 
-    if reading["network"] not in layers.NETWORKS:
-        sys.exit(f"models/layers.py has no network '{reading['network']}'; it has {', '.join(sorted(layers.NETWORKS))}")
-    network, inputs = layers.example(reading["network"], reading["sizes"])
-    return reading["network"], reading["sizes"], torch.export.export(network, inputs, strict=False)
+    name, sizes, shape = json.loads(described)
+    networks = layers.NETWORKS if shape is None else video.NETWORKS
+    if name not in networks:
+        file = "layers.py" if shape is None else "video.py"
+        sys.exit(f"models/{file} has no network '{name}'; it has {', '.join(sorted(networks))}")
+    network, inputs = layers.example(name, sizes) if shape is None else video.example(name, sizes, shape)
+    return torch.export.export(network, inputs, strict=False)
 
 
 def _text(settings: dict[str, Any]) -> str:
