@@ -26,13 +26,15 @@ from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack
+from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints
 from staticmem.passes.module_spans import Call, by_parent, by_start, calls_of, region_of
 from staticmem.scenario.step import SQRT, Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
 _DECIDED = re.compile(r"(?<!\w)if\b.+\belse\b")  # an expression, of which one branch ran
-_REENTRANT = ("torch/utils/checkpoint.py", "run_function(")  # where `CheckpointFunction.forward` calls its function
+# where `CheckpointFunction.forward` calls its function; its copies have the name too (fairscale, DeepSpeed)
+_REENTRANT = re.compile(r"\brun_function\(")
 _FUNCTION = re.compile(r"\s*([A-Za-z_][\w.]*)")
 _SEGMENTS = re.compile(r"\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
 
@@ -47,7 +49,7 @@ def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> t
     if graph.recorded is not None:
         written, notes = list(graph.recorded.regions), list[Note]()
     else:
-        written, notes = written_regions(graph, policy)
+        written, notes = written_regions(graph, policy, amp=scenario.amp is not None)
         if policy in ("expected", "last-use"):
             written += [f for f in function_regions(graph) if not any(f.crosses(w) for w in written)]
         if policy == "last-use":
@@ -257,19 +259,19 @@ def _is_reentrant(op: Op) -> bool:
 
 
 def _is_function(line: SourceLine) -> bool:
-    return line.function == "forward" and line.file.endswith(_REENTRANT[0]) and _REENTRANT[1] in line.text
+    return line.function == "forward" and _REENTRANT.search(line.text) is not None
 
 
-_APPLY = re.compile(r"\b([A-Za-z_]\w*)\.apply\(")
+_APPLIED = re.compile(r"\b([A-Za-z_]\w*)\.apply\(")
 
 
 def _function(op: Op) -> tuple[tuple[SourceLine, ...], str] | None:
     """The trace of an op down to the line that calls a custom autograd function, and the function's name."""
-    for number, line in enumerate(op.stack[:-1]):
-        match = _APPLY.search(line.text) if ".apply(" in line.text else None
-        if match is not None and op.stack[number + 1].function == "forward":
-            return op.stack[: number + 1], match[1]
-    return None
+    number = line_calling_function(op)
+    if number is None:
+        return None
+    match = _APPLIED.search(op.stack[number].text)
+    return op.stack[: number + 1], match[1] if match is not None else "a function"
 
 
 def functions(graph: Graph) -> Iterator[tuple[Region, bool]]:
@@ -317,17 +319,23 @@ OWN_BACKWARD = "staticmem::own_backward"  # of a function whose backward is not 
 _NO_DERIVATIVE = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like".split())
 
 
-def has_open_regions(graph: Graph) -> bool:
-    """Whether it is not certain which checkpoints the code called."""
+def has_open_regions(graph: Graph, amp: bool) -> bool:
+    """Whether it is not certain which checkpoints the code called, or, under autocast, what they run again."""
     if graph.recorded is not None:
         return False
-    if _GUESSED in graph.classes or any(not line.certain for line in _lines(graph)):
+    if _GUESSED in graph.classes:
+        return True
+    if any(not line.certain or (amp and _is_copy(graph, line)) for line in _lines(graph)):
         return True
     return bool(hidden_checkpoints(graph))
 
 
-def written_regions(graph: Graph, policy: str = "expected") -> tuple[list[Region], list[Note]]:
-    """The checkpoints that source lines show, and what a report has to say of them."""
+def written_regions(graph: Graph, policy: str = "expected", amp: bool = False) -> tuple[list[Region], list[Note]]:
+    """The checkpoints that source lines show, and what a report has to say of them.
+
+    Under autocast copies of PyTorch's function are not among those that are certain (the policy "most"): some run again
+    without autocast, or in another dtype.
+    """
     regions: list[Region] = []
     notes: list[Note] = []
     lost = undecided = 0
@@ -336,6 +344,8 @@ def written_regions(graph: Graph, policy: str = "expected") -> tuple[list[Region
             undecided += 1
             if policy != "last-use":
                 continue
+        if amp and policy == "most" and _is_copy(graph, line):
+            continue
         of_line = [replace(region, reentrant=line.reentrant) for region in _written(graph, line)]
         regions += of_line
         lost += not of_line
@@ -362,6 +372,12 @@ def written_regions(graph: Graph, policy: str = "expected") -> tuple[list[Region
         )
         notes.append(Note("warning", "SM317", text, lost))
     return regions, notes
+
+
+def _is_copy(graph: Graph, line: _Line) -> bool:
+    """Whether the function that a line calls is a library's own, after PyTorch's."""
+    stack = graph.ops[line.start].stack if line.reentrant else ()
+    return any(_is_function(each) and not each.file.endswith("torch/utils/checkpoint.py") for each in stack)
 
 
 def _lines(graph: Graph) -> Iterator[_Line]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from staticmem.ir.graph import Arg, Graph, Op, Ref
+from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.lost_gradients import (
     has_regions_taken_for_no_grad,
     steps_of,
@@ -22,6 +23,7 @@ from staticmem.passes.lost_gradients import (
 
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
+_SIZES = ("operator::", "aten::sym_")  # what makes integers
 _TEMPORARIES = 3  # of a backward as people write it: a few products before the last one
 
 _Place = tuple[object, ...]
@@ -50,7 +52,10 @@ def _place(op: Op) -> _Place | None:
     for depth, line in enumerate(op.stack):
         if ".apply(" in line.text and _APPLY.search(line.text) and not _TORCH.search(line.file):
             return (op.modules, *((frame.file, frame.line) for frame in op.stack[: depth + 1]))
-    return None
+    number = line_calling_function(op)
+    if number is None:
+        return None
+    return (op.modules, *((frame.file, frame.line) for frame in op.stack[: number + 1]))
 
 
 def _regions(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -69,7 +74,7 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
     renamed: dict[str, str] = {}
     ends = dict(regions)
     at = 0
-    made = {name for op in graph.ops for name in op.outputs}
+    made = {name for op in graph.ops if not op.target.startswith(_SIZES) for name in op.outputs}
     tensors = made | {p.value.name for p in graph.parameters} | {v.name for v in graph.inputs}
     last = {**graph.last_read, **dict.fromkeys(graph.outputs, len(graph.ops))}
     while at < len(graph.ops):
@@ -86,7 +91,8 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
         ]
         results = [name for name in own if last.get(name, -1) >= at]
         for result in sorted(results):
-            saved = dict.fromkeys((*inputs, *(n for op in region for n in op.outputs))) if temporaries else ()
+            within = (n for op in region if not op.target.startswith(_SIZES) for n in op.outputs)
+            saved = dict.fromkeys((*inputs, *within)) if temporaries else ()
             name = f"{result}::function"
             args: tuple[Arg, ...] = (
                 Ref(result), tuple(map(Ref, inputs)), tuple(map(Ref, saved)), temporaries,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from staticmem.ir.graph import Graph, Note, Op, Ref
 from staticmem.ops import kinds_of
 from staticmem.passes.checkpoint_regions import OWN_BACKWARD, functions
+from staticmem.passes.frames.unseen_code import line_calling_function
 
 if TYPE_CHECKING:  # its module has the ONNX frontend, which no other file needs
     from staticmem.passes.onnx_tensors import FromOnnx
@@ -91,6 +92,11 @@ def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Se
             if match:
                 found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
                 break
+        else:
+            number = line_calling_function(op)
+            if number is not None:
+                called = f"what the line `{op.stack[number].text.strip()[:60]}` calls"
+                found[called] = found.get(called, 0) + 1
     text = "is a custom autograd function: what it saves for backward is not in the file"
     notes = [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
     return (_with_gradients(graph) if notes else graph), notes

@@ -19,6 +19,7 @@ from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
+from staticmem.studies.kept_constants import moved_by_kept_constants
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
 
@@ -44,14 +45,17 @@ class LiveBand:
         peak = self.lifetimes.peak_bytes
         low, high = self._ends_of_peak() or (peak, peak)
         less, more = moved_by_stored_tensors(graph, self.result.trace)
-        low, high = max(low - less, 0), high + more
+        kept = moved_by_kept_constants(graph, self.lifetimes)
+        low, high = max(low - less - kept[0], 0), high + more + kept[1]
         return (low, high) if low < high else None
 
     def _ends_of_peak(self) -> tuple[int, int] | None:
         """Bounds by what the code does with its values; None where that does not move the peak."""
         graph, scenario = self.graph, self.scenario
         halved = self._with_dtype_of_autocast(graph)
-        every = scenario.training and (self._has_functions() or has_open_regions(graph) or halved is not None)
+        every = scenario.training and (
+            self._has_functions() or has_open_regions(graph, scenario.amp is not None) or halved is not None
+        )
         if scenario.training and not every and not self._forward_matters():
             return None
         ends = self.ends_of_inplace or (graph, graph)

@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from staticmem.ir.graph import Frame, Graph, Op, SourceLine
 from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.passes.frames.source_lines import is_published
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
 Line = tuple[Stack, str, int]  # a running module call, and where it is
@@ -100,6 +101,34 @@ def line_at(op: Op, level: int) -> SourceLine:
 def _place(op: Op, level: int) -> Line:
     source = line_at(op, level)
     return op.modules[: level + 1], source.file, source.line
+
+
+# -- custom functions --------------------------------------------------------------------------------------------
+
+_APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
+_TORCH = re.compile(r"[/\\]torch[/\\]")
+_FORWARD_CALLED = re.compile(r"\bsuper\b|\.forward\(")
+
+
+def line_calling_function(op: Op) -> int | None:
+    """The number of the line of an op's stack that calls a custom `torch.autograd.Function`; None where none does.
+
+    Such a function has a `forward` of its own. Where a function that no trace shows calls `apply`, that is a frame more
+    than there are modules, which no line calls by its name.
+    """
+    for number, line in enumerate(op.stack[:-1]):
+        if ".apply(" in line.text and op.stack[number + 1].function == "forward" and _APPLY.search(line.text):
+            return number
+    if not op.modules or op.modules[0].path or len(op.stack) <= len(op.modules):
+        return None
+    named = sum(_FORWARD_CALLED.search(line.text) is not None for line in op.stack[:-1])
+    # a module that no other has, `nn.Sequential(*layers)(x)`, is a frame without a module as well
+    of_torch = sum(_TORCH.search(line.file) is not None for line in op.stack)
+    named += max(of_torch - sum(frame.cls.startswith("torch.nn.") for frame in op.modules), 0)
+    number = len(op.modules) + named - 1
+    if number >= len(op.stack) - 1 or any(map(is_published, op.stack[number:])):
+        return None
+    return number
 
 
 # -- functions of torch.nn.functional ----------------------------------------------------------------------------
