@@ -70,6 +70,7 @@ class Gpu:
     link: str | None = None
     tflops: tuple[tuple[str, float], ...] = ()
     unread: tuple[str, ...] = ()  # of the specs: figures that were not compared with a page
+    usual: bool = False  # the variant that the name of the chip alone stands for
 
     @property
     def resident_threads(self) -> int:
@@ -102,7 +103,7 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug):
         raise UsageError(f"{path}: {where}", "A name is lower-case words with hyphens.", code="SM401")
     fields = table(data, path, where)
-    optional = "nvml usable vendor form year class specs".split()
+    optional = "nvml usable vendor form year class specs usual".split()
     keys_of(fields, path, ("name", "arch", "processors", "nominal", "source"), optional, where)
     chip = text(fields["arch"], path, f"{where}.arch")
     _one_of(chip, (*THREADS, *STAND_INS), path, f"{where}.arch")
@@ -139,8 +140,15 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
         _one_of(fields["class"], CLASSES, path, f"{where}.class") if "class" in fields else None,
         _integer(specs, "bandwidth", path, where), _integer(specs, "tdp", path, where),
         _text(specs, "link", path, where), _tflops(specs.get("tflops") or {}, path, f"{where}.specs.tflops"),
-        tuple(unread),
+        tuple(unread), _switch(fields, "usual", path, where),
     )  # fmt: skip
+
+
+def _switch(fields: Mapping[str, Any], key: str, path: Path, where: str) -> bool:
+    value = fields.get(key, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{path}: {where}.{key} is {value!r:.40}", "It is true or false.", code="SM401")
+    return value
 
 
 def _one_of(value: Any, choices: Iterable[str], path: Path, where: str) -> str:
@@ -208,12 +216,15 @@ def checked() -> str:
 def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.PathLike[str] | None = None) -> Gpu:
     """A card by its name, or a card of a size that is not in the list; `file` is a user's own list.
 
-    `24GB` is a card sold as 24 GB: vendors count 2**30, and not all of it is usable. `24GiB` is usable memory as it is.
+    A name may leave out what only one card has (`4090`), or what tells variants of a chip apart (`h100`): the usual
+    variant is meant then, and `variants` has the others. `24GB` is a card sold as 24 GB: vendors count 2**30, and not
+    all of it is usable. `24GiB` is usable memory as it is.
     """
     gpus = catalog(file)
-    slug = re.sub(r"[\s_]+", "-", query.strip().lower())
-    if slug in gpus:
-        return gpus[slug]
+    slug = _slug(query)
+    meant = _meant(slug, gpus)
+    if meant is not None:
+        return meant
     size = parse_size(query)
     if size is None:
         why = "A GPU is a name of the catalog or a size such as 24GB."
@@ -233,14 +244,46 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.Pa
     )
 
 
+def variants(query: str, file: str | os.PathLike[str] | None = None) -> list[str]:
+    """The other cards that a name could mean, where it is the name of a chip alone."""
+    gpus = catalog(file)
+    slug = _slug(query)
+    meant = _meant(slug, gpus)
+    if meant is None or not meant.usual or slug == meant.slug:
+        return []
+    return [name for name in _with_parts(slug, gpus) if name != meant.slug]
+
+
+def _slug(query: str) -> str:
+    return re.sub(r"[\s_]+", "-", query.strip().lower())
+
+
+def _meant(slug: str, gpus: Mapping[str, Gpu]) -> Gpu | None:
+    """The card that a name or a part of one stands for; None where it could be several, or none."""
+    spelt = {name.replace("-", ""): name for name in gpus}.get(slug.replace("-", ""))
+    if spelt is not None:
+        return gpus[spelt]
+    possible = _with_parts(slug, gpus)
+    usual = [name for name in possible if gpus[name].usual]
+    # `3090` is an RTX 3090, although there is an RTX 3090 Ti
+    plain = [name for name in possible if name.endswith(f"-{slug}") and all(p.startswith(name) for p in possible)]
+    meant = usual or plain
+    return gpus[meant[0]] if len(meant) == 1 else None
+
+
+def _with_parts(slug: str, slugs: Iterable[str]) -> list[str]:
+    """The names that have all words of this one, sorted."""
+    parts = set(slug.split("-"))
+    return sorted(name for name in slugs if parts <= set(name.split("-")))
+
+
 def near(slug: str, slugs: Iterable[str], file: str | os.PathLike[str] | None = None) -> str:
     """A hint for an unknown name: the names that have all of its parts, else similar ones, and where to find all.
 
     All of them are too many for a hint.
     """
-    slugs, parts = sorted(slugs), set(slug.split("-"))
-    close = [name for name in slugs if parts <= set(name.split("-"))]
-    close = close[:NEAR] or difflib.get_close_matches(slug, slugs, n=NEAR, cutoff=0.6)
+    slugs = sorted(slugs)
+    close = _with_parts(slug, slugs)[:NEAR] or difflib.get_close_matches(slug, slugs, n=NEAR, cutoff=0.6)
     catalog = "'staticmem gpus'" if file is None else f"'staticmem gpus --gpus-file {file}'"
     if not close:
         return f"{catalog} lists the names."

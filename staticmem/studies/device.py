@@ -93,6 +93,9 @@ def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
 
 def _note(request: Request, device: Device) -> NoteInfo:
     text = f"allocated, reserved and device memory are for this GPU: {device.gpu.name}"
+    others = gpus.variants(request.gpu, request.gpus_file) if request.gpu is not None else []
+    if others:
+        text += f" ('{request.gpu}' may also mean {', '.join(others)})"
     modules = device.setup.profile.modules
     loading = request.module_loading or modules.loading(profile.version(device.setup.torch))
     if loading == profile.EAGER:

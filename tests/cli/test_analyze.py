@@ -258,3 +258,10 @@ def test_process_imports_only_what_it_needs() -> None:
     code = "import sys, staticmem; print(*sorted(m for m in sys.modules if m.split('.')[0] == 'staticmem'))"
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert bare.stdout.strip() == "staticmem staticmem.errors staticmem.version"
+
+
+def test_the_name_of_a_chip_is_its_usual_card_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    report = analyzed(capsys, SEED, "--gpu", "h100")
+    assert report["gpu"]["slug"] == "h100-sxm-80gb"
+    note = next(n["text"] for n in report["assumptions"] if n["code"] == "SM404")
+    assert "'h100' may also mean h100-nvl, h100-pcie-80gb" in note

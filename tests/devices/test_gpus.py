@@ -109,9 +109,26 @@ def test_the_rule_is_seldom_more_generous_than_cards_are() -> None:
     assert len(too_much) <= len(known) / 4
 
 
-@pytest.mark.parametrize("query", ["rtx-4090", "RTX 4090", "rtx_4090", " rtx-4090 "])
+@pytest.mark.parametrize("query", ["rtx-4090", "RTX 4090", "rtx_4090", " rtx-4090 ", "rtx4090", "4090"])
 def test_names(query: str) -> None:
     assert gpus.find(query) is CARDS["rtx-4090"]
+    assert gpus.variants(query) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "meant", "others"),
+    [
+        ("h100", "h100-sxm-80gb", ["h100-nvl", "h100-pcie-80gb"]),
+        ("A100", "a100-sxm-80gb", ["a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm-40gb"]),
+        ("a100 80gb", "a100-sxm-80gb", ["a100-pcie-80gb"]),
+        ("a100-sxm-80gb", "a100-sxm-80gb", []),
+        ("3090", "rtx-3090", []),  # not the Ti, which has a name of its own
+        ("v100", "v100-16gb", ["v100-32gb"]),
+    ],
+)
+def test_the_name_of_a_chip_means_its_usual_card(query: str, meant: str, others: list[str]) -> None:
+    assert gpus.find(query).slug == meant
+    assert gpus.variants(query) == others
 
 
 @pytest.mark.parametrize(
@@ -140,10 +157,9 @@ def test_what_is_no_card_and_no_size(query: str) -> None:
 @pytest.mark.parametrize(
     ("query", "named"),
     [
-        ("rtx4090", ["rtx-4090"]),
-        ("4090", ["rtx-4090"]),
-        ("a100", ["a100-pcie-40gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-sxm-80gb"]),
-        ("A100 80GB", ["a100-pcie-80gb", "a100-sxm-80gb"]),
+        ("rtx-4091", ["rtx-4090"]),
+        ("a100-40gb", ["a100-pcie-40gb", "a100-sxm-40gb"]),  # 80 GB are the usual ones
+        ("GH200", ["gh200-96gb", "gh200-144gb"]),
         ("l4s", ["l4", "l40s"]),
     ],
 )
@@ -235,3 +251,11 @@ def test_json_of_another_text_does_not_count(built: Path) -> None:
     path = built / "gpus.yaml"
     assert documents._built_json(path, path.read_bytes()) is not None
     assert documents._built_json(path, path.read_bytes() + b"\n") is None
+
+
+def test_a_switch_is_true_or_false(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    card = "name: A, arch: sm_90, processors: 1, nominal: 9, source: s, usual: perhaps"
+    path.write_text(f"version: 1\nchecked: 2026-11-21\ncards:\n  a: {{{card}}}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"cards\.a\.usual is 'perhaps'"):
+        gpus.load(path)
