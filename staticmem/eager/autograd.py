@@ -8,15 +8,16 @@ functions/accumulate_grad.h (when a gradient is stolen).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Sequence
 
 from staticmem.eager import strides as layout
 from staticmem.eager.calls import RepeatedNode, backward_again
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, cast_gradient, validate
 from staticmem.eager.recording import recorded_backward
-from staticmem.eager.tensor import Formula, Grads, Node, Owner, Tensor
+from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, Tensor
 
-__all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "run_backward"]
+__all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "free_graph", "run_backward"]
 
 
 _RAN: list[tuple[Node, int] | None] = []  # `edges` of a node that has run
@@ -33,22 +34,47 @@ class InputBuffer(Owner):
         self.slots: list[Tensor | None] = [None] * len(node.metadata)
 
 
-def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tensor]) -> set[int]:
-    """Runs the graph below `root`. `grads` maps id(parameter) to its `.grad`; owners are recorded in `e`. Returns the
-    ids of the parameters that a gradient came to.
+def run_backward(
+    e: Eager,
+    roots: Tensor | Sequence[Tensor],
+    gradients: Tensor | Sequence[Tensor],
+    grads: dict[int, Tensor],
+    retain_graph: bool = False,
+) -> set[int]:
+    """Runs the graph below one root or several, as `torch.autograd.backward`. `grads` maps id(parameter) to its
+    `.grad`; owners are recorded in `e`. Returns the ids of the parameters that a gradient came to.
 
-    `gradient` is the root gradient; the caller owns it (Python holds it for the whole of backward).
+    `gradients` are those of the roots; the caller owns them (Python holds them for the whole of backward).
+    `retain_graph`: what nodes have saved stays until `free_graph`.
     """
-    node = root.grad_fn
-    assert node is not None
-    _count_dependencies(node)
-    buffer = InputBuffer(node)
-    buffer.slots[root.output_nr] = gradient
-    e.hold(gradient, buffer)
+    roots = [roots] if isinstance(roots, Tensor) else roots
+    gradients = [gradients] if isinstance(gradients, Tensor) else gradients
     received: set[int] = set()
     order = 0
     waiting: dict[Node, InputBuffer] = {}
-    ready: list[tuple[int, int, Node, InputBuffer]] = [(-node.sequence, order, node, buffer)]
+    ready: list[tuple[int, int, Node, InputBuffer]] = []
+    start = Node("GraphRoot", TOP_PRIORITY, -1)
+    start.edges = [None if root.grad_fn is None else (root.grad_fn, root.output_nr) for root in roots]
+    _count_dependencies(start)
+    for edge, gradient in zip(start.edges, gradients, strict=True):
+        assert edge is not None
+        node, slot = edge
+        node.dependencies -= 1
+        buffer = waiting.get(node) or InputBuffer(node)
+        old = buffer.slots[slot]
+        if old is None:
+            buffer.slots[slot] = gradient
+            e.hold(gradient, buffer)
+        else:  # one output twice
+            buffer.slots[slot] = both = e.pointwise("aten.add.Tensor", old, gradient)
+            e.hold(both, buffer)
+            e.drop(old, buffer)
+        if node.dependencies:
+            waiting[node] = buffer
+        else:
+            waiting.pop(node, None)
+            order += 1
+            heapq.heappush(ready, (-node.sequence, order, node, buffer))
     while ready:
         _, _, node, buffer = heapq.heappop(ready)
         e.trace.op = node.op
@@ -66,7 +92,10 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
         else:
             outputs = validate(e, node, apply(e, node, buffer.slots))
         e.release(buffer)
-        e.forget(node)
+        if not retain_graph:
+            e.forget(node)
+        elif node.packed is not None:  # a checkpoint lets go of what it computed again
+            node.packed.release(e)
         added = []  # `outputs` of evaluate_function has them until it returns
         leaves = []  # they have the highest sequence number, so they run before other ready nodes
         for edge, output in zip(node.edges, outputs, strict=True):
@@ -90,7 +119,8 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
             heapq.heappush(ready, (-target.sequence, order, target, into))
         for output in added:
             e.end(*output)
-        node.edges, node.formulas = _RAN, ()  # it does not run again: large graphs need the memory
+        if not retain_graph:
+            node.edges, node.formulas = _RAN, ()  # it does not run again: large graphs need the memory
         e.close_scope()
         if leaves:
             e.trace.op = -1
@@ -101,6 +131,18 @@ def run_backward(e: Eager, root: Tensor, gradient: Tensor, grads: dict[int, Tens
                 e.release(owner)
             e.held_by_node.clear()
     return received
+
+
+def free_graph(e: Eager, roots: Iterable[Tensor]) -> None:
+    """The graph below the roots dies: nothing refers to it any more."""
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        if node.edges is _RAN or node.leaf is not None:
+            continue
+        e.forget(node)
+        stack += [edge[0] for edge in node.edges if edge is not None]
+        node.edges, node.formulas = _RAN, ()
 
 
 def _count_dependencies(root: Node) -> None:

@@ -11,7 +11,9 @@ from staticmem.eager.tensor import Tensor
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ops.casts import to_copy
+from staticmem.ops.dispatch import call
 from staticmem.ops.reduction import mean
+from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
 
@@ -42,10 +44,14 @@ def target_of(loss: str, shape: layout.Shape) -> tuple[layout.Shape, dtypes.DTyp
 
 
 def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
-    """The loss of an output; `none` takes the output itself (a model that returns its loss), whatever its shape."""
+    """The loss of an output; `none` and `outputs` take the output itself (a model that returns its loss), whatever its
+    shape."""
     if loss == "mean":
         return mean(e, output)
-    if loss == "none":
+    if loss == "sum":
+        total: Tensor = call(e, rule_of("aten::sum"), (output,), {})  # autocast runs it in float32
+        return total
+    if loss in ("none", "outputs"):
         return output
     assert target is not None
     if loss == "mse":

@@ -58,7 +58,7 @@ def _of_recurrent(graph: Graph) -> Iterator[Note]:
 def _of_other_outputs(outputs: Sequence[Tensor], loss: str | None) -> Iterator[Note]:
     """Outputs beside the first that could be part of a loss."""
     others = [t for t in outputs[1:] if t.dtype.is_differentiable and t.requires_grad]
-    if others and loss != "none" and outputs[0].ndim > 0:  # a scalar is the loss itself
+    if others and loss not in ("none", "outputs") and outputs[0].ndim > 0:  # a scalar is the loss itself
         shapes = ", ".join(str(list(t.shape)) for t in others[:4]) + (", ..." if len(others) > 4 else "")
         text = (
             f"the model has {len(outputs)} outputs and the loss is of the first: no gradient comes from the others "

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from staticmem.eager.autograd import run_backward
+from staticmem.eager.autograd import free_graph, run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Owner, Tensor
@@ -20,7 +20,7 @@ from staticmem.engine import losses, optimizers
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.notes import notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape
-from staticmem.errors import DimensionError
+from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Region, Value
@@ -123,6 +123,8 @@ class _Step:
             self.scaler.place()
         if not scenario.set_to_none:
             self._place_zeroed_gradients(with_gradient)
+        if scenario.input_grad:
+            self._require_input_gradients()
         loss, target, notes = self._loss_and_target()
         old = e.empty((), dtypes.float32, kernel="loss of the previous step")
         e.categorise(old, "activation", "loss of the previous step")
@@ -218,6 +220,23 @@ class _Step:
             self.e.hold(grad, Owner("grad", p.name))
             self.grads[id(p)] = grad
 
+    def _require_input_gradients(self) -> None:
+        """`requires_grad_()` of inputs; those that are read have a gradient of the step before, where it stays."""
+        inputs = {v.name: self.interpreter.env[v.name] for v in self.graph.inputs}
+        inputs = {name: tensor for name, tensor in inputs.items() if tensor.dtype.is_differentiable}
+        names = [*inputs] if "all" in self.scenario.input_grad else self.scenario.input_grad
+        for name in names:
+            if name not in inputs:
+                raise UsageError(
+                    f"no input '{name}' that could have a gradient",
+                    f"Floating-point inputs are {', '.join(inputs) or 'none'}.",
+                    closest(name, inputs) or "Leave --input-grad out, or use all.",
+                    code="SM165",
+                )
+            inputs[name].requires_grad = True
+        if not self.scenario.set_to_none:
+            self._place_zeroed_gradients([inputs[name] for name in names if name in self.graph.last_read])
+
     def _loss_and_target(self) -> tuple[str, Tensor | None, list[Note]]:
         """The loss, where `auto` is decided by the output's shape, and the target tensor that it needs."""
         shape, loss, notes = output_shape(self.graph), self.scenario.loss, []
@@ -251,36 +270,44 @@ class _Step:
             raise no_tensor_output()
         if self.locals_policy == "last-use":  # code may take the loss's output alone: `loss_of(model(x)[0])`
             self.interpreter.forget_outputs(self.graph.outputs[:1])
-        loss = losses.run(e, loss_name, outputs[0], target)
+        several = outputs if loss_name == "outputs" else outputs[:1]
+        roots = [losses.run(e, loss_name, output, target) for output in several]
         previous, self.loss = self.loss, Owner("value", "loss")
-        e.hold(loss, self.loss)
+        for root in roots:
+            e.hold(root, self.loss)
         e.close_scope()
         self.interpreter.forget_outputs()
         e.release(previous)
         e.release(e.autocast_owner)
         e.autocast, e.autocast_cache = None, {}
         trace.marks["forward_end"] = trace.ticks
-        trace.begin("backward")
-        if loss.grad_fn is not None:
-            self._backward(loss)
+        roots = [root for root in roots if root.grad_fn is not None]
+        if self.scenario.backward:
+            trace.begin("backward")
+            if roots:
+                self._backward(roots)
+        if self.scenario.retain_graph or not self.scenario.backward:
+            free_graph(e, roots)
         e.grad_enabled = False
         trace.op = -1
         if checkpoints is not None:
             self.recomputed, self.overwritten = tuple(checkpoints.recomputed), len(checkpoints.overwritten)
         return outputs
 
-    def _backward(self, loss: Tensor) -> None:
+    def _backward(self, losses: Sequence[Tensor]) -> None:
         """`loss.backward()`: Python holds the root gradient, and with a scaler the scaled loss, until it returns."""
         e = self.e
         held = Owner("gradient", "root gradient")
-        root = loss if self.scaler is None else self.scaler.scale(loss)
-        if root is not loss:
-            e.hold(root, held)
+        roots = losses if self.scaler is None else [self.scaler.scale(loss) for loss in losses]
+        if self.scaler is not None:
+            for root in roots:
+                e.hold(root, held)
         e.grad_enabled = False
-        ones = e.empty_like(root, kernel="aten.ones_like.default")
-        e.hold(ones, held)
+        gradients = [e.empty_like(root, kernel="aten.ones_like.default") for root in roots]
+        for gradient in gradients:
+            e.hold(gradient, held)
         try:
-            self.received |= run_backward(e, root, ones, self.grads)
+            self.received |= run_backward(e, roots, gradients, self.grads, self.scenario.retain_graph)
         except (ValueError, *BAD_ARGUMENTS) as error:  # shapes that no real step has: the file contradicts itself
             if 0 <= e.trace.op < len(self.graph.ops):
                 raise self.interpreter.explained(self.graph.ops[e.trace.op], error) from error

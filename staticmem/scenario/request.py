@@ -62,8 +62,9 @@ class Request(Levers):
     )
     loss: str = option(
         "auto", STEP, "choice", "LOSS", "the loss; auto chooses by the output's shape",
-        choices=("auto", "cross-entropy", "mse", "mean", "none"), training=True, example="auto",
-        details="The report says what was chosen",
+        choices=("auto", "cross-entropy", "mse", "mean", "sum", "none", "outputs"), training=True, example="auto",
+        details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
+        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size",
     )
     dtype: str | None = option(
         None, STEP, "precision", "TYPE", "casts the whole model, as model.to(dtype)", choices=PRECISIONS,
@@ -152,8 +153,10 @@ class Request(Levers):
             object.__setattr__(self, "parallel", None)
         if self.dims is None:
             object.__setattr__(self, "dims", {})
-        if isinstance(self.checkpoint, str):
-            object.__setattr__(self, "checkpoint", (self.checkpoint,))
+        for name in ("checkpoint", "input_grad"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, (value,))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
         elif self.resolution is not None and len(self.resolution) != 2:

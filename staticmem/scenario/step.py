@@ -76,6 +76,18 @@ class Levers:
         True, LEVERS, "switch", "", "zero_grad(set_to_none=True); else gradients stay, zeroed, through the forward",
     )
     clip_grad_norm: bool = option(False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step")
+    input_grad: str | tuple[str, ...] = option(
+        (), LEVERS, "names", "NAME|all", "inputs that require a gradient, by name; all: every floating-point one",
+        example="[x]", details="As `x.requires_grad_()`; their gradients stay until zero_grad() as those of parameters do",
+    )
+    retain_graph: bool = option(
+        False, LEVERS, "switch", "", "backward(retain_graph=True): what it reads stays until it returns",
+        details="The graph then ends with the function that called it. A loop that keeps the loss in a variable keeps "
+        "its graph through the next forward too, which is not counted",
+    )
+    backward: bool = option(
+        True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what a backward would read",
+    )
 # fmt: on
 
 
@@ -130,6 +142,13 @@ class Scenario(Levers):
             )
         if self.freeze is not None:
             _pattern(self.freeze)
+        if not self.backward and self.optimizer is not None:
+            raise UsageError(
+                f"--no-backward leaves no gradients for {self.optimizer}",
+                "An optimizer's step needs those of a backward.",
+                "Use --mode train without --optimizer.",
+                code="SM166",
+            )
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:

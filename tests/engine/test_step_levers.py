@@ -10,6 +10,7 @@ from blocks import ACTIVATION, WIDTH, chain, value
 from prepared import run_step
 
 from staticmem.engine.step import StepResult
+from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref
 from staticmem.liveness import liveness
@@ -204,3 +205,57 @@ def test_levers_go_together() -> None:
     end = result.trace.ticks - 1
     kinds = {b.category for b in liveness(result.trace).alive(end)}
     assert kinds == {"parameter", "input", "gradient", "optimizer_state", "activation"}  # activation: the loss
+
+# -- what a backward starts from and leaves ---------------------------------------------------------------------------
+
+
+def test_a_retained_graph_lives_to_the_end_of_the_backward() -> None:
+    """`backward(retain_graph=True)`: nothing that the forward saved goes before the last gradient is there."""
+    trace = run(retain_graph=True).trace
+    last = max(b.born for b in trace.buffers if b.category == "gradient")
+    assert all(h.end is not None and h.end > last for h in trace.holds if h.kind == "saved")
+    assert peak(run(retain_graph=True)) > peak(run())
+    optimizer = dict(trace.phases)["optimizer"]
+    assert all(h.end is not None and h.end <= optimizer for h in trace.holds if h.kind == "saved")
+
+
+def test_the_graph_of_a_forward_without_backward_ends_with_it() -> None:
+    result = run(backward=False)
+    assert [name for name, _ in result.trace.phases] == ["setup", "forward", "optimizer"]
+    assert forward_end(result) == forward_end(run())
+    assert all(h.end is not None for h in result.trace.holds if h.kind == "saved")
+    assert not named(result, "gradient")
+
+
+def test_an_optimizer_needs_a_backward() -> None:
+    with pytest.raises(UsageError, match="no gradients for sgd"):
+        Scenario(mode="train", optimizer="sgd", backward=False)
+
+
+def test_inputs_have_gradients_where_they_are_asked_for() -> None:
+    name = chain(3).inputs[0].name
+    for given in ((name,), ("all",)):
+        result = run(input_grad=given)
+        assert named(result, "gradient") - named(run(), "gradient") == {f"{name}.grad"}
+    kept = run(input_grad=("all",), set_to_none=False)
+    assert forward_end(kept) - forward_end(run(set_to_none=False)) == ACTIVATION
+    with pytest.raises(UsageError, match="no input 'y'") as caught:
+        run(input_grad=("y",))
+    assert caught.value.code == "SM165"
+
+
+def test_backward_from_all_outputs_has_a_gradient_for_each() -> None:
+    graph = chain(2)
+    inner = graph.ops[-2].outputs[0]
+    both = replace(graph, outputs=(*graph.outputs, inner))
+    result = run_step(both, Scenario(mode="train", loss="outputs"))
+    roots = [k for k in result.trace.kernels if k.name == "aten.ones_like.default"]
+    assert len(roots) == 2
+    assert result.trained == run(2).trained
+    assert "SM331" not in codes(result)
+
+
+def test_a_sum_as_the_loss() -> None:
+    result = run_step(chain(2), Scenario(mode="train", loss="sum"))
+    assert result.loss == "sum"
+    assert any(k.name.startswith("aten.sum") for k in result.trace.kernels if k.phase == "forward")

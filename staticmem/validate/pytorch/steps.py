@@ -60,6 +60,7 @@ class Steps:
         self.optimizer: Any = None
         self.target: Any = None
         self.loss: Any = None
+        self.trained_inputs: list[Any] = []
         if not scenario.training:
             self.program.stand_ins = dict(_EVAL)
         elif device == "cpu":
@@ -70,6 +71,10 @@ class Steps:
     def place(self) -> None:
         """Model and inputs on the device."""
         self.program.place()
+        names = [value.name for value in self.program.graph.inputs]
+        wanted = names if "all" in self.scenario.input_grad else self.scenario.input_grad
+        placed = [self.program.placed[name] for name in names if name in wanted]
+        self.trained_inputs = [tensor.requires_grad_() for tensor in placed if tensor.is_floating_point()]
 
     def place_target(self, shape: Sequence[int]) -> None:
         """The target of the loss for an output of this shape: class 0 or zeros everywhere."""
@@ -132,9 +137,11 @@ class Steps:
                 outputs = self.program.forward()
                 self.loss = self._loss(outputs[0])
                 del outputs
-            self.phase("backward")
-            if self.loss.requires_grad:
-                self.loss.backward()
+            if s.backward:
+                self.phase("backward")
+                self._backward()
+            if s.retain_graph or not s.backward:  # the graph ends with the function that has called the backward
+                self.loss = self.loss.detach()
         self.phase("optimizer")
         if s.clip_grad_norm:
             torch.nn.utils.clip_grad_norm_([p for p in self.program.parameters if p.grad is not None], 1.0)
@@ -142,8 +149,12 @@ class Steps:
             self.optimizer.step()
         self.phase("end")
 
+    def _backward(self) -> None:
+        if self.loss.requires_grad:
+            self.loss.backward(retain_graph=self.scenario.retain_graph)
+
     def _zero_grad(self) -> None:
-        for p in self.program.parameters:
+        for p in (*self.program.parameters, *self.trained_inputs):
             if self.scenario.set_to_none:
                 p.grad = None
             elif p.grad is not None:
@@ -152,6 +163,10 @@ class Steps:
     def _loss(self, output: Any) -> Any:
         if self.loss_name == "mean":
             return output.mean()
+        if self.loss_name == "sum":
+            return output.sum()
+        if self.loss_name == "outputs":
+            raise NotRunnableError("--loss outputs has gradients of its own for the outputs, and no loss to run")
         if self.loss_name == "mse":
             return F.mse_loss(output, self.target)
         if self.loss_name == "cross-entropy":
