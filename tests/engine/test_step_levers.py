@@ -206,6 +206,7 @@ def test_levers_go_together() -> None:
     kinds = {b.category for b in liveness(result.trace).alive(end)}
     assert kinds == {"parameter", "input", "gradient", "optimizer_state", "activation"}  # activation: the loss
 
+
 # -- what a backward starts from and leaves ---------------------------------------------------------------------------
 
 
