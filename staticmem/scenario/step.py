@@ -86,7 +86,7 @@ class Levers:
         "its graph through the next forward too, which is not counted",
     )
     backward: bool = option(
-        True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what a backward would read",
+        True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
     )
 # fmt: on
 
