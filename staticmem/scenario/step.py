@@ -78,7 +78,7 @@ class Levers:
     clip_grad_norm: bool = option(False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step")
     input_grad: str | tuple[str, ...] = option(
         (), LEVERS, "names", "NAME|all", "inputs that require a gradient, by name; all: every floating-point one",
-        example="[x]", details="As `x.requires_grad_()`; their gradients stay until zero_grad() as those of parameters do",
+        example="[x]", details="As `x.requires_grad_()`; their gradients stay as those of parameters do",
     )
     retain_graph: bool = option(
         False, LEVERS, "switch", "", "backward(retain_graph=True): what it reads stays until it returns",
