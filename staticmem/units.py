@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import hypot
 from typing import NamedTuple
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -54,9 +55,28 @@ class Band(NamedTuple):
     def plus(self, other: Band) -> Band:
         return Band(self.low + other.low, self.expected + other.expected, self.high + other.high)
 
+    def plus_unrelated(self, other: Band) -> Band:
+        """The sum of two that are uncertain for unrelated reasons, so that both are seldom off by all of it, and to the
+        same side: distances from what is expected add as squares (propagation of independent errors)."""
+        low = hypot(self.expected - self.low, other.expected - other.low)
+        high = hypot(self.high - self.expected, other.high - other.expected)
+        expected = self.expected + other.expected
+        return Band(expected - round(low), expected, expected + round(high))
+
     def minus(self, other: Band) -> Band:
         """What is left of a sum when one of its parts is taken away."""
         return Band(self.low - other.low, self.expected - other.expected, self.high - other.high)
+
+    def widened(self, less: int, more: int) -> Band:
+        return Band(self.low - less, self.expected, self.high + more)
+
+    def around(self, expected: int) -> Band:
+        """The band with another expected value, which it is widened to."""
+        return Band(min(self.low, expected), expected, max(self.high, expected))
+
+    def at_most(self, most: int) -> Band:
+        """No end above `most`, nor the expected value."""
+        return Band(min(self.low, most), min(self.expected, most), min(self.high, most))
 
 
 def exactly(nbytes: int) -> Band:

@@ -1,81 +1,111 @@
-"""A band for reserved memory: the replay again, with what nobody knows changed a little.
+"""Bands for allocated and reserved memory: the replay again, with what nobody knows changed a little.
 
-One buffer more or less than a free block's size opens a segment or not, so reserved swings by whole activations between
-runs that differ in nothing that a graph can tell. Each jitter changes, deterministically:
+The replay without change is what is expected (docs/adr/0021). One buffer more or less than a free block's size opens a
+segment or not, so reserved swings by whole activations between runs that differ in nothing that a graph can tell.
+Each jitter changes, deterministically:
 
 - the order of segments in address space, which is the driver's choice and decides between free blocks of equal size;
-- all sizes that grow with the batch, by up to 4 %, because a real process has workspaces, metrics and batches that are
-  a little different from the ones predicted. The result is scaled back by what was allocated;
+- all sizes that grow with the batch, by up to 5 %, because a real process has workspaces, metrics and batches that are
+  a little different from the ones predicted. The half of the readings of docs/accuracy.md that was looked at chose that
+  number;
 - workspaces that are known as a band: one in four is at its least and one in four at its most, of each kernel the same
-  in all steps. In four of the eleven replays those that the band is known to miss now and then (`Process.strays`) are
-  beyond it, one in eight of them.
+  in all steps. Of those that the band is known to miss now and then (`Process.strays`) one in eight is beyond it.
 
-The median is of the replays without such strays. The first replay is the one that is predicted, without change. The
-others, where nothing but PyTorch's default settings is asked for, are of the large pool in the first two steps
-(`LargePool`, docs/adr/0014): what is left out moves reserved memory by a few MiB, and takes four fifths of the time.
+Two more replays have all workspaces at their least, and at their most. Where nothing but PyTorch's default settings is
+asked for, all of these are of the large pool in the first two steps (`LargePool`, docs/adr/0014): what is left out
+moves reserved memory by a few MiB, and takes four fifths of the time. None of them has a limit: what the memory of a
+card does is for `devices.meters`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median, stdev
 from typing import TYPE_CHECKING, Any
 
-from staticmem.allocators.peaks import LargePool, Outline, outline
+from staticmem.allocators.peaks import LargePool, Outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import (
     DEFAULTS,
     MIN_BLOCK,
-    ROUND_LARGE,
     Layout,
     Settings,
     ascending,
     descending,
     shuffled,
 )
-from staticmem.ir.record import record
+from staticmem.units import Band
 
 if TYPE_CHECKING:
     from staticmem.allocators.result import Replay
 
-REPLAYS = 11
-WIDTH = 0.04  # the largest change of sizes: the range of batches that one prediction stands for
+JITTERS = 10
+WIDTH = 0.05  # the largest change of sizes: the range of batches that one prediction stands for
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
-# Student's t at 95 %, one-sided, by degrees of freedom (any table of the distribution)
-_STUDENT = ((30, 1.697), (20, 1.725), (10, 1.812), (5, 2.015), (2, 2.920), (1, 6.314))
 
-# A replay with sizes that are so many times as large, the number of its draw, and a layout: the peaks of allocated and
-# reserved memory, None where it runs out of memory.
-_Replayed = Callable[[float, int, Layout], "tuple[int, int] | None"]
+# A replay with sizes for some allocations, and a layout: the peaks of allocated and reserved memory, None where it runs
+# out of memory, as it may with settings that are a limit.
+_Replayed = Callable[[Sequence[int], Layout], "tuple[int, int] | None"]
 
 
-@record(frozen=True, slots=True)
-class ReservedBand:
-    """Bytes: the median of the replays and the bounds of what one more of them would be, and all of them, the unchanged
-    one first and those with strays last.
+def bands(
+    process: Process, nominal: Outline | Replay, settings: Settings = DEFAULTS, total: int | None = None, *,
+    count: int = JITTERS,
+) -> tuple[Band, Band]:  # fmt: skip
+    """Allocated and reserved bytes at their peaks: those of `nominal` are expected.
 
-    `tight` says that some replay ran out of memory at the given capacity; those are not in the band.
+    Args:
+        nominal: the replay of the process as it is, without a limit: an outline stands for the default settings.
+        total: bytes of the device, where the settings ask for a fraction of it.
+        count: jitters to replay.
     """
+    replayed, ids = _quick(process, nominal) if isinstance(nominal, Outline) else _whole(process, settings, total)
+    sizes, reserved = JitteredSizes(process, ids), [nominal.peak_reserved]
+    for draw, (scale, layout) in enumerate(jitters(count), 1):
+        peaks = replayed(sizes.scaled(scale, draw), layout)
+        if peaks is not None:
+            reserved.append(peaks[1])
+    allocated = [nominal.peak_allocated]
+    # As blocks are not split below 1 MiB, a smaller workspace can leave a larger block: either bound may be either end
+    for most in (False, True) if process.bounds else ():
+        bound = process.bound(most)
+        peaks = replayed([bound[id] for id in ids], ascending)
+        if peaks is not None:
+            allocated.append(peaks[0])
+            reserved.append(peaks[1])
+    least = min(allocated)
+    return (
+        Band(least, nominal.peak_allocated, max(allocated)),
+        Band(max(min(reserved), least), nominal.peak_reserved, max(reserved)),
+    )
 
-    low: int
-    expected: int
-    high: int
-    values: tuple[int, ...]
-    tight: bool = False
+
+def _quick(process: Process, nominal: Outline) -> tuple[_Replayed, Sequence[int]]:
+    """Replays of the large pool, and the allocations whose sizes they ask for."""
+    pool = LargePool(process, nominal, 1 + WIDTH)
+    return pool.peaks, pool.ids
+
+
+def _whole(process: Process, settings: Settings, total: int | None) -> tuple[_Replayed, Sequence[int]]:
+    from staticmem.allocators.cuda_caching import simulate  # the default settings need none of it
+
+    def replayed(sizes: Sequence[int], layout: Layout) -> tuple[int, int] | None:
+        replay = simulate(process.served(sizes), settings, total=total, fallbacks=process.fallbacks, layout=layout)
+        return (replay.peak_allocated, replay.peak_reserved) if replay.oom is None else None
+
+    return replayed, range(len(process.sizes))
 
 
 def jitters(count: int) -> Iterator[tuple[float, Layout]]:
-    """The first `count` jitters: the factor of sizes that grow with the batch, and where the driver puts segments.
+    """`count` jitters: the factor of sizes that grow with the batch, and where the driver puts segments.
 
-    The first changes nothing. The rest are pairs of a larger and a smaller batch.
+    They are pairs of a larger and a smaller batch.
     """
-    yield 1.0, ascending
-    layouts = [descending, *map(shuffled, range(1, count))]
-    pairs = max((count - 1) // 2, 1)
-    for index in range(1, count):
-        change = WIDTH * ((index + 1) // 2) / pairs
-        yield 1 + change if index % 2 else 1 - change, layouts[(index - 1) % len(layouts)]
+    layouts = [descending, *map(shuffled, range(1, count + 1))]
+    pairs = max(count // 2, 1)
+    for index in range(count):
+        change = WIDTH * (index // 2 + 1) / pairs
+        yield 1 - change if index % 2 else 1 + change, layouts[index]
 
 
 class JitteredSizes:
@@ -111,7 +141,7 @@ class JitteredSizes:
                 if lot < 2:
                     kinds[number] = (high if lot else low, kinds[number][1])
             # as often as docs/workspace.md says
-            for number, kernel, low, high in self._strays if has_strays(draw) else ():
+            for number, kernel, low, high in self._strays:
                 lot = ((kernel + high) * _FACTOR + draw) * _FACTOR >> 20 & 15
                 if lot < 2:
                     kinds[number] = (high if lot else low, kinds[number][1])
@@ -119,79 +149,9 @@ class JitteredSizes:
         return [grown[number] for number in self._places]
 
 
-def is_quick(process: Process, settings: Settings, capacity: int | None = None) -> bool:
-    """Whether an outline and the large pool stand for whole replays: default settings, as much memory as is asked for.
+def is_quick(process: Process, settings: Settings) -> bool:
+    """Whether an outline and the large pool stand for whole replays without a limit: with default settings.
 
-    A memory fraction alone is a smaller capacity, which a band does not ask for either.
+    A memory fraction alone is a limit, which neither has.
     """
-    plain = replace(settings, per_process_memory_fraction=1.0) == DEFAULTS
-    return plain and capacity is None and not process.empties
-
-
-def reserved_band(
-    process: Process,
-    settings: Settings = DEFAULTS,
-    capacity: int | None = None,
-    *,
-    total: int | None = None,
-    replays: int = REPLAYS,
-    nominal: Replay | None = None,
-) -> ReservedBand:
-    """Median and bounds of peak reserved over `replays` jittered replays; `nominal` is the unchanged one, if known."""
-    if is_quick(process, settings, capacity) and settings == DEFAULTS:
-        peaks = outline(process.calls, process.sizes)
-        return quick_band(process, peaks, LargePool(process, peaks, 1 + WIDTH), replays)
-    from staticmem.allocators.cuda_caching import simulate  # the default settings need none of it
-
-    sizes = JitteredSizes(process)
-
-    def replayed(scale: float, draw: int, layout: Layout) -> tuple[int, int] | None:
-        events = process.served(sizes.scaled(scale, draw))
-        replay = simulate(events, settings, capacity, total=total, fallbacks=process.fallbacks, layout=layout)
-        return (replay.peak_allocated, replay.peak_reserved) if replay.oom is None else None
-
-    nominal = nominal or simulate(process.events, settings, capacity, total=total, fallbacks=process.fallbacks)
-    return _band((nominal.peak_allocated, nominal.peak_reserved), replays, replayed, nominal.oom is not None)
-
-
-def quick_band(process: Process, nominal: Outline, pool: LargePool, replays: int = REPLAYS) -> ReservedBand:
-    """`reserved_band` for what `is_quick`; `pool` is of a growth of at least 1 + WIDTH."""
-    sizes = JitteredSizes(process, pool.ids)
-
-    def replayed(scale: float, draw: int, layout: Layout) -> tuple[int, int]:
-        return pool.peaks(sizes.scaled(scale, draw), layout)
-
-    return _band((nominal.peak_allocated, nominal.peak_reserved), replays, replayed)
-
-
-def has_strays(draw: int) -> bool:
-    """Draws 3 and 4, 7 and 8...: pairs of a larger and a smaller batch, so that the others stay balanced too."""
-    return draw % 4 in (3, 0)
-
-
-def _band(nominal: tuple[int, int], replays: int, replayed: _Replayed, tight: bool = False) -> ReservedBand:
-    """The range, or the 90 % prediction interval of as many draws where that is wider: the least and the most of eleven
-    draws hold another one in ten of twelve cases only."""
-    plain, wide = [nominal[1]], list[int]()
-    for draw, (scale, layout) in enumerate(jitters(replays)):
-        peaks = replayed(scale, draw, layout) if draw else None
-        if peaks is None:
-            tight = tight or draw > 0
-            continue
-        allocated, reserved = peaks
-        # for what is allocated without the jitter, in whole segments
-        ratio = nominal[0] / allocated if allocated else 1.0
-        (wide if has_strays(draw) else plain).append(round(reserved * ratio / ROUND_LARGE) * ROUND_LARGE)
-    values = (*plain, *wide)
-    expected = round(median(plain))
-    spread = interval(values)
-    return ReservedBand(min(*values, expected - spread), expected, max(*values, expected + spread), values, tight)
-
-
-def interval(values: Sequence[int]) -> int:
-    """Half of the interval that holds one more draw of a normal distribution in 9 of 10 cases, in whole segments."""
-    count = len(values)
-    if count < 2:
-        return 0
-    quantile = next(t for freedom, t in _STUDENT if freedom <= count - 1)
-    return round(quantile * stdev(values) * float((1 + 1 / count) ** 0.5) / ROUND_LARGE) * ROUND_LARGE
+    return replace(settings, per_process_memory_fraction=1.0) == DEFAULTS and not process.empties

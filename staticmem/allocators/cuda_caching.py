@@ -63,7 +63,7 @@ class _Allocator:
         self.driver = Driver(capacity, total, layout)
         self.small = Pool(small=True)
         self.large = Pool(small=False)
-        self.retries = 0
+        self.retries = self.returned = 0
         self.limit: int | None = None  # allowed_memory_maximum
         if settings.per_process_memory_fraction < 1 and self.driver.total is not None:
             self.limit = int(settings.per_process_memory_fraction * self.driver.total)
@@ -130,7 +130,7 @@ class _Allocator:
             oom = None
         peaks = peak_allocated, peak_allocated_at, peak_reserved, peak_reserved_at
         history, smaller = tuple(driver.history), tuple(took_less)
-        return Replay(*peaks, self.retries, oom, history, smaller, allocated_line, reserved_line, rows)
+        return Replay(*peaks, self.retries, self.returned, oom, history, smaller, allocated_line, reserved_line, rows)
 
     # -- serving a request ---------------------------------------------------------------------------------------
 
@@ -178,10 +178,14 @@ class _Allocator:
         if self.collects:
             self.garbage_collect_cached_blocks()
         block = self.alloc_block(pool, size, stream)
+        reserved = self.driver.reserved
         if block is None and self.release_available_cached_blocks(pool, size, stream):
+            self.returned += reserved - self.driver.reserved
             block = self.alloc_block(pool, size, stream)
         if block is None:
+            reserved = self.driver.reserved
             self.release_cached_blocks()
+            self.returned += reserved - self.driver.reserved
             self.retries += 1
             block = self.alloc_block(pool, size, stream)
         return block

@@ -122,7 +122,7 @@ class Replay:
 
     `allocated[t]` and `reserved[t]` are bytes after event t: what `torch.cuda.memory_allocated()` and
     `memory_reserved()` say. `peak_*_at` are the events that first reach the peaks. `retries` counts how often
-    everything cached was given back to serve a request (`num_alloc_retries`).
+    everything cached was given back to serve a request (`num_alloc_retries`), `returned` the bytes that were.
     """
 
     peak_allocated: int
@@ -130,6 +130,7 @@ class Replay:
     peak_reserved: int
     peak_reserved_at: int
     retries: int
+    returned: int
     oom: OutOfMemory | None
     segment_events: tuple[SegmentEvent, ...]
     fallbacks: tuple[tuple[int, int], ...]  # (id, bytes): allocations that took less than they asked for

@@ -2,19 +2,22 @@
 
 Allocated is the replay of the process through PyTorch's caching allocator with the workspaces that kernels take;
 reserved what that allocator holds; device adds the CUDA context and loaded libraries (`gpus`, `profile`).
+
+What is expected is the replay on the memory of the card: where it is short, the allocator gives cached blocks back and
+tries again, and a convolution takes a plan with less workspace (docs/adr/0021). Only a step that runs out of memory all
+the same is expected at what it would take without a limit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from staticmem.allocators.band import REPLAYS, WIDTH, is_quick, quick_band, reserved_band
-from staticmem.allocators.band import ReservedBand as Jittered
+from staticmem.allocators.band import JITTERS, bands, is_quick
 from staticmem.allocators.from_trace import process_of_trace
-from staticmem.allocators.peaks import LargePool, Outline, outline
+from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, Settings
 from staticmem.devices.gpus import Gpu
@@ -28,26 +31,31 @@ if TYPE_CHECKING:
     from staticmem.allocators.result import Replay
 
 # The replays of a band are independent of one another and cost the same; a long process gets fewer of them.
-LONG, REPLAYS_OF_LONG = 200_000, 3  # calls of the process
+LONG, JITTERS_OF_LONG = 200_000, 2  # calls of the process
 
 
 @record(frozen=True)
 class Device:
-    """A card and the software on it: `setup` decides workspaces, `settings` the allocator, its profile the context."""
+    """A card and the software on it: `setup` decides workspaces, `settings` the allocator, its profile the context.
+
+    `bounded` is False where the card only stands for its architecture: then as much memory as is asked for is there.
+    """
 
     gpu: Gpu
     setup: Setup
     settings: Settings = DEFAULTS
+    bounded: bool = True
 
 
 @record(frozen=True)
 class DeviceMeters:
     """Bytes at the peaks of three steps from the start of a process, and whether a card has them.
 
-    `parts` adds up to `device.expected`: live tensors by category where allocated memory peaks, `workspace`, `rounding`
-    (what blocks are larger than tensors), `cached` (reserved beyond allocated: cached blocks and fragmentation),
-    `context` and `libraries`. `step` and `phase` say where reserved memory peaks; `retries` how often the allocator
-    gave cached memory back on a card of this size.
+    `unlimited` is what would be reserved on a card with room for everything. `parts` adds up to `device.expected`: live
+    tensors by category where allocated memory peaks, `workspace`, `rounding` (what blocks are larger than tensors),
+    `cached` (reserved beyond allocated: cached blocks and fragmentation), `context` and `libraries`. `step` and `phase`
+    say where reserved memory peaks; `retries` how often the allocator gave cached memory back to have enough, and
+    `returned` how many bytes in all.
     """
 
     allocated: Band
@@ -55,10 +63,25 @@ class DeviceMeters:
     device: Band
     context: Band  # the part of device that exists before the first tensor
     verdict: Verdict
+    unlimited: int
     parts: Mapping[str, int]
     step: int
     phase: str
     retries: int
+    returned: int
+
+    def widened(self, less: int, more: int) -> DeviceMeters:
+        """With a live peak that may be so many bytes lower, and higher, as the file leaves open what the model's code
+        keeps or runs in place. No band of a step that the card has the memory for is above that memory."""
+        outcome = self.verdict.widened(less, more)
+        most = outcome.needed.high
+        return replace(
+            self,
+            allocated=self.allocated.widened(less, more).at_most(most - self.context.low),
+            reserved=self.reserved.widened(less, more).at_most(most - self.context.low),
+            device=outcome.needed,
+            verdict=outcome,
+        )
 
 
 def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
@@ -67,27 +90,12 @@ def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
     On a card that is too small for them the record ends where the allocation fails.
     """
     process = process_on(result, device)
-    replay = _replay(process, device, None)
-    if replay.peak_reserved > _capacity(device):
-        replay = _replay(process, device, _capacity(device))
-    return process, replay
+    return process, _replay(process, device, _capacity(device))
 
 
 def process_on(result: StepResult, device: Device) -> Process:
     """The allocator's calls of three steps."""
     return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup))
-
-
-def _capacity(device: Device) -> int:
-    return max(device.gpu.usable - device.setup.profile.overhead(device.gpu).expected, 0)
-
-
-def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
-    """Replays with `capacity` bytes, None: without limit. The memory fraction is of the whole card in either case."""
-    from staticmem.allocators.cuda_caching import simulate  # PyTorch's default settings need none of it
-
-    total = device.gpu.usable
-    return simulate(process.events, device.settings, capacity, total=total, fallbacks=process.fallbacks)
 
 
 def usable_on(device: Device) -> int:
@@ -96,84 +104,60 @@ def usable_on(device: Device) -> int:
     return min(gpu.usable, int(device.settings.per_process_memory_fraction * gpu.usable) + overhead.expected)
 
 
-def on_device(result: StepResult, device: Device, spread: tuple[int, int] = (0, 0)) -> DeviceMeters:
-    """The device meters of a step. `spread`: bytes by which the live peak may be lower, and higher, where the file
-    leaves open what the model's code keeps or runs in place: all bands are wider by as much."""
+def _capacity(device: Device) -> int | None:
+    """Bytes that the allocator can take of the card, None: no limit."""
+    if not device.bounded:
+        return None
+    return max(device.gpu.usable - device.setup.profile.overhead(device.gpu).expected, 0)
+
+
+def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
+    """Replays with `capacity` bytes. The memory fraction is of the whole card, and of nothing where it is no limit."""
+    from staticmem.allocators.cuda_caching import simulate  # PyTorch's default settings need none of it
+
+    total = device.gpu.usable if device.bounded else None
+    return simulate(process.events, device.settings, capacity, total=total, fallbacks=process.fallbacks)
+
+
+def on_device(result: StepResult, device: Device) -> DeviceMeters:
+    """The device meters of a step. Bands are without what the file leaves open (`DeviceMeters.widened`)."""
     process = process_on(result, device)
-    nominal: Outline | Replay
-    if is_quick(process, device.settings):
-        nominal, retries = outline(process.calls, process.sizes), 0
-        allocated, reserved = _quick_bands(process, nominal)
-    else:
-        nominal, retries, allocated, reserved = _whole(process, device)
-    gpu, profile = device.gpu, device.setup.profile
-    context = profile.overhead(gpu)
-    less, more = spread
-    allocated = Band(allocated.low - less, allocated.expected, allocated.high + more)
-    reserved = Band(reserved.low - less, reserved.expected, reserved.high + more)
-    needed = reserved.plus(context)
-    floor = None
-    usable = usable_on(device)
-    if needed.expected > usable:  # under pressure the allocator gives cached segments back and tries again
+    free, free_on = _unlimited(process, device)
+    total = device.gpu.usable if device.bounded else None
+    count = JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
+    allocated, reserved = bands(process, free, free_on.settings, total, count=count)
+    context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
+    nominal = free
+    if device.bounded and free.peak_reserved + context.expected > usable:
         pressed = _replay(process, device, _capacity(device))
-        floor = needed.expected if pressed.oom is not None else usable
-        retries = pressed.retries
+        if pressed.oom is None:
+            nominal = pressed
+            allocated = allocated.around(pressed.peak_allocated)
+            reserved = reserved.around(pressed.peak_reserved)
+    retries, returned = (nominal.retries, nominal.returned) if not isinstance(nominal, Outline) else (0, 0)
+    needed = reserved.plus_unrelated(context)
     mark = process.mark_at(nominal.peak_reserved_at)
     parts = _parts(result, process, nominal)
     parts["cached"] = reserved.expected - nominal.peak_allocated
-    parts["context"] = profile.context(gpu).expected
-    parts["libraries"] = profile.libraries.expected
-    return DeviceMeters(
-        allocated, reserved, needed, context, verdict(needed, usable, floor), parts, mark.step, mark.phase, retries
-    )
+    parts["context"] = device.setup.profile.context(device.gpu).expected
+    parts["libraries"] = device.setup.profile.libraries.expected
+    meters = DeviceMeters(
+        allocated, reserved, needed, context, verdict(needed, usable, tight=retries > 0), free.peak_reserved, parts,
+        mark.step, mark.phase, retries, returned,
+    )  # fmt: skip
+    return meters.widened(0, 0)
 
 
-def _whole(process: Process, device: Device) -> tuple[Replay, int, Band, Band]:
-    """With settings that are not PyTorch's defaults: the replay, its retries, allocated and reserved memory."""
-    from staticmem.allocators.cuda_caching import simulate
-
-    nominal = _replay(process, device, None)
-    if nominal.oom is not None:  # the memory fraction is too small: what it would need without
+def _unlimited(process: Process, device: Device) -> tuple[Outline | Replay, Device]:
+    """The replay on a card with enough memory, and the device with the settings that it was replayed with: those of
+    the allocator may be a limit of their own, which is left out where the process runs out of memory for it."""
+    if is_quick(process, device.settings):
+        return outline(process.calls, process.sizes), device
+    found = _replay(process, device, None)
+    if found.oom is not None:
         device = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
-        nominal = _replay(process, device, None)
-    total = device.gpu.usable
-    jittered = reserved_band(process, device.settings, total=total, replays=_replays(process), nominal=nominal)
-    bounds = [
-        simulate(process.served(process.bound(most)), device.settings, total=total)
-        for most in (False, True)
-        if process.bounds
-    ]
-    allocated, reserved = _joint(
-        nominal, jittered, [(outcome.peak_allocated, outcome.peak_reserved) for outcome in bounds]
-    )
-    return nominal, nominal.retries, allocated, reserved
-
-
-def _quick_bands(process: Process, nominal: Outline) -> tuple[Band, Band]:
-    """Allocated and reserved memory with PyTorch's default settings."""
-    pool = LargePool(process, nominal, 1 + WIDTH)
-    jittered = quick_band(process, nominal, pool, _replays(process))
-    bounds = []
-    for most in (False, True) if process.bounds else ():
-        sizes = process.bound(most)
-        bounds.append(pool.peaks([sizes[id] for id in pool.ids]))
-    return _joint(nominal, jittered, bounds)
-
-
-def _replays(process: Process) -> int:
-    return REPLAYS if len(process.calls) <= LONG else REPLAYS_OF_LONG
-
-
-def _joint(nominal: Replay | Outline, jittered: Jittered, bounds: Sequence[tuple[int, int]]) -> tuple[Band, Band]:
-    """Joins the bands of all replays: as blocks are not split below 1 MiB, a smaller workspace can leave a larger
-    block."""
-    allocated = [nominal.peak_allocated, *(bound[0] for bound in bounds)]
-    reserved = [jittered.low, jittered.high, *(bound[1] for bound in bounds)]
-    expected = max(jittered.expected, nominal.peak_allocated)
-    return (
-        Band(min(allocated), nominal.peak_allocated, max(allocated)),
-        Band(max(min(*reserved, expected), min(allocated)), expected, max(*reserved, expected)),
-    )
+        found = _replay(process, device, None)
+    return found, device
 
 
 def _parts(result: StepResult, process: Process, nominal: Replay | Outline) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 from staticmem.ir.record import record
@@ -23,17 +22,12 @@ class Fit(str, Enum):
 
 @record(frozen=True)
 class Verdict:
-    """`headroom` is what is left of the usable memory at the expected need; negative: what is missing.
-
-    `least` is the least headroom of the band. `share` is the expected need as a share of what is usable.
-    """
+    """`headroom` is what is left of the usable memory at the expected need; negative: what is missing."""
 
     fit: Fit
     needed: Band
     usable: int
     headroom: int
-    least: int
-    share: float
 
     @property
     def missing(self) -> int:
@@ -42,31 +36,26 @@ class Verdict:
 
     def widened(self, less: int, more: int) -> Verdict:
         """With a need that may be so much lower, and higher: what fits may be tight then."""
-        low, expected, high = self.needed
-        needed = Band(low - less, expected, high + more)
-        tight = self.fit is Fit.FITS and needed.high > self.usable * TIGHT
-        return replace(self, fit=Fit.TIGHT if tight else self.fit, needed=needed, least=self.usable - needed.high)
+        return verdict(self.needed.widened(less, more), self.usable, tight=self.fit is Fit.TIGHT)
 
 
-def verdict(needed: Band, usable: int, floor: int | None = None) -> Verdict:
+def verdict(needed: Band, usable: int, tight: bool = False) -> Verdict:
     """Whether a need fits into usable memory.
 
-    Fits: the whole band is within 95 % of it. Does not fit: the expected need is more than there is. Else tight.
+    Fits: the whole band is within 95 % of it. Does not fit: the expected need is more than there is. Else tight. What a
+    step needs that does not fail is never more than there is, so its band ends there.
 
     Args:
-        needed: bytes on the device: reserved, context and libraries.
+        needed: bytes on the device: reserved, context and libraries. Expected is the replay on the card's memory.
         usable: bytes that CUDA gives on the card.
-        floor: bytes without which it cannot run (allocated and the context), if known. Where the expected need is above
-            `usable` and the floor is not, it is tight: the allocator gives cached segments back and tries again.
+        tight: it fits only because the allocator gives cached memory back.
     """
     if usable <= 0:
         raise ValueError(f"usable memory of {usable} bytes")
     if not needed.low <= needed.expected <= needed.high:
         raise ValueError(f"{needed} is not a band")
-    if needed.expected > usable and (floor is None or floor > usable):
-        fit = Fit.DOES_NOT_FIT
-    elif needed.high <= usable * TIGHT:
-        fit = Fit.FITS
-    else:
-        fit = Fit.TIGHT
-    return Verdict(fit, needed, usable, usable - needed.expected, usable - needed.high, needed.expected / usable)
+    headroom = usable - needed.expected
+    if headroom < 0:
+        return Verdict(Fit.DOES_NOT_FIT, needed, usable, headroom)
+    fit = Fit.FITS if needed.high <= usable * TIGHT and not tight else Fit.TIGHT
+    return Verdict(fit, needed.at_most(usable), usable, headroom)

@@ -131,7 +131,8 @@ class DeviceInfo:
 
     `assumed` is True where no card was named. `workspaces` says who was asked for workspaces of convolutions: "tables"
     or "library". `reserved_in_step` is 1 to 3 (0: before the first), of three steps from the start of the process;
-    `retries` counts how often the allocator gave cached memory back and tried again on a card of that size.
+    On a card that is named `retries` counts how often the allocator has to give cached memory back and try again, and
+    `returned_bytes` is what goes back in all.
     """
 
     assumed: bool
@@ -147,15 +148,16 @@ class DeviceInfo:
     reserved_in_step: int
     reserved_in_phase: str
     retries: int
+    returned_bytes: int
 
 
 @guarded(frozen=True, slots=True)
 class GpuFit:
     """Whether a card has the memory. `fit` is "fits", "tight" or "does not fit".
 
-    `headroom_bytes` is what the expected need leaves of the usable memory, 0 where `missing_bytes` are short; it can be
-    tight even then, when the allocator gets by after giving cached segments back. `assumed` names figures of the card
-    that have no source.
+    `headroom_bytes` is what the expected need leaves of the usable memory, 0 where `missing_bytes` are short, which is
+    where it does not fit. It is tight where the band reaches beyond 95 % of that memory, or the allocator has to give
+    cached memory back (`DeviceInfo.retries`). `assumed` names figures of the card that have no source.
     """
 
     slug: str
@@ -172,7 +174,7 @@ class GpuFit:
 class LargestBatch:
     """The largest batch of a configuration on a card.
 
-    `batch` is the largest whose expected need is within the usable memory, 0 where not even the least is;
+    `batch` is the largest that does not run out of memory, 0 where even the least does;
     `device_bytes` is its need on the device, and `next_device_bytes` that of the batch behind it (None: the model
     takes none). `safe_batch` is the largest whose whole band is within 95 % of the usable memory. `live_batch` is
     what live tensors and the context alone would allow.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from staticmem.liveness.why import short
-from staticmem.report.model import GpuFit, Peak, PhasePeak, Phases, Report, ScenarioInfo
+from staticmem.report.model import DeviceInfo, GpuFit, Peak, PhasePeak, Phases, Report, ScenarioInfo
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.step import TITLES
 
@@ -140,18 +140,26 @@ def verdict(report: Report, view: View = PLAIN) -> str:
         return line
     device = view.size(report.peak.device_bytes or 0)
     largest = largest_batch(report, view)
-    return f"{line} On the device {device}, which {fit_text(gpu, view)}.{f' {largest}' if largest else ''}"
+    says = fit_text(gpu, view) + returned_text(report.device, view)
+    return f"{line} On the device {device}, which {says}.{f' {largest}' if largest else ''}"
 
 
 def fit_text(gpu: GpuFit, view: View) -> str:
     """`fits a GeForce RTX 4090 with 3.10 GiB to spare`."""
-    left, missing = view.size(gpu.headroom_bytes), view.size(gpu.missing_bytes)
-    if gpu.fit == "fits":
-        return f"fits a {gpu.name} with {left} to spare"
     if gpu.fit == "does not fit":
-        return f"does not fit a {gpu.name}: {missing} short"
-    over = f"{missing} over, which the allocator can serve by giving cached memory back"
-    return f"is tight on a {gpu.name}: {over if gpu.missing_bytes else f'{left} to spare'}"
+        return f"does not fit a {gpu.name}: {view.size(gpu.missing_bytes)} short"
+    verb = "fits" if gpu.fit == "fits" else "is tight on"
+    return f"{verb} a {gpu.name}{' with' if gpu.fit == 'fits' else ':'} {view.size(gpu.headroom_bytes)} to spare"
+
+
+def returned_text(device: DeviceInfo | None, view: View) -> str:
+    """What the allocator gives back to have enough, as the end of a sentence; empty where that is nothing."""
+    if device is None or not device.retries:
+        return ""
+    times = "once" if device.retries == 1 else f"{device.retries:,} times"
+    return (
+        f", after the allocator gave {view.size(device.returned_bytes)} of cached memory back, {times} in three steps"
+    )
 
 
 def largest_batch(report: Report, view: View = PLAIN) -> str:

@@ -17,7 +17,7 @@ from staticmem.allocators.process import Process
 from staticmem.devices import gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, on_device, process_on, usable_on
+from staticmem.devices.meters import Device, DeviceMeters, on_device, process_on, usable_on
 from staticmem.devices.profile import NCCL
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
@@ -33,14 +33,16 @@ from staticmem.studies.study import Key, key_of
 from staticmem.units import Band
 
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
-ROOMY = 1 << 60  # bytes: a card on which nothing has to be given back
 
 
 def on(device: Device, card: Gpu) -> Device:
     """The same software on another card."""
     multiprocessors = Multiprocessors(card.processors, gpus.THREADS[card.architecture])
     return replace(
-        device, gpu=card, setup=replace(device.setup, architecture=card.architecture, multiprocessors=multiprocessors)
+        device,
+        gpu=card,
+        setup=replace(device.setup, architecture=card.architecture, multiprocessors=multiprocessors),
+        bounded=True,
     )
 
 
@@ -64,7 +66,7 @@ class Verdicts:
     spread: Callable[[], tuple[int, int]]
     cards: Iterable[Gpu]
     stand_in: Gpu | None = None
-    shared: dict[str, tuple[Band, Band]] = field(default_factory=dict)  # allocated and reserved by architecture
+    shared: dict[str, DeviceMeters] = field(default_factory=dict)  # without a limit, by architecture
     _own: dict[str, Verdict] = field(default_factory=dict)
     _sums: dict[Multiprocessors, dict[int, int]] = field(default_factory=dict)
 
@@ -92,9 +94,9 @@ class Verdicts:
             return self._own[card.slug]
         device, needed = on(self.device, card), self._shared(card)
         overhead, usable = device.setup.profile.overhead(card), usable_on(device)
-        allocated, _ = self.shared[self.representative(card).architecture]
-        doubt = self._doubt(card)
-        alive = allocated.expected + overhead.expected
+        free, doubt = self.shared[self.representative(card).architecture], self._doubt(card)
+        # convolutions have plans with less workspace, or none
+        alive = free.allocated.expected - free.parts.get("workspace", 0) + overhead.expected
         if alive - doubt > usable and not own:  # does not fit, whatever the cache gives back
             return verdict(needed, usable)
         near = abs(needed.high + more - usable * TIGHT) <= doubt if doubt else False
@@ -109,9 +111,8 @@ class Verdicts:
         """The need on a card, with what the allocator takes on the one that stands for it."""
         roomy = self.representative(card)
         if roomy.architecture not in self.shared:
-            meters = on_device(self.result, on(self.device, replace(roomy, usable=ROOMY)))
-            self.shared[roomy.architecture] = meters.allocated, meters.reserved
-        return self.shared[roomy.architecture][1].plus(self.device.setup.profile.overhead(card))
+            self.shared[roomy.architecture] = on_device(self.result, replace(on(self.device, roomy), bounded=False))
+        return self.shared[roomy.architecture].reserved.plus_unrelated(self.device.setup.profile.overhead(card))
 
     def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
         """Whether the allocator's settings look at the size of the card: a limit from which it collects, and the
@@ -230,7 +231,9 @@ class Bench:
         """Whether a lower bound of the band's upper end is within 95 %: nearly the verdict, at a tenth of its cost."""
         if not self._alive(request, card):
             return False
-        return self._reserved(request, card)[1] + self.overhead(request, card).high <= self._limit(request, card)
+        nominal, most = self._reserved(request, card)
+        needed = Band(nominal, nominal, most).plus_unrelated(self.overhead(request, card))
+        return needed.high <= self._limit(request, card)
 
     def _alive(self, request: Request, card: Gpu) -> bool:
         return self.live(request) + self.overhead(request, card).expected <= self._limit(request, card)
@@ -267,8 +270,7 @@ class Bench:
         device = self.study.device
         stands = verdicts.representative(device.gpu)
         if on(device, stands).setup == device.setup and self.study.replays:
-            meters = self.study.meters
-            verdicts.shared[stands.architecture] = meters.allocated, meters.reserved
+            verdicts.shared[stands.architecture] = self.study.meters
 
     def _device(self, request: Request) -> Device:
         """The software, with a communicator where devices talk."""
@@ -282,8 +284,12 @@ class Bench:
 def card_fit(study: Study, name: str, spread: tuple[int, int] | None = None) -> CardFit:
     """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
     device = device_of(replace(study.request, gpu=name))
-    meters = on_device(study.result, device, study.spread if spread is None else spread)
-    gpu, verdict, need = device.gpu, meters.verdict, meters.device
+    return fit_of(device.gpu, on_device(study.result, device).widened(*(study.spread if spread is None else spread)))
+
+
+def fit_of(gpu: Gpu, meters: DeviceMeters) -> CardFit:
+    """The meters of a step on a card, as reports have them."""
+    verdict, need = meters.verdict, meters.device
     return CardFit(
         gpu.slug, gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
         need.expected, need.low, need.high, max(verdict.headroom, 0), verdict.missing,

@@ -43,7 +43,7 @@ def device_of(request: Request) -> Device:
         benchmark=request.cudnn_benchmark, cudnn=cudnn, profile=software,
         multiprocessors=Multiprocessors(gpu.processors, gpus.THREADS[gpu.architecture]),
     )  # fmt: skip
-    return Device(gpu, setup, parse_settings(request.alloc_conf))
+    return Device(gpu, setup, parse_settings(request.alloc_conf), bounded=request.gpu is not None)
 
 
 def without_device(report: Report) -> Report:
@@ -55,12 +55,11 @@ def with_device(
     report: Report, request: Request, device: Device, meters: DeviceMeters, spread: tuple[int, int]
 ) -> Report:
     """The report with the meters of a card beside the live one; `spread`, what the file leaves open, widens bands."""
-    less, more = spread
+    meters = meters.widened(*spread)
     bands = dict(report.peak.bands)
-    for name in ("allocated", "reserved", "device"):
+    for name in ("allocated", "reserved", "device", "context"):
         band = getattr(meters, name)
-        bands[name] = Band(band.low - less, band.high + more)
-    bands["context"] = Band(meters.context.low, meters.context.high)
+        bands[name] = Band(band.low, band.high)
     peak = replace(
         report.peak,
         bands=bands,
@@ -71,7 +70,7 @@ def with_device(
         device_by_category={**dict.fromkeys(DEVICE_CATEGORIES, 0), **meters.parts},
     )
     notes = (*report.assumptions, _note(request, device))
-    fit = gpu_fit(device.gpu, meters.verdict.widened(less, more)) if request.gpu is not None else None
+    fit = gpu_fit(device.gpu, meters.verdict) if request.gpu is not None else None
     return replace(report, peak=peak, gpu=fit, device=_info(request, device, meters), assumptions=notes)
 
 
@@ -87,7 +86,7 @@ def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
     return DeviceInfo(
         request.gpu is None, device.gpu.name, device.gpu.architecture, setup.torch, version,
         "tables" if asked is None else "library", setup.allow_tf32, setup.channels_last, setup.benchmark,
-        request.alloc_conf, meters.step, meters.phase, meters.retries,
+        request.alloc_conf, meters.step, meters.phase, meters.retries, meters.returned,
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Live memory of one structure is computed for every batch (`structure.Affine`), so the batch at which live tensors and
 the context alone fill the card bounds the search. Below it, the device meter is evaluated in full at few batches:
-at the result N, at N + 1, and where a line through evaluated batches crosses the usable memory.
+where a line through evaluated batches crosses the usable memory, from there on where the allocator gets by after giving
+cached memory back, and at the result N and N + 1.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from staticmem.devices.sizing import TIGHT
+from staticmem.devices.meters import on_device
+from staticmem.devices.sizing import TIGHT, Fit
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import LargestBatch
 from staticmem.report.sweep import CardFit
 from staticmem.studies import Study, without_cycle_search
-from staticmem.studies.bench import Bench, card_fit
+from staticmem.studies.bench import Bench, fit_of
+from staticmem.studies.device import device_of
 from staticmem.studies.sizing_search import batch_range
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
@@ -39,6 +42,7 @@ class _Search:
     bench: Bench
     gpu: str
     cards: dict[int, CardFit | None] = field(default_factory=dict)  # by batch, without what the file leaves open
+    free: dict[int, int] = field(default_factory=dict)  # by batch: the need if nothing is given back
     # by batch, where the band is within 95 %: what the file leaves open adds to the need
     more: dict[int, int] = field(default_factory=dict)
     cores: dict[int, Core] = field(default_factory=dict)
@@ -50,7 +54,9 @@ class _Search:
             raise self._error(low)
         self.usable = _usable(first)
         live = self._live_bound(low, most)
-        batch = self._last(low, min(live + 1, most), self._over)
+        most_alive = min(live + 1, most)
+        # without giving anything back: nearly a line; then whether it runs at all
+        batch = self._last(max(self._last(low, most_alive, self._over), low), most_alive, self._fails)
         safe = self._last(low, batch, self._unsure) if batch else 0
         here = self._at(batch) if batch else None
         behind = self._at(batch + 1 if batch else low) if batch < most else None
@@ -68,7 +74,10 @@ class _Search:
             try:
                 with without_cycle_search():
                     one = self._study(batch)
-                    card = card_fit(one, self.gpu, (0, 0))
+                    device = device_of(replace(one.request, gpu=self.gpu))
+                    meters = on_device(one.result, device)
+                    card = fit_of(device.gpu, meters)
+                    self.free[batch] = meters.unlimited + meters.context.expected
                     if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # the spread takes two further steps
                         self.more[batch] = one.spread[1]
                     self.cards[batch] = card
@@ -150,9 +159,14 @@ class _Search:
     # -- the device ----------------------------------------------------------------------------------------------
 
     def _over(self, batch: int) -> int:
-        """Bytes of the expected need beyond what is usable; positive where the model does not take this batch."""
+        """Bytes of the need beyond what is usable, if nothing is given back; positive where the model does not take
+        this batch."""
+        return self.free[batch] - self.usable if self._at(batch) is not None else self.usable
+
+    def _fails(self, batch: int) -> int:
+        """1 where the step runs out of memory or the model does not take this batch, else -1."""
         card = self._at(batch)
-        return (card.device_bytes or 0) - self.usable if card is not None else self.usable
+        return 1 if card is None or card.fit == Fit.DOES_NOT_FIT.value else -1
 
     def _unsure(self, batch: int) -> int:
         """Bytes by which the band is more than 95 % of what is usable."""

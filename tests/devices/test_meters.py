@@ -11,6 +11,7 @@ from staticmem import devices as hardware
 from staticmem.devices.meters import on_device
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import CATEGORIES, DEVICE_CATEGORIES, Band, Report
+from staticmem.report.verdict import verdict
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import card_rows
 from staticmem.studies.device import device_of
@@ -74,6 +75,60 @@ def test_without_a_card_one_is_assumed_and_said() -> None:
 def test_what_was_not_verified_is_said() -> None:
     report = _report("resnet18.pt2", "l40s", batch=2)
     assert "SM404" in [note.code for note in report.assumptions]
+
+
+# -- on the memory of a card -------------------------------------------------------------------------------------
+
+PRESSED: dict[str, object] = {"batch": 16, "optimizer": "adamw"}
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.6f}GiB"
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Report:
+    return _report("vgg16.pt2", "80GB", **PRESSED)
+
+
+def test_where_memory_is_short_cached_blocks_go_back(roomy: Report) -> None:
+    """A card with a little less than the step takes where there is room runs it, within its memory, with retries."""
+    need = roomy.peak.device_bytes or 0
+    assert roomy.device is not None
+    assert (roomy.device.retries, roomy.device.returned_bytes) == (0, 0)
+    short = _report("vgg16.pt2", _gib(need * 97 // 100), **PRESSED)
+    assert short.gpu is not None
+    assert short.device is not None
+    assert short.gpu.fit == "tight"
+    assert short.gpu.missing_bytes == 0
+    assert short.device.retries > 0
+    assert short.device.returned_bytes > 0
+    assert (short.peak.device_bytes or 0) <= short.gpu.usable_bytes
+    for name in ("allocated", "reserved", "device"):
+        assert short.peak.bands[name].high <= short.gpu.usable_bytes
+    assert "cached memory back" in verdict(short)
+    assert "cached memory back" not in verdict(roomy)
+
+
+def test_what_does_not_fit_is_expected_without_a_limit(roomy: Report) -> None:
+    live = roomy.peak.live_bytes
+    short = _report("vgg16.pt2", _gib(live), **PRESSED)
+    assert short.gpu is not None
+    assert short.gpu.fit == "does not fit"
+    assert short.peak == _report("vgg16.pt2", _gib(live + 2**20), **PRESSED).peak
+    assert short.gpu.missing_bytes == (short.peak.device_bytes or 0) - short.gpu.usable_bytes
+
+
+def test_without_a_card_no_capacity_binds() -> None:
+    scenario: dict[str, object] = {"batch": 4096, "optimizer": "adam"}
+    free = staticmem.analyze(str(MODELS / "resnet18.pt2"), **scenario)  # type: ignore[arg-type]
+    assert (free.peak.device_bytes or 0) > 80 * GIB
+    assert free.device is not None
+    assert free.device.retries == 0
+    named = _report("resnet18.pt2", "h100-sxm-80gb", **scenario)
+    assert named.gpu is not None
+    assert named.gpu.fit == "does not fit"
+    assert named.peak == free.peak
 
 
 def test_a_large_graph_is_replayed_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +253,8 @@ def test_what_the_file_leaves_open_widens_every_band() -> None:
     assert less + more > 0
     assert peak.bands["live"] == Band(peak.live_bytes - less, peak.live_bytes + more)
     device = device_of(study.request)
-    sure, wide = on_device(study.result, device), on_device(study.result, device, (less, more))
+    sure = on_device(study.result, device)
+    wide = sure.widened(less, more)
     for name in ("allocated", "reserved", "device"):
         low, expected, high = getattr(sure, name)
         assert getattr(wide, name) == (low - less, expected, high + more)

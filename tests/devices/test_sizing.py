@@ -25,13 +25,19 @@ def test_a_card_of_a_thousand_bytes(needed: Band, fit: Fit) -> None:
 
 def test_what_is_missing() -> None:
     found = verdict(Band(1000, 1100, 1300), 1000)
-    assert (found.missing, found.headroom, found.least) == (100, -100, -300)
+    assert (found.missing, found.headroom) == (100, -100)
     assert verdict(exactly(400), 1000).missing == 0
 
 
-def test_cached_segments_can_be_given_back() -> None:
-    assert verdict(exactly(1100), 1000, floor=1000).fit is Fit.TIGHT
-    assert verdict(exactly(1100), 1000, floor=1001).fit is Fit.DOES_NOT_FIT
+def test_what_fits_by_giving_cached_memory_back_is_tight() -> None:
+    assert verdict(exactly(900), 1000, tight=True).fit is Fit.TIGHT
+    assert verdict(exactly(1001), 1000, tight=True).fit is Fit.DOES_NOT_FIT
+
+
+def test_a_step_that_runs_takes_no_more_than_there_is() -> None:
+    assert verdict(Band(900, 980, 1100), 1000).needed == (900, 980, 1000)
+    assert verdict(Band(900, 1001, 1100), 1000).needed == (900, 1001, 1100)
+    assert verdict(Band(800, 900, 950), 1000).widened(10, 60).needed == (790, 900, 1000)
 
 
 @given(st.lists(sizes, min_size=3, max_size=3), st.integers(1, 10**12), st.integers(0, 10**12))

@@ -9,7 +9,7 @@ from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
 from staticmem.report.model import LargestBatch, Report
 from staticmem.report.text import View
-from staticmem.report.verdict import category_name, place, step_name
+from staticmem.report.verdict import category_name, place, returned_text, step_name
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
 ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary")
@@ -69,7 +69,7 @@ def _outcome(report: Report, cards: Sequence[CardRow], view: View) -> str:
     if gpu is not None and device is not None:
         left = f"{view.size(gpu.headroom_bytes)} to spare"
         short = f"{view.size(gpu.missing_bytes)} short"
-        says = short if gpu.fit == "does not fit" or (gpu.fit == "tight" and gpu.missing_bytes) else left
+        says = short if gpu.missing_bytes else left + returned_text(report.device, view)
         return (
             f'It needs {view.size(device)} of device memory: <strong class="{_cls(gpu.fit)}">'
             f"{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong> on a {esc(gpu.name)}, {says}.{_largest(report.max_batch)}"
