@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from staticmem.eager.context import Eager
+from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
 from staticmem.engine.size_arithmetic import SIZE_OPS
@@ -91,6 +92,10 @@ class Interpreter:
             self.e.hold(tensor, self.attributes[name])
         else:
             self.owners[name] = (tensor, self.e.take(tensor, "module", name))
+
+    def kept_view(self, base: str, shape: tuple[int, ...]) -> Tensor:
+        """One that shares the storage of another."""
+        return self.e.alias(self.env[base], shape, contiguous_strides(shape))
 
     def call_again(self) -> None:
         """What the module kept from the forward that has run is what it has from the call before, in the next one."""

@@ -62,6 +62,10 @@ def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
         e.hold(tensor, model)
         interpreter.define(value.name, tensor)
         values[value.name] = _info(tensor, True)
+    for value, base in graph.recorded.kept if graph.recorded is not None else ():
+        shape = value.shape or ()
+        tensor = interpreter.kept_view(base, shape) if base else e.empty(shape, value.dtype, kernel="model")
+        interpreter.define(value.name, tensor)
     storages = {value.storage for value in values.values()}
     interpreter.forward()
     for op in graph.ops:

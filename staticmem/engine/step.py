@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.autograd import free_graph, run_backward
 from staticmem.eager.context import Eager
-from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
@@ -205,8 +204,7 @@ class _Step:
         """A tensor that the module has from the call before; a view where its storage has another name already."""
         e = self.e
         if base:
-            shape = value.shape or ()
-            return e.alias(self.interpreter.env[base], shape, contiguous_strides(shape))
+            return self.interpreter.kept_view(base, value.shape or ())
         tensor = self._empty(value, "activation", value.name)
         e.categorise(tensor, "activation", f"{value.name} of the previous step")
         return tensor

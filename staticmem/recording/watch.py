@@ -96,17 +96,25 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                     if value >= len(self.tensors):
                         self.layouts.pop(value, None)
                 values[:] = [value for value in values if value < len(self.tensors)]
-            elif values:
-                for value in values:
-                    shape, base = self.layouts[value][0], -1 if value == values[0] else values[0]
-                    self.program.kept.append([value, self.dtypes[value], self.sizes.shape(shape), base])
+            else:
+                first, *others = self.current(values) or [-1]
+                for value, base in ((first, -1), *((other, first) for other in others)):
+                    if value >= 0:
+                        shape = self.sizes.shape(self.layouts[value][0])
+                        self.program.kept.append([value, self.dtypes[value], shape, base])
 
     def finish(self) -> None:
         """The caller has dropped the results: what is alive is kept by the module."""
         for storage, values in self.by_storage.items():
             if storage not in self.owned:
-                self.program.lasting += values
+                self.program.lasting += self.current(values)
         self.program = Program()  # the next run ends what this one kept
+
+    def current(self, values: Sequence[int]) -> list[int]:
+        """Those of the values that tensors are now: an op that returns its argument, as `type_as` where nothing is to
+        do, gives a tensor another value."""
+        tensors = {value: self.watched_objects[value]() for value in values if value in self.watched_objects}
+        return [value for value in values if value not in tensors or getattr(tensors[value], self.tag, value) == value]
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd gets in place of a tensor that it saves."""

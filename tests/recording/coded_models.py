@@ -169,6 +169,18 @@ class Kept(Coded):
         return F.relu(self.inner(x))
 
 
+class Moved(Coded):
+    """A plain tensor, which the forward assigns as its input has it: where nothing is to do it is the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(1, 256)
+
+    def middle(self, x: Any) -> Any:
+        self.scale = self.scale.type_as(x)
+        return F.relu(self.inner(x * self.scale)) + self.scale
+
+
 class Averaged(Coded):
     """A copy whose weights follow those of a trained layer, through `.data`."""
 

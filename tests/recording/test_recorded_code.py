@@ -137,6 +137,17 @@ def test_attributes_live_until_the_next_call() -> None:
     assert program(coded_models.Coded).recorded.kept == ()  # type: ignore[union-attr]
 
 
+def test_a_tensor_that_the_forward_assigns_again_is_kept_once() -> None:
+    module, inputs = on_meta(coded_models.Moved)
+    model = recorded(module, *inputs)
+    graph = graph_of(model)
+    assert graph.recorded is not None
+    assert [(value.shape, base) for value, base in graph.recorded.kept] == [((1, 256), "")]
+    assert graph.recorded.lasting == ops_named(graph, "type_as")[0].outputs
+    assert "type_as" in bases(graph_of(model, training=False))
+    assert Study(model, request_of({"optimizer": "adam", "loss": "mean"})).report.peak.live_bytes > 0
+
+
 # -- functions and checkpoints -----------------------------------------------------------------------------------------
 
 
