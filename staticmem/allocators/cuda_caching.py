@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from staticmem.allocators import expandable
-from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
+from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event, Fallbacks
 from staticmem.allocators.result import OutOfMemory, Replay
 from staticmem.allocators.segments import Block, Driver, Pool
 from staticmem.allocators.settings import (
@@ -26,7 +26,8 @@ from staticmem.allocators.settings import (
     ascending,
 )
 
-NO_FALLBACKS: Mapping[int, Sequence[int]] = {}
+NO_FALLBACKS: Mapping[int, Fallbacks] = {}
+NONE = Fallbacks(())
 
 
 def simulate(
@@ -35,7 +36,7 @@ def simulate(
     capacity: int | None = None,
     *,
     total: int | None = None,
-    fallbacks: Mapping[int, Sequence[int]] = NO_FALLBACKS,
+    fallbacks: Mapping[int, Fallbacks] = NO_FALLBACKS,
     layout: Layout = ascending,
 ) -> Replay:
     """Serves the events in their order.
@@ -44,8 +45,9 @@ def simulate(
         capacity: bytes that the driver can hand out to this process (the device less context and other processes);
             None: as much as is asked for.
         total: bytes of the whole device, which `per_process_memory_fraction` is a fraction of; default `capacity`.
-        fallbacks: for the id of an allocation, sizes to try one after another if it fails (0: do without it), as a
-            convolution takes its next plan where one's workspace does not fit.
+        fallbacks: for the id of an allocation, sizes to try if it fails, as a convolution takes its next plan where
+            one's workspace does not fit. PyTorch keeps the plan that ran for all convolutions of the same sizes
+            (aten/src/ATen/native/cudnn/Conv_v8.cpp, `benchmark_cache`).
         layout: where the driver puts segments.
 
     Returns:
@@ -69,7 +71,7 @@ class _Allocator:
             self.limit = int(settings.per_process_memory_fraction * self.driver.total)
         self.collects = self.limit is not None and settings.garbage_collection_threshold > 0
 
-    def run(self, events: Iterable[Event], fallbacks: Mapping[int, Sequence[int]]) -> Replay:
+    def run(self, events: Iterable[Event], fallbacks: Mapping[int, Fallbacks]) -> Replay:
         """The hot loop: what a free block serves is done here, the rest in methods."""
         settings, small_pool, large_pool, driver = self.settings, self.small, self.large, self.driver
         plain = settings.rounds_plainly
@@ -79,8 +81,12 @@ class _Allocator:
         rows: list[list[int]] = []
         allocated_line, reserved_line = array("q"), array("q")
         took_less: list[tuple[int, int]] = []
+        kept: dict[Hashable, int] = {}  # of plans: what their last request took
         allocated = 0
         for time, (key, nbytes, stream) in enumerate(events):
+            if kept and nbytes > 0 and key in fallbacks and fallbacks[key].plan in kept:
+                nbytes = kept[fallbacks[key].plan]
+                took_less.append((key, nbytes))
             if nbytes == RELEASE:
                 if key not in live:
                     raise ValueError(f"event {time} releases {key}, which is not alive")
@@ -108,11 +114,14 @@ class _Allocator:
                 if block is None:
                     driver.time = time
                     wanted = nbytes
-                    block, nbytes, size = self.miss(nbytes, size, stream, fallbacks.get(key, ()))
+                    sizes, plan = fallbacks.get(key, NONE)
+                    block, nbytes, size = self.miss(nbytes, size, stream, sizes)
                     if driver.reserved > peak_reserved:
                         peak_reserved, peak_reserved_at = driver.reserved, time
                     if nbytes != wanted:
                         took_less.append((key, nbytes))
+                        if plan is not None:
+                            kept[plan] = nbytes
                 if block is not None:
                     block = self.alloc_found_block(block, size)
                     block.placement = len(rows)

@@ -14,7 +14,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from staticmem.allocators.process import FIRST, LAST, STEPS, Mark, Origins, Process, Workspace, WorkspaceModel
+from staticmem.allocators.process import (
+    FIRST,
+    LAST,
+    STEPS,
+    Fallbacks,
+    Mark,
+    Origins,
+    Process,
+    Workspace,
+    WorkspaceModel,
+)
 from staticmem.eager.trace import OPEN, Buffer, Trace
 
 DataSource: TypeAlias = Literal["resident", "each-step", "handed-over"]
@@ -57,7 +67,7 @@ class _Builder:
         self.whats: dict[int, str] = {}
         self.starts: list[int] = [0]  # of each step: its first id
         self.marks: list[Mark] = []
-        self.fallbacks: dict[int, tuple[int, ...]] = {}
+        self.fallbacks: dict[int, Fallbacks] = {}
         self.bounds: dict[int, tuple[int, int]] = {}
         self.strays: dict[int, tuple[int, int]] = {}
         self.empties: list[int] = []
@@ -303,7 +313,7 @@ class _Builder:
         id = self._new(space.nbytes, -1, kernel, space.keep is None)
         self.whats[id] = space.what
         if space.fallbacks:
-            self.fallbacks[id] = space.fallbacks
+            self.fallbacks[id] = Fallbacks(space.fallbacks, space.plan)
         if space.bounds is not None:
             self.bounds[id] = space.bounds
         if space.strays is not None:

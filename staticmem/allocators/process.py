@@ -6,7 +6,7 @@ Kernels ask for workspaces beside their results: `WorkspaceModel` is the contrac
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple, Protocol, overload
@@ -28,6 +28,17 @@ class Event(NamedTuple):
     id: int
     nbytes: int
     stream: int = 0
+
+
+class Fallbacks(NamedTuple):
+    """Smaller sizes to try, one after another, where a request does not fit; 0: do without.
+
+    `plan` names requests that are served alike: what one of them took is what the next of them asks for. None: each is
+    on its own.
+    """
+
+    sizes: tuple[int, ...]
+    plan: Hashable = None
 
 
 class Origin(NamedTuple):
@@ -91,7 +102,7 @@ class Process:
     origins: Origins
     marks: tuple[Mark, ...]
     scales: tuple[bool, ...]
-    fallbacks: Mapping[int, tuple[int, ...]]
+    fallbacks: Mapping[int, Fallbacks]
     bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     empties: tuple[int, ...] = ()
     strays: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -142,8 +153,9 @@ class Workspace:
 
     `keep` names one that stays: it is allocated when the name first occurs in the process and never released (the
     workspace of a cuBLAS handle). `fallbacks` are smaller sizes to try where it does not fit, 0 for none at all
-    (the next plans of a convolution). `what` is for people. `bounds` are the least and the most bytes where `nbytes` is
-    not certain; `nbytes` may be 0 then. `strays` are wider ones, for what lies outside of `bounds` now and then.
+    (the next plans of a convolution), and `plan` names kernels that keep to what one of them took. `what` is for
+    people. `bounds` are the least and the most bytes where `nbytes` is not certain; `nbytes` may be 0 then. `strays`
+    are wider ones, for what lies outside of `bounds` now and then.
 
     `once` names one that is taken when the name first occurs and never again; behind it cached memory goes back to the
     driver (the search of `cudnn.benchmark`).
@@ -158,6 +170,7 @@ class Workspace:
     bounds: tuple[int, int] | None = None
     once: str | None = None
     strays: tuple[int, int] | None = None
+    plan: Hashable = None
 
 
 class WorkspaceModel(Protocol):

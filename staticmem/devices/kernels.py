@@ -6,7 +6,7 @@ kernels of PyTorch take stands in the family of their op (`ops.registry.workspac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class Need:
     what: str = "workspace"
     once: str | None = None
     strays: tuple[int, int] | None = None
+    plan: Hashable = None
 
     @cached_property
     def expected(self) -> Workspace:
@@ -60,7 +61,16 @@ class Need:
         low, nbytes, high = self.band
         bounds = (low, high) if low != high else None
         return Workspace(
-            nbytes, self.after, self.held, self.keep, self.fallbacks, self.what, bounds, self.once, self.strays
+            nbytes,
+            self.after,
+            self.held,
+            self.keep,
+            self.fallbacks,
+            self.what,
+            bounds,
+            self.once,
+            self.strays,
+            self.plan,
         )
 
     def at(self, bound: str) -> Workspace:
@@ -68,7 +78,9 @@ class Need:
         if bound == "expected":
             return self.expected
         nbytes = getattr(self.band, bound)
-        return Workspace(nbytes, self.after, self.held, self.keep, self.fallbacks, self.what, None, self.once)
+        return Workspace(
+            nbytes, self.after, self.held, self.keep, self.fallbacks, self.what, None, self.once, plan=self.plan
+        )
 
 
 _PASS_NAMES = {
@@ -103,7 +115,7 @@ def _convolution_needs(
         fallbacks = (*(size for size in sizes[1:] if size < band.expected), 0) if band.expected else ()
         strays = None if cudnn is not None else stray_bounds(conv, architecture, band)
         if band != NOTHING or strays is not None:
-            needs.append(Need(band, after, fallbacks=fallbacks, what=what, strays=strays))
+            needs.append(Need(band, after, fallbacks=fallbacks, what=what, strays=strays, plan=conv))
     return tuple(needs)
 
 

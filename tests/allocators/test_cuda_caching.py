@@ -6,7 +6,7 @@ import pytest
 from reference import alloc, free
 
 from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.process import Event
+from staticmem.allocators.process import Event, Fallbacks
 from staticmem.allocators.settings import Settings, parse_settings
 
 MIB = 2**20
@@ -111,12 +111,24 @@ def test_a_segment_that_is_split_stays() -> None:
 
 def test_a_fallback_is_taken_where_a_request_does_not_fit() -> None:
     events = [alloc(0, 60 * MIB), alloc(1, 80 * MIB), alloc(2, MIB), free(1)]
-    replay = simulate(events, capacity=100 * MIB, fallbacks={1: (50 * MIB, 30 * MIB)})
+    replay = simulate(events, capacity=100 * MIB, fallbacks={1: Fallbacks((50 * MIB, 30 * MIB))})
     assert replay.oom is None
     assert replay.fallbacks == ((1, 30 * MIB),)
     assert replay.peak_allocated == 91 * MIB
-    without = simulate(events, capacity=100 * MIB, fallbacks={1: (0,)})
+    without = simulate(events, capacity=100 * MIB, fallbacks={1: Fallbacks((0,))})
     assert without.peak_allocated == 61 * MIB
+
+
+def test_requests_of_one_plan_keep_to_what_one_of_them_took() -> None:
+    """PyTorch caches the plan that ran: the next step asks for its workspace, though the first would fit now."""
+    events = [alloc(0, 60 * MIB), alloc(1, 80 * MIB), free(1), free(0), alloc(2, 80 * MIB), free(2), alloc(3, 80 * MIB)]
+    sizes = (30 * MIB,)
+    fallbacks = {1: Fallbacks(sizes, "a"), 2: Fallbacks(sizes, "a"), 3: Fallbacks(sizes, "b")}
+    replay = simulate(events, capacity=100 * MIB, fallbacks=fallbacks)
+    assert replay.fallbacks == ((1, 30 * MIB), (2, 30 * MIB))
+    assert [place.requested for place in replay.placements()] == [60 * MIB, 30 * MIB, 30 * MIB, 80 * MIB]
+    gone = {1: Fallbacks((0,), "a"), 2: Fallbacks((0,), "a")}
+    assert simulate(events[:-1], capacity=100 * MIB, fallbacks=gone).fallbacks == ((1, 0), (2, 0))
 
 
 def test_an_oversize_block_is_not_split_and_serves_no_small_request() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.process import Event
+from staticmem.allocators.process import Event, Fallbacks
 from staticmem.allocators.result import Replay
 from staticmem.allocators.settings import parse_settings
 
@@ -24,7 +24,7 @@ RECORDED = sorted(path.name.removesuffix(".json.gz") for path in DATA.glob("*.js
 def replayed(name: str) -> tuple[dict[str, Any], Replay]:
     case = json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes()))
     events = [Event(*event) for event in case["events"]]
-    fallbacks = {int(id): sizes for id, sizes in case["fallbacks"].items()}
+    fallbacks = {int(id): Fallbacks(tuple(sizes)) for id, sizes in case["fallbacks"].items()}
     settings = parse_settings(case["settings"])
     return case, simulate(events, settings, case["capacity"], total=case["total"], fallbacks=fallbacks)
 
