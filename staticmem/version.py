@@ -1,7 +1,29 @@
 """The version of the package and that of PyTorch; pyproject.toml has the same."""
 
+from __future__ import annotations
+
+import re
+
+from staticmem.errors import UsageError
+
 __version__ = "0.1.0"
 
 # The PyTorch that the rules follow. It runs the step where nothing else is said (`--torch-version`), exported
 # `models/`, and tests compare with it (extra `dev`). Readings that another version made say so where they stand.
 REFERENCE_TORCH = "2.13.0"
+
+
+def torch_release(name: str) -> tuple[int, int]:
+    """`2.13.0+cpu` as (2, 13).
+
+    Raises:
+        UsageError: it is no version of PyTorch.
+    """
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", name.strip())
+    if match is None:
+        default = REFERENCE_TORCH.rpartition(".")[0]
+        raise UsageError(f"'{name}' is not a torch version", f"A version is two numbers, e.g. {default}.", code="SM403")
+    return int(match.group(1)), int(match.group(2))
+
+
+REFERENCE_RELEASE = torch_release(REFERENCE_TORCH)

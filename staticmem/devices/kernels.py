@@ -15,13 +15,14 @@ from staticmem.allocators.process import FIRST, LAST, Workspace
 from staticmem.devices.conv import passes_of
 from staticmem.devices.conv_workspace import fastest_plan, largest_plan, plans, stray_bounds, workspace
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE
-from staticmem.devices.profile import DEFAULT_TORCH, Profile, load, version
+from staticmem.devices.profile import DEFAULT_TORCH, Profile, load
 from staticmem.devices.reductions import Multiprocessors, reduction_buffer
 from staticmem.eager.strides import Form
 from staticmem.eager.trace import Convolution, Copies, Indices, Reduction, Trace
 from staticmem.ir.record import record
 from staticmem.ops.registry import KernelCall, WorkspaceRule, workspace_of
 from staticmem.units import NOTHING, Band, exactly
+from staticmem.version import torch_release
 
 if TYPE_CHECKING:
     from staticmem.devices.cudnn import Cudnn
@@ -136,7 +137,7 @@ class KernelWorkspaces:
             if kernel in self._results:
                 self._results[kernel].append(place)
         self._forward = self._forward_kernels()
-        self._torch = version(self.setup.torch)
+        self._torch = torch_release(self.setup.torch)
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         on = self.setup
         self._convolution_setup = (

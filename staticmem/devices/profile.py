@@ -3,7 +3,6 @@ profile, and a communicator of NCCL."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +15,7 @@ from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
 from staticmem.units import KIB, MIB, NOTHING, Band
-from staticmem.version import REFERENCE_TORCH
+from staticmem.version import REFERENCE_TORCH, torch_release
 
 DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
 DEFAULT_TORCH = REFERENCE_TORCH.rpartition(".")[0]
@@ -120,30 +119,20 @@ class Profile:
 
     def loaded(self, torch: str, loading: str | None = None) -> Profile:
         """The profile whose libraries have the modules that eager loading adds; `loading` None: as torch does it."""
-        modules = self.modules.band(version(torch), loading)
+        modules = self.modules.band(torch_release(torch), loading)
         return self if modules == NOTHING else replace(self, libraries=self.libraries.plus(modules))
 
     def cublas(self, torch: str = DEFAULT_TORCH) -> Cublas:
         """The workspaces of a torch version; versions before the first entry count as the first."""
-        wanted = version(torch)
+        wanted = torch_release(torch)
         fitting = [entry for entry in self.cublas_versions if entry.since <= wanted]
         return fitting[-1] if fitting else self.cublas_versions[0]
 
     def cudnn(self, torch: str = DEFAULT_TORCH) -> str:
         """The cuDNN that a torch release brings, e.g. `9.10.2`."""
-        wanted = version(torch)
+        wanted = torch_release(torch)
         fitting = [cudnn for since, cudnn in self.cudnn_versions if since <= wanted]
         return fitting[-1] if fitting else self.cudnn_versions[0][1]
-
-
-def version(name: str) -> tuple[int, int]:
-    """`2.13.0+cpu` as (2, 13)."""
-    match = re.match(r"(\d{1,6})\.(\d{1,6})", name.strip())
-    if match is None:
-        raise UsageError(
-            f"'{name}' is not a torch version", f"A version is two numbers, e.g. {DEFAULT_TORCH}.", code="SM403"
-        )
-    return int(match.group(1)), int(match.group(2))
 
 
 @lru_cache(maxsize=4)
@@ -188,12 +177,12 @@ def _libraries(data: dict[str, Any], path: Path) -> tuple[Band, str, tuple[str, 
 
 def _modules(data: dict[str, Any], path: Path) -> Modules:
     keys_of(data, path, required=("lazy_since", "eager"), where="modules")
-    lazy_since = version(text(data["lazy_since"], path, "modules.lazy_since"))
+    lazy_since = torch_release(text(data["lazy_since"], path, "modules.lazy_since"))
     eager: list[EagerModules] = []
     sources: list[tuple[str, str]] = []
     for i, entry in enumerate(_entries(data["eager"], path, "modules.eager")):
         where = f"modules.eager[{i}]"
-        eager.append(_eager_modules(entry, version(entry["torch"]), path, where))
+        eager.append(_eager_modules(entry, torch_release(entry["torch"]), path, where))
         sources += _sources_of(entry, path, where)
     return Modules(lazy_since, tuple(eager), tuple(sources))
 
@@ -230,7 +219,7 @@ def _entries(value: Any, path: Path, where: str) -> Sequence[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{path}: {where} is not a list", "An entry for each range of versions.", code=CODE)
     entries = [table(entry, path, f"{where}[{i}]") for i, entry in enumerate(value)]
-    since = [version(text(entry.get("torch"), path, f"{where}.torch")) for entry in entries]
+    since = [torch_release(text(entry.get("torch"), path, f"{where}.torch")) for entry in entries]
     if since != sorted(since):
         raise UsageError(f"{path}: {where} is not in the order of versions", "The oldest comes first.", code=CODE)
     return entries
@@ -249,7 +238,7 @@ def _cublas(value: Any, path: Path) -> tuple[Cublas, ...]:
                 raise UsageError(f"{path}: {where}.{flag} is {entry[flag]!r:.40}", "true or false.", code=CODE)
         entries.append(
             Cublas(
-                version(entry["torch"]), integer(entry["bytes"], path, f"{where}.bytes", 0),
+                torch_release(entry["torch"]), integer(entry["bytes"], path, f"{where}.bytes", 0),
                 tuple((a, integer(n, path, f"{where}.by_architecture.{a}", 0)) for a, n in by_architecture.items()),
                 integer(entry["lt_bytes"], path, f"{where}.lt_bytes", 0), entry["kept"], entry["lt_kept"],
                 text(entry["source"], path, f"{where}.source"),
@@ -262,5 +251,5 @@ def _cudnn(value: Any, path: Path) -> tuple[tuple[tuple[int, int], str], ...]:
     entries = []
     for i, entry in enumerate(_entries(value, path, "cudnn")):
         keys_of(entry, path, required=("torch", "cudnn"), where=f"cudnn[{i}]")
-        entries.append((version(entry["torch"]), text(entry["cudnn"], path, f"cudnn[{i}].cudnn")))
+        entries.append((torch_release(entry["torch"]), text(entry["cudnn"], path, f"cudnn[{i}].cudnn")))
     return tuple(entries)

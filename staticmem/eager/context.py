@@ -30,6 +30,7 @@ from staticmem.eager.tensor import (
 from staticmem.eager.trace import OPEN, Copies, Read, Reduction, Trace
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.version import REFERENCE_RELEASE
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -56,6 +57,7 @@ class Eager:
         self.autocast_cache: dict[int, Tensor] = {}
         self.autocast_owner = Owner("autocast", "weight cache")
         self.sdpa = "auto"  # the attention kernel that a user asks for
+        self.torch = REFERENCE_RELEASE  # the release that runs
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
         self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived

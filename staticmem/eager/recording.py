@@ -36,7 +36,7 @@ class Recorder(Eager):
 
     def __init__(self, like: Eager) -> None:
         super().__init__(like.training)
-        self.grad_enabled, self.sdpa = like.grad_enabled, like.sdpa
+        self.grad_enabled, self.sdpa, self.torch = like.grad_enabled, like.sdpa, like.torch
         self.outer_autocast = like.autocast
         self.trace.phase, self.trace.op = "forward", 0
         self.outside = Owner("outside", "")

@@ -103,13 +103,13 @@ class CallRecords:
         self.recorded += 1
 
 
-_records: dict[tuple[bool, bool, DType | None, str], CallRecords] = {}
+_records: dict[tuple[bool, bool, DType | None, str, tuple[int, int]], CallRecords] = {}
 
 
 def records_of_modes(e: Eager) -> dict[bool, CallRecords]:
     """The records of calls in the present modes, without and with gradients."""
     return {
-        grad_enabled: _records.setdefault((e.training, grad_enabled, e.autocast, e.sdpa), CallRecords())
+        grad_enabled: _records.setdefault((e.training, grad_enabled, e.autocast, e.sdpa, e.torch), CallRecords())
         for grad_enabled in (False, True)
     }
 

@@ -71,7 +71,7 @@ class _Step:
     def __init__(self, graph: Graph, scenario: Scenario, locals_policy: str) -> None:
         self.graph, self.scenario, self.locals_policy = graph, scenario, locals_policy
         self.e = e = Eager(training=scenario.training)
-        e.sdpa = scenario.sdpa
+        e.sdpa, e.torch = scenario.sdpa, scenario.torch
         cast = None
         if scenario.dtype in (dtypes.float16, dtypes.bfloat16):
             from staticmem.engine.precision import WholeModelCast  # few steps have it

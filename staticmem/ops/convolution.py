@@ -10,13 +10,13 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.eager.trace import Convolution
+from staticmem.eager.trace import Convolution, Copies
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, declare_sizes, integer, integers, like_first, text, translation
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.registry import Shapes, rule, size_of
-from staticmem.ops.views import squeeze, unsqueeze
+from staticmem.ops.views import contiguous, squeeze, unsqueeze
 
 
 def pair(value: Any, rank: int) -> tuple[int, ...]:
@@ -32,6 +32,15 @@ def _memory_strides(e: Eager, shape: tuple[int, ...], *deciders: Tensor) -> layo
     if len(shape) == 4 and any(t.prefers_channels_last for t in deciders):
         return layout.channels_last_strides(shape)
     return None
+
+
+def _copies(e: Eager, out: Tensor, *tensors: Tensor) -> None:
+    """The kernels make tensors contiguous in the memory format of the result
+    (aten/src/ATen/native/cudnn/ConvShared.cpp: `input->contiguous(memory_format)` and its like)."""
+    contiguous_in = layout.is_channels_last_contiguous if out.prefers_channels_last else layout.is_contiguous
+    nbytes = [t.nbytes for t in tensors if not contiguous_in(t.shape, t.strides)]
+    if nbytes:
+        e.reads(Copies(tuple(nbytes)))
 
 
 def convolution(
@@ -51,6 +60,10 @@ def convolution(
     unbatched = input.ndim == rank + 1
     if unbatched:
         input = unsqueeze(e, input, 0)
+    if e.torch < (1, 11) and not input.prefers_channels_last:
+        # `_convolution` made it contiguous above autograd, which saved the copy, until convolution had a derivative of
+        # its own (https://github.com/pytorch/pytorch/pull/69584)
+        input = contiguous(e, input)
     spatial = []
     stride, dilation = pair(stride, rank), pair(dilation, rank)
     kernel = weight.shape[2:]
@@ -74,6 +87,7 @@ def convolution(
     shape = (input.shape[0], channels, *spatial)
     out = e.empty(shape, input.dtype, _memory_strides(e, shape, input, weight), "aten.convolution.default")
     e.reads(Convolution(input.form, weight.form, out.form, *numbers))
+    _copies(e, out, input, weight)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.convolution_backward.default")
@@ -84,6 +98,7 @@ def convolution(
         if need[1]:
             by_weight = e.empty(weight.shape, grad.dtype, _memory_strides(e, weight.shape, input, weight))
         e.reads(Convolution(input.form, weight.form, grad.form, *numbers, gradients=(need[0], need[1])))
+        _copies(e, out, grad, *((weight,) if need[0] else ()), *((input,) if need[1] else ()))
         if need[2]:
             assert bias is not None
             by_bias = e.empty(bias.shape, grad.dtype)

@@ -8,16 +8,18 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
-from staticmem.eager.context import Eager
+from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
 from staticmem.eager.trace import Reduction
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
+from staticmem.ops.arithmetic import mul
+from staticmem.ops.casts import to_copy
 from staticmem.ops.onnx import Calls, Context, Results, Shape, declare_sizes, integer, like_first, real, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import repeat
-from staticmem.ops.registry import KernelCall, Temporary, declare, rule, workspace
+from staticmem.ops.registry import KernelCall, Temporary, declare, function_of, rule, workspace
 from staticmem.ops.views import contiguous, reshape
 from staticmem.units import exactly
 
@@ -275,8 +277,10 @@ def _closest_factor(number: int) -> int:
 def rms_norm(
     e: Eager, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """Fused on CUDA: saves input, weight and the reciprocal root mean square (float32, one a row)."""
+    """Fused on CUDA from 2.9 on: saves input, weight and the reciprocal root mean square (float32, one a row)."""
     rows = input.ndim - (1 if isinstance(normalized_shape, int) else len(tuple(normalized_shape)))
+    if e.torch < (2, 9):  # https://github.com/pytorch/pytorch/pull/153666
+        return _composite_rms_norm(e, input, tuple(range(rows, input.ndim)), weight)
     out = e.empty(input.shape, input.dtype, kernel="aten._fused_rms_norm.default")
     e.copies(input)
     stat = e.empty(input.shape[:rows] + (1,) * (input.ndim - rows), _stat_dtype(input))
@@ -290,6 +294,18 @@ def rms_norm(
 
     e.record("FusedRmsNormBackward0", out, [input, weight], [Formula((0, 1), gradients)], [input, weight, stat])
     return out
+
+
+@scoped
+def _composite_rms_norm(e: Eager, input: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
+    """aten/src/ATen/native/layer_norm.cpp, `rms_norm_symint`: in float32, then as the input, times the weight."""
+    mean, add_, rsqrt = (function_of(f"aten::{name}") for name in ("mean", "add_", "rsqrt"))
+    wide = to_copy(e, input, _stat_dtype(input)) if input.dtype is not _stat_dtype(input) else input
+    scale = rsqrt(e, add_(e, mean(e, function_of("aten::pow")(e, wide, 2), axes, True), 1e-5))
+    result = mul(e, wide, scale)
+    if result.dtype is not input.dtype:
+        result = to_copy(e, result, input.dtype)
+    return result if weight is None else mul(e, result, weight)
 
 
 @rule("_weight_norm")

@@ -54,7 +54,9 @@ def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor
                 e.reads(Copies((out.form.nbytes,)))
         return result
 
-    e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], [out])
+    # before 1.11 the input too (https://github.com/pytorch/pytorch/pull/65242)
+    saves = [out] if e.torch >= (1, 11) else [self, out]
+    e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], saves)
     return out
 
 

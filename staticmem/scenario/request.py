@@ -18,6 +18,7 @@ from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.step import LEVER_OPTIONS, OPTIMIZERS, STRATEGIES, Levers, Scenario, check_owner
+from staticmem.version import REFERENCE_RELEASE, torch_release
 
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
 ALL = sys.maxsize  # for `top`: every tensor
@@ -115,7 +116,7 @@ class Request(Levers):
     )
     torch_version: str | None = option(
         None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
-        details="Decides workspaces of cuBLAS and which cuDNN",
+        details="Decides workspaces of cuBLAS, which cuDNN, and what autograd saved before 1.11",
     )
     module_loading: str | None = option(
         None, DEVICE, "choice", "WHEN", "when kernels come to the GPU, as CUDA_MODULE_LOADING",
@@ -199,7 +200,9 @@ class Request(Levers):
         # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
-        scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, self._choice("sdpa"), **levers)
+        torch = REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version)
+        sdpa = self._choice("sdpa")
+        scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, **levers)
         return scenario, notes
 
     def _choice(self, name: str) -> Any:

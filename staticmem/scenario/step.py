@@ -8,6 +8,7 @@ from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.options import LEVERS, Option, declared, option
+from staticmem.version import REFERENCE_RELEASE
 
 TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
     "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
@@ -100,6 +101,8 @@ class Scenario(Levers):
 
     `sdpa` is the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 device.
 
+    `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
+
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
 
     Raises:
@@ -114,6 +117,7 @@ class Scenario(Levers):
     dtype: DType | None = None
     amp: DType | None = None
     sdpa: str = "auto"
+    torch: tuple[int, int] = REFERENCE_RELEASE
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

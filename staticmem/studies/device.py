@@ -14,6 +14,7 @@ from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
+from staticmem.version import torch_release
 
 DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where none is named
 
@@ -96,7 +97,7 @@ def _note(request: Request, device: Device) -> NoteInfo:
     if others:
         text += f" ('{request.gpu}' may also mean {', '.join(others)})"
     modules = device.setup.profile.modules
-    loading = request.module_loading or modules.loading(profile.version(device.setup.torch))
+    loading = request.module_loading or modules.loading(torch_release(device.setup.torch))
     if loading == profile.EAGER:
         text += ", and all kernels of CUDA modules are loaded with the context (--module-loading eager)"
     if request.gpu is None:

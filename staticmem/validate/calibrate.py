@@ -21,6 +21,7 @@ from staticmem.report.text import View, printable
 from staticmem.units import MIB
 from staticmem.validate.pytorch.prediction import card_of
 from staticmem.validate.records import Record
+from staticmem.version import torch_release
 
 LEAST = 3  # readings of a card: a median of fewer is one reading
 SPREAD = 0.1  # of a context: more is not one quantity
@@ -133,7 +134,7 @@ def _cublas(document: dict[str, Any], slug: str, records: Sequence[Record]) -> N
     by_version: dict[tuple[int, int], list[Record]] = {}
     for record in records:
         if all(_reading(record, name) is not None for name in _WORKSPACES):
-            by_version.setdefault(profile.version(str(record.runtime.get("version", ""))), []).append(record)
+            by_version.setdefault(torch_release(str(record.runtime.get("version", ""))), []).append(record)
     for version, found in sorted(by_version.items()):
         sizes = {name: _readings(found, name) for name in _WORKSPACES}
         cublas, lt, kept = (max(sizes[name]) for name in _WORKSPACES)
@@ -145,13 +146,13 @@ def _cublas(document: dict[str, Any], slug: str, records: Sequence[Record]) -> N
                 code="SM237",
             )
         entries = document["cublas"]
-        below = [e for e in entries if profile.version(e["torch"]) <= version] or entries[:1]
+        below = [e for e in entries if torch_release(e["torch"]) <= version] or entries[:1]
         entry = copy.deepcopy(below[-1])
         entry["torch"] = f"{version[0]}.{version[1]}"
         entry["by_architecture"] = {**(entry.get("by_architecture") or {}), architecture: cublas}
         entry.update(lt_bytes=lt, kept=0 < cublas <= kept, lt_kept=0 < cublas + lt <= kept, source=_source(found))
-        entries = [e for e in entries if profile.version(e["torch"]) != version] + [entry]
-        document["cublas"] = sorted(entries, key=lambda e: profile.version(e["torch"]))
+        entries = [e for e in entries if torch_release(e["torch"]) != version] + [entry]
+        document["cublas"] = sorted(entries, key=lambda e: torch_release(e["torch"]))
 
 
 def _too_few(what: str) -> UsageError:

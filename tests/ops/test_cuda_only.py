@@ -7,8 +7,13 @@ import pytest
 from observe import Case, Observation, b, call, f, h, i
 
 from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner
+from staticmem.eager.trace import Copies
 from staticmem.ir import dtypes
+from staticmem.ops.convolution import convolution
 from staticmem.ops.encoder_layer import native_multi_head_attention
+from staticmem.ops.normalization import rms_norm
+from staticmem.ops.softmax import softmax
 
 CUDNN = f(2, 4, 5, 6), f(4), f(4), f(4).fixed, f(4).fixed
 
@@ -161,3 +166,52 @@ def test_a_fused_encoder_layer_of_inference(norm_first: bool) -> None:
 def test_checks_of_an_exporter_make_nothing() -> None:
     for case in (call("aten::_assert_async", b()), call("aten::_assert_tensor_metadata", i(4))):
         assert observed(case).forward == []
+
+
+def older(release: tuple[int, int]) -> tuple[Eager, list[str]]:
+    """An execution state of an older PyTorch, in its forward."""
+    e = Eager()
+    e.torch = release
+    e.trace.begin("forward")
+    return e, e.trace.kernels.names
+
+
+def test_softmax_saved_its_input_before_1_11() -> None:
+    """https://github.com/pytorch/pytorch/pull/65242."""
+    for release, count in (((1, 10), 2), ((1, 11), 1)):
+        e, _ = older(release)
+        scores = e.empty((4, 8), dtypes.float32)
+        scores.requires_grad = True
+        e.hold(scores, Owner("input", "scores"))
+        softmax(e, scores, -1)
+        assert sum(hold.kind == "saved" for hold in e.trace.holds) == count
+
+
+def test_convolution_saved_a_contiguous_input_before_1_11() -> None:
+    """https://github.com/pytorch/pytorch/pull/69584; since then the kernel has a copy of its own."""
+    for release, copies in (((1, 10), 1), ((1, 11), 0)):
+        e, names = older(release)
+        frames, weight = e.empty((8, 8, 3, 2), dtypes.float32), e.empty((4, 3, 1, 1), dtypes.float32)
+        weight.requires_grad = True
+        for tensor in (frames, weight):
+            e.hold(tensor, Owner("input", ""))
+        image = e.alias(frames, (2, 3, 8, 8), (1, 2, 48, 6))
+        out = convolution(e, image, weight, None, 1, 0, 1, False, 0, 1)
+        assert names.count("aten.clone.default") == copies
+        saved = {hold.buffer for hold in e.trace.holds if hold.kind == "saved"}
+        assert (frames.storage.id in saved) == (copies == 0)
+        taken = [read for reads in e.trace.reads.values() for read in reads if isinstance(read, Copies)]
+        assert taken == ([] if copies else [Copies((image.nbytes,))])
+        assert out.is_contiguous
+
+
+def test_rms_norm_was_a_chain_of_ops_before_2_9() -> None:
+    """https://github.com/pytorch/pytorch/pull/153666."""
+    e, names = older((2, 8))
+    x, weight = e.empty((4, 8), dtypes.bfloat16), e.empty((8,), dtypes.bfloat16)
+    for tensor in (x, weight):
+        tensor.requires_grad = True
+        e.hold(tensor, Owner("input", ""))
+    out = rms_norm(e, x, (8,), weight)
+    assert out.dtype is dtypes.bfloat16
+    assert [name.split(".")[1] for name in names] == "_to_copy pow mean add_ rsqrt mul _to_copy mul".split()

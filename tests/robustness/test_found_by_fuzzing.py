@@ -16,10 +16,10 @@ from staticmem import StaticmemError
 from staticmem.cli.main import main
 from staticmem.config.discover import read
 from staticmem.devices.gpus import cards
-from staticmem.devices.profile import version
 from staticmem.frontends.onnx import loops as loops_of_onnx
 from staticmem.report.json import dumps
 from staticmem.studies.prices import load as load_prices
+from staticmem.version import torch_release
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = str(ROOT / "models" / "seed.pt2")
@@ -88,8 +88,8 @@ def test_texts_with_dots_are_no_long_keys(tmp_path: Path) -> None:
 
 def test_a_version_of_thousands_of_digits() -> None:
     with pytest.raises(StaticmemError):
-        version("9" * 5_000 + ".1")
-    assert version("2.13.0+cpu") == (2, 13)
+        torch_release("9" * 5_000 + ".1")
+    assert torch_release("2.13.0+cpu") == (2, 13)
 
 
 # -- records -----------------------------------------------------------------------------------------------------
