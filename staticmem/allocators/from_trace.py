@@ -1,7 +1,8 @@
 """The allocations of a process, from its start to the end of its third step, out of the trace of one step.
 
 The trace is of a steady step. The steps before it differ in what exists: the first has no optimizer state until its
-`optimizer.step()` makes it, in memory that the backward has just freed, and no loss or gradients of a step before.
+`optimizer.step()` makes it, in memory that the backward has just freed, and no loss, outputs or gradients of a step
+before.
 Where a state comes to lie in step 1 decides what fits in steps 2 and 3: reserved memory may peak in any of them.
 
 Sources: torch/optim/{adam,adamw,sgd,rmsprop,adagrad}.py (`_init_group`, `_multi_tensor_*`: when state is made),
@@ -78,7 +79,8 @@ class _Builder:
         model, self.inputs, state = [], [], []
         # gradients that are there before the forward: zero_grad(set_to_none=False) keeps those of the first step
         self.gradients: list[Buffer] = []
-        self.previous: set[int] = set()  # the loss of the step before, and what modules keep
+        # of the step before: the loss, outputs that the loop holds, what modules keep
+        self.previous: set[int] = set()
         for buffer in made.pick(range(bisect_left(made.born, self.first))):
             category = buffer.category
             if category in ("parameter", "buffer", "communication"):
@@ -89,7 +91,7 @@ class _Builder:
                 state.append(buffer)
             elif category == "gradient" and buffer.died is None:
                 self.gradients.append(buffer)
-            else:
+            elif buffer.died is None or buffer.died >= self.first:
                 self.previous.add(buffer.id)
         self.model, self.state = model_to_order(model), _as_created(state)
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
@@ -174,7 +176,7 @@ class _Builder:
         early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
         self._allocate(early)
         late = [*self.gradients, *(b for b in self.state if b not in early)] if early else self.gradients + self.state
-        left: list[int] = []  # ids of what the step before left, besides gradients
+        left: dict[int, int] = {}  # what the step before left besides gradients: buffer -> id
         gradients: list[int] = []
         last = start = 0  # where the calls of the step before, and of this one, begin
         for step in range(1, steps + 1):
@@ -188,14 +190,17 @@ class _Builder:
                 self._bring_data()
             calls += [~id for id in gradients]  # zero_grad()
             if not self.previous:  # an inference: nothing of the pass before is held into this one
-                calls += [~id for id in left]
+                calls += [~id for id in left.values()]
             self._step(step, late if step == 1 else (), left)
             if step == 1:  # a step without an optimizer
                 self._allocate([b for b in self.gradients if b.id not in self.current])
-            left, gradients = [], []  # what lives until the loss of the next step is there, and gradients
+            left, gradients = {}, []
             for buffer in [b for b in self.current if b not in self.persistent]:
-                into = gradients if self.trace.buffers.categories[buffer] == "gradient" else left
-                into.append(self.current.pop(buffer))
+                id = self.current.pop(buffer)
+                if self.trace.buffers.categories[buffer] == "gradient":
+                    gradients.append(id)
+                else:
+                    left[buffer] = id
         return Process(
             calls=tuple(calls),
             sizes=tuple(self.sizes),
@@ -241,11 +246,11 @@ class _Builder:
             if old is not None:
                 self.calls.append(~old)
 
-    def _step(self, step: int, late: Sequence[Buffer], left: Sequence[int]) -> None:
-        """Follows the script. `late` is allocated when the optimizer begins; `left` has ids of the step before."""
+    def _step(self, step: int, late: Sequence[Buffer], left: dict[int, int]) -> None:
+        """Follows the script. `late` is allocated when the optimizer begins; `left` is of the step before."""
         phases = [(name, tick) for name, tick in self.trace.phases if tick >= self.first][1:]
         held: list[int] = []  # workspaces until the end of the kernel
-        awaited = len(self.previous)
+        awaited = sum(self.trace.buffers.died[buffer] != OPEN for buffer in self.previous)
         kernel = -1
         current, calls, grows = self.current, self.calls, self.grows
         nbytes, kernels = self.trace.buffers.nbytes, self.trace.buffers.kernels
@@ -269,15 +274,21 @@ class _Builder:
                 self._release(held)
             if ~index in current:
                 calls.append(~current.pop(~index))
-            elif ~index in self.previous:  # the loss of the step before, or what a module kept of it
+            elif ~index in self.previous:
                 awaited -= 1
-                size = nbytes[~index]
-                gone = left if not awaited else [id for id in left if self.sizes[id] == size][:1]
-                left = [id for id in left if id not in gone]
-                calls += [~id for id in gone]
+                gone = self._gone(~index, left) if awaited else tuple(left)
+                calls += [~left.pop(buffer) for buffer in gone]
         self._release(held)
         for name, _ in phases:  # phases without an allocation in the trace
             late = self._begin(step, name, late)
+
+    def _gone(self, previous: int, left: dict[int, int]) -> Iterable[int]:
+        """The buffers that are released where the trace releases one of the step before."""
+        replaced = self.trace.replaced_by.get(previous)
+        if replaced is not None:
+            return [buffer for buffer in replaced if buffer in left]
+        nbytes = self.trace.buffers.nbytes  # what a module kept: one of its size
+        return [buffer for buffer in left if nbytes[buffer] == nbytes[previous]][:1]
 
     def _begin(self, step: int, phase: str, late: Sequence[Buffer]) -> Sequence[Buffer]:
         """A phase begins; what is still to be allocated when the optimizer does."""

@@ -284,7 +284,8 @@ class Holds(Columns[Hold]):
 class Trace:
     """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
 
-    `reads` has, by the index of a kernel, the inputs that its own memory depends on.
+    `reads` has, by the index of a kernel, the inputs that its own memory depends on. `replaced_by` has, for a buffer
+    that the step before left, those that this step leaves in its place.
     """
 
     kernels: Kernels = field(default_factory=Kernels)
@@ -293,6 +294,7 @@ class Trace:
     phases: list[tuple[str, int]] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
     reads: dict[int, tuple[Read, ...]] = field(default_factory=dict)
+    replaced_by: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ticks: int = 0
     phase: str = "setup"
     op: int = -1

@@ -1,7 +1,8 @@
 """One step over a graph: forward, loss, backward, optimizer; or one inference. Gives the trace of its memory.
 
 The step that is run is the second one: optimizer state exists from its start, `zero_grad()` has set gradients to None,
-and the loss of the step before lives until the new one is assigned.
+and what the training loop assigns in each step, the loss and the model's outputs (`engine.held_outputs`), is of the
+step before until it is assigned anew.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
+from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.notes import notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape
@@ -27,7 +29,7 @@ from staticmem.ir.record import record
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import values_of_loss
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import HELD, Scenario
 
 if TYPE_CHECKING:
     from staticmem.engine.gradients import GradScaler
@@ -81,6 +83,9 @@ class _Step:
         self.interpreter = Interpreter(e, graph, cast, self.releases)
         self.interpreter.keeps_values = False
         self.model, self.loss = Owner("model", ""), Owner("value", "loss")
+        self.outputs: HeldOutputs | None = None
+        # the variables of the training loop end with a function that each step calls, and autograd's graph with them
+        self.in_function = scenario.retain_graph or not scenario.backward
         self.grads: dict[int, Tensor] = {}
         self.received: set[int] = set()  # the ids of parameters that a gradient came to
         self.scaler: GradScaler | None = None
@@ -125,9 +130,12 @@ class _Step:
         if scenario.input_grad:
             self._require_input_gradients()
         loss, target, notes = self._loss_and_target()
-        old = e.empty((), dtypes.float32, kernel="loss of the previous step")
-        e.categorise(old, "activation", "loss of the previous step")
-        e.hold(old, self.loss)
+        if scenario.outputs == HELD:
+            self.outputs = HeldOutputs(e, len(graph.outputs))
+        if self.outputs is None or self.in_function or loss not in ("none", "outputs"):  # else one of the outputs is it
+            old = e.empty((), dtypes.float32, kernel="loss of the previous step")
+            e.categorise(old, "activation", "loss of the previous step")
+            e.hold(old, self.loss)
         regions, region_notes = all_regions(graph, scenario, self.locals_policy)
         outputs = self._micro_batch(regions, loss, target)
         if scenario.accumulate > 1:  # all micro-batches after the first are equal: two suffice
@@ -137,6 +145,9 @@ class _Step:
             i.call_again()
             outputs = self._micro_batch(regions, loss, target)
             i.covered, i.unknown, i.unknown_bytes, e.choices = counted
+        if self.outputs is not None:
+            owners = (self.loss, i.of_autograd, *i.attributes.values())
+            self.outputs.leave({tensor.storage.id for owner in owners for tensor, _ in owner.held})
         e.trace.begin("optimizer")
         self._update(optimizer)
         result = self._result(outputs, loss, [*notes, *region_notes], len(with_gradient))
@@ -263,6 +274,8 @@ class _Step:
         trace.begin("forward")
         e.autocast = self.scenario.amp
         outputs = self.interpreter.forward()
+        if self.outputs is not None:
+            self.outputs.assign(outputs)
         e.open_scope()
         if not outputs:
             raise no_tensor_output()
@@ -273,6 +286,7 @@ class _Step:
         previous, self.loss = self.loss, Owner("value", "loss")
         for root in roots:
             e.hold(root, self.loss)
+        trace.replaced_by.update({old.storage.id: (roots[0].storage.id,) for old, _ in previous.held})
         e.close_scope()
         self.interpreter.forget_outputs()
         e.release(previous)
@@ -284,7 +298,9 @@ class _Step:
             trace.begin("backward")
             if roots:
                 self._backward(roots)
-        if self.scenario.retain_graph or not self.scenario.backward:
+        if self.in_function:
+            if self.outputs is not None:
+                self.outputs.end()
             free_graph(e, roots)
         e.grad_enabled = False
         trace.op = -1

@@ -181,9 +181,11 @@ class Rewrite:
         new.kernels, kernels, places = self._kernels(pieces)
         for kernel, reads in old.reads.items():  # the memory of a rank's sums and copies is not counted
             new.reads[places[kernel, 0, 0]] = tuple([r for r in reads if isinstance(r, Convolution | Indices)])
+        ids: dict[int, int] = {}  # by the piece's index
         for born, (_, index) in enumerate(events):
             if index < 0:
                 continue
+            ids[index] = len(new.buffers)
             p, id, died = self.pieces[index], len(new.buffers), tick_of_event.get(~index)
             life = (kernels[index], born, died)
             new.buffers.append(Buffer(id, p.nbytes, p.shape, p.dtype, p.category, p.name, *life, p.strides))
@@ -196,6 +198,9 @@ class Rewrite:
                 for hold in p.holds:
                     end = None if hold.end is None else tick_of(hold.end, EVENT)
                     new.holds.append(hold._replace(buffer=id, start=tick_of(hold.start, EVENT), end=end))
+        for before, after in old.replaced_by.items():
+            if before in ids:
+                new.replaced_by[ids[before]] = tuple([ids[one] for one in after if one in ids])
         return new.seal()
 
     def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[Kernels, dict[int, int], dict[_Moment, int]]:

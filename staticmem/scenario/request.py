@@ -148,7 +148,7 @@ class Request(Levers):
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("method", "cudnn", "module_loading", "inplace_activations", "parallel"):
+        for name in ("method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs"):
             object.__setattr__(self, name, self._choice(name))
         if self.parallel == "none":
             object.__setattr__(self, "parallel", None)

@@ -29,6 +29,7 @@ TITLES = {
 }
 STRATEGIES = tuple(TITLES)
 SQRT = "sqrt"
+HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
@@ -88,6 +89,12 @@ class Levers:
     )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
+    )
+    outputs: str = option(
+        HELD, LEVERS, "choice", "WORD", "whether the training loop holds the model's outputs during backward",
+        choices=(HELD, DROPPED), example=DROPPED,
+        details="`held`: `outputs = model(x)` has them until the next step assigns it anew. `dropped`: nothing has "
+        "them once the loss is computed, as with trainers ([levers](levers.md#outputs-of-the-model))",
     )
 # fmt: on
 

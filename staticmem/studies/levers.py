@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from staticmem.errors import StaticmemError
+from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
-from staticmem.scenario.step import FUSED, OPTIMIZERS
+from staticmem.scenario.step import DROPPED, FUSED, HELD, OPTIMIZERS
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.trials import Lever, Trials
@@ -57,6 +58,7 @@ def candidates(study: Study) -> Iterator[Lever]:
     if scenario.training:
         yield from _checkpoints(study)
         yield from _accumulation(study)
+        yield from _outputs(study)
         yield from _optimizers(study)
         yield from _freezing(study)
     if not study.graph.inplace_known and request.inplace_activations != "all":
@@ -112,6 +114,14 @@ def _accumulation(study: Study) -> Iterator[Lever]:
             options = {"batch": batch // parts, "accumulate": request.accumulate * parts}
             note = "the same samples a step; statistics of batch norms are those of a micro-batch"
             yield Lever(f"accumulate gradients over {parts} micro-batches of {batch // parts}", options, SAME, note)
+
+
+def _outputs(study: Study) -> Iterator[Lever]:
+    """Where it pays: logits of a classifier are less than a thousandth of most peaks."""
+    lifetimes = study.lifetimes
+    if study.scenario.outputs == HELD and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // 100:
+        note = "del outputs before backward(), or a function that returns the loss alone"
+        yield Lever("drop the outputs before backward", {"outputs": DROPPED}, SAME, note)
 
 
 # optimizers with less state than another; those of one family first

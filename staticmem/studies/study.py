@@ -21,14 +21,16 @@ from staticmem.frontends.recent import MODELS, Recent
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes import pipeline
 from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import HELD, Scenario
 from staticmem.studies.steps import Step, step_of
+from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
     from staticmem.devices.meters import Device, DeviceMeters
@@ -186,6 +188,8 @@ class Study:
             notes += _unknown_ops(result)
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
+        if self.scenario.training and self.scenario.outputs == HELD:
+            notes += _held_outputs(self.lifetimes)
         if self.live_band is not None:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if has_unseen_code(result.graph):
@@ -270,6 +274,18 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     if stamp is not None:
         _fingerprints.put(path, (stamp, digest))
     return size, digest
+
+
+def _held_outputs(lifetimes: Lifetimes) -> list[Note]:
+    """A note of the outputs that the loop holds, where they lift the peak."""
+    added = added_by_held_outputs(lifetimes)
+    if not added:
+        return []
+    text = (
+        f"the training loop holds the model's outputs during backward, which is {format_bytes(added)} of the peak "
+        "(--outputs dropped: it does not)"
+    )
+    return [Note("assumption", "SM337", text)]
 
 
 def _unknown_ops(result: StepResult) -> list[Note]:

@@ -62,6 +62,7 @@ def process_of(case: dict[str, Any]) -> Process:
         case.get("momentum", 0.0),
         case.get("loss", "auto"),
         amp=dtypes.bfloat16 if "amp" in case else None,
+        outputs=case.get("outputs", "dropped"),
     )
     trace = run_step(graph, scenario).trace
     return process_of_trace(trace, Products(trace), data=case.get("data", "resident"))

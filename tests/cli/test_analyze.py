@@ -42,8 +42,8 @@ def test_table_ends_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None
     code, out, err = run(capsys, RESNET, "--batch", "32", "--optimizer", "adam")
     assert (code, err) == (0, "")
     last = out.splitlines()[-1]
-    # 872,827,392 bytes were measured with PyTorch 2.13
-    assert last.startswith("Peak 832.39 MiB live tensor memory in backward (convolution_backward in ")
+    # 872,955,392 bytes were measured with PyTorch 2.15, outputs held
+    assert last.startswith("Peak 832.52 MiB live tensor memory in backward (convolution_backward in ")
     assert last.endswith("training resnet18.pt2, batch 32, Adam.")
     assert "\x1b" not in out
     for heading in ("Memory at the peak", "Phases", "Largest tensors", "Multipliers", "Coverage", "Assumptions"):

@@ -1,4 +1,4 @@
-"""Who still holds something when a step is over: the model, the optimizer, `.grad` and the variable of the loss."""
+"""Who holds something when a step is over: the model, the optimizer, `.grad`, the variables of outputs and loss."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ STEPS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "set_to_none": False},
     {"optimizer": "sgd", "momentum": 0.9, "dtype": "bf16", "optimizer_impl": "for-loop"},
     {"optimizer": "sgd", "freeze": "bias"},
+    {"optimizer": "sgd", "outputs": "dropped"},
 ]
 
 
@@ -32,7 +33,8 @@ def test_a_step_leaves_nothing_behind(path: Path, words: dict[str, Any]) -> None
     assert gradients
     assert left["grad"] == len(gradients)
     assert left["value"] == 1
-    assert set(left) <= {"model", "optimizer", "grad", "value"}
+    assert left["outputs"] == (words.get("outputs") != "dropped")
+    assert set(left) <= {"model", "optimizer", "grad", "value", "outputs"}
     held = Counter(hold.buffer for hold in trace.holds if hold.end is None)
     assert {held[b.id] for b in gradients} == {1}
     assert all(b.id in held for b in trace.buffers if b.died is None)

@@ -97,7 +97,7 @@ def test_the_loss_of_the_step_before_lives_until_it_is_assigned_again() -> None:
 
 
 def test_activations_are_gone_after_backward() -> None:
-    result = run(optimizer="sgd")
+    result = run(optimizer="sgd", outputs="dropped")
     end = start_of(result, "optimizer")
     left = [b for b in result.trace.buffers if b.category in ("activation", "temporary") and (b.died or 10**9) > end]
     assert [b.nbytes for b in left if b.nbytes > 4] == []
@@ -139,6 +139,6 @@ def test_the_caller_may_drop_what_the_loss_does_not_read() -> None:
     main = b.call("mm", Ref("x"), b.parameter("w", 64, 64), name="main")
     auxiliary = b.call("mm", Ref("x"), b.parameter("v", 64, 64), name="auxiliary")
     graph = b.graph(main, auxiliary)
-    scenario = Scenario(mode="train", loss="cross-entropy")
+    scenario = Scenario(mode="train", loss="cross-entropy", outputs="dropped")
     expected, early = (liveness(run_step(graph, scenario, policy).trace) for policy in ("expected", "last-use"))
     assert early.phases["forward"].nbytes < expected.phases["forward"].nbytes

@@ -96,7 +96,9 @@ def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
     fully_shard(model, **words)
 
 
-def peak(strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2) -> int:
+def peak(
+    strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped"
+) -> int:
     """The peak of the third step of AdamW on rank 0."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -106,12 +108,12 @@ def peak(strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False,
         warnings.simplefilter("ignore")
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
-            return _step_peak(strategy, ranks, mixed, fused, batch)
+            return _step_peak(strategy, ranks, mixed, fused, batch, outputs)
         finally:
             dist.destroy_process_group()
 
 
-def _step_peak(strategy: str, ranks: int, mixed: bool, fused: bool, batch: int) -> int:
+def _step_peak(strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str) -> int:
     model: nn.Module = Net().train()
     live = Live()
     with live:
@@ -135,7 +137,8 @@ def _step_peak(strategy: str, ranks: int, mixed: bool, fused: bool, batch: int) 
             optimizer.zero_grad()
             out = model(ids)
             loss = nn.functional.cross_entropy(out.flatten(0, 1), target)
-            del out
+            if outputs == "dropped":
+                del out
             loss.backward()
             optimizer.step()
     del loss

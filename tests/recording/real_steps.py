@@ -72,8 +72,10 @@ def peak(
     *,
     optimizer: str | None = None,
     loss: Callable[[Any], Any] = torch.mean,
+    outputs: str = "dropped",
 ) -> int:
-    """The peak of the second step of training with an optimizer; of a forward without."""
+    """The peak of the second step of training with an optimizer; of a forward without. `outputs` are held by the loop,
+    or dropped."""
     meter = Meter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build().train(optimizer is not None)
@@ -84,17 +86,23 @@ def peak(
             with meter, torch.no_grad():
                 model(*inputs)
         else:
-            _train(meter, model, inputs, optimizer, loss)
+            _train(meter, model, inputs, optimizer, loss, outputs == "held")
         meter.settle()
     return meter.peak
 
 
-def _train(meter: Meter, model: Any, inputs: Sequence[Any], optimizer: str, loss: Callable[[Any], Any]) -> None:
+def _train(
+    meter: Meter, model: Any, inputs: Sequence[Any], optimizer: str, loss: Callable[[Any], Any], held: bool
+) -> None:
     with meter:
         steps = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
         for _ in range(2):
             steps.zero_grad()
-            value = loss(model(*inputs))
+            if held:
+                outputs = model(*inputs)
+                value = loss(outputs)
+            else:
+                value = loss(model(*inputs))
             meter.backward = True
             value.backward()
             meter.backward = False

@@ -19,7 +19,7 @@ MODELS = Path(__file__).parents[2] / "models"
 @pytest.mark.parametrize(
     ("name", "gpu", "words"),
     [
-        ("seed.pt2", "2GiB", {"optimizer": "adam"}),
+        ("seed.pt2", "3GiB", {"optimizer": "adam"}),
         ("resnet18.pt2", "3GiB", {"optimizer": "sgd", "accumulate": 2}),
         ("resnet18.pt2", "3GiB", {"optimizer": "adam", "checkpoint": ("BasicBlock",)}),
         ("mobilenet_v2.onnx", "4GiB", {"optimizer": "adamw", "amp": "bf16"}),
@@ -92,7 +92,7 @@ def test_in_a_sweep() -> None:
     from staticmem.studies.sweep import with_largest
 
     made = points(Config(), str(MODELS / "seed.pt2"), {}, {"batch": (1, 2, 3), "optimizer": ("sgd", "adam")})
-    found = with_largest(made, ("2GiB",))
+    found = with_largest(made, ("3GiB",))
     assert [row.settings["optimizer"] for row in found.rows] == ["sgd", "adam"]
     sgd, adam = (row.cards[0].max_batch for row in found.rows)
     assert sgd is not None

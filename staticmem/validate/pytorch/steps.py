@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 
 from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
-from staticmem.scenario.step import TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.step import HELD, TORCH_OPTIMIZERS, Scenario
 from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
 
 _LEARNING_RATE = 1e-6  # values stay finite over a few steps; memory does not depend on it
@@ -61,6 +61,7 @@ class Steps:
         self.target: Any = None
         self.loss: Any = None
         self.trained_inputs: list[Any] = []
+        self.outputs: Any = None
         if not scenario.training:
             self.program.stand_ins = dict(_EVAL)
         elif device == "cpu":
@@ -135,13 +136,15 @@ class Steps:
             self.phase("forward")
             with self._autocast():
                 outputs = self.program.forward()
+                if s.outputs == HELD:
+                    self.outputs = outputs
                 self.loss = self._loss(outputs[0])
                 del outputs
             if s.backward:
                 self.phase("backward")
                 self._backward()
             if s.retain_graph or not s.backward:  # the graph ends with the function that has called the backward
-                self.loss = self.loss.detach()
+                self.loss, self.outputs = self.loss.detach(), None
         self.phase("optimizer")
         if s.clip_grad_norm:
             torch.nn.utils.clip_grad_norm_([p for p in self.program.parameters if p.grad is not None], 1.0)

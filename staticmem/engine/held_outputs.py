@@ -1,0 +1,81 @@
+"""The model's outputs where the training loop holds them: `outputs = model(x); loss = criterion(outputs, y)`.
+
+The name has the outputs through backward and the optimizer's step, until the next forward has returned and the name is
+assigned anew: for the length of a forward those of two steps exist. Outputs hold their history too: what leads to an
+output that is no part of the loss keeps what it saved, because no backward runs through it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.trace import OPEN, round_up
+from staticmem.ir import dtypes
+
+OUTPUTS = "outputs"  # the kind of their holds
+PREVIOUS = "outputs of the previous step"
+
+
+class HeldOutputs:
+    """The variable that has the outputs.
+
+    A step begins with the outputs of the step before. Their sizes are known when the forward has run: until then
+    buffers without bytes stand for them, one for each output and one for what their history has saved.
+    """
+
+    def __init__(self, e: Eager, count: int) -> None:
+        """`count` is the number of the model's outputs."""
+        self.e, self.variable = e, Owner(OUTPUTS, PREVIOUS)
+        for _ in range(count + 1):
+            place = e.empty((0,), dtypes.uint8, kernel=PREVIOUS)
+            e.categorise(place, "activation", PREVIOUS)
+            e.hold(place, self.variable)
+        self.places = self.made = [tensor.storage.id for tensor, _ in self.variable.held]
+        self.first = len(e.trace.buffers)
+
+    def assign(self, outputs: Sequence[Tensor]) -> None:
+        """`outputs = model(x)`: the new ones exist when those of before are released."""
+        before, self.variable = self.variable, Owner(OUTPUTS, "outputs")
+        for tensor in outputs:
+            self.e.hold(tensor, self.variable)
+        # an output may be an input of the model, or a view of another output
+        made = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
+        old, self.made = self.made, list(made)
+        trace = self.e.trace
+        for id, new in zip(old, made, strict=False):
+            trace.replaced_by[id] = (new,)
+            if old is self.places:
+                self._fill(id, new, trace.buffers.nbytes[new])
+        self.e.release(before)
+
+    def end(self) -> None:
+        """The function whose variable it is returns: the next step begins without outputs."""
+        self.e.release(self.variable)
+        self.made = []
+        for place in self.places:
+            self.e.trace.buffers.nbytes[place] = 0
+
+    def leave(self, others: Collection[int]) -> None:
+        """Backward is over; `others` are buffers that the loop and modules hold besides."""
+        if len(self.made) < 2:  # it has run through all that leads to the only output
+            return
+        trace = self.e.trace
+        buffers = trace.buffers
+        first, known = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.made}
+        saved = [
+            id
+            for id, died in enumerate(buffers.died[first:], first)
+            if died == OPEN and buffers.categories[id] != "gradient" and id not in known
+        ]
+        if saved:
+            place = self.places[-1]
+            self._fill(place, saved[0], sum(round_up(buffers.nbytes[id]) for id in saved))
+            trace.replaced_by[place] = tuple(saved)
+
+    def _fill(self, place: int, like: int, nbytes: int) -> None:
+        """Gives a place its bytes, and the layout of buffer `like`."""
+        buffers = self.e.trace.buffers
+        buffers.forms[place], buffers.nbytes[place] = buffers.forms[like], nbytes

@@ -1,0 +1,122 @@
+"""Outputs that the training loop holds: from one forward's return to the next one's, with what their history keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from blocks import chain
+from prepared import run_step
+from small_graphs import Builder
+
+from staticmem.allocators.from_trace import process_of_trace
+from staticmem.engine.held_outputs import OUTPUTS, PREVIOUS
+from staticmem.engine.step import StepResult
+from staticmem.ir.graph import Graph
+from staticmem.liveness import liveness
+from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.scenario.step import Scenario
+
+SIZE = 64 * 64 * 4  # bytes of every tensor of the graphs below but losses
+
+
+def with_auxiliary() -> Graph:
+    """Two outputs; the second is in no loss, and its history saves one tensor of its own: the sigmoid's result."""
+    b = Builder()
+    x = b.input("x", 64, 64)
+    main = b.call("mm", x, b.parameter("w", 64, 64), name="main")
+    gate = b.call("sigmoid", b.call("mm", x, b.parameter("v", 64, 64)), name="gate")
+    return b.graph(main, b.call("mm", gate, b.parameter("u", 64, 64), name="auxiliary"))
+
+
+def with_input_and_view() -> Graph:
+    """The input and a view of the first output are returned beside it."""
+    b = Builder()
+    x = b.input("x", 64, 64)
+    main = b.call("mm", x, b.parameter("w", 64, 64), name="main")
+    return b.graph(main, x, b.call("t", main, name="turned"))
+
+
+GRAPHS = {"chain": chain(3), "auxiliary": with_auxiliary(), "input and view": with_input_and_view()}
+STEPS: list[dict[str, Any]] = [{}, {"accumulate": 2}, {"set_to_none": False}]
+CASES = [*((name, words) for name in GRAPHS for words in STEPS), ("chain", {"checkpoint": ("Block",)})]
+
+
+def run(graph: Graph, **words: Any) -> StepResult:
+    return run_step(graph, Scenario(**{"mode": "train", "optimizer": "adam", "loss": "cross-entropy", **words}))
+
+
+def previous(result: StepResult) -> list[int]:
+    return sorted(b.nbytes for b in result.trace.buffers if b.name == PREVIOUS and b.nbytes)
+
+
+def test_the_outputs_of_the_step_before_go_when_the_forward_has_returned() -> None:
+    result = run(chain(2))
+    trace, logits = result.trace, 64 * 8 * 4
+    assert previous(result) == [logits]
+    old = next(b for b in trace.buffers if b.name == PREVIOUS and b.nbytes)
+    new = next(b for b in trace.buffers if b.name == "y")
+    log_softmax = next(b for b in trace.buffers if "log_softmax" in trace.kernels[b.kernel].name)
+    assert old.died is not None
+    assert new.born < old.died < log_softmax.born
+    assert new.died is None
+    assert trace.replaced_by[old.id] == (new.id,)
+
+
+def test_an_output_that_is_in_no_loss_keeps_what_it_saved() -> None:
+    result = run(with_auxiliary())
+    assert previous(result) == [SIZE, SIZE, SIZE]  # two outputs, and the gate
+    lifetimes = liveness(result.trace)
+    assert {b.name for b in lifetimes.alive(lifetimes.ticks - 1) if b.category == "activation"} == {
+        "main", "auxiliary", "gate", "",  # the loss has no name
+    }  # fmt: skip
+
+
+def test_an_input_and_a_view_take_nothing_more() -> None:
+    assert previous(run(with_input_and_view())) == [SIZE]
+
+
+def test_a_loss_that_the_model_returns_is_one_of_the_outputs() -> None:
+    b = Builder()
+    product = b.call("mm", b.input("y", 64, 64), b.parameter("w", 64, 64), name="logits")
+    result = run(b.graph(b.call("mean", product, name="loss"), product), loss="none")
+    assert previous(result) == [4, SIZE]
+    assert not [b for b in result.trace.buffers if b.name == "loss of the previous step"]
+
+
+def test_micro_batches_hold_the_outputs_of_the_one_before() -> None:
+    trace = run(chain(2), accumulate=4).trace
+    first, second = [b for b in trace.buffers if b.name == "y"]
+    start = [tick for name, tick in trace.phases if name == "forward"][1]
+    assert first.died is not None
+    assert start < first.died < trace.marks["forward_end"]
+    assert second.died is None
+
+
+@pytest.mark.parametrize(("name", "words"), CASES)
+def test_a_step_leaves_what_it_found(name: str, words: dict[str, Any]) -> None:
+    """It is one of equal steps; gradients apart, which a first forward may not have."""
+    lifetimes = liveness(run(GRAPHS[name], **words).trace)
+    begin = dict(reversed(lifetimes.trace.phases))["forward"] - 1
+    found, left = lifetimes.by_category(begin), lifetimes.by_category(lifetimes.ticks - 1)
+    assert found["activation"] == left["activation"]
+
+
+@pytest.mark.parametrize(("name", "words"), CASES)
+def test_the_process_keeps_nothing_from_step_to_step(name: str, words: dict[str, Any]) -> None:
+    trace = run(GRAPHS[name], **words).trace
+    after = []
+    for steps in (2, 3):
+        process = process_of_trace(trace, steps=steps)
+        alive = {call for call in process.calls if call >= 0} - {~call for call in process.calls if call < 0}
+        after.append(sorted(process.sizes[id] for id in alive))
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize(("name", "words"), CASES)
+def test_what_they_add_to_the_peak(name: str, words: dict[str, Any]) -> None:
+    """Worked out from one step, and by a step that drops them."""
+    held, dropped = (liveness(run(GRAPHS[name], outputs=word, **words).trace) for word in ("held", "dropped"))
+    assert added_by_held_outputs(held) == held.peak_bytes - dropped.peak_bytes
+    assert added_by_held_outputs(dropped) == 0
+    assert OUTPUTS not in dropped.trace.holds.kinds
