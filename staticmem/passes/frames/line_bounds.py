@@ -18,15 +18,12 @@ from collections.abc import Set
 from functools import lru_cache
 
 from staticmem.ir.graph import Graph
-from staticmem.passes.frames.source_lines import ASSIGN, Execution, PythonFrame, is_published
+from staticmem.passes.frames.source_lines import ASSIGN, BUILTINS, Execution, PythonFrame, is_published
 
 _LISTS = re.compile(
     r"\b(?:cat|concat|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
 )
 _TORCH = frozenset(("torch", "F", "nn", "math", "functional"))
-_BUILTINS = frozenset(
-    "len range zip enumerate reversed int float list tuple isinstance getattr hasattr sum max min".split()
-)
 
 
 def longest_holds_of_lines(graph: Graph) -> tuple[dict[str, int], Set[str]]:
@@ -61,7 +58,7 @@ def calls_hidden_code(text: str, children: frozenset[str]) -> bool:
             continue
         function = call.func
         if isinstance(function, ast.Name):
-            if function.id not in _BUILTINS:
+            if function.id not in BUILTINS:
                 return True
             continue
         owner = function.value if isinstance(function, ast.Attribute) else function

@@ -28,6 +28,10 @@ _JOINS = ("aten::cat", "aten::concat", "aten::stack")
 _SUMS = ("aten::add", "aten::add_")
 _SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
 _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
+BUILTINS = frozenset(
+    "len range zip enumerate reversed int float list tuple isinstance getattr hasattr sum max min".split()
+)
+_PASSED = re.compile(r"([\w.\]]+)\(\s*([A-Za-z_]\w*)\s*\)\s*(?:#.*)?$")
 
 
 def _most_calls(text: str) -> int:
@@ -166,6 +170,7 @@ class Execution:
             self._extend(parts, [v for v in reads if v not in parts and len(reads) > 1 and v in self.made_by])
         if guesses:
             self._aliases(frame, text, now)
+            self._passed_name(frame, text, reads)
         listed, frame.listed = frame.listed, (0, "")
         append = _APPEND.match(text)
         if append is not None:
@@ -233,6 +238,23 @@ class Execution:
                 self._drop([old], max(made, self.last_read.get(old, made)))
             frame.names[name] = [value]
             frame.aliases.add(name)
+
+    def _passed_name(self, frame: PythonFrame, text: str, reads: Iterable[str]) -> None:
+        """`x = self.up(low)`: a name that no line with an op assigned (`low = x`) means the one value of its frame that
+        the line reads."""
+        match = _PASSED.search(text)
+        name = match[2] if match is not None and match[1] not in BUILTINS else ""
+        if not name or (name in frame.names and name not in frame.aliases) or f"{name}[]" in frame.names:
+            return
+        own = [value for value in reads if frame.began <= self.made_by.get(value, -1) < frame.since]
+        if len(own) != 1 or own[0] in frame.names.get(name, ()):
+            return
+        self._hold((own[0],))
+        for old in frame.names.pop(name, []):
+            made = self.made_by[own[0]]
+            self._drop([old], max(made, self.last_read.get(old, made)))
+        frame.names[name] = own
+        frame.aliases.add(name)
 
     def _results(self, since: int, now: int) -> tuple[str, ...]:
         """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
