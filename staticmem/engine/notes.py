@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
+from staticmem.passes.lost_gradients import is_of_layer
 from staticmem.scenario.step import Scenario
 
-# the names of parameters in torch.nn, with the old and the new norms of weights
-_LAYERS = re.compile(
-    r"(^|[._])(weight|bias|[qkv]_proj_weight|in_proj_weight|in_proj_bias|bias_[kv]|(weight|bias)_[ih]h(_l\d+\w*)?|"
-    r"weight_[gv]|weight_orig|original\d?)$"
-)
 _FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
 
 
@@ -82,7 +77,7 @@ def _of_onnx(graph: Graph) -> Iterator[Note]:
     exporter lack regions of `no_grad` too."""
     classes = any(frame.cls for stack in _stacks(graph) for frame in stack)  # the dynamo exporter writes them
     if not classes:
-        maybe = [p.fqn for p in graph.parameters if p.trainable and not _of_layer(p.fqn) and "::" not in p.fqn]
+        maybe = [p.fqn for p in graph.parameters if p.trainable and not is_of_layer(p.fqn) and "::" not in p.fqn]
         if maybe:
             text = (
                 f"the file does not tell parameters from buffers; taken to be trained: {_listed(maybe, 4)}. Where they "
@@ -98,11 +93,6 @@ def _of_onnx(graph: Graph) -> Iterator[Note]:
             f"where {stops} gradients: the peak is too high then"
         )
         yield Note("assumption", "SM334", text)
-
-
-def _of_layer(name: str) -> bool:
-    """Whether a layer of torch.nn gives a parameter such a name."""
-    return name.endswith((".weight", ".bias")) or _LAYERS.search(name) is not None
 
 
 def _of_fused_path(graph: Graph) -> Iterator[Note]:

@@ -226,7 +226,7 @@ def undo_no_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
     return replace(graph, ops=changed), notes
 
 
-_BLOCK = re.compile(r"(?:[A-Za-z_]\w*\.)+?\d+(?=\.)")
+_BLOCK = re.compile(r"(?:\w+\.)*?\d+(?=\.)")
 _GUESSED = "torch.utils.checkpoint"  # class of a frame that stands for a checkpoint
 
 

@@ -6,14 +6,15 @@ saves what it read and what it made of it, and computes a gradient. And a region
 (SM262) may be a region of autocast, or a checkpoint with use_reentrant=True: at most all of its ops are recorded.
 
 Files of the TorchScript exporter have no `detach()`, and do not tell buffers from parameters: at least, a
-straight-through estimator (`z + (q - z).detach()`) has no gradient where its code has that call, and a number or table
-that only element-wise ops read is not trained.
+straight-through estimator (`z + (q - z).detach()`) or the maximum that a softmax subtracts has no gradient where its
+code has that call, and a tensor is not trained whose name no layer of torch.nn gives to a parameter.
 
 Ops of published libraries are as their code has them, and are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -25,7 +26,12 @@ _STEPS = frozenset(f"aten::{name}" for name in "gt ge lt le sign floor ceil roun
 _STEP_IS_FLOAT = frozenset(f"aten::{name}" for name in "sign floor ceil round trunc heaviside".split())
 _KEEPS_STEP = frozenset("aten::to aten::_to_copy aten::where aten::clone".split())
 _ENDS = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like aten::argmax aten::topk".split())
-_ELEMENTWISE = frozenset(f"aten::{name}" for name in "add sub mul div pow exp neg clamp gt ge lt le where abs".split())
+_MAXIMA = ("aten::amax", "aten::max")
+# the names of parameters in torch.nn, with the old and the new norms of weights
+_LAYERS = re.compile(
+    r"(^|[._])(weight|bias|[qkv]_proj_weight|in_proj_weight|in_proj_bias|bias_[kv]|(weight|bias)_[ih]h(_l\d+\w*)?|"
+    r"weight_[gv]|weight_orig|original\d?)$"
+)
 _LIBRARIES = ("torchvision.", "timm.", "transformers.")
 _TAKEN_FOR_NO_GRAD = "SM262"
 
@@ -112,6 +118,10 @@ def _without_detach(graph: Graph, readers: Mapping[str, Sequence[Op]]) -> tuple[
     detached: set[str] = set()
     for op in graph.ops:
         operands = [arg.name for arg in op.args[:2] if isinstance(arg, Ref)]
+        if op.base == "aten::sub" and len(operands) == 2 and not is_published(op):
+            made = ops.get(operands[1])  # x - x.amax().detach(), which keeps exp() in its range
+            if made is not None and made.base in _MAXIMA and made.args[:1] == (Ref(operands[0]),):
+                detached.add(operands[1])
         if op.base == "aten::add" and len(operands) == 2 and not is_published(op):
             for value, difference in (operands, operands[::-1]):
                 made = ops.get(difference)
@@ -122,9 +132,14 @@ def _without_detach(graph: Graph, readers: Mapping[str, Sequence[Op]]) -> tuple[
 
 def _may_be_buffer(parameter: Parameter, readers: Mapping[str, Sequence[Op]]) -> bool:
     reading = readers.get(parameter.value.name, ())
-    if parameter.fqn.rpartition(".")[2] in ("weight", "bias") or not reading:
+    if is_of_layer(parameter.fqn) or not reading:
         return False
-    return all(op.base in _ELEMENTWISE and not is_published(op) for op in reading)
+    return not any(is_published(op) for op in reading)
+
+
+def is_of_layer(name: str) -> bool:
+    """Whether a layer of torch.nn gives a parameter such a name."""
+    return name.endswith((".weight", ".bias")) or _LAYERS.search(name) is not None
 
 
 def _makes_float(op: Op, graph: Graph) -> bool:

@@ -107,9 +107,9 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
 
 
 def _modules_by_weights(graph: Graph, keys: Sequence[str]) -> dict[int, tuple[Frame, ...]]:
-    """The modules of ops in regions, by their index: an op that reads a weight runs in the module that owns it, any
-    other in the module around that of the weight before. What holds numbered modules is taken for a list, which runs
-    nothing itself."""
+    """The modules of ops in regions, by their index, within the module that runs the region: an op that reads a weight
+    runs in the module that owns it, any other in the module around that of the weight before. What holds numbered
+    modules is taken for a list, which runs nothing itself."""
     made = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
     classes = {frame.path: frame.cls for stack in {op.modules for op in graph.ops} for frame in stack}
     root = next((op.modules[:1] for op in graph.ops if op.modules and not op.modules[0].path), ())
@@ -118,11 +118,14 @@ def _modules_by_weights(graph: Graph, keys: Sequence[str]) -> dict[int, tuple[Fr
     for index, (op, key) in enumerate(zip(graph.ops, keys, strict=True)):
         if not key:
             continue
+        outer = op.modules if op.modules and not op.modules[0].path else root
         own = next((name.rpartition(".")[0] for name in op.refs() if name not in made), "")
         if own:
-            parts = own.split(".")
-            paths = [".".join(parts[: n + 1]) for n in range(len(parts)) if not "".join(parts[n + 1 : n + 2]).isdigit()]
-            inner = (*root, *(Frame(path, classes.get(path, "")) for path in paths))
+            parts, known = own.split("."), outer[-1].path if outer else ""
+            lists = {".".join(parts[:n]) for n, part in enumerate(parts) if part.isdigit()}
+            paths = [path for n in range(len(parts)) if (path := ".".join(parts[: n + 1])) not in lists]
+            paths = [path for path in paths if len(path) > len(known) and path.startswith(known)]
+            inner = (*outer, *(Frame(path, classes.get(path, "")) for path in paths))
             around[key] = inner[:-1]
             modules[index] = inner
         else:

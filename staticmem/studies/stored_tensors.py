@@ -7,7 +7,8 @@ that each moves the peak by its size, with the gradient and the optimizer state 
 
 They also compute once what several modules compute alike (a mask, the activation of an embedding): a result that a
 module's own code makes, and several other calls of its class read, may be made in each of them, for as long as it is
-needed. One that a single other call reads is taken for a second result of the module.
+needed. One that a single other call reads is taken for a second result of the module. So may one be that several
+modules of a list read: code that computes it in its loop over them (`conv(F.leaky_relu(x))`).
 
 Source: onnxscript/optimizer/_constant_folding.py; onnx_ir/passes/common, initializer_deduplication.py and
 common_subexpression_elimination.py;
@@ -47,19 +48,27 @@ def _merged(graph: Graph) -> dict[str, int]:
     ends = call_ends(graph)
     made: dict[str, Op] = {}
     calls: dict[str, set[Stack]] = {}
+    in_lists: dict[str, dict[str, set[Stack]]] = {}  # the modules that read a result, by their list
     for index, op in enumerate(graph.ops):
         for name in op.refs():
             maker = made.get(name)
             if maker is None or maker.modules is op.modules:
                 continue
             depth = common_depth(maker.modules, op.modules)
+            if depth < len(op.modules) and (place := _general(path := op.modules[depth].path)) != path:
+                in_lists.setdefault(name, {}).setdefault(place, set()).add(op.modules[: depth + 1])
             if depth < min(len(maker.modules), len(op.modules)):
                 other = next((f for f in op.modules[depth:] if _alike(f, maker.modules[-1])), None)
                 if other is not None:
                     calls.setdefault(name, set()).add(op.modules[: op.modules.index(other) + 1])
         if op.modules and ends.get(op.modules) != index and not is_published(op):
             made.update(dict.fromkeys(op.outputs, op))
-    return {name: len(others) for name, others in calls.items() if len(others) > 1}
+    merged = {name: len(others) for name, others in calls.items() if len(others) > 1}
+    for name, lists in in_lists.items():
+        repeated = max(map(len, lists.values())) - 1
+        if repeated:
+            merged[name] = max(merged.get(name, 0), repeated)
+    return merged
 
 
 def _alike(a: Frame, b: Frame) -> bool:

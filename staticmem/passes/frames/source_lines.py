@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from staticmem.ir.graph import Graph, Op, Ref, SourceLine
 
@@ -31,6 +31,7 @@ _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
 BUILTINS = frozenset(
     "len range zip enumerate reversed int float list tuple isinstance getattr hasattr sum max min".split()
 )
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _PASSED = re.compile(r"([\w.\]]+)\(\s*([A-Za-z_]\w*)\s*\)\s*(?:#.*)?$")
 
 
@@ -91,6 +92,7 @@ class Execution:
         self.released: dict[str, int] = {}
         self.latest: tuple[str, ...] = ()
         self.made_by: dict[str, int] = {}  # the op that made a value
+        self.named: set[str] = set()  # values that a name was given to
         self.attributes: dict[tuple[object, ...], list[str]] = {}  # `self.x = ...`: the module holds it on
 
     def run(self) -> dict[str, int]:
@@ -102,10 +104,30 @@ class Execution:
                     self.made_by.update(dict.fromkeys(op.outputs, index))
                 for frame in self.frames:
                     frame.reads.update(op.refs())
-            elif self.certain and op.modules and op.outputs:  # a line that is lost may have assigned any name again
-                self._return_to(0, index - 1)
+            elif op.modules and op.outputs:
+                self._lose_line(op, index)
         self._return_to(0, len(self.graph.ops) - 1)
         return self.released
+
+    def _lose_line(self, op: Op, index: int) -> None:
+        """An op whose line an export has lost: what it reads last is taken to lose its name (`x = f(x)`)."""
+        if self.certain:  # a line that is lost may have assigned any name again
+            self._return_to(0, index - 1)
+            return
+        calls = 0
+        while calls < min(len(self.modules), len(op.modules)) and self.modules[calls] == op.modules[calls]:
+            calls += 1
+        depth = sum(frame.modules <= calls for frame in self.frames)
+        self._return_to(depth, index - 1)
+        if not self.frames:
+            return
+        frame = self.frames[-1]
+        if frame.line.text:
+            self._finish(frame, index - 1)
+            frame.line, frame.since = replace(frame.line, line=-1, text=""), index
+        for name, values in [*frame.names.items()]:
+            if any(self.last_read.get(value) == index for value in values):
+                self._drop(frame.names.pop(name), index)
 
     def _move_to(self, op: Op, now: int) -> None:
         """Moves from the frames of the op before to those of `op`; what ends, ends after op `now`."""
@@ -217,6 +239,8 @@ class Execution:
                 self._hold(taken)
                 self._forget(frame, name, now)
                 frame.names[name] = list(taken)
+                frame.aliases.discard(name)
+                self.named.update(taken)
 
     def _aliases(self, frame: PythonFrame, text: str, now: int) -> None:
         """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand
@@ -247,7 +271,7 @@ class Execution:
         if not name or (name in frame.names and name not in frame.aliases) or f"{name}[]" in frame.names:
             return
         own = [value for value in reads if frame.began <= self.made_by.get(value, -1) < frame.since]
-        if len(own) != 1 or own[0] in frame.names.get(name, ()):
+        if len(own) != 1 or own[0] in frame.names.get(name, ()) or not self._was_named(frame, own[0], text):
             return
         self._hold((own[0],))
         for old in frame.names.pop(name, []):
@@ -255,6 +279,13 @@ class Execution:
             self._drop([old], max(made, self.last_read.get(old, made)))
         frame.names[name] = own
         frame.aliases.add(name)
+
+    def _was_named(self, frame: PythonFrame, value: str, text: str) -> bool:
+        """Whether a line gave a name to a value, and the line that reads it now does not read it by that name."""
+        assign = ASSIGN.match(text)
+        augmented = assign is None or assign[0][-2:-1] in tuple("+-*/@|&")
+        words = set(_WORD.findall(text if augmented or assign is None else text[assign.end() :]))
+        return value in self.named and not any(value in values and n in words for n, values in frame.names.items())
 
     def _results(self, since: int, now: int) -> tuple[str, ...]:
         """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""

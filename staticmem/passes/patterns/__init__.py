@@ -24,6 +24,7 @@ PATTERNS: Sequence[tuple[str, tuple[str, ...], str, Pattern]] = (
     ("mish", ("Mul",), "Softplus", activations.mish),
     ("rsqrt", ("Div", "Reciprocal"), "Sqrt", layers.rsqrt),
     ("layer_norm", ("Div",), "Sqrt", layers.layer_norm),
+    ("var", ("ReduceMean",), "Sub", layers.variance),
     ("group_norm", ("InstanceNormalization",), "InstanceNormalization", layers.group_norm),
     ("noise of stochastic depth", ("RandomUniformLike", "RandomUniform"), "", layers.stochastic_depth),
     ("roll", ("Concat",), "Slice", indexing.roll),

@@ -13,7 +13,7 @@ from staticmem.passes.patterns.matcher import Matcher, close
 
 def gelu_erf(m: Matcher, node: Node) -> bool:
     """x * 0.5 * (1 + erf(x / sqrt(2))), the products in any order."""
-    if node.op != "Erf":
+    if node.op != "Erf" or m.is_own_arithmetic(since=20):  # symbolic_opset20.py, `gelu`
         return False
     scaled = m.inner(node.inputs[0], "Div", "Mul")
     if scaled is None:
@@ -39,7 +39,7 @@ def gelu_tanh(m: Matcher, node: Node) -> bool:
     PyTorch's exporter writes the cube as products. A power is a model that spells GELU out (transformers'
     NewGELUActivation) and runs its parts.
     """
-    if node.op != "Tanh":
+    if node.op != "Tanh" or m.is_own_arithmetic(since=20):
         return False
     outer = m.inner(node.inputs[0], "Mul")
     parts = m.split(outer) if outer is not None else None
@@ -147,6 +147,13 @@ def hard_swish(m: Matcher, node: Node) -> bool:
 
 
 def _relu6_plus3(m: Matcher, name: str) -> tuple[str, list[Node]] | None:
+    """The operand and the nodes of clip(x + 3, 0, 6), where they stand for one op of PyTorch.
+
+    PyTorch's TorchScript exporter writes HardSigmoid and HardSwish since 1.10 (symbolic_opset9.py, `hardsigmoid`;
+    symbolic_opset14.py, `hardswish`): in its files this is arithmetic of the model's own code.
+    """
+    if m.is_own_arithmetic(since=1):
+        return None
     clip = m.inner(name, "Clip")
     if clip is None or len(clip.inputs) < 3 or m.number(clip.inputs[1]) != 0 or m.number(clip.inputs[2]) != 6:
         return None

@@ -16,6 +16,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.linear import named_weight
+from staticmem.ops.reduction import onnx_axes
 from staticmem.ops.views import onnx_squeeze, onnx_transpose, onnx_unsqueeze
 from staticmem.passes.patterns.matcher import Matcher, close
 
@@ -75,7 +76,7 @@ def rsqrt(m: Matcher, node: Node) -> bool:
 
 def layer_norm(m: Matcher, node: Node) -> bool:
     """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias (torch.onnx before opset 17)."""
-    if node.op != "Div":
+    if node.op != "Div" or m.is_own_arithmetic(since=17):  # symbolic_opset17.py, `layer_norm`
         return False
     centred = m.made(node.inputs[0], "Sub")
     root = m.inner(node.inputs[1], "Sqrt")
@@ -119,6 +120,31 @@ def layer_norm(m: Matcher, node: Node) -> bool:
     tail: tuple[Arg, ...] = (m.ctx.ref(weight) if weight else None, m.ctx.ref(bias) if bias else None, parts[1])
     group = [n for n in nodes if n is not last]
     return m.take(last, [m.op(last, "aten::layer_norm", *args, *tail)], *group)
+
+
+def variance(m: Matcher, node: Node) -> bool:
+    """mean((x - mean(x)) * (x - mean(x))), of which PyTorch's TorchScript exporter makes `var` and `std`; with a
+    correction * n / (n - c) (symbolic_helper.py, `_var_mean_helper`). Code that squares has a power."""
+    if node.op != "ReduceMean" or not m.is_own_arithmetic(since=1):
+        return False
+    square = m.inner(node.inputs[0], "Mul")
+    if square is None or len(set(square.inputs)) != 1:
+        return False
+    centred = m.made(square.inputs[0], "Sub")
+    mean = m.made(centred.inputs[1], "ReduceMean") if centred is not None else None
+    if centred is None or mean is None or mean.inputs[0] != centred.inputs[0]:
+        return False
+    if len(m.readers.get(centred.outputs[0], ())) != 2 or len(m.readers.get(mean.outputs[0], ())) != 1:
+        return False
+    root, group = node, [square, centred, mean]
+    axes, keepdim = onnx_axes(m.ctx, node)
+    times = m.reader(node.outputs[0], "Mul")
+    ratio = m.reader(times.outputs[0], "Div") if times is not None else None
+    corrected = times is not None and ratio is not None and m.split(times) is not None
+    if corrected and times is not None and ratio is not None and m.number(ratio.inputs[1]) is not None:
+        root, group = ratio, [*group, node, times]
+    call = m.op(root, "aten::var.dim", m.ctx.ref(centred.inputs[0]), axes, root is not node, keepdim)
+    return m.take(root, [call], *group)
 
 
 def group_norm(m: Matcher, node: Node) -> bool:

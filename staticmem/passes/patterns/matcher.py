@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
@@ -9,6 +10,7 @@ from staticmem.ir.graph import Arg, Frame, Op
 from staticmem.ir.onnx_graph import Node, is_known
 from staticmem.ops.onnx import Context
 
+_PYTORCH_2 = re.compile(r"pytorch [2-9]\.")
 Pattern = Callable[["Matcher", Node], bool]
 
 
@@ -53,6 +55,12 @@ class Matcher:
         for name in self.net.outputs:
             readers.setdefault(name, []).append(_CALLER)
         return readers
+
+    def is_own_arithmetic(self, since: int) -> bool:
+        """Whether nodes that would make up an op are the model's own code: PyTorch's TorchScript exporter, of 2.0 and
+        later, writes the op as one node from the opset `since` on."""
+        net = self.net
+        return not net.aliases and net.opset >= since and _PYTORCH_2.match(net.producer) is not None
 
     def free(self, node: Node) -> bool:
         """Whether no group has the node yet."""
