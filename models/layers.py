@@ -156,10 +156,61 @@ class _RootMeanSquare(nn.Module):
 
 
 class RmsNorm(Layer):
-    """RMS norm as decoders write it."""
+    """RMS norm as decoders write it.
+
+    Its result is float32 for a half input, as the weight is. The gradient that the measured backward is given has the
+    input's dtype: it stays, and autograd casts it.
+    """
 
     def __init__(self, rows: int, hidden: int, dtype: str, twins: int = 0) -> None:
         super().__init__(_floats(rows, hidden, dtype=dtype), _RootMeanSquare(hidden), twins)
+        if dtype != "float32":
+            self.register_buffer("given_gradient", _floats(rows, hidden, dtype=dtype))
+
+
+class AddRmsNorm(Layer):
+    """The sum of two inputs, and its norm: both are results, and both get a gradient."""
+
+    def __init__(self, rows: int, hidden: int, twins: int = 0) -> None:
+        super().__init__(_floats(rows, hidden), _RootMeanSquare(hidden), twins)
+        self.residual = nn.Parameter(_floats(rows, hidden))
+
+    def forward(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        assert self.layer is not None
+        residual = self.x + self.residual
+        return self.layer(residual), residual
+
+
+class Rotary(Layer):
+    """Rotary position embedding of queries and keys. Sines and cosines are made without gradients, by a product."""
+
+    def __init__(self, tokens: int, hidden: int, queries: int, keys: int, dtype: str) -> None:
+        width = hidden // queries
+        super().__init__(_floats(1, tokens, queries, width, dtype=dtype))
+        self.key = nn.Parameter(_floats(1, tokens, keys, width, dtype=dtype))
+        self.tokens = tokens
+        self.register_buffer("frequencies", _floats(width // 2))
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (torch.empty((1, self.tokens), dtype=torch.int64),)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        query, key = self.x.transpose(1, 2), self.key.transpose(1, 2)
+        cos, sin = self.turns(positions)
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        return query * cos + _turned(query) * sin, key * cos + _turned(key) * sin
+
+    @torch.no_grad()
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (self.frequencies[None, :, None] @ positions[:, None, :].float()).transpose(1, 2)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(self.x.dtype), angles.sin().to(self.x.dtype)
+
+
+def _turned(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat((-second, first), dim=-1)
 
 
 class FunctionalRmsNorm(Layer):
@@ -230,6 +281,17 @@ class GatedMlp(Layer):
         super().__init__(_floats(batch, tokens, hidden, dtype=dtype), mlp, twins)
 
 
+class SwiGlu(Layer):
+    """The activation alone: silu of one half of the channels, times the other half."""
+
+    def __init__(self, tokens: int, batch: int, intermediate: int, dtype: str) -> None:
+        super().__init__(_floats(tokens, batch, 2 * intermediate, dtype=dtype))
+
+    def forward(self) -> Tensor:
+        gate, up = self.x.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
 class _Attention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -256,11 +318,31 @@ class MaskedAttention(Layer):
         super().__init__(_floats(batch, tokens, hidden), _Attention(hidden, heads), twins)
 
 
+class MultiTokenAttention(Layer):
+    """Softmax over earlier positions, and a convolution of the shares of neighbours, masked again."""
+
+    def __init__(self, batch: int, heads: int, tokens: int, kernel: int, dtype: str, twins: int = 0) -> None:
+        mix = nn.Conv2d(heads, heads, kernel, padding=kernel // 2, dtype=getattr(torch, dtype))
+        super().__init__(_floats(batch, heads, tokens, tokens, dtype=dtype), mix, twins)
+
+    def forward(self) -> Tensor:
+        assert self.layer is not None
+        tokens = self.x.shape[-1]
+        earlier = torch.tril(torch.ones(tokens, tokens, dtype=torch.bool, device=self.x.device)).view(1, 1, tokens, -1)
+        nothing = torch.full((), -1e9, dtype=self.x.dtype, device=self.x.device)
+        zero = torch.full((), 0.0, dtype=self.x.dtype, device=self.x.device)
+        scores = self.x.masked_fill(~earlier, nothing)
+        shares = torch.softmax(scores, dim=-1)
+        mixed: Tensor = self.layer(shares)
+        return mixed.masked_fill(~earlier, zero)
+
+
 NETWORKS = {
     kind.__name__: kind
     for kind in (
         CrossEntropy, LinearCrossEntropy, KlDivergence, TotalVariation, JensenShannon, LinearJensenShannon, LayerNorm,
-        GroupNorm, RmsNorm, FunctionalRmsNorm, Softmax, ReluSquared, Sparsemax, GatedMlp, MaskedAttention,
+        GroupNorm, RmsNorm, AddRmsNorm, FunctionalRmsNorm, Rotary, Softmax, ReluSquared, Sparsemax, GatedMlp, SwiGlu,
+        MaskedAttention, MultiTokenAttention,
     )
 }  # fmt: skip
 

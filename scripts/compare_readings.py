@@ -111,15 +111,16 @@ def _exported(described: str) -> Any:
 
     sys.path.insert(0, str(ROOT / "models"))
     import layers
+    import text
     import video
 
     name, sizes, shape = json.loads(described)
-    networks = layers.NETWORKS if shape is None else video.NETWORKS
-    if name not in networks:
-        file = "layers.py" if shape is None else "video.py"
-        sys.exit(f"models/{file} has no network '{name}'; it has {', '.join(sorted(networks))}")
-    network, inputs = layers.example(name, sizes) if shape is None else video.example(name, sizes, shape)
-    return torch.export.export(network, inputs, strict=False)
+    for module in (layers, text, video):
+        if name in module.NETWORKS:
+            network, inputs = module.example(name, sizes, *([] if shape is None else [shape]))
+            return torch.export.export(network, inputs, strict=False)
+    names = sorted({*layers.NETWORKS, *text.NETWORKS, *video.NETWORKS})
+    sys.exit(f"models/ has no network '{name}'; it has {', '.join(names)}")
 
 
 def _text(settings: dict[str, Any]) -> str:

@@ -77,4 +77,4 @@ def test_a_network_that_models_does_not_have_is_named(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "compare_readings.py"), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "models/layers.py has no network 'Nothing'" in done.stderr
+    assert "models/ has no network 'Nothing'" in done.stderr
