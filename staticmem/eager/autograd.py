@@ -15,12 +15,20 @@ from staticmem.eager.calls import RepeatedNode, backward_again
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, cast_gradient, validate
 from staticmem.eager.recording import recorded_backward
-from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, Tensor
+from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, Tensor, gradient_edge
 
-__all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "free_graph", "run_backward"]
+__all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "free_graph", "inner_backward", "run_backward"]
 
 
 _RAN: list[tuple[Node, int] | None] = []  # `edges` of a node that has run
+
+
+class OfCode:
+    """A backward that the code asks for. `captures`: as `torch.autograd.grad`, which takes the gradients themselves.
+    `owners` are those of the gradients, by id(leaf)."""
+
+    def __init__(self, captures: bool) -> None:
+        self.captures, self.owners = captures, dict[int, Owner]()
 
 
 class InputBuffer(Owner):
@@ -40,12 +48,13 @@ def run_backward(
     gradients: Tensor | Sequence[Tensor],
     grads: dict[int, Tensor],
     retain_graph: bool = False,
+    of_code: OfCode | None = None,
 ) -> set[int]:
     """Runs the graph below one root or several, as `torch.autograd.backward`. `grads` maps id(parameter) to its
     `.grad`; owners are recorded in `e`. Returns the ids of the parameters that a gradient came to.
 
     `gradients` are those of the roots; the caller owns them (Python holds them for the whole of backward).
-    `retain_graph`: what nodes have saved stays until `free_graph`.
+    `retain_graph`: what nodes have saved stays until `free_graph`. `of_code`: the code that is running asks for it.
     """
     roots = [roots] if isinstance(roots, Tensor) else roots
     gradients = [gradients] if isinstance(gradients, Tensor) else gradients
@@ -54,7 +63,7 @@ def run_backward(
     waiting: dict[Node, InputBuffer] = {}
     ready: list[tuple[int, int, Node, InputBuffer]] = []
     start = Node("GraphRoot", TOP_PRIORITY, -1)
-    start.edges = [None if root.grad_fn is None else (root.grad_fn, root.output_nr) for root in roots]
+    start.edges = [gradient_edge(root) for root in roots]
     _count_dependencies(start)
     for edge, gradient in zip(start.edges, gradients, strict=True):
         assert edge is not None
@@ -79,7 +88,7 @@ def run_backward(
         _, _, node, buffer = heapq.heappop(ready)
         e.trace.op = node.op
         if node.leaf is not None:  # the loss itself is a parameter
-            _accumulate_grad(e, node.leaf, buffer, grads, received)
+            _accumulate_grad(e, node.leaf, buffer, grads, received, of_code)
             continue
         if node.edges is _RAN:
             raise ValueError(
@@ -125,12 +134,65 @@ def run_backward(
         if leaves:
             e.trace.op = -1
             for leaf, into in leaves:
-                _accumulate_grad(e, leaf, into, grads, received)
+                _accumulate_grad(e, leaf, into, grads, received, of_code)
         if e.held_by_node:
             for owner in e.held_by_node:
                 e.release(owner)
             e.held_by_node.clear()
     return received
+
+
+def inner_backward(
+    e: Eager, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], leaves: Sequence[Tensor], captures: bool
+) -> list[Tensor | None]:
+    """A backward that code runs: `torch.autograd.backward`, or `torch.autograd.grad` (`captures`). Returns the
+    gradients of `leaves`, which belong to the present scope; None where it has none.
+
+    `.grad` of other leaves accumulates in `e.grads`; `torch.autograd.grad` computes nothing for them.
+    """
+    if not roots or None in [gradient_edge(root) for root in roots]:
+        raise ValueError("autograd begins with a tensor that needs no gradient")
+    made = Owner("gradient", "autograd")  # Python makes those that are not given, and holds them
+    for gradient, root in zip(gradients, roots, strict=True):
+        e.hold(e.empty_like(root, kernel="aten.ones_like.default") if gradient is None else gradient, made)
+    asked = {id(leaf) for leaf in leaves}
+    if captures:
+        _prune([edge[0] for root in roots if (edge := gradient_edge(root)) is not None], asked)
+    state = e.grad_enabled, e.saved_hooks, e.trace.op
+    e.grad_enabled, e.saved_hooks = False, []
+    of_code = OfCode(captures)
+    grads = {} if captures else e.grads
+    received = run_backward(e, roots, [tensor for tensor, _ in made.held], grads, of_code=of_code)
+    e.grad_enabled, e.saved_hooks, e.trace.op = state
+    e.received |= received - asked
+    results: list[Tensor | None] = []
+    for leaf in leaves:
+        owner = of_code.owners.get(id(leaf))
+        results.append(grads.pop(id(leaf)) if owner is not None else None)
+        for held in owner.held if owner is not None else ():
+            e.leave_to_scope(*held)
+    e.release(made)
+    return results
+
+
+def _prune(roots: Sequence[Node], leaves: set[int]) -> None:
+    """Cuts the edges that lead to none of the leaves."""
+    leads: dict[Node, bool] = {}
+    stack = [(node, False) for node in roots]
+    while stack:
+        node, below = stack.pop()
+        if not below:
+            if node in leads:
+                continue
+            leads[node] = node.leaf is not None and id(node.leaf) in leaves
+            stack.append((node, True))
+            stack += [(edge[0], False) for edge in node.edges if edge is not None]
+        else:
+            edges = [edge if edge is None or leads[edge[0]] else None for edge in node.edges]
+            if edges != node.edges and type(node) is RepeatedNode:
+                node.recorded = None  # its record is of a backward that needs all gradients
+            node.edges = edges
+            leads[node] = leads[node] or any(edge is not None for edge in node.edges)
 
 
 def free_graph(e: Eager, roots: Iterable[Tensor]) -> None:
@@ -178,7 +240,14 @@ def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> bo
     return True
 
 
-def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[int, Tensor], received: set[int]) -> None:
+def _accumulate_grad(
+    e: Eager,
+    leaf: Tensor,
+    buffer: InputBuffer,
+    grads: dict[int, Tensor],
+    received: set[int],
+    of_code: OfCode | None,
+) -> None:
     """`.grad` takes the gradient itself where it has no other owner and the parameter's strides, else a clone."""
     new = buffer.slots[0]
     if new is None:
@@ -189,17 +258,21 @@ def _accumulate_grad(e: Eager, leaf: Tensor, buffer: InputBuffer, grads: dict[in
         e.kernel("aten.add_.Tensor")
         e.release(buffer)
         return
-    if new.refs == 1 and (
+    steals = new.refs == 1 and (
         new.strides == leaf.strides or _same_layout(new, leaf) or (not leaf.is_dense and new.is_contiguous)
-    ):
+    )
+    if steals or (of_code is not None and of_code.captures):
         grad = new
     else:
         strides = leaf.strides if leaf.is_dense else layout.contiguous_strides(leaf.shape)
         grad = e.empty(leaf.shape, new.dtype, strides, "aten.new_empty_strided.default")
     grads[id(leaf)] = grad
     grad.name = leaf.name
-    e.hold(grad, Owner("grad", leaf.name))
+    owner = Owner("grad", leaf.name)
+    e.hold(grad, owner)
     e.release(buffer)
+    if of_code is not None:
+        of_code.owners[id(leaf)] = owner
     e.categorise(grad, "gradient", f"{leaf.name}.grad")
 
 

@@ -61,6 +61,8 @@ class Eager:
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
         self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived
+        self.grads: dict[int, Tensor] = {}  # id(parameter) -> its `.grad`
+        self.received: set[int] = set()  # the ids of parameters that a gradient came to
         self.sequence = 0
         self._mutated: Tensor | None = None
         self.running = -1

@@ -12,16 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from staticmem.eager.tensor import Formula, Grads, Tensor
+from staticmem.eager.autograd import inner_backward
+from staticmem.eager.tensor import Formula, Grads, Owner, Tensor
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
 from staticmem.frontends import recording_format as written
+from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import CustomFunction, Graph, Ref
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
 
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager
+
+FUNCTION = written.FUNCTION  # a call of a custom autograd function
+AUTOGRAD = frozenset((written.REQUIRES_GRAD, written.BACKWARD, written.GRAD))
 
 
 def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -38,22 +43,23 @@ def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tup
     if function.backward is None:
         raise _not_recorded(function.name)
     saved = [env[name] for name in dict.fromkeys(function.saved) if name]
-    e.record(f"{function.name} backward", named, inputs, [_formula(function, inputs, env)], saved)
+    e.record(f"{function.name} backward", named, inputs, [_formula(e, function, inputs, env)], saved)
     return named, [env[name] for name in function.attributes]
 
 
 def _not_recorded(name: str) -> ModelFileError:
     return ModelFileError(
         f"the training step of this model cannot be predicted: {name[:80]} has a backward that was not recorded",
-        "It runs autograd itself, as reversible networks do, or other custom functions, or it needs data.",
+        "It needs data, or runs autograd with create_graph=True or for tensors that are no leaves.",
         "A file of torch.export.export or torch.onnx.export without a recording has a peak with a band.",
         code="SM176",
     )
 
 
-def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:
+def _formula(e: Eager, function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:
     body = function.backward
     assert body is not None
+    amp = e.autocast  # that of the step, which `torch.amp.custom_bwd` has too
     of_inputs = [g for name, g in zip(function.inputs, function.gradients, strict=False) if name]
     # what the backward reads of the forward: saved tensors, attributes, parameters
     reads = {n: env[n] for op in body.ops for n in op.refs() if n in env}
@@ -62,7 +68,7 @@ def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, 
         incoming = [name for name in function.incoming if name]
         values = dict(reads) | dict(zip(incoming, grads, strict=False))
         try:
-            returned = run_body(e, body, values)
+            returned = run_body(e, body, values, amp)
         except fields.MALFORMED as error:
             raise written.damaged("the file", f"the backward of {function.name[:60]}: {error!r}") from error
         return [returned.get(name) if wanted and name else None for name, wanted in zip(of_inputs, need, strict=True)]
@@ -70,22 +76,50 @@ def _formula(function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, 
     return Formula(tuple(range(len(inputs))), gradients)
 
 
-def run_body(e: Eager, body: Graph, values: dict[str, Any]) -> dict[str, Tensor]:
-    """Runs the ops of a backward over `values`, and gives the tensors that it returns."""
+def run_body(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None = None) -> dict[str, Tensor]:
+    """Runs the ops of a backward over `values`, and gives the tensors that it returns. `amp` is the autocast of the
+    forward.
+
+    Autograd that the backward runs accumulates the gradients of parameters itself: their nodes are others than those
+    that the running backward waits for.
+    """
+    leaves = {t: t.accumulate for t in values.values() if isinstance(t, Tensor) and t.accumulate is not None}
+    state = e.grad_enabled, e.autocast
+    for leaf in leaves:
+        leaf.accumulate = None
+    try:
+        return _run_ops(e, body, values, amp)
+    finally:
+        e.grad_enabled, e.autocast = state
+        for leaf, node in leaves.items():
+            leaf.accumulate = node
+
+
+def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -> dict[str, Tensor]:
     assert body.recorded is not None
     last_held = body.recorded.last_held
     ends: dict[int, list[str]] = {}
     for name, index in last_held.items():
         ends.setdefault(index, []).append(name)
     holds: dict[str, tuple[Tensor, int]] = {}
+    attributes = Owner("autograd", "attributes of ctx")
     for index, op in enumerate(body.ops):
         e.open_scope()
         args = [_filled(a, values) for a in op.args]
         kwargs = {k: _filled(v, values) for k, v in op.kwargs.items()}
         rule = lookup(op.target)
-        if rule is None:
+        e.grad_enabled = op.grad
+        e.autocast = amp if op.amp is True else op.amp or None
+        result: Any
+        if op.base == FUNCTION:
+            result, of_autograd = with_history(e, body.recorded.functions[op.name], values)
+            for tensor in of_autograd:
+                e.hold(tensor, attributes)
+        elif op.target in AUTOGRAD:
+            result = run_autograd(e, op.target, args)
+        elif rule is None:
             described = [body.values[n] for n in op.outputs if n in body.values]
-            result: Any = fallback(e, op.target, [*args, *kwargs.values()], described)
+            result = fallback(e, op.target, [*args, *kwargs.values()], described)
         else:
             result = call(e, rule, args, kwargs)
         results = [result] if isinstance(result, Tensor) else list(result or ())
@@ -97,6 +131,7 @@ def run_body(e: Eager, body: Graph, values: dict[str, Any]) -> dict[str, Tensor]
         for name in ends.get(index, ()):
             if name in holds:
                 e.end(*holds.pop(name))
+    e.release(attributes)
     returned = {name: values[name] for name in body.outputs if isinstance(values.get(name), Tensor)}
     storages = {tensor.storage for tensor in returned.values()}
     for tensor, hold in holds.values():
@@ -105,6 +140,15 @@ def run_body(e: Eager, body: Graph, values: dict[str, Any]) -> dict[str, Tensor]
         else:
             e.end(tensor, hold)
     return returned
+
+
+def run_autograd(e: Eager, target: str, args: Sequence[Any]) -> list[Tensor | None]:
+    """An op of autograd that the code runs, and the gradients that it gives."""
+    if target == written.REQUIRES_GRAD:
+        args[0].requires_grad = True
+        return []
+    roots, gradients, leaves = args
+    return inner_backward(e, roots, gradients, leaves, captures=target == written.GRAD)
 
 
 def _filled(arg: Any, values: dict[str, Any]) -> Any:

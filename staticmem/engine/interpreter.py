@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _RESOLVED = (Ref, tuple)
 FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording
+AUTOGRAD = frozenset(("staticmem::requires_grad", "staticmem::backward", "staticmem::grad"))  # that the code runs
 # what a rule raises when an argument does not match the ATen schema
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 # its rule asks whether query, key and value are one tensor, which the key of a record does not say
@@ -316,6 +317,9 @@ class Interpreter:
             except (ValueError, *BAD_ARGUMENTS) as error:
                 raise self.explained(op, error) from error
             return
+        if base in AUTOGRAD:
+            self._run_autograd(op, args)
+            return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
                 self._upcast(op, args[0])
@@ -353,6 +357,20 @@ class Interpreter:
             raise self.explained(op, error) from error
         for tensor in of_autograd:
             self.e.hold(tensor, self.of_autograd)
+        self.e.close_scope()
+
+    def _run_autograd(self, op: Op, args: Sequence[Any]) -> None:
+        """An op of autograd that the forward runs."""
+        from staticmem.engine.custom_functions import run_autograd  # few graphs have one
+
+        self.e.open_scope()
+        try:
+            results = run_autograd(self.e, op.target, args)
+        except (ValueError, *BAD_ARGUMENTS) as error:
+            raise self.explained(op, error) from error
+        for name, tensor in zip(op.outputs, results, strict=False):
+            if name and tensor is not None:
+                self._bind(name, tensor, op)
         self.e.close_scope()
 
     def _upcast(self, op: Op, source: Tensor) -> None:

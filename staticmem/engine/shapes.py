@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.engine.interpreter import Interpreter
+from staticmem.engine.interpreter import AUTOGRAD, Interpreter
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph
@@ -56,10 +56,13 @@ def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
     interpreter = Interpreter(e, graph)
     values: dict[str, ValueInfo] = {}
     model = Owner("model", "")
+    e.grad_enabled = not AUTOGRAD.isdisjoint(graph.bases)  # else nothing needs a history
+    trained = {p.value.name for p in graph.parameters if p.trainable} if e.grad_enabled else set()
     owned = [p.value for p in (*graph.parameters, *graph.buffers)]
     for value in (*owned, *graph.constant_values.values(), *graph.inputs):
         tensor = e.empty(value.shape or (), value.dtype, kernel="model")
         e.hold(tensor, model)
+        tensor.requires_grad = value.name in trained
         interpreter.define(value.name, tensor)
         values[value.name] = _info(tensor, True)
     for value, base in graph.recorded.kept if graph.recorded is not None else ():

@@ -86,8 +86,7 @@ class _Step:
         self.outputs: HeldOutputs | None = None
         # the variables of the training loop end with a function that each step calls, and autograd's graph with them
         self.in_function = scenario.retain_graph or not scenario.backward
-        self.grads: dict[int, Tensor] = {}
-        self.received: set[int] = set()  # the ids of parameters that a gradient came to
+        self.grads, self.received = e.grads, e.received
         self.scaler: GradScaler | None = None
         self.recomputed: tuple[int, ...] = ()
         self.overwritten = 0
@@ -99,6 +98,7 @@ class _Step:
         self._place_model()
         e.trace.begin("forward")
         e.autocast = self.scenario.amp
+        e.grad_enabled = self.graph.recorded is not None and self.graph.recorded.enables_grad
         outputs = self.interpreter.forward()
         e.trace.marks["forward_end"] = e.trace.ticks
         self.interpreter.forget_outputs()

@@ -64,6 +64,10 @@ class RecordedModel:
                 fields.text(name): SymbolRange(fields.size(low), None if high is None else fields.size(high))
                 for name, (low, high) in fields.mapping(self.document["symbols"]).items()
             }
+            self.replaced = {
+                fields.text(name): fields.text(size)
+                for name, size in fields.mapping(self.document.get("replaced", {})).items()
+            }
             self.sizes = traced_sizes.of_content(self.document["sizes"])
             of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}
             self.training_sizes = traced_sizes.of_content(of_training)
@@ -173,7 +177,8 @@ class _Program:
         )
         lasting = tuple(self.names[fields.size(v)] for v in fields.items(program.get("lasting", [])))
         loss = fields.boolean(document["loss"]) and self.training
-        recorded = Recorded(last_held, lasting, kept, regions, self.functions, loss)
+        enables_grad = not self.training and any(op.grad for op in ops)
+        recorded = Recorded(last_held, lasting, kept, regions, self.functions, loss, enables_grad)
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
@@ -249,7 +254,11 @@ class _Program:
     def _evaluated(self, text: str) -> int:
         expression = expressions.parse(text)
         for symbol in expressions.symbols_of(expression) - set(self.symbols):
-            self.symbols[symbol] = self._bounded(symbol)
+            replaced = self.model.replaced.get(symbol)
+            if replaced is None:
+                self.symbols[symbol] = self._bounded(symbol)
+            else:  # what the code fixed, or found equal, after ops that have it
+                self.symbols[symbol] = expressions.evaluate(expressions.parse(replaced), self.binding.symbols)
         number = expressions.evaluate(expression, self.symbols)
         if abs(number) > MAX_DIM:
             raise DimensionError(
@@ -370,7 +379,9 @@ class _Program:
         incoming = self.new([bool(r) for r in results])
         last_held: dict[str, int] = {}
         self.release(row["released_before"], -1, last_held)
+        outer, self.functions = self.functions, {}
         ops = self.ops(fields.items(row["backward"]), stack, last_held)
+        called, self.functions = self.functions, outer
         gradients = self.refs(row["gradients"])
         reads = [(number, v) for number, op in enumerate(ops) for v in op.refs()]
         reads += [(len(ops), v) for v in gradients]
@@ -378,7 +389,7 @@ class _Program:
             raise ValueError(f"the backward of {name[:60]} reads what has been let go of")
         backward = Graph(
             "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values,
-            recorded=Recorded(last_held, (), (), (), {}),
+            recorded=Recorded(last_held, (), (), (), called),
         )  # fmt: skip
         return CustomFunction(name, inputs, results, saved, attributes, backward, incoming, gradients)
 

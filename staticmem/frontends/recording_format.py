@@ -12,6 +12,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `symbols` | name of each open size: smallest and largest value; null: no bound |
 | `sizes` | the sizes of the example, and what the code asked of sizes (`frontends.traced_sizes`) |
 | `training_conditions` | what the code asked of sizes in training alone |
+| `replaced` | of open sizes that the code fixed, or found equal to others, after ops that have them: what they are |
 | `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
 | `inputs` | `[name, dtype, shape]`; shapes have integers and expressions of symbols as text |
 | `parameters` | `[shared, name, shape, dtype, requires_grad, same]` |
@@ -41,6 +42,10 @@ An argument that is a string begins with what it is: `%3` is the value `next - 3
 1 after the last one named so, and `#1` the buffer; `=` is an expression of sizes, `:` a dtype, `'` a text, `~` a float
 that JSON does not have. The argument of a `staticmem::function` is the index of the function.
 
+Three ops are of autograd. `staticmem::requires_grad` makes its argument a leaf that needs a gradient. The arguments of
+`staticmem::backward` and `staticmem::grad` are the tensors that a backward begins with, their gradients (null: ones),
+and leaves; their results are the gradients of these leaves. `backward` adds to those of parameters, too.
+
 A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its backward could run, `released_before`,
 the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next
 values before its ops. Its values are written as arguments are, null for what is no tensor.
@@ -61,6 +66,8 @@ from staticmem.errors import ModelFileError
 FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
 CPU_TENSOR = "staticmem::cpu_tensor"
+REQUIRES_GRAD = "staticmem::requires_grad"
+BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
 # the first character of an argument that is a string

@@ -251,6 +251,7 @@ class Recorded:
         regions: calls of `torch.utils.checkpoint`.
         functions: calls of custom autograd functions by the name of their op.
         loss: the first output is the loss.
+        enables_grad: of inference, some of whose ops have a history all the same (`torch.enable_grad`).
     """
 
     last_held: Mapping[str, int]
@@ -259,6 +260,7 @@ class Recorded:
     regions: tuple[Region, ...]
     functions: Mapping[str, CustomFunction]
     loss: bool = False
+    enables_grad: bool = False
 
 
 class Programs(Protocol):

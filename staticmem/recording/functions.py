@@ -7,10 +7,7 @@ runs the recorded `backward`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -69,32 +66,24 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
 def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:
     """Runs the backward of a call into `body`; the values of its incoming gradients and of those that it returns.
 
-    None where it cannot run without data, and where it runs autograd itself, whose ops are below the recorder, or other
-    custom functions.
+    None where it cannot run without data, or runs autograd in a way that `inner_autograd` does not record.
     """
     watch.paused = True
     with torch.no_grad():
         grads = [torch.empty_like(t) if _on_gpu(t) else None for t in results]
     watch.paused = False
     values = [-1 if g is None else watch.name(g) for g in grads]
-    watch.program = body
+    watch.program, within, watch.in_backward = body, watch.in_backward, True
     try:
-        with torch.no_grad(), _without_autograd():
+        with torch.no_grad(), gpu.without_autocast():  # `loss.backward()` is called outside of it
             returned = cls.backward(ctx, *grads)
     except Exception:
         return values, None
+    finally:
+        watch.in_backward = within
     gradients = returned if isinstance(returned, (tuple, list)) else (returned,)
     watch.program = type(body)()  # what it returns outlives it
-    if body.functions:
-        return values, None
     return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
-
-
-@contextmanager
-def _without_autograd() -> Iterator[None]:
-    refuse = mock.Mock(side_effect=NotImplementedError("autograd within a backward"))
-    with mock.patch.object(torch.autograd, "backward", refuse), mock.patch.object(torch.autograd, "grad", refuse):
-        yield
 
 
 def _on_gpu(value: Any) -> bool:

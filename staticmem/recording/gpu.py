@@ -104,6 +104,17 @@ def autocast(dtype: torch.dtype | None) -> Iterator[None]:
         torch.set_autocast_dtype(_STANDS_FOR, before[1])
 
 
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """The state outside of any region of autocast."""
+    before = torch.is_autocast_enabled(_STANDS_FOR)
+    torch.set_autocast_enabled(_STANDS_FOR, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(_STANDS_FOR, before)
+
+
 def autocast_dtype() -> torch.dtype | None:
     """The dtype of the running autocast region; None outside of one."""
     return torch.get_autocast_dtype(_STANDS_FOR) if torch.is_autocast_enabled(_STANDS_FOR) else None

@@ -26,6 +26,7 @@ from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, rows, tracing
 from staticmem.recording.functions import recorded
+from staticmem.recording.inner_autograd import recorded_autograd
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.plain_integers import symbolic_integers
 from staticmem.recording.sizes import Sizes
@@ -132,13 +133,18 @@ class _Call:
             return name, shape(tensor.shape), _name_of(tensor.dtype), trainable, same
 
         left_open = {size for _, t in self.inputs for size in shape(t.shape)}
+        replaced = {
+            name: self.sizes.text(size)
+            for name, symbol in self.symbols.items()
+            if name not in left_open and (size := self.env.replace(symbol)) != symbol
+        }
         self.symbols = {name: symbol for name, symbol in self.symbols.items() if name in left_open}
         return {
             "format": written.FORMAT, "version": written.VERSION, "torch": torch.__version__, "staticmem": __version__,
             "model": type(self.module).__name__, "loss": self.loss is not None,
             "symbols": {name: self._range(symbol) for name, symbol in self.symbols.items()},
             "sizes": traced_sizes.content_of(self._sizes(examples, axes)), "bounds": self.sizes.bounds,
-            "training_conditions": self._conditions_of_training(),
+            "training_conditions": self._conditions_of_training(), "replaced": replaced,
             "inputs": inputs,
             "parameters": rows.owned((owned_row(*p, p[1].requires_grad) for p in parameters), True),
             "buffers": rows.owned((owned_row(*b, False) for b in buffers), False),
@@ -155,6 +161,7 @@ class _Call:
             enable_python_dispatcher(),
             watched_calls(watch, partial(recorded, watch)),
             symbolic_integers(watch),
+            recorded_autograd(watch),
         ):
             if training:  # a step is the second one: what its module keeps from the call before is there
                 with watch.running(), gpu.autocast(amp):

@@ -67,11 +67,13 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.unpacked: dict[int, int] = {}  # storages that stand for saved tensors -> their values
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
-        self.paused = False
+        self.paused = self.in_backward = False
         self._running: list[tuple[torch.nn.Module, str, int]] = []
         self._calls: dict[str, int] = {}
         self._paths: dict[int, dict[int, str]] = {}
         self.tensors = owned
+        self.owned_values = range(len(owned))
+        self.leaves: set[int] = set()  # values that the code has made leaves that need a gradient
         for tensor in owned:
             self.owned.add(_storage(tensor))
             self.name(tensor)
@@ -88,6 +90,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         """Begins another program. What the last one made and is alive was kept by the module."""
         self.program = Program()
         self._calls.clear()
+        self.leaves.clear()
         for value, tensor in enumerate(self.tensors):  # a buffer that was changed in place has another name
             setattr(tensor, self.tag, value)
         for storage, values in self.by_storage.items():
@@ -156,6 +159,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                 if isinstance(tensor, torch.Tensor):
                     self.factory(tensor)
             return
+        for tensor in read:
+            if tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter):
+                self.leaf(tensor)
         given = [self.arg(a) for a in args]
         named = {k: self.arg(v) for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory", "generator")}
         flags = _FLAGS[half] | (0 if torch.is_grad_enabled() else written.NO_GRAD)
@@ -168,6 +174,12 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         if written.needs_shapes(target):
             forms = [[_dtype(t), self.sizes.shape(t.shape)] for t in flat if isinstance(t, torch.Tensor)]
             self.program.ops[-1].append(forms)
+
+    def leaf(self, tensor: torch.Tensor) -> None:
+        """Writes down that a tensor needs a gradient, if the code has made it so."""
+        if _is_on_gpu(tensor) and (value := self.value(tensor)) not in self.leaves:
+            self.leaves.add(value)
+            self.write(written.REQUIRES_GRAD, [f"{written.REF}{value}"], {}, [], written.NO_GRAD)
 
     def stand_in(self, target: str, args: Any, kwargs: Any, result: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Writes down an op that PyTorch cannot run with these arguments. `result` makes its result by others."""

@@ -57,6 +57,36 @@ class Again(torch.autograd.Function):  # type: ignore[misc]
         return torch.autograd.grad(result, (x, weight), grad)
 
 
+class Reversed(torch.autograd.Function):  # type: ignore[misc]
+    """A reversible block: it keeps its results, and computes its inputs again from them."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, f: Any, g: Any, *parameters: Any) -> Any:
+        with torch.no_grad():
+            c = a + f(b)
+            d = b + g(c)
+        ctx.f, ctx.g = f, g
+        ctx.save_for_backward(c.detach(), d.detach())
+        return c, d
+
+    @staticmethod
+    def backward(ctx: Any, of_c: Any, of_d: Any) -> Any:
+        c, d = ctx.saved_tensors
+        with torch.enable_grad():
+            c = c.detach().requires_grad_()
+            second = ctx.g(c)
+        torch.autograd.backward(second, of_d)
+        with torch.no_grad():
+            b = d - second
+            of_c = of_c + c.grad
+            c.grad = None
+        with torch.enable_grad():
+            b = b.detach().requires_grad_()
+            first = ctx.f(b)
+        first.backward(of_c)
+        return of_c, of_d + b.grad, None, None, *[None] * (len(ctx.needs_input_grad) - 4)
+
+
 class Coded(nn.Module):  # type: ignore[misc]
     """Three linear layers, which the models below call in their ways."""
 
@@ -215,6 +245,46 @@ class Nested(Coded):
         return Again.apply(x, self.inner.weight)
 
 
+class OfGradients(Again):
+    """A backward whose gradients have a history."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            result = torch.relu(x @ weight)
+            (first,) = torch.autograd.grad(result, x, grad, create_graph=True)
+        return first, (first * x).sum() * weight
+
+
+class NotRepeated(Coded):
+    def middle(self, x: Any) -> Any:
+        return OfGradients.apply(x, self.inner.weight)
+
+
+class Forces(Coded):
+    """A gradient of an energy, in the forward."""
+
+    def middle(self, x: Any) -> Any:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            energy = F.gelu(self.inner(at)).sum()
+            (force,) = torch.autograd.grad(energy, at)
+        return self.inner(x) + force
+
+
+class Reversible(Coded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = (nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128)) for _ in range(2))
+
+    def middle(self, x: Any) -> Any:
+        a, b = x.chunk(2, 1)
+        for _ in range(2):
+            a, b = Reversed.apply(a, b, self.f, self.g, *self.f.parameters(), *self.g.parameters())
+        return torch.cat([a, b], 1)
+
+
 class Looked(Coded):
     """A table of biases, read by indices on the CPU."""
 
@@ -269,7 +339,7 @@ class Halves(Coded):
 
 COUNTED = (
     Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
-    Auxiliary, Counted, Averaged, KeptAgain,
+    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces,
 )  # fmt: skip
 
 

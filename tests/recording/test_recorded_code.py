@@ -151,10 +151,25 @@ def test_a_tensor_that_the_forward_assigns_again_is_kept_once() -> None:
 # -- functions and checkpoints -----------------------------------------------------------------------------------------
 
 
-def test_a_backward_that_runs_autograd_is_an_error_of_training() -> None:
-    module, inputs = on_meta(coded_models.Nested)
+def test_autograd_in_a_backward_is_an_op() -> None:
+    graph = program(coded_models.Reversible)
+    assert graph.recorded is not None
+    first, _ = graph.recorded.functions.values()
+    assert first.backward is not None
+    targets = [op.target for op in first.backward.ops]
+    assert targets.count(written.BACKWARD) == targets.count(written.REQUIRES_GRAD) == 2
+    names = {name for name in first.gradients if name}
+    assert len(names) == 2  # parameters get their gradients from the backward within
+
+    (call,) = program(coded_models.Nested).recorded.functions.values()  # type: ignore[union-attr]
+    assert call.backward is not None
+    assert [op.outputs for op in call.backward.ops if op.target == written.GRAD] == [call.gradients]
+
+
+def test_a_backward_that_makes_a_graph_is_an_error_of_training() -> None:
+    module, inputs = on_meta(coded_models.NotRepeated)
     model = recorded(module, *inputs)
-    with pytest.raises(ModelFileError, match=r"coded_models\.Again has a backward that was not recorded"):
+    with pytest.raises(ModelFileError, match=r"coded_models\.OfGradients has a backward that was not recorded"):
         Study(model, request_of({"optimizer": "adam", "loss": "mean"})).report  # noqa: B018
     assert Study(model, request_of({"mode": "infer"})).report.peak.live_bytes > 0
 
@@ -326,6 +341,27 @@ def test_sizes_stay_symbols() -> None:
     graph = graph_of(model, batch=5, height=20, width=24)
     assert ops_named(graph, "reshape")[0].args[1] == (5, 4, 40, 24)
     assert ops_named(graph, "new_zeros")[0].args[1] == (10, 25)
+
+
+class FixedLate(nn.Module):  # type: ignore[misc]
+    """Sizes that the code fixes, or finds equal, after ops that have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(24, 24)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = torch.ones(x.shape[0], x.shape[1], device=x.device) + x
+        y = torch.ones(y.shape[0], y.shape[1], device=x.device) + y
+        return torch.cat([self.inner(x), y @ y.t()], 1)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_sizes_that_are_fixed_after_ops_that_have_them(training: bool) -> None:
+    model = recorded(FixedLate(), torch.zeros(3, 24, device="meta"), torch.zeros(3, 30, device="meta"))
+    assert [spec.shape for spec in model.inputs] == [("batch", 24), ("batch", "axis1_2")]
+    graph = graph_of(model, training, batch=5, axis1_2=7)
+    assert [op.args[0] for op in ops_named(graph, "ones")] == [(5, 24), (5, 7)]
 
 
 def test_branches_on_sizes_are_conditions() -> None:
