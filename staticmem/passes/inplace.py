@@ -233,7 +233,9 @@ def _should(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
 
 
 # what an activation in place follows
-_ACTIVATED = frozenset(("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm"))
+_ACTIVATED = frozenset(
+    ("aten::batch_norm", "aten::conv2d", "aten::linear", "aten::add", "aten::group_norm", "aten::instance_norm")
+)
 
 
 def _guess(op: Op, made: Op, graph: Graph, facts: _Facts) -> bool:

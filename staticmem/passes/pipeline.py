@@ -235,6 +235,12 @@ FX_TEXTS: tuple[Pass, ...] = (
         _DECOMPOSITIONS, "taken_apart:weight_norms", "aten::linalg_vector_norm",
     ),
     Rewrite(
+        "rms norms",
+        "rms_norm, which is exported as powers, a mean, a root and products",
+        "aten/src/ATen/native/layer_norm.cpp, rms_norm_composite",
+        "taken_apart:rms_norms", "aten::rsqrt",
+    ),
+    Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",

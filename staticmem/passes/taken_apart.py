@@ -26,6 +26,7 @@ from staticmem.passes.templates import Finder, Match, Named, Template, regrouped
 # `exponential_`: -log(u), where u that rounds to 1 gives a little less than 0 (torch/_refs/__init__.py, `exponential`)
 _UNIFORM = Named("u", ("rand_like", "given"))
 _EXPONENTIAL = ("mul", ("where", ("ge", _UNIFORM, "limit"), "least", ("log", _UNIFORM)), "factor")
+_RMS_NORM = re.compile(r"\brms_norm\(")
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
@@ -232,3 +233,38 @@ def weight_norms(ops: Ops, net: Net) -> None:
         ops.drop(ratio)
         call = replace(product, target="aten::_weight_norm", args=(direction, length, left[0]), kwargs=NO_KWARGS)
         ops.put(product, replace(call, modules=modules or product.modules))
+
+
+def rms_norms(ops: Ops, net: Net) -> None:
+    """`rms_norm`: powers, their mean, a root and products, on a line of PyTorch or the model that calls it.
+
+    Source: aten/src/ATen/native/layer_norm.cpp, `rms_norm_composite`, which torch.export traces through.
+    """
+    for power in ops.of("aten::pow"):
+        if not power.stack or _RMS_NORM.search(power.stack[-1].text) is None:
+            continue
+        x, chain = power.args[0], [power]
+        for base in ("aten::mean", "aten::add", "aten::rsqrt", "aten::mul"):
+            following = ops.only_reader(chain[-1].outputs[0])
+            if following is None or following.base != base:
+                break
+            chain.append(following)
+        if len(chain) < 5 or x not in chain[-1].args or not isinstance(x, Ref):
+            continue
+        weight: Arg = None
+        for base in ("aten::mul", "aten::type_as"):
+            following = ops.only_reader(chain[-1].outputs[0])
+            if following is None or following.base != base or following.stack != power.stack:
+                continue
+            if base == "aten::mul":
+                weight = next((a for a in following.args if a != Ref(chain[-1].outputs[0])), None)
+            chain.append(following)
+        shape = net.shape(weight.name if isinstance(weight, Ref) else x.name)
+        axes = chain[1].args[1]
+        if shape is None or not isinstance(axes, tuple):
+            continue
+        *parts, last = chain
+        for part in parts:
+            ops.drop(part)
+        call = (x, tuple(shape[len(shape) - len(axes) :]), weight)
+        ops.put(last, replace(last, target="aten::rms_norm", args=call, kwargs=NO_KWARGS))

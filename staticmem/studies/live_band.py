@@ -19,7 +19,7 @@ from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
-from staticmem.studies.kept_constants import moved_by_kept_constants
+from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
 
@@ -45,7 +45,7 @@ class LiveBand:
         peak = self.lifetimes.peak_bytes
         low, high = self._ends_of_peak() or (peak, peak)
         less, more = moved_by_stored_tensors(graph, self.result.trace)
-        kept = moved_by_kept_constants(graph, self.lifetimes)
+        kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
         low, high = max(low - less - kept[0], 0), high + more + kept[1]
         return (low, high) if low < high else None
 
