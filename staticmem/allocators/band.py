@@ -11,6 +11,11 @@ Each jitter changes, deterministically:
 - workspaces that are known as a band: one in four is at its least and one in four at its most, of each kernel the same
   in all steps. Of those that the band is known to miss now and then (`Process.strays`) one in eight is beyond it.
 
+Allocated memory has blocks that were not split: PyTorch gives a free block whole where less than 1 MiB would be left of
+it, so the same tensors take up to 1 MiB more each, as the blocks happen to be that are free. How much that is at the
+peak differs from jitter to jitter; the band of allocated memory goes as far from what is expected, to either side, as
+the jitter that differs the most.
+
 Two more replays have all workspaces at their least, and at their most. Where nothing but PyTorch's default settings is
 asked for, all of these are of the large pool in the first two steps (`LargePool`, docs/adr/0014): what is left out
 moves reserved memory by a few MiB, and takes four fifths of the time. None of them has a limit: what the memory of a
@@ -43,9 +48,9 @@ JITTERS = 10
 WIDTH = 0.05  # the largest change of sizes: the range of batches that one prediction stands for
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
 
-# A replay with sizes for some allocations, and a layout: the peaks of allocated and reserved memory, None where it runs
-# out of memory, as it may with settings that are a limit.
-_Replayed = Callable[[Sequence[int], Layout], "tuple[int, int] | None"]
+# A replay with sizes for some allocations, and a layout: the peaks of allocated and reserved memory and the rounding at
+# the first, None where it runs out of memory, as it may with settings that are a limit.
+_Replayed = Callable[[Sequence[int], Layout], "tuple[tuple[int, int], int] | None"]
 
 
 def bands(
@@ -61,18 +66,22 @@ def bands(
     """
     replayed, ids = _quick(process, nominal) if isinstance(nominal, Outline) else _whole(process, settings, total)
     sizes, reserved = JitteredSizes(process, ids), [nominal.peak_reserved]
+    expected = _rounding(nominal)
+    unsure = 0
     for draw, (scale, layout) in enumerate(jitters(count), 1):
-        peaks = replayed(sizes.scaled(scale, draw), layout)
-        if peaks is not None:
-            reserved.append(peaks[1])
-    allocated = [nominal.peak_allocated]
+        found = replayed(sizes.scaled(scale, draw), layout)
+        if found is not None:
+            (_, segments), rounding = found
+            reserved.append(segments)
+            unsure = max(unsure, abs(rounding - expected))
+    allocated = [nominal.peak_allocated - min(unsure, expected), nominal.peak_allocated + unsure]
     # As blocks are not split below 1 MiB, a smaller workspace can leave a larger block: either bound may be either end
     for most in (False, True) if process.bounds else ():
         bound = process.bound(most)
-        peaks = replayed([bound[id] for id in ids], ascending)
-        if peaks is not None:
-            allocated.append(peaks[0])
-            reserved.append(peaks[1])
+        found = replayed([bound[id] for id in ids], ascending)
+        if found is not None:
+            allocated.append(found[0][0])
+            reserved.append(found[0][1])
     least = min(allocated)
     return (
         Band(least, nominal.peak_allocated, max(allocated)),
@@ -83,17 +92,25 @@ def bands(
 def _quick(process: Process, nominal: Outline) -> tuple[_Replayed, Sequence[int]]:
     """Replays of the large pool, and the allocations whose sizes they ask for."""
     pool = LargePool(process, nominal, 1 + WIDTH)
-    return pool.peaks, pool.ids
+    return pool.peaks_and_rounding, pool.ids
 
 
 def _whole(process: Process, settings: Settings, total: int | None) -> tuple[_Replayed, Sequence[int]]:
     from staticmem.allocators.cuda_caching import simulate  # the default settings need none of it
 
-    def replayed(sizes: Sequence[int], layout: Layout) -> tuple[int, int] | None:
+    def replayed(sizes: Sequence[int], layout: Layout) -> tuple[tuple[int, int], int] | None:
         replay = simulate(process.served(sizes), settings, total=total, fallbacks=process.fallbacks, layout=layout)
-        return (replay.peak_allocated, replay.peak_reserved) if replay.oom is None else None
+        return None if replay.oom is not None else ((replay.peak_allocated, replay.peak_reserved), _rounding(replay))
 
     return replayed, range(len(process.sizes))
+
+
+def _rounding(nominal: Outline | Replay) -> int:
+    """What blocks are larger than requests where allocated memory peaks, beyond whole blocks of 512 bytes."""
+    if isinstance(nominal, Outline):
+        return nominal.rounding
+    alive = [p for p in nominal.placements() if p.alive(nominal.peak_allocated_at)]
+    return sum(p.size - -(-p.requested // MIN_BLOCK) * MIN_BLOCK for p in alive)
 
 
 def jitters(count: int) -> Iterator[tuple[float, Layout]]:

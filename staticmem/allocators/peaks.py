@@ -41,10 +41,13 @@ class Peaks(NamedTuple):
 
 class Served(NamedTuple):
     """`peaks`, the bytes of `small` segments among those reserved, the size of each id's block (0: empty), and the ids
-    whose allocations opened the last segment and first took what is allocated to its peak (-1: there is none)."""
+    whose allocations opened the last segment and first took what is allocated to its peak (-1: there is none).
+
+    `rounding` is what blocks are larger than requests where allocated memory peaks."""
 
     peaks: Peaks
     small: int
+    rounding: int
     blocks: list[int]
     opened: int
     highest: int
@@ -52,7 +55,7 @@ class Served(NamedTuple):
 
 class Outline(NamedTuple):
     """What a `Replay` says of its peaks: bytes, and the indices of the calls that first reach them; with the size of
-    each id's block, and the bytes of the small pool's segments."""
+    each id's block, the bytes of the small pool's segments, and `rounding` as in `Served`."""
 
     peak_allocated: int
     peak_allocated_at: int
@@ -60,6 +63,7 @@ class Outline(NamedTuple):
     peak_reserved_at: int
     blocks: list[int]
     small: int
+    rounding: int
 
 
 def joined(calls: Sequence[int], count: int) -> list[int]:
@@ -78,9 +82,9 @@ def joined(calls: Sequence[int], count: int) -> list[int]:
 
 def outline(calls: Sequence[int], sizes: Sequence[int]) -> Outline:
     """The outline of `simulate` for calls without `joined` pairs."""
-    (allocated, reserved), small, blocks, opened, highest = serve(joined(calls, len(sizes)), sizes)
+    (allocated, reserved), small, rounding, blocks, opened, highest = serve(joined(calls, len(sizes)), sizes)
     at, opened_at = (calls.index(id) if id >= 0 else 0 for id in (highest, opened))
-    return Outline(allocated, at, reserved, opened_at, blocks, small)
+    return Outline(allocated, at, reserved, opened_at, blocks, small, rounding)
 
 
 def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
@@ -113,7 +117,7 @@ def serve(
     large: list[tuple[int, int, Any]] = []
     live: list[Any] = [None] * count
     blocks = [0] * count
-    allocated = reserved = number = offset = small_segments = 0
+    allocated = reserved = number = offset = small_segments = unused = rounding = 0
     peak = first
     opened = highest = -1
     for call, extra in zip(calls, repeat(0) if beside is None else beside, strict=False):
@@ -121,10 +125,11 @@ def serve(
             block = live[~call]
             if block is None:  # an empty tensor
                 if allocated + extra > peak:
-                    peak = allocated + extra
+                    peak, rounding = allocated + extra, unused
                 continue
             address, size, before, behind, _, pool = block
             allocated -= size
+            unused -= size - rounded[~call]
             if before is not None and before[4]:
                 address = before[0]
                 del pool[bisect_left(pool, (before[1], address))]
@@ -143,14 +148,14 @@ def serve(
             block[1], block[4] = size, True
             insort(pool, (size, address, block))
             if allocated + extra > peak:
-                peak = allocated + extra
+                peak, rounding = allocated + extra, unused
             continue
         passing = call >= count
         id = call - count if passing else call
         size = rounded[id]
         if not size:
             if allocated + extra > peak:
-                peak = allocated + extra
+                peak, rounding = allocated + extra, unused
             continue
         pool = small if size <= SMALL_SIZE else large
         if passing and not pairs and allocated + size + extra + SMALL_SIZE <= peak and pool and pool[-1][0] >= size:
@@ -184,6 +189,7 @@ def serve(
             blocks[id] = size
             if allocated + size + extra > peak:
                 peak, highest = allocated + size + extra, id
+                rounding = unused + size - rounded[id]
             continue
         if splits:
             before = block[2]
@@ -199,15 +205,16 @@ def serve(
         live[call] = block
         blocks[call] = size
         allocated += size
+        unused += size - rounded[call]
         if allocated + extra > peak:
-            peak, highest = allocated + extra, call
+            peak, highest, rounding = allocated + extra, call, unused
     # Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find them.
     small.clear()
     large.clear()
     for block in live:
         if block is not None:
             block[2] = block[3] = None
-    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, blocks, opened, highest)
+    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, rounding, blocks, opened, highest)
 
 
 # -- the large pool alone --------------------------------------------------------------------------------------------
@@ -241,10 +248,15 @@ class LargePool:
 
     def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
         """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together."""
+        return self.peaks_and_rounding(sizes, layout)[0]
+
+    def peaks_and_rounding(self, sizes: Sequence[int], layout: Layout = ascending) -> tuple[Peaks, int]:
+        """The same, and what blocks are larger than requests at the peak of allocated memory."""
         calls, beside, before = self._calls
         served = serve(calls, sizes, layout, beside, before, pairs=False)
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
-        return Peaks(served.peaks.allocated, served.peaks.reserved - served.small + self._small)
+        both = Peaks(served.peaks.allocated, served.peaks.reserved - served.small + self._small)
+        return both, served.rounding
 
 
 def _calls(calls: Sequence[int], numbers: Sequence[int], blocks: Sequence[int]) -> tuple[list[int], list[int]]:
