@@ -21,7 +21,8 @@ def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[
     """A parameter that no op reads is another name of the one that its module's op reads.
 
     A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
-    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`).
+    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`) where it
+    belongs to a module that contains those of the tables; one beside them is a layer that does not run.
     """
     used = graph.last_read
     by_name = {p.value.name: p for p in graph.parameters}
@@ -41,7 +42,8 @@ def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[
         if p.value.name in alias or p.value.shape is None or len(p.value.shape) < 2:
             continue
         same = [q for q in graph.parameters if q.value.shape == p.value.shape and q.value.name in used]
-        if any(q.value.name in tables for q in same):
+        read = [q for q in same if q.value.name in tables]
+        if read and all(_is_above(p, q) for q in read):
             for q in same[1:]:
                 alias[q.value.name] = same[0].value.name
             alias[p.value.name] = same[0].value.name
@@ -55,6 +57,13 @@ def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[
     # an alias can only be placed after what it aliases
     ordered = sorted(parameters, key=lambda p: p.alias_of is not None)
     return replace(graph, parameters=tuple(ordered)), [note]
+
+
+def _is_above(p: Parameter, q: Parameter) -> bool:
+    """Whether the module that has the layer of `p` contains the one that has the layer of `q`: `shared.weight` is above
+    `encoder.embed_tokens.weight`."""
+    outer, inner = (name.rpartition(".")[0].rpartition(".")[0] for name in (p.fqn, q.fqn))
+    return inner != outer and (not outer or inner.startswith(f"{outer}."))
 
 
 def _root(alias: Mapping[str, str], name: str) -> str:

@@ -243,3 +243,9 @@ def test_norms_of_an_eval_export_train(flags: tuple[bool, ...], expected: tuple[
     before = norms(*flags)
     assert tuple(op.args[5] for op in clean(before).ops) == expected
     assert clean(before, training=False) is before
+
+
+def test_a_table_beside_one_that_is_read_is_a_layer_that_does_not_run() -> None:
+    """Two layers of one size in one module: a benchmark of two implementations, a tower without a feature."""
+    for name in ("model.twin.weight", "other.embed.weight"):
+        assert name not in aliases(clean(language_model(tied=False, unread=(name, (50, 8)))))
