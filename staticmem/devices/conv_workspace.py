@@ -16,6 +16,13 @@ PLANS = 3  # plans of the heuristic: PyTorch tries the next one where memory is 
 # Median of the strays (`stray_bounds`) of weight gradients in NCHW, over input, weight and result; of other passes it
 # is between 0.9 and 1.0, a copy of all three (docs/workspace.md).
 STRAY_FILTER = 1.31
+# cuDNN before 8 is asked through another interface (aten/src/ATen/native/cudnn/Conv_v7.cpp) and was never asked for
+# this package. Its algorithms for 3 x 3 windows of stride 1 include Winograd's in parts (CUDNN_CONVOLUTION_*_ALGO_
+# WINOGRAD_NONFUSED), which holds the tensors transformed: F(4 x 4, 3 x 3) makes 6 x 6 numbers of 4 x 4 of input and
+# result, and of 3 x 3 of the weight. Published memory of segmentation heads on V100 leaves room for 220 to 830 MiB of
+# workspace where the tables say 10; which algorithm the heuristic took for them is not known.
+OLD_CUDNN = 8
+WINOGRAD_DATA, WINOGRAD_WEIGHT = 36 / 16, 36 / 9
 EVERY = 10_000  # plans; more than cuDNN has for any convolution
 
 
@@ -49,13 +56,20 @@ def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn |
     return band if used else Band(0, 0, band.high)
 
 
-def stray_bounds(conv: Convolution, architecture: str, band: Band) -> tuple[int, int] | None:
+def stray_bounds(conv: Convolution, architecture: str, band: Band, version: str) -> tuple[int, int] | None:
     """Bounds for strays: answers of cuDNN that the leaf of a table does not have. They are nothing, and a copy of all
     three tensors (weight gradients: with partial sums).
 
     Number and sizes of strays are in docs/workspace.md: with tensor cores 6 to 18 % of a pass in NCHW. Without TF32
-    they are too few to matter, and convolutions that do not run on cuDNN have none.
+    they are too few to matter, and convolutions that do not run on cuDNN have none. Of a `version` before 8 they are
+    nothing, and the transformed tensors of Winograd's algorithm.
     """
+    if int(version.partition(".")[0]) < OLD_CUDNN and runs_on_cudnn(conv, architecture) is True:
+        winograd = 0
+        if conv.w[2:] == (3, 3) and set(conv.stride) == {1} and conv.groups == 1:
+            pieces = piece_bytes(conv)
+            winograd = int(WINOGRAD_DATA * (pieces["x"] + pieces["y"]) + WINOGRAD_WEIGHT * pieces["w"])
+        return 0, max(band.high, winograd)
     plain = conv.precision in ("float32", "float64") or (architecture in WITHOUT_TF32 and conv.precision == "tf32")
     if plain or runs_on_cudnn(conv, architecture) is not True:
         return None

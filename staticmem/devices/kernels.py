@@ -114,7 +114,7 @@ def _convolution_needs(
                 needs.append(Need(largest, after, fallbacks=halves, what=f"{what}: search", once=f"search {conv}"))
             band = fastest_plan(band, sizes)
         fallbacks = (*(size for size in sizes[1:] if size < band.expected), 0) if band.expected else ()
-        strays = None if cudnn is not None else stray_bounds(conv, architecture, band)
+        strays = None if cudnn is not None else stray_bounds(conv, architecture, band, cudnn_version)
         if band != NOTHING or strays is not None:
             needs.append(Need(band, after, fallbacks=fallbacks, what=what, strays=strays, plan=conv))
     return tuple(needs)

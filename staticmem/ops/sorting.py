@@ -108,9 +108,10 @@ def sort(e: Eager, self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
 
 @workspace("aten.sort.default")
 def sort_buffers(call: KernelCall) -> list[Temporary]:
-    """Positions that are sorted along, and cub's radix sort, which has keys and positions once more (`reverse_indices` of
-    aten/src/ATen/native/cuda/SortStable.cu, `segmented_sort_pairs`). Readings on an RTX 3090 show these 20 bytes of a
-    float32 and its position. Up to 4,096 along the dimension they are sorted in place, in blocks."""
+    """Positions that are sorted along, and cub's radix sort, which has keys and positions once more
+    (aten/src/ATen/native/cuda/SortStable.cu, `segmented_sort_pairs`: `reverse_indices`). Readings on an RTX 3090 show
+    these 20 bytes of a float32 and its position. Up to 4,096 along the dimension they are sorted in place, in blocks.
+    """
     values = call.results[0]
     if max(values.shape, default=0) <= 4096 or values.dtype is dtypes.bool_:
         return []

@@ -21,8 +21,8 @@ def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[
     """A parameter that no op reads is another name of the one that its module's op reads.
 
     A module `a.b` that reads a parameter of another module must have it under its own name too: that name is an alias.
-    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`) where it
-    belongs to a module that contains those of the tables; one beside them is a layer that does not run.
+    An unread table with the shape of the embedding tables that are read is an alias of them all (T5's `shared`) where
+    its module contains theirs; one beside them is a layer that does not run.
     """
     used = graph.last_read
     by_name = {p.value.name: p for p in graph.parameters}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from staticmem.allocators.settings import parse_settings
 from staticmem.devices import gpus, profile
+from staticmem.devices.conv_workspace import OLD_CUDNN
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
 from staticmem.devices.meters import Device, DeviceMeters
@@ -100,6 +101,9 @@ def _note(request: Request, device: Device) -> NoteInfo:
     loading = request.module_loading or modules.loading(torch_release(device.setup.torch))
     if loading == profile.EAGER:
         text += ", and all kernels of CUDA modules are loaded with the context (--module-loading eager)"
+    cudnn = device.setup.profile.cudnn(device.setup.torch)
+    if device.setup.cudnn is None and int(cudnn.partition(".")[0]) < OLD_CUDNN:
+        text += f", and convolutions have the workspaces of later versions than cuDNN {cudnn}, which may take more"
     if request.gpu is None:
         return NoteInfo("SM405", f"{text}, as --gpu names no other GPU; {_SOURCES}", 1)
     return NoteInfo("SM404", f"{text}; {_SOURCES}", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,7 +83,7 @@ def test_strays_hold_what_leaves_miss(path: Path, sampling: ModuleType) -> None:
     for architecture, conv, nbytes in answers(document, sampling):
         band = workspace(conv, architecture, document["cudnn"])
         tolerance = max(2**20, 0.02 * nbytes)
-        strays = stray_bounds(conv, architecture, band)
+        strays = stray_bounds(conv, architecture, band, document["cudnn"])
         if strays is None or band.low - tolerance <= nbytes <= band.high + tolerance:
             continue
         assert strays[0] <= band.low
@@ -96,9 +97,9 @@ def test_strays_hold_what_leaves_miss(path: Path, sampling: ModuleType) -> None:
 def test_what_does_not_stray() -> None:
     """Without TF32, and before there was TF32."""
     for conv, architecture in ((vgg(FORWARD, "float32"), "sm_80"), (vgg(FORWARD), "sm_75")):
-        assert stray_bounds(conv, architecture, workspace(conv, architecture, "9.26.0")) is None
+        assert stray_bounds(conv, architecture, workspace(conv, architecture, "9.26.0"), "9.26.0") is None
     depthwise = Convolution(FORWARD, "tf32", False, (8, 64, 56, 56), (64, 1, 3, 3), (1, 1), (1, 1), (1, 1), 64)
-    assert stray_bounds(depthwise, "sm_80", NOTHING) is None
+    assert stray_bounds(depthwise, "sm_80", NOTHING, "9.26.0") is None
 
 
 @pytest.mark.parametrize("path", ANSWERS, ids=lambda path: path.stem)
@@ -143,3 +144,14 @@ def test_bfloat16_is_as_float16() -> None:
     assert workspace(vgg(FORWARD, "bfloat16"), "sm_90", "9.26.0") == workspace(
         vgg(FORWARD, "float16"), "sm_90", "9.26.0"
     )
+
+
+def test_cudnn_7_may_transform_the_tensors() -> None:
+    """Winograd's algorithm in parts: 36/16 of input and result, 36/9 of the weight; other windows are not known."""
+    head = Convolution(FORWARD, "float32", False, (2, 2048, 64, 128), (512, 2048, 3, 3), (1, 1), (1, 1), (1, 1))
+    low, high = stray_bounds(head, "sm_70", NOTHING, "7.6.5") or (-1, -1)
+    x, y, w = 2 * 2048 * 64 * 128 * 4, 2 * 512 * 64 * 128 * 4, 512 * 2048 * 9 * 4
+    assert (low, high) == (0, (x + y) * 36 // 16 + w * 36 // 9)
+    assert stray_bounds(head, "sm_70", NOTHING, "8.5.0") is None
+    point = replace(head, w=(512, 2048, 1, 1), padding=(0, 0))
+    assert stray_bounds(point, "sm_70", NOTHING, "7.6.5") == (0, 0)
