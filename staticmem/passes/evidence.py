@@ -131,6 +131,26 @@ def integer_results(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]
     return graph, [Note("assumption", "SM269", text, whole)]
 
 
+def lost_parameters(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]:
+    """A warning of parameters that the metadata of a dynamo export names and the file does not have: what leads to no
+    output was left out with all that it reads, so that nothing tells its size."""
+    names = {p.fqn for p in (*graph.parameters, *graph.buffers)} | {p.value.name for p in graph.parameters}
+    stacks = {op.modules for op in graph.ops}
+    run = {
+        frame.path for stack in stacks for frame in stack
+    }  # a module that runs without its own weight has a tied one
+    lost = [fqn for name, fqn in source.net.aliases.items() if name.startswith("p_") and fqn not in names]
+    lost = [fqn for fqn in lost if fqn.rpartition(".")[0] not in run]
+    if not lost or any(frame.cls.startswith("transformers.") for stack in stacks for frame in stack):
+        return graph, ()  # models of transformers tie embeddings to a module that never runs
+    listed = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    text = (
+        f"parameters of the model that the exporter left out, with the code that reads them: {listed}. The peak is too "
+        "low by what they and that code take, which no band here covers (a .pt2 file has both)"
+    )
+    return graph, [Note("warning", "SM273", text, len(lost))]
+
+
 def sizes_in_data(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
     """Says of how many ops the data decide the sizes."""
     by_data = sum("data_sized" in kinds_of(op.base) for op in graph.ops)

@@ -110,6 +110,7 @@ class Asked:
     unfold_batchnorm: bool = False
     freeze: str | None = None  # the pattern, in training only
     parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
+    inference: bool = False
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -130,6 +131,12 @@ _OF_THE_FILE = (
         "torch/nn/modules/linear.py and batchnorm.py",
         "onnx_tensors:own_tensors",
         ensures="the graph has its parameters, buffers and constants",
+    ),
+    Pass(
+        "lost parameters",
+        "nothing: it warns of parameters that the exporter left out with the code that reads them",
+        "torch/onnx/_internal/exporter/_core.py; onnx_ir/passes/common, unused_removal.py",
+        "evidence:lost_parameters",
     ),
     Pass(
         "sizes in the data",
@@ -335,6 +342,12 @@ IN_PLACE = (
 )  # fmt: skip
 
 STEP = (
+    Pass(
+        "code of training alone",
+        "the graph of inference, without lines that run in training alone: `... if self.training else None`",
+        "torch/nn/modules/module.py, Module.train",
+        "training_code:drop_training_code", option="inference",
+    ),
     *IN_PLACE,
     Pass(
         "unfolded batch norms",
@@ -471,7 +484,7 @@ def for_step(
         graph = graph.version(f"program {training} {amp}", lambda _: programs.of(training, amp))
         passes = RECORDED if passes is STEP else ()
     freeze = scenario.freeze if training else None
-    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters)
+    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters, not training)
     return run(passes, graph, asked, keep=True)
 
 

@@ -196,6 +196,43 @@ def test_gelu_silu_hardswish_mish(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("producer", "opset", "found"), [
+    ("pytorch", 17, ["aten::hardswish"]),  # before 1.10
+    ("tf2onnx", 17, ["aten::hardswish"]),
+    ("pytorch 2.13.0", 17, ["aten::add.Scalar", "aten::hardtanh", "aten::div.Scalar", "aten::mul.Tensor"]),
+])  # fmt: skip
+def test_what_pytorch_would_have_written_as_one_node_is_the_codes_own(
+    tmp_path: Path, producer: str, opset: int, found: list[str]
+) -> None:
+    """`x * F.relu6(x + 3) / 6`: nn.Hardswish is a HardSwish node in files of PyTorch 2."""
+    nodes = [
+        node("Add", ["x", "three"], ["a"]), node("Clip", ["a", "zero", "six"], ["c"]),
+        node("Div", ["c", "six"], ["d"]), node("Mul", ["x", "d"], ["y"]),
+    ]  # fmt: skip
+    tensors = [scalar(n, v) for n, v in {"three": 3.0, "zero": 0.0, "six": 6.0}.items()]
+    proto = model(nodes, [value("x", [2, 6, 8])], ["y"], tensors, producer, opset)
+    assert [target.replace(".Tensor", "").replace(".Scalar", "") for target in targets(bound(proto, tmp_path))] == [
+        target.replace(".Tensor", "").replace(".Scalar", "") for target in found
+    ]
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_a_variance_of_the_torchscript_exporter(tmp_path: Path, corrected: bool) -> None:
+    nodes = [
+        node("ReduceMean", ["x"], ["mean"], axes=[-1]),
+        node("Sub", ["x", "mean"], ["c"]),
+        node("Mul", ["c", "c"], ["sq"]),
+        node("ReduceMean", ["sq"], ["var"], axes=[-1], keepdims=0),
+    ]
+    if corrected:
+        nodes += [node("Mul", ["var", "n"], ["times"]), node("Div", ["times", "less"], ["y"])]
+    proto = model(
+        nodes, [value("x", [2, 6, 8])], [nodes[-1].output[0]], [scalar("n", 8.0), scalar("less", 7.0)], "pytorch 2.13.0"
+    )
+    (op,) = bound(proto, tmp_path).ops
+    assert (op.target, op.args) == ("aten::var.dim", (Ref("x"), (-1,), corrected, False))
+
+
 def test_layer_norm_chain_and_rsqrt(tmp_path: Path) -> None:
     nodes = [
         node("ReduceMean", ["x"], ["mean"], axes=[-1]),

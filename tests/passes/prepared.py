@@ -21,7 +21,7 @@ def run_step(graph: Graph, scenario: Scenario, policy: str = "expected") -> Step
 
 def clean(graph: Graph, training: bool = True) -> Graph:
     """The graph without what only an export has."""
-    return run(STEP[2:7], graph, Asked(training))
+    return run(STEP[3:8], graph, Asked(training))
 
 
 def in_place(graph: Graph, policy: str = "auto") -> Graph:

@@ -10,7 +10,7 @@ from prepared import restored as after
 from small_graphs import Builder
 
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph, Note, Op, Ref, SourceLine, Value
+from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, SourceLine, Value
 from staticmem.passes.module_calls import regions_without_grad
 
 X = Ref("x")
@@ -103,6 +103,23 @@ def test_generated_code_ran_without_gradients_and_says_what_was_in_place() -> No
     assert [(note.code, note.count) for note in notes] == [("SM262", 1)]
     (first, _), _ = without_grad([generated("relu = torch.ops.aten.relu.default(x)"), OWN], FLOAT)
     assert first.target == "aten::relu"
+
+
+def test_a_named_region_without_gradients_is_certain_and_its_modules_are_those_of_its_weights() -> None:
+    weights = "backbone.0.conv.weight", "backbone.1.conv.weight"
+    floats = {name: Value(name, dtypes.float32, (4, 4)) for name in ("x", "a", "b", "c", "y", *weights)}
+    ops = []
+    for target, refs, out in (("mm", ("x", weights[0]), "a"), ("relu", ("a",), "b"), ("mm", ("b", weights[1]), "c")):
+        op = generated(f"{target} = torch.ops.aten.{target}.default({', '.join(refs)})", f"aten::{target}")
+        ops.append(replace(op, args=tuple(map(Ref, refs)), outputs=(out,), modules=(Frame(""),)))
+    last = replace(OWN, args=(Ref("c"),), modules=(Frame(""),))
+    graph = Graph("g", "onnx", "test", (floats["x"],), (), (), (*ops, last), ("z",), floats)
+    found, notes = regions_without_grad(graph, None)
+    assert [op.grad for op in found.ops] == [False, False, False, True]
+    assert notes == []
+    assert [[frame.path for frame in op.modules[1:]] for op in found.ops] == [
+        ["backbone.0", "backbone.0.conv"], ["backbone.0"], ["backbone.1", "backbone.1.conv"], [],
+    ]  # fmt: skip
 
 
 def test_half_precision_is_a_region_of_autocast() -> None:

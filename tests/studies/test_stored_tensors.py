@@ -64,3 +64,13 @@ def test_what_one_other_call_reads_is_a_second_result() -> None:
     x = b.call("cos", mask)
     b.within("blocks.1:my.Block")
     assert moved(b.graph(b.call("mul.Tensor", x, mask)), INFERENCE) == (0, 0)
+
+
+def test_a_result_that_modules_of_a_list_read_may_be_made_for_each() -> None:
+    """`for conv in self.convs: y = conv(F.leaky_relu(x)) + x`: exporters compute the activation once."""
+    b = Builder(x=(4, 256)).within()
+    shared = b.call("leaky_relu", b.input("y", 4, 256), 0.1)
+    read = [b.within(f"convs.{n}:my.Conv").call("sin", shared) for n in range(3)]
+    b.within()
+    total = b.call("add.Tensor", b.call("add.Tensor", read[0], read[1]), read[2])
+    assert moved(b.graph(total), INFERENCE) == (4096, 2 * 4096)

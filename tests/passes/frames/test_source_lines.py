@@ -123,6 +123,14 @@ def test_statements(lines: list[tuple[str, int]], held: dict[str, int]) -> None:
     assert held_by_lines(written(*lines)) == held
 
 
+def test_a_name_that_no_line_assigns_is_another_one_of_what_is_passed() -> None:
+    """`low = x` runs no op: `low` holds what `x` meant until it means something else, or the function returns."""
+    lines = written(("x = f(z)", 1), ("x = self.up(low)", 2), ("x = f(x)", 3), ("return f(x)", 4))
+    assert held_by_lines(lines) == {"v0": 3, "v1": 2, "v2": 3}
+    other = written(("x = f(z)", 1), ("x = x / len(low)", 2), ("x = f(x)", 3), ("return f(x)", 4))
+    assert held_by_lines(other) == {"v0": 1, "v1": 2, "v2": 3}
+
+
 def test_a_list_lives_as_long_as_the_name_that_is_joined() -> None:
     """`parts.append(x)` runs no op and is in no trace; the line that joins the list names it."""
     b = Builder(x=(4,)).within()

@@ -1,0 +1,33 @@
+"""What a line runs in training alone, `aux = self.head(x) if self.training else None`, in a graph for inference.
+
+An export in training mode has these ops. Branches of several lines do not show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from staticmem.ir.graph import Graph, Note, Op
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
+
+_IN_TRAINING = re.compile(r"\bif\s+self\.training\s+else\s+None\b")
+
+
+def drop_training_code(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph without the ops of such lines, and without the outputs that they make, where no other op reads them."""
+    inside = [op for op in graph.ops if _is_in_training(op)]
+    made = {name for op in inside for name in op.outputs}
+    others = [op for op in graph.ops if not _is_in_training(op)] if inside else []
+    outputs = tuple(name for name in graph.outputs if name not in made)
+    if not inside or not outputs or any(not made.isdisjoint(op.refs()) for op in others):
+        return graph, ()
+    return replace(graph, ops=tuple(others), outputs=outputs), ()
+
+
+def _is_in_training(op: Op) -> bool:
+    return any(_IN_TRAINING.search(line.text) is not None for line in op.stack)
