@@ -35,8 +35,9 @@ def _memory_strides(e: Eager, shape: tuple[int, ...], *deciders: Tensor) -> layo
 
 
 def _copies(e: Eager, out: Tensor, *tensors: Tensor) -> None:
-    """The kernels make tensors contiguous in the memory format of the result
-    (aten/src/ATen/native/cudnn/ConvShared.cpp: `input->contiguous(memory_format)` and its like)."""
+    """Inputs and gradients are made contiguous in the memory format of the result (aten/src/ATen/native/Convolution.cpp,
+    `_convolution`: `input.contiguous(backend_memory_format)`; `convolution_backward` likewise). The copy of a weight comes
+    behind the result and is too small to matter."""
     contiguous_in = layout.is_channels_last_contiguous if out.prefers_channels_last else layout.is_contiguous
     nbytes = [t.nbytes for t in tensors if not contiguous_in(t.shape, t.strides)]
     if nbytes:
@@ -87,7 +88,7 @@ def convolution(
     shape = (input.shape[0], channels, *spatial)
     out = e.empty(shape, input.dtype, _memory_strides(e, shape, input, weight), "aten.convolution.default")
     e.reads(Convolution(input.form, weight.form, out.form, *numbers))
-    _copies(e, out, input, weight)
+    _copies(e, out, input)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten.convolution_backward.default")
@@ -98,7 +99,7 @@ def convolution(
         if need[1]:
             by_weight = e.empty(weight.shape, grad.dtype, _memory_strides(e, weight.shape, input, weight))
         e.reads(Convolution(input.form, weight.form, grad.form, *numbers, gradients=(need[0], need[1])))
-        _copies(e, out, grad, *((weight,) if need[0] else ()), *((input,) if need[1] else ()))
+        _copies(e, out, grad, *((input,) if need[1] else ()))
         if need[2]:
             assert bias is not None
             by_bias = e.empty(bias.shape, grad.dtype)
