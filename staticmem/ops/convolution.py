@@ -35,9 +35,11 @@ def _memory_strides(e: Eager, shape: tuple[int, ...], *deciders: Tensor) -> layo
 
 
 def _copies(e: Eager, out: Tensor, *tensors: Tensor) -> None:
-    """Inputs and gradients are made contiguous in the memory format of the result (aten/src/ATen/native/Convolution.cpp,
-    `_convolution`: `input.contiguous(backend_memory_format)`; `convolution_backward` likewise). The copy of a weight comes
-    behind the result and is too small to matter."""
+    """Inputs and gradients are made contiguous in the memory format of the result.
+
+    aten/src/ATen/native/Convolution.cpp, `_convolution`: `input.contiguous(backend_memory_format)`, and
+    `convolution_backward` likewise. The copy of a weight comes behind the result and is too small to matter.
+    """
     contiguous_in = layout.is_channels_last_contiguous if out.prefers_channels_last else layout.is_contiguous
     nbytes = [t.nbytes for t in tensors if not contiguous_in(t.shape, t.strides)]
     if nbytes:
