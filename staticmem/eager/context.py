@@ -399,6 +399,10 @@ class Eager:
             self._add_edge(fresh, (parent, number))
             parent, number = fresh, 0
         self.set_grad_fn(view, parent, number)
+        for edge in node.edges:  # the node dies: it was made for the view as it was
+            if edge is not None and edge[0].leaf is None:
+                self._unref(edge[0])
+        node.edges = []
 
     def set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
         """Makes the tensor output `number` of `node`, and releases its `grad_fn` of before."""

@@ -151,6 +151,7 @@ class Interpreter:
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
         keeps, frames, frame_of = self.keeps_values or checkpoints is not None, self.frames, self.held_by_frames
         produced, enters = self.produced_in, self.recorded is None
+        again = self.recorded.read_again if self.recorded is not None else ()
         self.records, signatures = records_of_modes(e), self.signatures
         for index in range(start, end):
             op = ops[index]
@@ -178,7 +179,7 @@ class Interpreter:
                     if depth is not None and depth < len(frames):
                         e.hold(held[0], frames[depth][1])
                     e.end(*held)
-                    if not keeps:  # small tables are faster
+                    if not keeps and name not in again:  # small tables are faster
                         env.pop(name, None)
                         produced.pop(name, None)
             if copies:

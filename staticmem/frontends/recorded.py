@@ -91,8 +91,15 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
 
     Raises:
         ModelFileError: the recording is damaged.
-        DimensionError: a size is not a number here.
+        DimensionError: a size is not a number here, or is one that the code fixed.
     """
+    if binding.rebound:
+        raise DimensionError(
+            f"the code fixed {', '.join(binding.rebound)}, and was recorded at another size",
+            "It runs a loop that often, or makes a number of the size, so that other ops run at others.",
+            "Record the model again with example inputs of the sizes that you want.",
+            code="SM115",
+        )
     programs = _Programs(model, binding)
     training = programs.decoded(True, None)
     return replace(training, programs=programs)
@@ -155,6 +162,8 @@ class _Program:
         self.names: list[str] = []  # of the values that there are
         self.own = 0  # how many of them the model owns
         self.last = {written.PARAMETER: 0, written.BUFFER: 0}  # values named last
+        self.ended: Mapping[str, int] = {}  # values that Python has let go of
+        self.read_again: set[str] = set()  # those of them that autograd reads, in ops that it runs for the code
         self.values: dict[str, Value] = {}
 
     def graph(self, program: Mapping[str, Any]) -> Graph:
@@ -166,6 +175,7 @@ class _Program:
         self.own = len(self.names)
         kept = self.kept(fields.items(program.get("kept", [])))
         last_held: dict[str, int] = {}
+        self.ended = last_held
         self.release(program.get("released_before", []), -1, last_held)
         ops = self.ops(fields.items(program["ops"]), -1, last_held)
         outputs = tuple(self.names[fields.size(v)] for v in fields.items(program.get("outputs", [])))
@@ -178,7 +188,9 @@ class _Program:
         lasting = tuple(self.names[fields.size(v)] for v in fields.items(program.get("lasting", [])))
         loss = fields.boolean(document["loss"]) and self.training
         enables_grad = not self.training and any(op.grad for op in ops)
-        recorded = Recorded(last_held, lasting, kept, regions, self.functions, loss, enables_grad)
+        recorded = Recorded(
+            last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again)
+        )
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
@@ -231,7 +243,10 @@ class _Program:
             number = self.last[kind] = self.last[kind] + steps
         if not 0 <= number < (len(self.names) if kind == written.REF else self.own):
             raise ValueError(f"an argument is {arg[:40]!r}")
-        return self.names[number]
+        name = self.names[number]
+        if name in self.ended:
+            self.read_again.add(name)
+        return name
 
     def refs(self, values: Any) -> tuple[str, ...]:
         return tuple("" if v is None else self.ref(fields.text(v)) for v in fields.items(values))
@@ -379,9 +394,9 @@ class _Program:
         incoming = self.new([bool(r) for r in results])
         last_held: dict[str, int] = {}
         self.release(row["released_before"], -1, last_held)
-        outer, self.functions = self.functions, {}
+        outer, self.functions, ended, self.ended = self.functions, {}, self.ended, {}
         ops = self.ops(fields.items(row["backward"]), stack, last_held)
-        called, self.functions = self.functions, outer
+        called, self.functions, self.ended = self.functions, outer, ended
         gradients = self.refs(row["gradients"])
         reads = [(number, v) for number, op in enumerate(ops) for v in op.refs()]
         reads += [(len(ops), v) for v in gradients]

@@ -252,6 +252,8 @@ class Recorded:
         functions: calls of custom autograd functions by the name of their op.
         loss: the first output is the loss.
         enables_grad: of inference, some of whose ops have a history all the same (`torch.enable_grad`).
+        read_again: values that autograd has saved and the code reads again: the ops of a backward that it runs with
+            create_graph=True.
     """
 
     last_held: Mapping[str, int]
@@ -261,6 +263,7 @@ class Recorded:
     functions: Mapping[str, CustomFunction]
     loss: bool = False
     enables_grad: bool = False
+    read_again: Set[str] = frozenset()
 
 
 class Programs(Protocol):

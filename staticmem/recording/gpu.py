@@ -52,6 +52,7 @@ def meta_as_gpu() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
         mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         mock.patch.object(torch.Tensor, "contiguous", _contiguous),
+        mock.patch.object(torch.Tensor, "type", _type),
         mock.patch.dict(decomposition_table, _BATCH_NORMS),
     )
     with ExitStack() as stack:
@@ -86,6 +87,25 @@ _BATCH_NORMS = dict.fromkeys(
 def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
     result: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
     return result
+
+
+_type_of = torch.Tensor.type
+# torch/csrc/tensor/python_tensor.cpp (`get_name`)
+_TYPES = {
+    torch.float32: "FloatTensor", torch.float64: "DoubleTensor", torch.float16: "HalfTensor",
+    torch.bfloat16: "BFloat16Tensor", torch.uint8: "ByteTensor", torch.int8: "CharTensor", torch.int16: "ShortTensor",
+    torch.int32: "IntTensor", torch.int64: "LongTensor", torch.bool: "BoolTensor",
+}  # fmt: skip
+
+
+def _type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """`Tensor.type` with the names of a GPU's types, which the meta device has none of."""
+    if self.device.type != DEVICE:
+        return _type_of(self, dtype, non_blocking, **kwargs)
+    if dtype is None:
+        return f"torch.{_STANDS_FOR}.{_TYPES[self.dtype]}"
+    named = {f"torch.{_STANDS_FOR}.{name}": known for known, name in _TYPES.items()}
+    return self.to(named.get(dtype, dtype), non_blocking=non_blocking)
 
 
 @contextmanager

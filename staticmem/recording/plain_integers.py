@@ -1,9 +1,10 @@
-"""Functions whose C++ takes plain integers, called with sizes that are open.
+"""Functions that take plain integers, called with sizes that are open.
 
 PyTorch would fix such a size: `torch.linspace(-1, 1, x.shape[2])` and `F.avg_pool2d(x, x.shape[2:])` are recorded with
-their symbolic arguments instead, and their results have symbolic sizes.
+their symbolic arguments instead, and their results have symbolic sizes. `torch.einsum` of three operands or more asks
+opt_einsum, where it is installed, for an order of contractions, which is that of the sizes of the example.
 
-Source: aten/src/ATen/native/native_functions.yaml (`int steps`, `int[2] kernel_size`).
+Source: torch/functional.py (`einsum`), aten/src/ATen/native/native_functions.yaml (`int steps`, `int[2] kernel_size`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from torch.backends import opt_einsum
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -40,9 +42,22 @@ def symbolic_integers(watch: Watch) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "linspace", recorded_linspace))
+        if opt_einsum.is_available():
+            package = opt_einsum.get_opt_einsum()
+            stack.enter_context(mock.patch.object(package, "contract_path", _contract_path(package.contract_path)))
         for name in _POOLS:
             stack.enter_context(mock.patch.object(functional, name, _pool(watch, name)))
         yield
+
+
+def _contract_path(call: Any) -> Any:
+    def contract_path(equation: Any, *operands: Any, **kwargs: Any) -> Any:
+        if not isinstance(equation, str) or not all(isinstance(x, torch.Tensor) for x in operands):
+            return call(equation, *operands, **kwargs)
+        shapes = [tuple(n if isinstance(n, int) else n.node.hint for n in x.shape) for x in operands]
+        return call(equation, *shapes, shapes=True, **kwargs)
+
+    return contract_path
 
 
 def _pool(watch: Watch, name: str) -> Any:

@@ -273,6 +273,17 @@ class Forces(Coded):
         return self.inner(x) + force
 
 
+class Aside(Coded):
+    """A branch that leads to no output, with an op in place on a view in it."""
+
+    def middle(self, x: Any) -> Any:
+        view = self.inner(F.gelu(self.inner(x))).view(-1, 2, 128)
+        view.clamp_(-1, 1)
+        beside = torch.sigmoid(view)
+        del view, beside
+        return F.relu(self.inner(x))
+
+
 class Reversible(Coded):
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +350,7 @@ class Halves(Coded):
 
 COUNTED = (
     Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
-    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces,
+    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside,
 )  # fmt: skip
 
 

@@ -343,6 +343,45 @@ def test_sizes_stay_symbols() -> None:
     assert ops_named(graph, "new_zeros")[0].args[1] == (10, 25)
 
 
+class Loops(nn.Module):  # type: ignore[misc]
+    """A loop as long as the input."""
+
+    def forward(self, x: Any) -> Any:
+        total = x[:, 0]
+        for step in range(x.shape[1]):
+            total = total + x[:, step]
+        return total.type(x.type())
+
+
+def test_sizes_that_the_code_fixed_are_not_changed() -> None:
+    model = recorded(Loops(), torch.zeros(2, 5, 8, device="meta"))
+    assert model.inputs[0].shape == ("batch", 5, "axis2")
+    assert bases(graph_of(model, batch=3, axis2=9)).count("add") == 5
+    with pytest.raises(DimensionError, match=r"the code fixed x\[1\]"):
+        graph_of(model, True, None, **{"batch": 3, "axis2": 9, "x[1]": 6})
+
+
+def test_orders_of_contractions_are_those_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Package:
+        @staticmethod
+        def contract_path(equation: str, *shapes: Any, **options: Any) -> Any:
+            assert shapes == ((2, 5), (2, 7), (2, 3))
+            assert options["shapes"]
+            return [(1, 2), (0, 1)], None
+
+    class Product(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, y: Any, z: Any) -> Any:
+            return torch.einsum("ba,bc,bd->acd", x, y, z)
+
+    from torch.backends import opt_einsum
+
+    monkeypatch.setattr(opt_einsum, "get_opt_einsum", lambda: Package)
+    monkeypatch.setattr(opt_einsum, "is_available", lambda: True)
+    inputs = [torch.zeros(*shape, device="meta") for shape in ((2, 5), (2, 7), (2, 3))]
+    shapes = [spec.shape for spec in recorded(Product(), *inputs).inputs]
+    assert shapes == [("batch", "axis1"), ("batch", "axis1_2"), ("batch", "axis1_3")]
+
+
 class FixedLate(nn.Module):  # type: ignore[misc]
     """Sizes that the code fixes, or finds equal, after ops that have them."""
 
