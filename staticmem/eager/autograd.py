@@ -143,7 +143,12 @@ def run_backward(
 
 
 def inner_backward(
-    e: Eager, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], leaves: Sequence[Tensor], captures: bool
+    e: Eager,
+    roots: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    leaves: Sequence[Tensor],
+    retain_graph: bool,
+    captures: bool,
 ) -> list[Tensor | None]:
     """A backward that code runs: `torch.autograd.backward`, or `torch.autograd.grad` (`captures`). Returns the
     gradients of `leaves`, which belong to the present scope; None where it has none.
@@ -152,9 +157,10 @@ def inner_backward(
     """
     if not roots or None in [gradient_edge(root) for root in roots]:
         raise ValueError("autograd begins with a tensor that needs no gradient")
-    made = Owner("gradient", "autograd")  # Python makes those that are not given, and holds them
-    for gradient, root in zip(gradients, roots, strict=True):
-        e.hold(e.empty_like(root, kernel="aten.ones_like.default") if gradient is None else gradient, made)
+    made = Owner("gradient", "autograd")  # those of Python, which makes ones that are not given, in the roots' dtypes
+    for given, root in zip(gradients, roots, strict=True):
+        gradient = e.empty_like(root, kernel="aten.ones_like.default") if given is None else given
+        e.hold(gradient if gradient.dtype is root.dtype else cast_gradient(e, gradient, root.dtype), made)
     asked = {id(leaf) for leaf in leaves}
     if captures:
         _prune([edge[0] for root in roots if (edge := gradient_edge(root)) is not None], asked)
@@ -162,7 +168,7 @@ def inner_backward(
     e.grad_enabled, e.saved_hooks = False, []
     of_code = OfCode(captures)
     grads = {} if captures else e.grads
-    received = run_backward(e, roots, [tensor for tensor, _ in made.held], grads, of_code=of_code)
+    received = run_backward(e, roots, [tensor for tensor, _ in made.held], grads, retain_graph, of_code)
     e.grad_enabled, e.saved_hooks, e.trace.op = state
     e.received |= received - asked
     results: list[Tensor | None] = []

@@ -84,13 +84,15 @@ def run_body(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None = 
     that the running backward waits for.
     """
     leaves = {t: t.accumulate for t in values.values() if isinstance(t, Tensor) and t.accumulate is not None}
-    state = e.grad_enabled, e.autocast
+    state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner
+    e.autocast_cache, e.autocast_owner = {}, Owner("autocast", "weight cache")
     for leaf in leaves:
         leaf.accumulate = None
     try:
         return _run_ops(e, body, values, amp)
     finally:
-        e.grad_enabled, e.autocast = state
+        e.release(e.autocast_owner)
+        e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner = state
         for leaf, node in leaves.items():
             leaf.accumulate = node
 
@@ -110,6 +112,9 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
         rule = lookup(op.target)
         e.grad_enabled = op.grad
         e.autocast = amp if op.amp is True else op.amp or None
+        if e.autocast is None and e.autocast_cache:  # copies of weights are kept until the region ends
+            e.release(e.autocast_owner)
+            e.autocast_cache = {}
         result: Any
         if op.base == FUNCTION:
             result, of_autograd = with_history(e, body.recorded.functions[op.name], values)
@@ -147,8 +152,8 @@ def run_autograd(e: Eager, target: str, args: Sequence[Any]) -> list[Tensor | No
     if target == written.REQUIRES_GRAD:
         args[0].requires_grad = True
         return []
-    roots, gradients, leaves = args
-    return inner_backward(e, roots, gradients, leaves, captures=target == written.GRAD)
+    roots, gradients, leaves, retain_graph = args
+    return inner_backward(e, roots, gradients, leaves, retain_graph, captures=target == written.GRAD)
 
 
 def _filled(arg: Any, values: dict[str, Any]) -> Any:

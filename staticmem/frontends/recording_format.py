@@ -44,7 +44,8 @@ that JSON does not have. The argument of a `staticmem::function` is the index of
 
 Three ops are of autograd. `staticmem::requires_grad` makes its argument a leaf that needs a gradient. The arguments of
 `staticmem::backward` and `staticmem::grad` are the tensors that a backward begins with, their gradients (null: ones),
-and leaves; their results are the gradients of these leaves. `backward` adds to those of parameters, too.
+leaves, and whether the graph is retained; their results are the gradients of these leaves. `backward` adds to those of
+parameters, too.
 
 A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its backward could run, `released_before`,
 the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next

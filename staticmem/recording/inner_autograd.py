@@ -51,7 +51,7 @@ def recorded_autograd(watch: Watch) -> Iterator[None]:
             if _owned(watch, leaf):
                 leaf.grad = before[id(leaf)]
         given[2] = [ref for leaf, ref in zip(leaves, given[2], strict=True) if not _owned(watch, leaf)]
-        _write(watch, written.BACKWARD, given, [leaf.grad for leaf in own])
+        _write(watch, written.BACKWARD, [*given, bool(retain_graph)], [leaf.grad for leaf in own])
         return None
 
     def recorded_grad(
@@ -68,7 +68,7 @@ def recorded_autograd(watch: Watch) -> Iterator[None]:
             raise NotImplementedError("gradients with a history, of a batch, or of tensors that are no leaves")
         given = _given(watch, roots, grad_outputs, asked)
         results = _paused(watch, roots[0], call)
-        _write(watch, written.GRAD, given, results)
+        _write(watch, written.GRAD, [*given, bool(retain_graph)], results)
         return results
 
     with (

@@ -83,7 +83,7 @@ class Reversed(torch.autograd.Function):  # type: ignore[misc]
         with torch.enable_grad():
             b = b.detach().requires_grad_()
             first = ctx.f(b)
-        first.backward(of_c)
+        first.backward(of_c, retain_graph=True)
         return of_c, of_d + b.grad, None, None, *[None] * (len(ctx.needs_input_grad) - 4)
 
 
