@@ -263,7 +263,7 @@ def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> None:
             replaced[id(tensor)] = made
         return replaced[id(tensor)]
 
-    for child in module.modules():
+    for child in _modules(module):
         for owned in (child._parameters, child._buffers):
             for name, tensor in owned.items():
                 if tensor is not None:
@@ -281,7 +281,21 @@ State = list[tuple[torch.nn.Module, dict[str, Any]]]
 
 def _state(module: torch.nn.Module) -> State:
     """The attributes of all modules, containers copied."""
-    return [(child, _copied(child.__dict__)) for child in module.modules()]
+    return [(child, _copied(child.__dict__)) for child in _modules(module)]
+
+
+def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A module and those within it, also those in lists and dictionaries, which it does not register."""
+    found: dict[int, torch.nn.Module] = {}
+    stack = [module]
+    while stack:
+        for child in stack.pop().modules():
+            if id(child) not in found:
+                found[id(child)] = child
+                for value in child.__dict__.values():
+                    if type(value) in (list, tuple, dict):
+                        stack += [x for x in tree_leaves(value) if isinstance(x, torch.nn.Module)]
+    return list(found.values())
 
 
 def _restore(state: State) -> None:

@@ -343,6 +343,30 @@ def test_sizes_stay_symbols() -> None:
     assert ops_named(graph, "new_zeros")[0].args[1] == (10, 25)
 
 
+class Listed(nn.Module):  # type: ignore[misc]
+    """Layers in a list, whose parameters are registered by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [[nn.Linear(8, 8)], [nn.Linear(8, 8)]]
+        self.own = nn.ParameterList([p for (layer,) in self.layers for p in layer.parameters()])
+
+    def forward(self, x: Any) -> Any:
+        for (layer,) in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_in_lists() -> None:
+    with torch.device("meta"):
+        module, x = Listed(), torch.zeros(2, 8)
+    weight = module.layers[0][0].weight
+    graph = graph_of(recorded(module, x))
+    assert bases(graph) == ["linear", "linear"]
+    assert graph.ops[0].args[1:] == (Ref("p:own.0"), Ref("p:own.1"))
+    assert module.layers[0][0].weight is weight
+
+
 class Loops(nn.Module):  # type: ignore[misc]
     """A loop as long as the input."""
 
