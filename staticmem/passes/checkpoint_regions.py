@@ -26,6 +26,7 @@ from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack
+from staticmem.passes.frames.source_lines import is_checkpoint_function
 from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints
 from staticmem.passes.module_spans import Call, by_parent, by_start, calls_of, region_of
@@ -34,7 +35,6 @@ from staticmem.scenario.step import SQRT, Scenario
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
 _DECIDED = re.compile(r"(?<!\w)if\b.+\belse\b")  # an expression, of which one branch ran
 # where `CheckpointFunction.forward` calls its function; its copies have the name too (fairscale, DeepSpeed)
-_REENTRANT = re.compile(r"\brun_function\(")
 _FUNCTION = re.compile(r"\s*([A-Za-z_][\w.]*)")
 _SEGMENTS = re.compile(r"\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
 
@@ -255,11 +255,7 @@ def _in_blocks(graph: Graph, ops: Sequence[Op]) -> Iterator[Op]:
 
 
 def _is_reentrant(op: Op) -> bool:
-    return any(map(_is_function, op.stack))
-
-
-def _is_function(line: SourceLine) -> bool:
-    return line.function == "forward" and _REENTRANT.search(line.text) is not None
+    return any(map(is_checkpoint_function, op.stack))
 
 
 _APPLIED = re.compile(r"\b([A-Za-z_]\w*)\.apply\(")
@@ -377,7 +373,7 @@ def written_regions(graph: Graph, policy: str = "expected", amp: bool = False) -
 def _is_copy(graph: Graph, line: _Line) -> bool:
     """Whether the function that a line calls is a library's own, after PyTorch's."""
     stack = graph.ops[line.start].stack if line.reentrant else ()
-    return any(_is_function(each) and not each.file.endswith("torch/utils/checkpoint.py") for each in stack)
+    return any(is_checkpoint_function(each) and not each.file.endswith("torch/utils/checkpoint.py") for each in stack)
 
 
 def _lines(graph: Graph) -> Iterator[_Line]:
@@ -405,7 +401,7 @@ def _checkpoint_line(op: Op) -> tuple[Stack, str, int, str, bool, bool] | None:
         depth += line.function == "forward"
         called = "checkpoint" in line.text and _CALL.search(line.text) and not line.text.lstrip().startswith("def ")
         inner = op.stack[number + 1] if number + 1 < len(op.stack) else None
-        if inner is not None and _is_function(inner):
+        if inner is not None and is_checkpoint_function(inner):
             return op.modules[:depth], line.file, line.line, line.text, True, True
         if called:
             decided = _DECIDED.search(line.text)

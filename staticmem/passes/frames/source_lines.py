@@ -67,6 +67,15 @@ def held_by_lines(graph: Graph) -> Mapping[str, int]:
     return Execution(graph).run()
 
 
+_RUNS_FUNCTION = re.compile(r"\brun_function\(")
+
+
+def is_checkpoint_function(line: SourceLine) -> bool:
+    """Whether a line is of the autograd function of a checkpoint with use_reentrant=True (torch/utils/checkpoint.py,
+    `CheckpointFunction.forward`, and copies of it in libraries). Its `forward` is no module's."""
+    return line.function == "forward" and _RUNS_FUNCTION.search(line.text) is not None
+
+
 _PUBLISHED = re.compile(r"[/\\](?:torch|torchvision|timm|transformers)[/\\]")
 
 
@@ -136,9 +145,11 @@ class Execution:
         modules = 0
         for level, line in enumerate(op.stack):
             calls = level + 1 < len(op.stack)
-            modules += line.function == "forward"
+            # the function of a checkpoint ends with the module that it runs, as if it were that module's
+            function = is_checkpoint_function(line)
+            modules += line.function == "forward" and not function
             if level == len(self.frames):
-                self.frames.append(PythonFrame(line, modules, now + 1, now + 1))
+                self.frames.append(PythonFrame(line, modules + function, now + 1, now + 1))
             frame = self.frames[level]
             # the same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
             # goes on with what the line did for its arguments (`k = f(y + dt * k1)`)
