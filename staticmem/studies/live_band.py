@@ -3,7 +3,8 @@
 Each unknown has a least and a most: what ran in place (`passes.inplace`), which values variables hold
 (`passes.frames`), what custom functions, checkpoints and lost calls of `detach` do to autograd
 (`passes.custom_functions`), which dtypes code takes from tensors under autocast (`passes.open_dtypes`), and what an
-exporter stored or merged (`stored_tensors`). The step runs again with the least of all, and with the most of all.
+exporter stored or merged (`stored_tensors`). The step runs again with the least of all, and with the most of all. Ops
+without a rule widen the band of any file, one with a recording too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.passes import pipeline
@@ -26,6 +28,17 @@ from staticmem.studies.stored_tensors import moved_by_stored_tensors
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 
 
+def moved_by_unknown_ops(result: StepResult, training: bool) -> tuple[int, int]:
+    """Bytes by which the peak may be lower, and higher, where ops have no rule.
+
+    Such an op is taken to save what it reads and makes (`ops.dispatch.fallback`). It may save nothing of it; and its
+    kernels may save factors of their own and hold temporaries, each as large as its results: the backward of
+    torch.linalg does both (torch/csrc/autograd/FunctionsManual.cpp).
+    """
+    nbytes = sum(result.unknown_bytes.values())
+    return (nbytes if training else 0), 2 * nbytes
+
+
 class LiveBand:
     """What the file leaves open in a step that has been run."""
 
@@ -39,14 +52,15 @@ class LiveBand:
         """The least and the most that the peak can be; None where nothing that is open moves it, or nothing is."""
         if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
             return None
-        graph = self.graph
-        if graph.recorded is not None:  # nothing of this is open
-            return None
-        peak = self.lifetimes.peak_bytes
-        low, high = self._ends_of_peak() or (peak, peak)
-        less, more = moved_by_stored_tensors(graph, self.result.trace)
-        kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
-        low, high = max(low - less - kept[0], 0), high + more + kept[1]
+        graph, peak = self.graph, self.lifetimes.peak_bytes
+        low, high = peak, peak
+        if graph.recorded is None:  # else nothing of this is open
+            low, high = self._ends_of_peak() or (peak, peak)
+            less, more = moved_by_stored_tensors(graph, self.result.trace)
+            kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
+            low, high = low - less - kept[0], high + more + kept[1]
+        unknown = moved_by_unknown_ops(self.result, self.scenario.training)
+        low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
 
     def _ends_of_peak(self) -> tuple[int, int] | None:
