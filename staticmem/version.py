@@ -27,3 +27,12 @@ def torch_release(name: str) -> tuple[int, int]:
 
 
 REFERENCE_RELEASE = torch_release(REFERENCE_TORCH)
+
+# Releases since which a step allocates or saves something else: softmax and convolution (1.11), rms_norm (2.9); the
+# files of `ops/` have the sources. Steps of the releases between two of them are equal.
+STEP_CHANGED = ((1, 0), (1, 11), (2, 9))
+
+
+def release_of_step(release: tuple[int, int]) -> tuple[int, int]:
+    """The first release whose steps are those of this one."""
+    return max((since for since in STEP_CHANGED if since <= release), default=STEP_CHANGED[0])

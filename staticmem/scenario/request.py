@@ -18,7 +18,7 @@ from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.step import LEVER_OPTIONS, OPTIMIZERS, STRATEGIES, Levers, Scenario, check_owner
-from staticmem.version import REFERENCE_RELEASE, torch_release
+from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
 
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
 ALL = sys.maxsize  # for `top`: every tensor
@@ -200,7 +200,7 @@ class Request(Levers):
         # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
-        torch = REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version)
+        torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
         sdpa = self._choice("sdpa")
         scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, **levers)
         return scenario, notes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import zip_longest
 
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
@@ -18,8 +19,6 @@ from staticmem.passes.frames.source_lines import is_published as is_published_li
 from staticmem.passes.lost_gradients import is_published
 
 _RANDOM = ("aten::rand", "aten::normal", "aten::bernoulli", "aten::multinomial", "aten::exponential", "aten::dropout")
-
-
 _ATTRIBUTE = re.compile(r"\s*self\.\w+\s*(?::[^=]+)?=(?!=)")
 
 
@@ -31,7 +30,7 @@ def moved_by_kept_tensors(graph: Graph, lifetimes: Lifetimes, training: bool) ->
 
 def _of_attributes(graph: Graph, lifetimes: Lifetimes, training: bool) -> int:
     """Bytes of what attributes may keep: in training those of the call before exist while the forward runs."""
-    assigned = [op for op, after in zip(graph.ops, (*graph.ops[1:], None), strict=True) if _ends_assignment(op, after)]
+    assigned = [op for op, after in zip_longest(graph.ops, graph.ops[1:]) if _ends_assignment(op, after)]
     read = {*graph.outputs, *graph.last_read}
     assigned += [op for op in graph.ops if read.isdisjoint(op.outputs) and _is_for_code(op)]
     if not assigned:

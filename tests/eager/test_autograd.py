@@ -178,7 +178,7 @@ def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     e.grad_enabled = False
     first = len(e.trace.buffers)
     keep = Tensor(out.storage, out.shape, out.strides, out.dtype)  # a gradient edge, without the result
-    keep.grad_fn, keep.output_nr = out.grad_fn, out.output_nr
+    keep.grad_fn, keep.output_nr, keep.requires_grad = out.grad_fn, out.output_nr, True
     assert out.grad_fn is not None
     out.grad_fn.refs += 1
     e.release(result)

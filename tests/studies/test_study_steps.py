@@ -28,7 +28,7 @@ ALIKE: tuple[dict[str, Any], ...] = (
     {},
     {"gpu": "a100-sxm-40gb"},
     {"gpu": "24GB", "alloc_conf": "expandable_segments:True"},
-    {"torch_version": "2.3", "module_loading": "eager"},
+    {"torch_version": "2.10", "module_loading": "eager"},
     {"channels_last": True, "tf32": False},
     {"cudnn_benchmark": True, "top": 3},
     {"method": "textbook"},
@@ -66,7 +66,7 @@ def test_one_step_serves_every_card(path: str) -> None:
     "words",
     [
         {"batch": 3}, {"optimizer": "sgd"}, {"amp": "bfloat16"}, {"mode": "infer", "optimizer": None},
-        {"set_to_none": False}, {"freeze": "layer1"}, {"accumulate": 2},
+        {"set_to_none": False}, {"freeze": "layer1"}, {"accumulate": 2}, {"torch_version": "1.10"},
     ],
 )  # fmt: skip
 def test_another_question_is_another_step(path: str, words: dict[str, Any]) -> None:
