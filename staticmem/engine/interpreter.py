@@ -429,6 +429,13 @@ class Interpreter:
         )
 
     def _unknown(self, op: Op, args: Sequence[Any]) -> list[Tensor]:
+        if self.graph.recorded is not None and op.base.endswith("_backward") and self.e.training:
+            raise ModelFileError(
+                f"the training step of this model cannot be predicted: its code differentiates gradients ({op.base})",
+                "It runs torch.autograd.grad with create_graph=True; what a backward of a backward keeps is not known.",
+                "A file of torch.export.export or torch.onnx.export without a recording has a peak with a band.",
+                code="SM176",
+            )
         values = [self._described(name, args) for name in op.outputs]
         outs = fallback(self.e, op.target, args, values)
         self.unknown[op.target] += 1

@@ -273,6 +273,17 @@ class Forces(Coded):
         return self.inner(x) + force
 
 
+class TrainedForces(Coded):
+    """A gradient of an energy, in the forward, that the loss differentiates again."""
+
+    def middle(self, x: Any) -> Any:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            energy = F.gelu(self.inner(at)).sum()
+            (force,) = torch.autograd.grad(energy, at, create_graph=True)
+        return self.inner(x) + force
+
+
 class Aside(Coded):
     """A branch that leads to no output, with an op in place on a view in it."""
 

@@ -174,6 +174,15 @@ def test_a_backward_that_makes_a_graph_is_an_error_of_training() -> None:
     assert Study(model, request_of({"mode": "infer"})).report.peak.live_bytes > 0
 
 
+def test_gradients_that_are_differentiated_again_are_an_error_of_training() -> None:
+    module, inputs = on_meta(coded_models.TrainedForces)
+    model = recorded(module, *inputs)
+    with pytest.raises(ModelFileError, match=r"differentiates gradients \(aten::gelu_backward\)") as error:
+        Study(model, request_of({"optimizer": "adam", "loss": "mean"})).report  # noqa: B018
+    assert error.value.code == "SM176"
+    assert Study(model, request_of({"mode": "infer"})).report.peak.live_bytes > 0
+
+
 def test_indices_on_the_cpu_take_no_memory() -> None:
     module, inputs = on_meta(coded_models.Looked)
     model = recorded(module, *inputs)
