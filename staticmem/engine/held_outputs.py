@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import OPEN, round_up
+from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
 
 OUTPUTS = "outputs"  # the kind of their holds
@@ -37,9 +38,20 @@ class HeldOutputs:
         self.first = len(e.trace.buffers)
 
     def assign(self, outputs: Sequence[Tensor]) -> None:
-        """`outputs = model(x)`: the new ones exist when those of before are released."""
+        """`outputs = model(x)`: the new ones exist when those of before are released.
+
+        Raises:
+            ModelFileError: by the file, an output does not live until the model returns.
+        """
         before, self.variable = self.variable, Owner(OUTPUTS, "outputs")
         for tensor in outputs:
+            if self.e.trace.buffers.died[tensor.storage.id] != OPEN:  # a damaged recording may say so
+                raise ModelFileError(
+                    f"the model's output {list(tensor.shape)} is released before the model returns it",
+                    "The file says of each value how long the code holds it, and an output is held until the end.",
+                    "Export the model again.",
+                    code="SM119",
+                )
             self.e.hold(tensor, self.variable)
         # an output may be an input of the model, or a view of another output
         made = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
