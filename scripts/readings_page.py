@@ -24,6 +24,7 @@ no version of PyTorch, one is inferred from the date. Networks are in `models/` 
 - **In band**: the reading lies within the band of the prediction. **Above**: it lies above its upper end, which is what
   somebody who fills a card has to fear.
 - **Held out**: a random half of the readings, which was not looked at while we searched the other half for causes.
+- **Without a reading**: cuDNN's benchmark mode, TF32 switched off, channels_last, several processes on one card.
 """
 
 
