@@ -31,12 +31,12 @@ def _hidden(graph: Graph) -> tuple[Region, ...]:
     lines = lines_of_methods(graph) if any(op.stack for op in graph.ops) else set()
     if not lines:
         return ()
-    found: dict[tuple[object, ...], list[Call]] = {}
+    alike: dict[tuple[object, ...], list[Call]] = {}  # by caller, list and class
     for call in calls_of(graph):
         owner, _, number = call.path.rpartition(".")
         if number.isdigit() and call.end - call.start > 1 and _is_hidden(graph, call, lines):
-            found.setdefault((call.stack[:-1], owner, call.cls), []).append(call)
-    return tuple(region_of([call]) for several in found.values() if len(several) > 1 for call in several)
+            alike.setdefault((call.stack[:-1], owner, call.cls), []).append(call)
+    return tuple(region_of([call]) for several in alike.values() if len(several) > 1 for call in several)
 
 
 def _is_hidden(graph: Graph, call: Call, lines: Set[Line]) -> bool:

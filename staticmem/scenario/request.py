@@ -155,9 +155,8 @@ class Request(Levers):
         if self.dims is None:
             object.__setattr__(self, "dims", {})
         for name in ("checkpoint", "input_grad"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                object.__setattr__(self, name, (value,))
+            value = getattr(self, name)  # the command line and configs give lists
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
         elif self.resolution is not None and len(self.resolution) != 2:

@@ -18,9 +18,10 @@ kept_steps: Recent[tuple[Graph, Step]] = Recent(STEPS)  # by identity of the gra
 def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "expected") -> Step:
     """The step of a graph of `model`, and when its buffers live; `policy` as in `run_step`.
 
-    The search for a card asks about one step many times: cards, settings of the allocator and versions of PyTorch and
-    cuDNN change what a replay does, never the step. A step is kept only while its graph is (`frontends.recent`), so
-    that it does not hold a graph that nothing else needs. Kept steps are never changed
+    The search for a card asks about one step many times: cards, settings of the allocator and versions of cuDNN change
+    what a replay does, never the step; versions of PyTorch change it where `version.STEP_CHANGED` says so. A step is
+    kept only while its graph is (`frontends.recent`), so that it does not hold a graph that nothing else needs. Kept
+    steps are never changed
     (`tests/studies/test_study_steps.py`).
     """
     key = (id(graph), scenario, policy)

@@ -265,3 +265,12 @@ def test_the_name_of_a_chip_is_its_usual_card_and_says_so(capsys: pytest.Capture
     assert report["gpu"]["slug"] == "h100-sxm-80gb"
     note = next(n["text"] for n in report["assumptions"] if n["code"] == "SM404")
     assert "'h100' may also mean h100-nvl, h100-pcie-80gb" in note
+
+
+def test_inputs_that_require_a_gradient_are_named_or_all(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (RESNET, "--batch", "2", "--mode", "train")
+    every, named = (analyzed(capsys, *words, "--input-grad", name)["peak"] for name in ("all", "x"))
+    assert every == named
+    code, _, err = run(capsys, *words, "--input-grad", "y")
+    assert code == 2
+    assert "[SM165]" in err
