@@ -29,6 +29,18 @@ class UsageError(StaticmemError):
     """A flag or a value that is not understood."""
 
 
+def unexpected(error: Exception, again: str = "Run it again") -> StaticmemError:
+    """What is said of an exception that nobody expected, and of the end of main memory, in place of a traceback."""
+    if isinstance(error, MemoryError):
+        why, hint = "The graph is larger than this machine can hold.", "Run it on a machine with more main memory."
+        return StaticmemError("not enough memory for the analysis", why, hint, "SM191")
+    detail = (str(error).splitlines() or [""])[0][:200]
+    return StaticmemError(
+        f"internal error: {type(error).__name__}: {detail}", "This is a bug of staticmem, not of your model.",
+        f"{again} with --debug and report what it prints.", "SM190",
+    )  # fmt: skip
+
+
 def closest(word: str, choices: Iterable[str]) -> str:
     """A hint that names the choice closest to a word; empty where none is close."""
     close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from staticmem.allocators.segments import Block, Driver, Free, Pool, Reservation
 from staticmem.allocators.settings import ROUND_LARGE
 
-ADDRESS_SPACE = 1 << 39  # bytes of a reservation where the device's size is unknown; more than any device has
+ADDRESS_SPACE = 1 << 39  # bytes of a reservation where memory has no end: more than any device has
 
 
 def best_fit(free: Free, at: int) -> int:
@@ -27,14 +27,16 @@ def _could_be(block: Block) -> int:
 
 
 def try_allocate(driver: Driver, pool: Pool, size: int, stream: int, page: int) -> Block | None:
-    """A free block of at least `size` bytes, made by mapping pages; None where the driver has no more."""
+    """A free block of at least `size` bytes, made by mapping pages; None where the driver has no more.
+
+    A request above a whole reservation, which is larger than the device, runs out of memory while that is mapped.
+    """
     block = _find(driver, pool, size, stream, page)
     if not block.mapped and not _map(driver, block, min(block.size, size)):
         return None
     while block.size < size:
         after = block.next
-        assert after is not None
-        if not _map(driver, after, min(size - block.size, after.size)):
+        if after is None or not _map(driver, after, min(size - block.size, after.size)):
             return None
         block = after
     pool.remove(block)
@@ -52,7 +54,10 @@ def _find(driver: Driver, pool: Pool, size: int, stream: int, page: int) -> Bloc
             piece = piece.next  # type: ignore[assignment]
         if room >= size:
             return start
-    wanted = ADDRESS_SPACE if driver.total is None else driver.total + driver.total // 8
+    if driver.capacity is None or driver.total is None:
+        wanted = max(ADDRESS_SPACE, size)  # no end of memory: no request may find the range too short
+    else:
+        wanted = driver.total + driver.total // 8
     whole = -(-wanted // page) * page
     address = driver.address(whole + ROUND_LARGE)  # a gap behind it: two reservations never touch
     reservation = Reservation(address, whole, page)

@@ -1,6 +1,7 @@
 """The `staticmem` command: finds the verb, turns errors into three lines and an exit code.
 
-Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 interrupted; 143 terminated.
+Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 interrupted; 143 terminated; 129 its
+terminal was closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-from staticmem.errors import StaticmemError, UsageError, closest, did_you_mean
+from staticmem.errors import StaticmemError, UsageError, closest, did_you_mean, unexpected
 from staticmem.version import __version__
 
 EPILOG = """\
@@ -95,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with terminable():
             return _main(list(sys.argv[1:] if argv is None else argv))
-    except Terminated:
-        return TERMINATED
+    except Terminated as ending:
+        return ending.code
 
 
 def _main(argv: list[str]) -> int:
@@ -124,21 +125,19 @@ def _main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
-    except MemoryError:
-        why, hint = "The graph is larger than this machine can hold.", "Run it on a machine with more main memory."
-        return print_error(StaticmemError("not enough memory for the analysis", why, hint, "SM191"))
+    except MemoryError as error:
+        return print_error(unexpected(error))
     except Exception as error:
         if isinstance(error, OSError) and is_full(error):
             drop_stdout()
             why = f"{error.strerror}."
             return print_error(UsageError("stdout cannot be written", why, "Give a file: -o FILE.", "SM142"))
+        if isinstance(error, FileNotFoundError) and folder_is_gone():
+            why, hint = "It was removed, so that no path can begin there.", "Go to a folder that exists."
+            return print_error(UsageError("the current folder does not exist", why, hint, "SM101"))
         if debug:
             raise
-        detail = (str(error).splitlines() or [""])[0][:200]
-        sys.stderr.write(f"error: internal error: {type(error).__name__}: {detail} [SM190]\n")
-        sys.stderr.write("  This is a bug of staticmem, not of your model.\n")
-        sys.stderr.write("  Run it again with --debug and report what it prints.\n")
-        return 2
+        return print_error(unexpected(error))
 
 
 def print_error(error: StaticmemError) -> int:
@@ -157,28 +156,38 @@ _HELP = "See 'staticmem analyze --help'."
 # -- the process: streams that may be closed or full, and the signal that asks it to end
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-TERMINATED = 128 + signal.SIGTERM  # what a shell gives for a program that the signal ended
+# signals that ask a program to end: its own, and that of a terminal that is closed
+ENDING = (signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
 
 
 class Terminated(BaseException):
-    """SIGTERM. Not an Exception: nothing handles it but clean-up."""
+    """One of `ENDING`. Not an Exception: nothing handles it but clean-up. `code` is what a shell gives for a program
+    that the signal ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM unwinds the stack here, so that temporary files go, instead of ending the process at once."""
+    """These signals unwind the stack here, so that temporary files go, instead of ending the process at once."""
 
-    def stop(_: int, __: FrameType | None) -> None:
-        raise Terminated
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Terminated(number)
 
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # a program that calls this handles the signal itself
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
-    signal.signal(signal.SIGTERM, stop)
+    # a program that calls this, or nohup, handles a signal itself
+    mine = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def open_closed_streams() -> None:
@@ -192,6 +201,15 @@ def open_closed_streams() -> None:
 def is_full(error: OSError) -> bool:
     """Whether a stream has no room for more output; errors of named files carry the file's name."""
     return error.filename is None and error.errno in FULL
+
+
+def folder_is_gone() -> bool:
+    """Whether the current folder was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def drop_stdout() -> None:

@@ -40,7 +40,10 @@ def find(start: str | None = None) -> str | None:
 
 
 def _upward(start: str | None) -> Iterator[str]:
-    folder = os.path.abspath(start or os.getcwd())
+    try:
+        folder = os.path.abspath(start or os.getcwd())
+    except FileNotFoundError:  # the current folder was removed: it has no files
+        return iter(())
     passed = [folder]
     while not os.path.exists(os.path.join(folder, ".git")):
         above = os.path.dirname(folder)

@@ -108,6 +108,9 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
     graph = result.graph
     paths = blocks.repeated_blocks(graph, {w.name: w.numel for w in weights})
     name, ranks = strategy.name, strategy.devices
+    if not weights and name not in ("tp", "pp"):  # those say themselves what they cannot split
+        text = f"{TITLES[name]} changes nothing: the model has no parameters, which it would share out"
+        return _with_notes(result, [text])
     if name == "ddp":
         notes = ddp.apply(rewrite, weights, bucket_view=strategy.bucket_view)
     elif name in ("zero1", "zero2"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from staticmem.errors import StaticmemError
+from staticmem.errors import StaticmemError, unexpected
 from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.structure import Affine, Core, Curves, OptimizerPart, curves, take_apart
@@ -46,6 +46,11 @@ Done = Callable[[int], None]
 Parts = dict[tuple[Key, int, Key], OptimizerPart]  # by group, parameters, optimizer
 
 
+def of_exception(error: Exception) -> StaticmemError:
+    """The error of a configuration, whatever it was: one that cannot be analysed does not end the others."""
+    return error if isinstance(error, StaticmemError) else unexpected(error, "Analyse this configuration alone")
+
+
 def evaluate(study: Study, requests: Sequence[Request], done: Done | None = None) -> list[Outcome]:
     """The live peak of every request, in their order. A request that cannot be analysed has its error.
 
@@ -59,8 +64,8 @@ def evaluate(study: Study, requests: Sequence[Request], done: Done | None = None
     for index, request in enumerate(requests):
         try:
             scenario, _ = request.scenario()
-        except StaticmemError as error:
-            outcomes[index] = error
+        except Exception as error:
+            outcomes[index] = of_exception(error)
             continue
         shared = replace(_without_optimizer(request), batch=None, mode=scenario.mode)
         groups.setdefault(key_of(shared), (shared, []))[1].append(index)
@@ -113,15 +118,15 @@ class _Group:
         if len({r.batch for r in self.requests}) < len(self.requests) or len(self.requests) > 1:
             try:
                 return list(self._together())
-            except StaticmemError:
-                pass  # some batch cannot be bound: each request for itself has its own error
+            except Exception:  # noqa: S110 - some batch cannot be bound: each request for itself has its own error
+                pass
         return [self._alone(request) for request in self.requests]
 
     def _alone(self, request: Request) -> Outcome:
         try:
             return run_one(self.study, request)
-        except StaticmemError as error:
-            return error
+        except Exception as error:
+            return of_exception(error)
 
     def _together(self) -> Sequence[Outcome]:
         by_batch: dict[int | None, list[int]] = {}

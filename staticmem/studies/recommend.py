@@ -18,8 +18,8 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     what = f"{'train' if scenario.mode == 'train' else 'run'} it at batch {scenario.batch}"
     what = what if scenario.batch is not None else what.partition(" at ")[0]
     one = _examined([row for row in rows if row.fit == FITS])
-    if request.devices is not None and request.devices > 1:
-        return _of_ranks(one, rows, request, what)
+    if request.parallel is not None and request.devices is not None and request.devices > 1:
+        return _of_ranks(one, rows, request.parallel, request.devices, what)
     if one:
         return _of_one(one, rows, what)
     several = _several(rows)
@@ -60,10 +60,11 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     return f"{text}.", best.slug
 
 
-def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request, what: str) -> tuple[str, str | None]:
-    assert request.parallel is not None
-    what = _each(what, request.parallel)
-    how = f"{request.devices} devices with {TITLES[request.parallel]}"
+def _of_ranks(
+    one: Sequence[CardRow], rows: Sequence[CardRow], parallel: str, devices: int, what: str
+) -> tuple[str, str | None]:
+    what = _each(what, parallel)
+    how = f"{devices} devices with {TITLES[parallel]}"
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
         return (
@@ -72,7 +73,7 @@ def _of_ranks(one: Sequence[CardRow], rows: Sequence[CardRow], request: Request,
         )
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    return f"{request.devices} x {best.name} {what} with {TITLES[request.parallel]}, with {left} headroom.", best.slug
+    return f"{devices} x {best.name} {what} with {TITLES[parallel]}, with {left} headroom.", best.slug
 
 
 def _examined(rows: Sequence[CardRow]) -> Sequence[CardRow]:

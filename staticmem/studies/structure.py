@@ -225,6 +225,8 @@ class Curves:
 def curves(core: Core, sizes: Ints) -> Curves:
     """The peaks of a core whose buffers have these sizes: buffers are columns, rows are independent."""
     events = core.events
+    if not len(events):
+        return _nothing(core, sizes)
     buffers = np.where(events < 0, ~events, events)
     signed = np.where(events < 0, -1, 1)
     live = np.cumsum(sizes[:, buffers] * signed[None, :], axis=1)
@@ -257,3 +259,11 @@ def curves(core: Core, sizes: Ints) -> Curves:
         phase_peak=phase_peak,
         categories=core.category_names,
     )
+
+
+def _nothing(core: Core, sizes: Ints) -> Curves:
+    """The peaks of a step that holds no tensor at all, as of a model whose results are constants."""
+    rows, of_categories = len(sizes), np.zeros((len(sizes), len(core.category_names)), dtype=np.int64)
+    none, of_phases = np.zeros(rows, dtype=np.int64), np.zeros((rows, len(core.names)), dtype=np.int64)
+    phase = core.names[0]
+    return Curves(none, [phase] * rows, of_categories, none, of_categories, core.names, of_phases, core.category_names)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,18 @@ from staticmem.config.locate import is_config
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
-from staticmem.studies import Study, without_cycle_search
+from staticmem.studies import Study, without_cycle_search, workers
 from staticmem.studies.bench import Bench, card_fit
-from staticmem.studies.evaluate import OPTIMIZER_OPTIONS, Done, Outcome, Row, evaluate, row_of, without_options
+from staticmem.studies.evaluate import (
+    OPTIMIZER_OPTIONS,
+    Done,
+    Outcome,
+    Row,
+    evaluate,
+    of_exception,
+    row_of,
+    without_options,
+)
 from staticmem.studies.largest import largest_batch, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
 from staticmem.studies.study import key_of
@@ -110,10 +118,9 @@ def run(
             progress(count, len(configurations))
 
     done(len(outcomes))
-    with _executor(executor, jobs, len(tasks)) as chosen:
-        for indices, results in _results(configurations, tasks, gpus, meter == "device", largest, chosen, done):
-            outcomes.update(zip(indices, results, strict=True))
-            done(len(outcomes) - count)
+    for indices, results in _results(configurations, tasks, gpus, meter == "device", largest, executor, jobs, done):
+        outcomes.update(zip(indices, results, strict=True))
+        done(len(outcomes) - count)
     rows = tuple(_row(point, outcomes[point.index]) for point in configurations)
     meters = ("live", "allocated", "reserved", "device") if meter == "device" else ("live",)
     models = tuple(dict.fromkeys(p.model for p in configurations))
@@ -162,24 +169,6 @@ def _size_and_kind(request: Request) -> Request:
     return replace(without_options(request, OPTIMIZER_OPTIONS), batch=None)
 
 
-@contextmanager
-def _executor(given: Executor | None, jobs: int, tasks: int) -> Iterator[Executor | None]:
-    """The executor to use; None: here. Processes are worth their start where there is more than one task."""
-    if given is not None or jobs <= 1 or tasks <= 1:
-        yield given
-        return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    pool = ProcessPoolExecutor(min(jobs, tasks), mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
 def _results(
     configurations: Sequence[Point],
     tasks: Sequence[Task],
@@ -187,30 +176,34 @@ def _results(
     device: bool,
     largest: bool,
     executor: Executor | None,
+    jobs: int,
     done: Done,
 ) -> Iterator[tuple[list[int], list[Outcome]]]:
+    """Indices of points with their outcomes: here, on the executor, or in processes, which are worth their start where
+    there is more than one task."""
     requests = {point.index: point.request for point in configurations}
-    if executor is None:
+    if executor is None and (jobs <= 1 or len(tasks) <= 1):
         for model, indices in tasks:
             yield indices, measure(model, [requests[i] for i in indices], gpus, device, largest, done)
         return
-    waiting: dict[Future[list[Outcome]], list[int]] = {
-        executor.submit(
-            measure, os.path.abspath(model), [requests[i] for i in indices], tuple(gpus), device, largest
-        ): indices
-        for model, indices in tasks
-    }
-    yield from _as_they_come(waiting)
+
+    def run(task: Task) -> tuple[Any, ...]:
+        model, indices = task
+        return measure, _whole_path(model), [requests[i] for i in indices], tuple(gpus), device, largest
+
+    if executor is not None:
+        found = workers.on_executor(executor, tasks, run)
+    else:
+        found = workers.in_processes(tasks, run, jobs, lambda task: [(task[0], [index]) for index in task[1]])
+    for (_, indices), result in found:
+        yield indices, [result] * len(indices) if isinstance(result, StaticmemError) else result
 
 
-def _as_they_come(waiting: Mapping[Future[list[Outcome]], list[int]]) -> Iterator[tuple[list[int], list[Outcome]]]:
+def _whole_path(path: str) -> str:
     try:
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
-    except BaseException:
-        for future in waiting:
-            future.cancel()
-        raise
+        return os.path.abspath(path)
+    except FileNotFoundError:  # the current folder is gone: that the file is too is an error of the row
+        return path
 
 
 def _row(point: Point, outcome: Outcome) -> SweepRow:
@@ -238,8 +231,8 @@ def measure(
     number of requests that are done since its last call."""
     try:
         study = Study.open(path, Request())
-    except StaticmemError as error:
-        return [error] * len(requests)
+    except Exception as error:
+        return [of_exception(error)] * len(requests)
     if device:
         rows = []
         for request in requests:
@@ -260,21 +253,25 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: b
         bench = Bench(one)
         cards = [replace(card, max_batch=largest_batch(bench, card.gpu)) for card in row.cards]
         return replace(row, cards=tuple(cards))
-    except StaticmemError as error:
-        return error
+    except Exception as error:
+        return of_exception(error)
 
 
 def live_only(outcome: Outcome, gpus: Sequence[str]) -> Outcome:
     """Live memory and the least context against the cards: that rules a card out, and never in."""
     if isinstance(outcome, StaticmemError):
         return outcome
+    try:
+        return replace(outcome, cards=tuple(_ruled_out(outcome, gpu) for gpu in gpus))
+    except Exception as error:
+        return of_exception(error)
+
+
+def _ruled_out(row: Row, gpu: str) -> CardFit:
     from staticmem.studies.device import device_of
 
-    cards, unmeasured = [], (None, None, None, None, None)
-    for gpu in gpus:
-        device = device_of(replace(outcome.request, gpu=gpu))
-        card = device.gpu
-        left = card.usable - outcome.live - device.setup.profile.overhead(card).low
-        fit = MAY_FIT if left >= 0 else "does not fit"
-        cards.append(CardFit(card.slug, card.usable, fit, *unmeasured, max(left, 0), max(-left, 0)))
-    return replace(outcome, cards=tuple(cards))
+    device = device_of(replace(row.request, gpu=gpu))
+    card = device.gpu
+    left = card.usable - row.live - device.setup.profile.overhead(card).low
+    fit = MAY_FIT if left >= 0 else "does not fit"
+    return CardFit(card.slug, card.usable, fit, None, None, None, None, None, max(left, 0), max(-left, 0))

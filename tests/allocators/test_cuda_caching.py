@@ -158,6 +158,17 @@ def test_expandable_segments_grow_by_pages_and_leave_no_gaps() -> None:
     assert [e.size for e in replay.segment_events] == [40 * MIB, 20 * MIB]
 
 
+def test_expandable_segments_and_a_tensor_larger_than_the_card() -> None:
+    """The range of a segment is 9/8 of the card: a request above it runs out of memory, or has no end of memory."""
+    settings, events = parse_settings("expandable_segments:True"), [alloc(0, 30 * MIB), alloc(1, 500 * MIB)]
+    replay = simulate(events, settings, capacity=80 * MIB)
+    assert replay.oom is not None
+    assert replay.oom.id == 1
+    assert simulate(events, settings, capacity=None, total=80 * MIB).peak_reserved == 540 * MIB
+    whole = [alloc(0, 600 << 30)]
+    assert simulate(whole, settings).peak_reserved == 600 << 30
+
+
 def test_events_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ValueError, match="not alive"):
         simulate([free(0)])

@@ -96,3 +96,26 @@ def test_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str], forma
     code, _, _ = run(capsys, "--parallel", "zero3", "--devices", "4", "-f", format, "-o", str(target))
     assert code == 0
     assert "communication" in target.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero1", "zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+def test_nothing_is_shared_out_of_a_model_without_parameters(
+    parallel: str, optimizer: str | None, tmp_path: Path
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    path = tmp_path / "relu.onnx"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    one = staticmem.analyze(path, optimizer=optimizer)
+    rank = staticmem.analyze(path, optimizer=optimizer, parallel=parallel, devices=2)
+    assert rank.peak.live_bytes == one.peak.live_bytes
+    assert any(note.code == "SM350" and "changes nothing" in note.text for note in rank.assumptions)
+
+
+def test_devices_without_a_strategy_are_no_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", str(BLOCKS), "--optimizer", "adam", "--gpu", "l4", "--devices", "2", "-q"]) == 0
+    assert capsys.readouterr().out.startswith("One L4 trains it")

@@ -174,7 +174,8 @@ sys.exit(main(["analyze", sys.argv[1], "-q", "-f", "json", "-o", sys.argv[2], "-
 
 @posix
 @pytest.mark.parametrize(
-    ("name", "code", "left"), [("SIGINT", 130, 0), ("SIGTERM", 143, 0), ("SIGKILL", -signal.SIGKILL, 1)]
+    ("name", "code", "left"),
+    [("SIGINT", 130, 0), ("SIGTERM", 143, 0), ("SIGHUP", 129, 0), ("SIGKILL", -signal.SIGKILL, 1)],
 )
 def test_a_signal_within_a_write(name: str, code: int, left: int, tmp_path: Path) -> None:
     target = tmp_path / "a.json"
@@ -190,6 +191,50 @@ def test_a_signal_within_a_write(name: str, code: int, left: int, tmp_path: Path
     assert "Traceback" not in errors
     assert target.read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1 + left  # after SIGKILL nobody can clean up; the name is not taken
+
+
+# A sweep in processes that is interrupted while they start, as by Ctrl-C in a terminal: all of the group get it.
+_STARTS = """
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(float(sys.argv[2]), lambda: os.killpg(0, signal.SIGINT)).start()
+from staticmem.cli.main import main
+words = ["--what-if", "batch=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18", "--gpu", "l4", "-j", "2"]
+if __name__ == "__main__":
+    sys.exit(main(["sweep", sys.argv[1], *words]))
+"""
+
+
+@posix
+@pytest.mark.parametrize("after", [0.9, 1.2, 1.6])
+def test_an_interrupt_while_processes_start(after: float, tmp_path: Path) -> None:
+    script = tmp_path / "starts.py"
+    script.write_text(_STARTS.replace("threading.Timer", "if __name__ == '__main__': threading.Timer"))
+    process = subprocess.run(
+        [sys.executable, str(script), str(ROOT / "models" / "resnet50.pt2"), str(after)],
+        capture_output=True, text=True, timeout=120, start_new_session=True, cwd=ROOT,
+    )  # fmt: skip
+    assert "Traceback" not in process.stderr
+    assert (process.returncode, process.stderr) == (130, "interrupted\n")
+
+
+@posix
+def test_a_folder_that_was_removed(tmp_path: Path) -> None:
+    """Paths from the root work there; others are refused with the reason."""
+    gone = tmp_path / "gone"
+    for words, code, said in (
+        ([SEED], 0, "Peak"),
+        (["seed.pt2"], 2, "seed.pt2"),
+        ([SEED, "-o", "a.json"], 2, "the current folder does not exist [SM101]"),
+        ([SEED, "-o", str(tmp_path / "a.json")], 0, "Wrote"),
+    ):
+        gone.mkdir()
+        line = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m staticmem analyze {' '.join(words)} -q"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120, env=environment)
+        assert run.returncode == code, run.stderr
+        assert said in run.stdout + run.stderr
+        assert "SM190" not in run.stderr
 
 
 @posix

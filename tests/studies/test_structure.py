@@ -11,7 +11,7 @@ import pytest
 from staticmem.errors import StaticmemError
 from staticmem.studies import Request, Study
 from staticmem.studies.evaluate import Row, evaluate
-from staticmem.studies.structure import Affine, take_apart
+from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 MODELS = Path(__file__).parents[2] / "models"
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
@@ -145,3 +145,22 @@ def test_optimizers_part() -> None:
     _, elsewhere = take_apart(study.ask(Request(batch=7, resolution=96, optimizer="adam")).lifetimes)
     assert elsewhere == part
     assert take_apart(study.lifetimes, apart=False)[1] is None
+
+
+def test_a_step_without_tensors(tmp_path: Path) -> None:
+    """A model whose result is a constant holds nothing: its peak is of nothing, at any batch."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor("value", TensorProto.FLOAT, [2], [1.0, 2.0])
+    node = helper.make_node("Constant", [], ["y"], value=value)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    path = tmp_path / "constant.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [], [result])), path)
+    study = Study.open(path, Request())
+    core, _ = take_apart(study.lifetimes, apart=False)
+    empty = Core(0, 0, *(np.zeros(0, dtype=np.int64),) * 4, core.names, core.category_names)
+    found = curves(empty, np.zeros((3, 0), dtype=np.int64))
+    assert found.peak.tolist() == found.end.tolist() == [0, 0, 0]
+    assert found.by_category.sum() == found.phase_peak.sum() == 0
+    assert found.take([1]).peak_phase == [core.names[0]]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +25,7 @@ from staticmem.report.json import dumps
 from staticmem.report.schema import schema
 from staticmem.report.sweep import Sweep
 from staticmem.report.text import PLAIN
+from staticmem.scenario.request import Request
 from staticmem.studies.points import parse_axes, points, settings_of
 
 CSV = Formats("sweep")["csv"]
@@ -169,6 +174,50 @@ def test_a_real_local_cluster(tmp_path: Path) -> None:
         first: Future[Any] = executor.submit(sum, [1, 2])
         assert first.result() == 3
         assert plain(staticmem.sweep(SEED, WHAT_IF, executor=executor)) == plain(here)
+
+
+def killing(path: str, requests: Sequence[Request], *rest: Any) -> Any:
+    """What a worker does; at batch 3 its process is killed, at batch 5 it is killed once."""
+    from staticmem.studies.sweep import measure
+
+    batches = [request.batch for request in requests]
+    once = Path(os.environ["TEST_SWEEP_ONCE"])
+    if 3 in batches:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if 5 in batches and not once.exists():
+        once.write_text("killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(path, requests, *rest)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_killed_process_is_an_error_of_its_configuration_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_SWEEP_ONCE", str(tmp_path / "once"))
+    monkeypatch.setattr(staticmem.studies.sweep, "measure", killing)
+    monkeypatch.setattr(staticmem.studies.sweep, "CHUNK", 2)
+    found = staticmem.sweep(SEED, {"batch": [1, 2, 3, 4, 5, 6]}, gpus="l4", jobs=2)
+    codes = [row.error and row.error.code for row in found.rows]
+    assert codes == [None, None, "SM189", None, None, None]
+    assert (tmp_path / "once").exists()
+
+
+@pytest.mark.parametrize("meter", ["live", "device"])
+def test_whatever_a_configuration_raises_is_its_error(meter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = staticmem.studies.Study.ask
+
+    def asks(study: Any, request: Any) -> Any:
+        if request.batch in (2, 3):
+            raise {2: AssertionError("of a rule"), 3: MemoryError()}[request.batch]
+        return ask(study, request)
+
+    monkeypatch.setattr(staticmem.studies.Study, "ask", asks)
+    found = staticmem.sweep(SEED, {"batch": [1, 2, 3, 4]}, gpus=("l4",), meter=meter)
+    assert [row.error and row.error.code for row in found.rows] == [None, "SM190", "SM191", None]
+    error = found.rows[1].error
+    assert error is not None
+    assert error.what == "internal error: AssertionError: of a rule"
 
 
 def test_errors_of_a_file_are_in_all_its_rows(tmp_path: Path) -> None:

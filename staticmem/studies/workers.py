@@ -1,0 +1,120 @@
+"""The tasks of a sweep in local processes, any of which may be killed, or on the executor of a caller."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from staticmem.errors import StaticmemError, unexpected
+
+Task = TypeVar("Task")
+Run = Callable[[Task], tuple[Any, ...]]  # what an executor's `submit` takes for a task
+
+
+def on_executor(executor: Executor, tasks: Sequence[Task], run: Run[Task]) -> Iterator[tuple[Task, Any]]:
+    """Each task with its result, or the error in its place, as they come."""
+    waiting = {executor.submit(*run(task)): task for task in tasks}
+    for task, result in _as_they_come(waiting):
+        yield task, _ended() if isinstance(result, BrokenExecutor) else result
+
+
+def in_processes(
+    tasks: Sequence[Task], run: Run[Task], jobs: int, divide: Callable[[Task], Sequence[Task]]
+) -> Iterator[tuple[Task, Any]]:
+    """The same in local processes. Where one is killed, all that was not done is done again, a task at a time: then it
+    is known which task it was. `divide` gives the parts of that one; a part whose process is killed too is an error."""
+    left: list[Task] = []
+    with _pool(min(jobs, len(tasks))) as pool:
+        for task, result in _as_they_come(_submitted(pool, tasks, run)):
+            if isinstance(result, BrokenExecutor):
+                left.append(task)
+            else:
+                yield task, result
+    for task in left:
+        result = _alone(task, run)
+        if not isinstance(result, BrokenExecutor):
+            yield task, result
+            continue
+        parts = divide(task)
+        for part in parts:
+            result = _alone(part, run) if len(parts) > 1 else result
+            yield part, _ended() if isinstance(result, BrokenExecutor) else result
+
+
+def _ended() -> StaticmemError:
+    return StaticmemError(
+        "the process that worked on it ended", "Something killed it: often the system, for lack of memory.",
+        "Use fewer processes (--jobs 1), or analyse this configuration alone.", "SM189",
+    )  # fmt: skip
+
+
+def _alone(task: Task, run: Run[Task]) -> Any:
+    with _pool(1) as pool:
+        return next(_as_they_come(_submitted(pool, [task], run)))[1]
+
+
+def _as_they_come(waiting: dict[Future[Any], Task]) -> Iterator[tuple[Task, Any]]:
+    try:
+        for future in as_completed(waiting):
+            error = future.exception()
+            if error is None or isinstance(error, BrokenExecutor):
+                yield waiting[future], error or future.result()
+            elif isinstance(error, Exception):
+                yield waiting[future], unexpected(error, "Analyse this configuration alone")
+            else:
+                raise error
+    except BaseException:
+        for future in waiting:
+            future.cancel()
+        raise
+
+
+# -- processes ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the block, at once where it ends by an exception."""
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        mine = set(multiprocessing.active_children()) - before
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in mine:  # they do not see Ctrl-C, and the interpreter waits for them when it ends
+            process.terminate()
+        raise
+    pool.shutdown()
+
+
+def _submitted(pool: ProcessPoolExecutor, tasks: Sequence[Task], run: Run[Task]) -> dict[Future[Any], Task]:
+    """The tasks, submitted: this starts the processes. They get no Ctrl-C, which a terminal sends to all of a group:
+    in the middle of their imports they would print a traceback each. It is kept for this process meanwhile."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        return _all(pool, tasks, run)
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its own start would let the signal through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit what is blocked
+    try:
+        return _all(pool, tasks, run)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _all(pool: ProcessPoolExecutor, tasks: Sequence[Task], run: Run[Task]) -> dict[Future[Any], Task]:
+    waiting: dict[Future[Any], Task] = {}
+    for task in tasks:
+        try:
+            waiting[pool.submit(*run(task))] = task
+        except BrokenExecutor as error:  # a process was killed while the last ones were submitted
+            future: Future[Any] = Future()
+            future.set_exception(error)
+            waiting[future] = task
+    return waiting
