@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from staticmem.frontends import open_model
-from staticmem.frontends.onnx import repeated, shapes
+from staticmem.frontends.onnx import isolation, repeated, shapes
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.model import OnnxModel
 from staticmem.frontends.onnx.repeated import Repeated
@@ -103,13 +103,13 @@ def run(*nodes: Node) -> dict[str, Value] | None:
 
 def test_a_node_is_inferred_once_for_all_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    infer = onnx.shape_inference.infer_node_outputs
+    infer = isolation.infer_node
 
-    def count(schema: Any, *args: Any, **kwargs: Any) -> Any:
-        asked.append(schema.name)
-        return infer(schema, *args, **kwargs)
+    def count(node: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(node.op_type)
+        return infer(node, *args, **kwargs)
 
-    monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", count)
+    monkeypatch.setattr(isolation, "infer_node", count)
     none: dict[str, Any] = {}
     axis: dict[str, Any] = {"axis": 1}
     nodes = [Node("Relu", "", f"/{n}", (f"v{n - 1}" if n else "x",), (f"v{n}",), none) for n in range(40)]

@@ -16,6 +16,7 @@ from typing import Any
 
 from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
 from staticmem.allocators.onnxruntime.graph import MADE_UP, PlannedType, planned_type
+from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.convert import Converter
 from staticmem.ir import dtypes
 
@@ -27,16 +28,14 @@ def inferred(model: Any) -> Any:
     runtime has rules of its own for those (`contents`), and symbols in them it does not follow (core/graph/graph.cc,
     getSymbolicInput)."""
     import onnx
-    from onnx.checker import ValidationError
-    from onnx.shape_inference import InferenceError
 
     named = onnx.ModelProto()
     named.CopyFrom(model)
     # a file may have names of an earlier inference: they are symbols like others
     _symbols(named.graph, lambda name: f"file:{name}" if name.startswith(MADE_UP) else name)
     try:
-        return onnx.shape_inference.infer_shapes(named, check_type=False, strict_mode=False, data_prop=False)
-    except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
+        return onnx.ModelProto.FromString(isolation.infer_shapes(named.SerializeToString()))
+    except isolation.RefusedError:
         return named
 
 
@@ -67,12 +66,10 @@ def fill(proto: Any, types: dict[str, PlannedType], versions: Mapping[str, int])
         types: what is known; initializers and outer values included.
         versions: the opset of each domain.
     """
-    import onnx
 
     converter = Converter()
     contents = Contents(constants_of(proto))
     block = block_size([types.get(n.input[1]) for n in proto.node if n.domain == NCHWC and n.op_type == "Conv"])
-    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
     for node in proto.node:
         open_results = [n for n in node.output if n and not _closed(types.get(n))]
         rule = CONTRIB.get((node.domain, node.op_type)) if open_results else None
@@ -83,7 +80,7 @@ def fill(proto: Any, types: dict[str, PlannedType], versions: Mapping[str, int])
                 if name in open_results and kind is not None:
                     types[name] = merged(kind, types.get(name))
         elif open_results:
-            _ask(node, types, contents, versions, opsets, open_results)
+            _ask(node, types, contents, versions, open_results)
         contents.follow(node, types)
 
 
@@ -92,15 +89,9 @@ def _ask(
     types: dict[str, PlannedType],
     contents: Contents,
     versions: Mapping[str, int],
-    opsets: list[Any],
     wanted: list[str],
 ) -> None:
     """onnx's inference of one node."""
-    import onnx
-    from onnx.checker import ValidationError
-    from onnx.defs import SchemaError
-    from onnx.shape_inference import InferenceError, infer_node_outputs
-
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = versions.get(domain)
     if version is None or any(a.type == 5 for a in node.attribute):
@@ -108,9 +99,8 @@ def _ask(
     inputs = {name: _type_proto(types[name]) for name in node.input if name and name in types and types[name].tensor}
     data = contents.data(list(node.input))
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain)
-        results = infer_node_outputs(schema, node, inputs, data, opset_imports=opsets, ir_version=10)
-    except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError, KeyError):
+        results = isolation.infer_node(node, version, inputs, data, versions, domain)
+    except isolation.RefusedError:
         return
     for name in wanted:
         kind = planned_type(results[name]) if name in results else None

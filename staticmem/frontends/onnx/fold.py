@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.convert import type_value
 from staticmem.frontends.onnx.evaluate import EVALUATE, LIMIT, constant
 from staticmem.ir import dtypes
@@ -125,9 +126,6 @@ class Folder:
     def _sizes(self, node: Node, proto: Any) -> None:
         """onnx's inference of one node, given what is known now."""
         import onnx
-        from onnx.checker import ValidationError
-        from onnx.defs import SchemaError
-        from onnx.shape_inference import InferenceError, infer_node_outputs
 
         if node.domain == "com.microsoft" or node.op == "SimplifiedLayerNormalization":
             from staticmem.ops.onnx import sized_results  # few files have such operators
@@ -148,11 +146,8 @@ class Folder:
             if array is not None and array.dtype.name in _NUMPY:
                 data[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(array))
         try:
-            schema = onnx.defs.get_schema(proto.op_type, version, proto.domain)
-            found = infer_node_outputs(
-                schema, proto, types, data, opset_imports=list(self.model.opset_import), ir_version=10
-            )
-        except (InferenceError, ValidationError, SchemaError, RuntimeError, ValueError, TypeError, KeyError):
+            found = isolation.infer_node(proto, version, types, data, self.versions)
+        except isolation.RefusedError:
             return
         for name, kind in found.items():
             value = type_value(name, kind)

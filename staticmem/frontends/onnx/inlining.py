@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from staticmem.errors import ModelFileError
+from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.metadata import inherit
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Value
@@ -31,12 +32,11 @@ def without_functions(proto: Any) -> Any:
     if not proto.functions:
         return proto
     _check(proto)
-    import onnx.checker
-    import onnx.inliner
+    import onnx
 
     try:
-        return onnx.inliner.inline_local_functions(proto)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
+        return onnx.ModelProto.FromString(isolation.inline_functions(proto.SerializeToString()))
+    except isolation.RefusedError as error:
         raise _refused(f"{str(error).splitlines()[0] if str(error) else type(error).__name__}.") from error
 
 
@@ -172,10 +172,9 @@ def _bytes(branch: Any, values: Mapping[str, Value], opset: int) -> int | None:
             body.input.append(helper.make_tensor_value_info(name, codes[value.dtype], value.shape))
     del body.value_info[:]
     try:
-        inferred = onnx.shape_inference.infer_shapes(
-            helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
-        )
-    except (onnx.shape_inference.InferenceError, ValueError):
+        model = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
+        inferred = onnx.ModelProto.FromString(isolation.infer_shapes(model.SerializeToString()))
+    except ValueError:  # `RefusedError` is one
         return None
     total = 0
     for info in (*inferred.graph.value_info, *inferred.graph.output):

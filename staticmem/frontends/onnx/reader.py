@@ -90,7 +90,6 @@ BROKEN = (
     ArithmeticError,
     RecursionError,
     RuntimeError,
-    MemoryError,
 )
 
 

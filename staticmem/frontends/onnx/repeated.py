@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.convert import type_value
 from staticmem.frontends.onnx.fold import FOLDED, Folder
 from staticmem.ir import dtypes
@@ -47,7 +48,6 @@ class Repeated:
         """`model` has the versions of operators as `opset_import`."""
         self.nodes, self.values, self.consts = nodes, values, consts
         self.folder = Folder(Net(nodes, (), (), values, consts, frozenset()), model)
-        self.opsets = list(model.opset_import)
         self.forms: list[Form] = []
         self.numbers: dict[Form, int] = {}
         self.kinds: dict[str, int] = {"": -1}  # of values: the place of their form in `forms`
@@ -111,9 +111,6 @@ class Repeated:
     def _inferred(self, node: Node) -> list[int] | None:
         """What onnx infers of one node: forms of its results; that of an absent one is never used."""
         import onnx
-        from onnx.checker import ValidationError
-        from onnx.defs import SchemaError
-        from onnx.shape_inference import InferenceError, infer_node_outputs
 
         version = self.folder.versions.get(node.domain, self.folder.versions.get("ai.onnx"))
         if version is None or any(map(_nested, node.attrs.values())):
@@ -129,18 +126,8 @@ class Repeated:
                 types[name] = onnx.helper.make_tensor_type_proto(_CODES[dtype.name], shape)
                 if name in self.consts:
                     data[name] = tensor(self.consts[name])
-            schema = onnx.defs.get_schema(node.op, version, node.domain)
-            found = infer_node_outputs(schema, proto, types, data, opset_imports=self.opsets, ir_version=10)
-        except (
-            InferenceError,
-            ValidationError,
-            SchemaError,
-            RuntimeError,
-            ValueError,
-            TypeError,
-            KeyError,
-            OverflowError,
-        ):
+            found = isolation.infer_node(proto, version, types, data, self.folder.versions)
+        except (RuntimeError, ValueError, TypeError, KeyError, OverflowError):  # `RefusedError` is a ValueError
             return None
         forms: list[int] = []
         for name in node.outputs:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from staticmem.frontends.onnx import wire
+from staticmem.frontends.onnx import isolation, wire
 from staticmem.frontends.onnx.convert import tensor_value, type_value
 from staticmem.ir.graph import Value
 from staticmem.ir.onnx_graph import Node
@@ -157,14 +157,12 @@ def _inferred(data: bytes, strict: bool, nodes: Sequence[Node] = ()) -> dict[str
         ValueError: in strict mode, sizes contradict each other.
     """
     import onnx
-    from onnx.checker import ValidationError
-    from onnx.shape_inference import InferenceError, infer_shapes
 
     try:
-        graph = infer_shapes(data, strict_mode=strict, data_prop=True).graph
-    except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
+        graph = onnx.ModelProto.FromString(_with_contents(data, strict)).graph
+    except isolation.RefusedError:
         if strict:
-            raise ValueError(str(error)) from error
+            raise
         graph = onnx.ModelProto.FromString(data).graph
     names = {name: name for node in nodes for name in node.outputs}
     values: dict[str, Value] = {}
@@ -177,6 +175,48 @@ def _inferred(data: bytes, strict: bool, nodes: Sequence[Node] = ()) -> dict[str
     if len(data) > LARGE:
         give_back()
     return values
+
+
+def _with_contents(data: bytes, strict: bool) -> bytes:
+    """The model after inference. onnx follows contents of vectors of any length, element by element: where that ends
+    badly or takes too much, it is asked for what follows from sizes alone, and `fold` follows contents of short ones.
+
+    Raises:
+        isolation.RefusedError: onnx has an error for it.
+        isolation.FailedError: onnx ends without an answer either way.
+    """
+    try:
+        return isolation.infer_shapes(data, strict, data_prop=True)
+    except isolation.FailedError:
+        try:
+            return isolation.infer_shapes(data, strict)
+        except isolation.FailedError as error:
+            if error.signal and len(data) < LARGE:
+                error.what = f"onnx cannot infer the sizes of {_first_failing(data)}"
+            raise
+
+
+def _first_failing(data: bytes) -> str:
+    """The node at which inference of a model ends by a signal."""
+    import onnx
+
+    model = onnx.ModelProto.FromString(data)
+    nodes = list(model.graph.node)
+    model.graph.ClearField("output")
+    passes, fails = 0, len(nodes)  # with so many of them
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        model.graph.ClearField("node")
+        model.graph.node.extend(nodes[:middle])
+        try:
+            isolation.infer_shapes(model.SerializeToString())
+        except isolation.FailedError:
+            fails = middle
+            continue
+        except isolation.RefusedError:
+            pass
+        passes = middle
+    return isolation.title(nodes[fails - 1])
 
 
 def give_back() -> None:
