@@ -26,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A budget that nothing can be held to is an error, as one whose test does not call the fixture."""
+    if item.get_closest_marker("gpu_budget") and "gpu_memory" not in getattr(item, "fixturenames", ()):
+        pytest.fail("gpu_budget: the test does not take the fixture gpu_memory, so that nothing is checked", False)
+
+
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Report]]:
     """`staticmem.analyze` under the budgets of the test's `gpu_budget` markers."""
@@ -51,11 +57,11 @@ def gpu_memory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Report]
 
 def _budget(mark: pytest.Mark) -> tuple[int, str, dict[str, Any]]:
     from staticmem.report.model import METERS
-    from staticmem.units import parse_bytes
+    from staticmem.units import parse_limit
 
     words = dict(mark.kwargs)
     given = mark.args[0] if mark.args else words.pop("limit", None)
-    limit = given if isinstance(given, int) else parse_bytes(str(given))
+    limit = parse_limit(given if isinstance(given, int) else str(given))
     if limit is None or len(mark.args) > 1:
         raise pytest.UsageError(f"gpu_budget({given!r}): the limit is a size such as '40 GiB'")
     metric = words.pop("metric", None) or ("device" if "gpu" in words else "live")

@@ -45,6 +45,16 @@ def parse_bytes(text: str) -> int | None:
     return int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)
 
 
+LEAST_LIMIT = MIB  # a number without a unit below it is no number of bytes: somebody left the unit out
+
+
+def parse_limit(value: str | int) -> int | None:
+    """A limit of memory, `40 GiB` or a number of bytes; None for what is no size, and for `40`, which lacks a unit."""
+    size = parse_bytes(value) if isinstance(value, str) else value
+    bare = isinstance(value, int) or value.strip().replace(".", "", 1).isdigit()
+    return None if size is None or (bare and 0 < size < LEAST_LIMIT) else size
+
+
 class Band(NamedTuple):
     """Bytes: at least, expected, at most."""
 

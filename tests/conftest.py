@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from types import ModuleType
 
@@ -12,10 +11,11 @@ from hypothesis import settings
 
 from staticmem.version import REFERENCE_TORCH
 
-# In CI the same examples every time: a failure there is of the change. At a desk hypothesis looks for new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# The same examples every time: a failure is of the change. `--hypothesis-profile=search` looks for new ones.
+# No deadline: the first example imports what the others have, on machines that do other things too.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -33,6 +33,14 @@ def test_words_of_the_marker(gpu_memory):
 def test_forgotten(gpu_memory):
     pass
 
+@pytest.mark.gpu_budget("1 GiB")
+def test_without_the_fixture():
+    pass
+
+@pytest.mark.gpu_budget(40)
+def test_without_a_unit(gpu_memory):
+    gpu_memory(MODEL)
+
 def test_without_a_budget(gpu_memory):
     assert gpu_memory(MODEL).peak.live_bytes > 0
 
@@ -55,7 +63,9 @@ def test_outcomes(tmp_path: Path) -> None:
         outcomes[test] = outcome
     assert outcomes["test_fits"] == outcomes["test_without_a_budget"] == "PASSED", run.stdout
     assert outcomes["test_too_much"] == outcomes["test_reserved"] == outcomes["test_words_of_the_marker"] == "FAILED"
-    assert outcomes["test_forgotten"] == outcomes["test_no_size"] == "ERROR"
+    assert outcomes["test_forgotten"] == outcomes["test_no_size"] == outcomes["test_without_a_unit"] == "ERROR"
+    assert outcomes["test_without_the_fixture"] == "ERROR"
+    assert "does not take the fixture gpu_memory" in run.stdout
     assert "exceeds the budget of 100.00 MiB" in run.stdout
     assert "device memory" in run.stdout
     assert "did not call gpu_memory()" in run.stdout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import session, settings
 from staticmem.cli.flags import add_flag, add_model, add_scenario, add_verb, one_of
-from staticmem.cli.output import add_output, chosen_format, put, view_of, warn
+from staticmem.cli.output import add_output, chosen_format, put, say, view_of, warn
 from staticmem.report.formats import Formats
 from staticmem.report.text import style_for
 from staticmem.scenario.request import ALL, OPTIONS
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = sorted(study.result.unknown)
     if args.strict and unknown:
         names = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        sys.stderr.write(f"strict: unknown ops: {names}\n")
+        say(f"strict: unknown ops: {names}")
         return 1
     return 0
 

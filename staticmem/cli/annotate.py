@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from math import prod
 from typing import Any
 
 from staticmem.cli.factory import add_factory_options, built_model, named_object
 from staticmem.cli.flags import add_verb
-from staticmem.cli.output import add_debug, check_target, write_atomically
+from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import UsageError
 
 DESCRIPTION = """\
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         data = file.read()
     target = args.output or args.file
     write_atomically(target, with_recording(data, f".{model.format}", document))
-    sys.stderr.write(f"Wrote {target} with a recording of {args.factory}\n")
+    say(f"Wrote {target} with a recording of {args.factory}")
     return 0
 
 

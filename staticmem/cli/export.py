@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from typing import Any
 
 from staticmem.cli.factory import add_factory_options, built_model, named_object, refused
 from staticmem.cli.flags import add_verb, one_of
-from staticmem.cli.output import add_debug, check_target, write_atomically
+from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.recording import EXPORTERS
 
@@ -74,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     write_atomically(args.output, data)
     mode = "evaluation" if args.eval else "training"
-    sys.stderr.write("".join(f"{line}\n" for line in (f"Wrote {args.output} ({mode} mode, no weights)", *lines)))
+    for line in (f"Wrote {args.output} ({mode} mode, no weights)", *lines):
+        say(line)
     return 0
 
 

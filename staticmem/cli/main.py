@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import signal
 import sys
@@ -93,6 +94,7 @@ def make_parser(verb: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     open_closed_streams()
+    buffer_stdout()
     try:
         with terminable():
             return _main(list(sys.argv[1:] if argv is None else argv))
@@ -196,6 +198,14 @@ def open_closed_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def buffer_stdout() -> None:
+    """Puts a buffer under stdout where there is none (`python -u`, PYTHONUNBUFFERED): without one, Python takes a write
+    for complete of which a full disk took a part."""
+    out = sys.stdout
+    if out is not None and out is sys.__stdout__ and isinstance(out.buffer, io.RawIOBase):  # else it is a caller's
+        sys.stdout = open(out.fileno(), "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115
 
 
 def is_full(error: OSError) -> bool:

@@ -95,11 +95,16 @@ def warn(notes: Iterable[NoteInfo]) -> None:
         sys.stderr.write(f"warning: {style.plain(note.text)} [{note.code}]\n")
 
 
+def say(text: str) -> None:
+    """A line on stderr, in which names of files do nothing to the terminal."""
+    sys.stderr.write(style_for(sys.stderr, "never").plain(text) + "\n")
+
+
 def put(data: str | bytes, args: argparse.Namespace) -> None:
     """Text or bytes to stdout, or whole into the output file."""
     if args.output not in (None, "-"):
         write_atomically(args.output, data)
-        sys.stderr.write(f"Wrote {args.output}\n")
+        say(f"Wrote {args.output}")
     elif isinstance(data, str):
         sys.stdout.write(encodable(data, sys.stdout.encoding))
     elif sys.stdout.isatty():
@@ -159,14 +164,22 @@ def _replace(path: str, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a report is an ordinary file
+        os.chmod(temporary, _mode(path))  # mkstemp makes it private
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _mode(path: str) -> int:
+    """The rights of the file that is replaced; those of any new file, where there is none."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
 
 
 def _stream(path: str, content: bytes) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from staticmem.cli import settings
 from staticmem.cli.flags import add_options
-from staticmem.cli.output import emit, warn
+from staticmem.cli.output import emit, say, warn
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
 from staticmem.scenario.options import SESSION, Option
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace, name: str) -> int:
     config = settings.settings(args)
     unused = sorted(name for name in (config.options if config is not None else ()) if not OPTIONS[name].session)
     if unused:
-        sys.stderr.write(f"Not used of the config, as a session does not train: {', '.join(unused)}\n")
+        say(f"Not used of the config, as a session does not train: {', '.join(unused)}")
     from staticmem.studies.session import MAX_THREADS, session_report  # late: errors of flags need no engine
 
     request = settings.request(args, top=args.top)
@@ -82,5 +81,5 @@ def run(args: argparse.Namespace, name: str) -> int:
     emit(report, FORMATS[name], args)
     uncounted = [note for note in report.warnings if note.code in ("SM522", "SM523")]
     for note in uncounted if args.strict else ():
-        sys.stderr.write(f"strict: {note.text}\n")
+        say(f"strict: {note.text}")
     return 1 if args.strict and uncounted else 0

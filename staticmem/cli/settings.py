@@ -6,10 +6,12 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from staticmem.cli.output import say
 from staticmem.config import locate
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.files import temporary_folder
@@ -38,6 +40,17 @@ def request(args: argparse.Namespace, **more: Any) -> Request:
         if config.gpus:
             options.setdefault("gpu", config.gpus[0])
     return request_of(options)
+
+
+def without(args: argparse.Namespace, asked: Request, cannot: Container[str], why: str) -> Request:
+    """The request without those options of the config that a run cannot have, which it says; flags are left for the
+    run to refuse. `cannot`: names of options."""
+    config, flags, blank = settings(args), given(args), Request()
+    below = config.options if config is not None else {}
+    unused = sorted(name for name in below if name in cannot and name not in flags)
+    if unused:
+        say(f"Not used of the config, as {why}: {', '.join(unused)}")
+    return replace(asked, **{name: getattr(blank, name) for name in unused})
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +87,7 @@ def _settings(args: argparse.Namespace) -> Config | None:
 
     config = read(args.config, not args.no_config)
     if config.file is not None and args.config is None and not getattr(args, "quiet", False):
-        sys.stderr.write(f"Using {config.file}\n")
+        say(f"Using {config.file}")
     return config
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from staticmem import files
 from staticmem.cli.flags import add_verb, one_of
-from staticmem.cli.output import add_debug, check_target, write_atomically
+from staticmem.cli.output import add_debug, check_target, say, write_atomically
+from staticmem.errors import UsageError
 
 SCHEMA_NAME = "staticmem.schema.json"
 SCHEMAS = ("report", "config", "sweep", "levers", "sizing", "session")
@@ -65,6 +66,11 @@ def init(args: argparse.Namespace) -> int:
     if args.output == "-":
         sys.stdout.write(template(args.model or "model.pt2", f"./{SCHEMA_NAME}"))
         return 0
+    if args.model is not None and not os.path.exists(args.model):
+        hint = "Check the path; without one the config is of model.pt2, a name to replace."
+        raise UsageError(
+            f"{args.model} does not exist", "The config would name a model that is not there.", hint, "SM101"
+        )
     folder = os.path.dirname(args.output)
     beside, described = os.path.join(folder, SCHEMA_NAME), dumps(schema())
     check_target(args.output, args.force)
@@ -75,7 +81,7 @@ def init(args: argparse.Namespace) -> int:
     if args.model is not None and folder and not os.path.isabs(model):
         model = os.path.relpath(model, folder)
     write_atomically(args.output, template(model, f"./{SCHEMA_NAME}"))
-    sys.stderr.write(f"Wrote {args.output} and {beside}\n")
+    say(f"Wrote {args.output} and {beside}")
     return 0
 
 

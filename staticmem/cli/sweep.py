@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli import settings
 from staticmem.cli.flags import add_scenario, add_verb, one_of, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
-from staticmem.errors import UsageError, closest
+from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
     from staticmem.config.config import Budget
+    from staticmem.report.sweep import Check
 
 FORMATS, CHECK_FORMATS = Formats("sweep"), Formats("check")
 
@@ -129,21 +130,34 @@ def check(args: argparse.Namespace) -> int:
         outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)
     emit(outcome, chosen, args)
     if outcome.broken:
-        sys.stderr.write("error: a configuration could not be analysed\n")
+        from staticmem.cli.main import print_error
+
+        print_error(_broken(outcome))
         return 2
     return 1 if outcome.failed and not args.exit_zero else 0
+
+
+def _broken(outcome: Check) -> StaticmemError:
+    """The error of the first configuration that could not be analysed, as that of the check."""
+    errors = {(o.model, o.configuration): o.error for o in outcome.outcomes if o.error is not None}
+    (model, name), first = next(iter(errors.items()))
+    what = f"{len(errors)} configuration{'s' if len(errors) > 1 else ''} could not be analysed"
+    why = f"{os.path.basename(model)}, {name}: {first.what}. {first.why}"
+    return StaticmemError(what, why, first.hint, first.code)
 
 
 def _budget(text: str) -> Budget:
     from staticmem.config.config import Budget
     from staticmem.report.model import METERS
-    from staticmem.units import parse_bytes
+    from staticmem.units import parse_limit
 
     metric, equals, size = text.partition("=")
-    limit = parse_bytes(size)
+    limit = parse_limit(size)
     if not equals or limit is None:
         hint = "Example: --budget live=20GiB"
-        raise UsageError(f"--budget '{text}' is not METRIC=SIZE", "It limits a meter.", hint, "SM210")
+        raise UsageError(
+            f"--budget '{text}' is not METRIC=SIZE", "It is a meter and a size with a unit.", hint, "SM210"
+        )
     if metric not in METERS:
         why, hint = f"It is one of {', '.join(METERS)}.", closest(metric, METERS)
         raise UsageError(f"--budget '{text}': no meter '{metric}'", why, hint, "SM210")

@@ -10,6 +10,7 @@ from staticmem.cli import session, settings
 from staticmem.cli.flags import add_model, add_scenario, add_verb, byte_size, one_of, positive
 from staticmem.cli.output import add_output, check_target, chosen_format, emit
 from staticmem.report.formats import Formats
+from staticmem.scenario.request import OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.validate.records import Record
@@ -68,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _torch_record(path: str, args: argparse.Namespace) -> Record:
-    from staticmem.validate.pytorch.prediction import words_of
+    from staticmem.validate.pytorch.prediction import CODE_OPTIONS, words_of
     from staticmem.validate.pytorch.validation import validate_torch
 
     if args.snapshot is not None:
         check_target(args.snapshot, args.force)
-    options, threads = words_of(settings.request(args)), args.intra_op_num_threads
+    request = settings.without(args, settings.request(args), CODE_OPTIONS, "a run has the model's graph, not its code")
+    options, threads = words_of(request), args.intra_op_num_threads
     limits = (args.runs, args.timeout, args.memory_limit)
     return validate_torch(path, options, args.device, *limits, args.snapshot, threads, args.debug)
 
@@ -81,7 +83,11 @@ def _torch_record(path: str, args: argparse.Namespace) -> Record:
 def _session_record(path: str, args: argparse.Namespace) -> Record:
     from staticmem.validate.onnxruntime.validation import validate_session
 
+    session.refuse_training(settings.given(args))
     request = settings.request(args)
-    session.refuse_training({"optimizer": request.optimizer, "mode": request.mode})
+    training = [
+        name for name, one in OPTIONS.items() if not one.session or (name == "mode" and request.mode == "train")
+    ]
+    request = settings.without(args, request, training, "a session does not train")
     options = session.session_options(args, intra_op_num_threads=os.cpu_count() or 1, runs=args.runs)
     return validate_session(path, request, options, args.device, args.timeout, args.memory_limit)

@@ -148,7 +148,7 @@ def _scenario() -> Mapping[str, Entry]:
 def _budget() -> Mapping[str, Entry]:
     return {
         "metric": Entry(Choice(METERS), "The meter that is limited (docs/meters.md).", "device"),
-        "limit": Entry(Bytes(), "The most that it may be: a size with a unit.", "40 GiB"),
+        "limit": Entry(Bytes(limit=True), "The most that it may be: a size with a unit.", "40 GiB"),
         "level": Entry(Choice(LEVELS), "What happens above it: an error, or a warning.", "error"),
     }
 

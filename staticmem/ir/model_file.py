@@ -257,7 +257,13 @@ def _missing(missing: Mapping[str, tuple[InputSpec, int]]) -> DimensionError:
     for name, (spec, axis) in missing.items():
         if axis == 0:
             flags.append("--batch N")
-        elif axis > 1 and len(spec.shape or ()) == 4 and spec.dtype.is_floating_point:
+        elif (
+            axis > 1
+            and spec.shape is not None
+            and len(spec.shape) == 4
+            and spec.dtype.is_floating_point
+            and {*spec.shape[2:]} <= missing.keys()
+        ):  # it gives both, height and width
             flags.append("--resolution N")
         else:
             flags.append(f"--dim '{name}=N'" if "[" in name else f"--dim {name}=N")

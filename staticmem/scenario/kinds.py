@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from staticmem.documents import DocumentError, Node
 from staticmem.errors import closest
 from staticmem.scenario.options import Option
-from staticmem.units import parse_bytes
+from staticmem.units import parse_bytes, parse_limit
 
 UNKNOWN_KEY, WRONG_VALUE = "SM194", "SM195"
 SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -60,7 +60,8 @@ class Choice:
         raise wrong(node, f"It is one of {', '.join(self.choices)}.", hint)
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.shown)}
+        unsaid = [None, False] if "none" in self.choices else []  # `amp:` and `amp: no`, as `read` has them
+        return {"enum": [*self.shown, *unsaid]}
 
 
 class Whole:
@@ -152,15 +153,17 @@ class Segments:
 
 
 class Bytes:
-    """`40 GiB`, `512MiB`, `16GB` (10^9 bytes), or a number of bytes."""
+    """`40 GiB`, `512MiB`, `16GB` (10^9 bytes), or a number of bytes. `limit`: `40` is refused, which lacks its unit."""
 
-    def __init__(self, least: int = 1) -> None:
-        self.least = least
+    def __init__(self, least: int = 1, limit: bool = False) -> None:
+        self.least, self.limit = least, limit
 
     def read(self, node: Node) -> int:
         size = node.value if is_number(node.value) else None
         if isinstance(node.value, str):
             size = parse_bytes(node.value)
+        if size is not None and self.limit:
+            size = parse_limit(node.value)
         if size is not None and size >= self.least:
             return int(size)
         raise wrong(node, "It is a size with a unit: KiB, MiB, GiB, TiB, kB, MB, GB, TB.", "Example: 40 GiB")

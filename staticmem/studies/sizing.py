@@ -79,12 +79,10 @@ class _Sizing:
     def run(self) -> Sizing:
         options, report = self.options, self.study.report
         cards = sorted(options.cards, key=lambda card: (card.usable, card.slug))
-        total = len(cards) + 2
-        rows = self._rows(cards, total)
-        options.progress(len(cards), total)
+        rows = self._rows(cards)
+        options.progress(len(cards), len(cards))
         reference = next((card for card in cards if card.slug == REFERENCE), cards[-1])
         batches, sizes = self._curves(cards, reference)
-        options.progress(len(cards) + 1, total)
         pulled = () if self.request.parallel is not None else _levers(self.bench, self.request)
         sentence, card = recommend(rows, self.request, report.scenario)
         notes = list(report.assumptions)
@@ -109,13 +107,13 @@ class _Sizing:
 
     # -- cards ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, cards: Sequence[Gpu], total: int) -> list[CardRow]:
+    def _rows(self, cards: Sequence[Gpu]) -> list[CardRow]:
         plain = Batches(self.bench, self.request) if self.options.batches else None
         pair = self.checkpointed if self.options.batches else None
         with_blocks = Batches(self.bench, pair) if pair is not None else None
         rows = []
         for done, card in enumerate(cards):
-            self.options.progress(done, total)
+            self.options.progress(done, len(cards))
             rows.append(self._row(card, plain, with_blocks))
         return rows
 

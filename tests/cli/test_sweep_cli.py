@@ -55,6 +55,7 @@ def test_init_to_another_folder_and_to_stdout(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
+    (tmp_path / "m.pt2").write_bytes(files.SEED.read_bytes())
     said(capsys, "init", "m.pt2", "-o", "sub/c.yaml")
     assert "model: ../m.pt2" in (tmp_path / "sub" / "c.yaml").read_text()
     out, _ = said(capsys, "init", "-o", "-")
@@ -205,3 +206,50 @@ def test_progress_waits_and_goes_away() -> None:
             bar.start -= 1
             bar.update(1, 2)
         assert stream.getvalue() == ""
+
+
+def test_a_check_that_cannot_be_made_is_an_error_with_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", SEED, "--no-config", "--budget", "live=1GiB", "--batch", "1", "--dim", "nobody=3"]
+    out, err = said(capsys, *words, code=2)
+    assert out.splitlines()[-1] == "1 of 1 budget could not be checked."
+    assert err.splitlines()[0] == "error: 1 configuration could not be analysed [SM111]"
+    assert "unknown dimension 'nobody'" in err.splitlines()[1]
+    assert len(err.splitlines()) == 3
+
+
+@pytest.mark.parametrize("size", ["40", "4096", "1000000"])
+def test_a_limit_without_a_unit(
+    size: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`limit: 40` is not 40 bytes."""
+    _, err = said(capsys, "check", SEED, "--no-config", "--budget", f"live={size}", code=2)
+    assert "a size with a unit" in err
+    monkeypatch.chdir(tmp_path)
+    Path("staticmem.yaml").write_text(f"version: 1\nbudgets:\n  - {{metric: live, limit: {size}}}\n")
+    _, err = said(capsys, "check", SEED, code=2)
+    assert "staticmem.yaml:3:" in err
+    assert "It is a size with a unit" in err
+    Path("staticmem.yaml").write_text("version: 1\nbudgets: [{metric: live, limit: 40 B}]\n")
+    said(capsys, "check", SEED, code=1)
+
+
+def test_init_of_a_model_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, err = said(capsys, "init", "nope.pt2", code=2)
+    assert "nope.pt2 does not exist [SM101]" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_progress_of_a_sizing_counts_its_cards() -> None:
+    from staticmem.devices import gpus
+    from staticmem.scenario.request import Request
+    from staticmem.studies import Study
+    from staticmem.studies.sizing import Options
+    from staticmem.studies.sizing import size as sizing
+
+    seen: list[tuple[int, int]] = []
+    cards = [gpus.find(name) for name in ("l4", "t4")]
+    report = sizing(Study.open(SEED, Request()), Options(cards, progress=lambda done, of: seen.append((done, of))))
+    assert seen[-1] == (len(report.cards), 2) == (2, 2)

@@ -190,3 +190,15 @@ def test_weights_without_shapes_are_named(tmp_path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelFileError, match=r"1 tensors .* neither a value nor a shape: w"):
         open_onnx(str(path))
+
+
+def test_two_inputs_of_one_name(tmp_path: Path) -> None:
+    """onnx.checker refuses them too."""
+    proto = model([node("Relu", ["x"], ["y"])], [value("x", [1, 2]), value("x", [1, 3])], ["y"], [])
+    proto.graph.output[0].CopyFrom(value("y", [1, 2]))
+    onnx.save(proto, tmp_path / "twice.onnx")
+    with pytest.raises(onnx.checker.ValidationError, match="single static assignment"):
+        onnx.checker.check_model(proto)
+    with pytest.raises(ModelFileError, match=r"two inputs of .* are called 'x'") as caught:
+        open_onnx(str(tmp_path / "twice.onnx"))
+    assert caught.value.code == "SM157"

@@ -85,6 +85,10 @@ def test_what_is_missing_is_named_with_its_flag() -> None:
     with pytest.raises(DimensionError, match="no size for") as caught:
         resolve(model(("b", "t"), (1, "y[1]")), batch=1)
     assert caught.value.hint == "Give it: --dim t=N --dim 'y[1]=N'"
+    for shape, hint in ((("b", 3, 48, "w"), "--batch N --dim w=N"), ((1, 3, "s", "s"), "--resolution N")):
+        with pytest.raises(DimensionError, match="no size for") as caught:
+            resolve(model(shape))  # --resolution would set a fixed height too
+        assert caught.value.hint == f"Give it: {hint}"
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [(1, 2, None), (9, None, 8), (9, 2, 8)])

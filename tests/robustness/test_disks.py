@@ -193,3 +193,19 @@ def test_a_temporary_folder_fills_up(number: int, work: bool, caught: bool) -> N
         fill(seen.append)
     assert not os.path.exists(seen[0])
     assert not caught or "TMPDIR" in str(raised.value)
+
+
+_FILLED = 'mount -t tmpfs -o size=8k tmpfs "$0" || exit 99; out="$0/out"; shift 0; "$@" > "$out"'
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_stdout_on_a_disk_with_too_little_room(unbuffered: str, tmp_path: Path) -> None:
+    """A write of which the disk takes a part is no success, whether Python buffers stdout or not."""
+    if not namespaces():
+        pytest.skip("this user may not mount")
+    words = [sys.executable, "-m", "staticmem", *WRITES["analyze"]]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    run = [*_UNSHARE, "sh", "-c", _FILLED, str(tmp_path), *words]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    assert "stdout cannot be written [SM142]" in done.stderr

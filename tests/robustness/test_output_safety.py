@@ -156,6 +156,25 @@ def test_two_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     assert json.loads(target.read_text())["scenario"]["batch"] in (1, 2, 3)
 
 
+@posix
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_what_replaces_a_file_has_its_rights(mode: int, tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    target.write_text("mine")
+    target.chmod(mode)
+    assert main(["analyze", SEED, "-q", "-f", "json", "-o", str(target), "--force"]) == 0
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+
+
+@posix
+def test_the_name_of_an_output_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["analyze", SEED, "-q", "-o", str(tmp_path / "a\x1b[31m.json")]) == 0
+    assert main(["init", SEED, "-o", str(tmp_path / "a\x1b[31m.yaml")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("a?[31m") == 2
+    assert "\x1b" not in said
+
+
 # -- signals -----------------------------------------------------------------------------------------------------
 
 # A process that stops in the middle of a write: the data is in the temporary file, the name is not there yet.

@@ -98,6 +98,21 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@ORT
+def test_a_config_that_trains_is_no_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a config that was found says of training is left out, and said; flags are refused."""
+    monkeypatch.chdir(tmp_path)
+    path = saved(tmp_path, "conv_net")
+    (tmp_path / "staticmem.yaml").write_text("version: 1\ntrain: {optimizer: adam, batch: 3, checkpoint: [A]}\n")
+    assert main(["validate", path, "--device", "cpu", "-q"]) == 0
+    said = capsys.readouterr().err
+    assert "Not used of the config, as a session does not train: checkpoint, mode, optimizer\n" in said
+    assert main(["validate", path, "--device", "cpu", "--optimizer", "adam"]) == 2
+    assert "the ONNX Runtime does not train [SM512]" in capsys.readouterr().err
+
+
 def fails(path: str, *flags: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["validate", path, "--device", "cpu", *flags]) == 2
     lines = capsys.readouterr().err.splitlines()

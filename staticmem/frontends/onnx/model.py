@@ -52,6 +52,7 @@ class OnnxModel:
         self.weights = weights.collect(graph, self.nodes, self.signature)
         count = len(graph.initializer)
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
+        _check_names(path, graph)
         self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
         ranges = self.signature.ranges
         self.symbols: Mapping[str, SymbolRange] = {
@@ -114,6 +115,22 @@ class OnnxModel:
             for old, spec in zip(users, self.inputs, strict=True):
                 if old not in known:
                     self.signature.aliases.setdefault(old, spec.name)
+
+
+def _check_names(path: str, graph: Any) -> None:
+    """Raises:
+    ModelFileError: two inputs have one name, which onnx.checker refuses too: nothing tells which of them is read.
+    """
+    names: set[str] = set()
+    for given in graph.input:
+        if given.name in names:
+            raise ModelFileError(
+                f"two inputs of {path} are called '{given.name}'",
+                "ONNX gives every name one value (single static assignment).",
+                "Check the file with onnx.checker.check_model.",
+                code="SM157",
+            )
+        names.add(given.name)
 
 
 def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:

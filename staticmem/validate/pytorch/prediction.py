@@ -26,6 +26,7 @@ from staticmem.units import GIB
 
 # levers of a model's code, which a graph does not have, or of other packages
 _REFUSED = ("checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler")
+CODE_OPTIONS = (*_REFUSED, "checkpoint_every", "checkpoint_sequential", "devices")  # and what belongs to these
 
 
 @dataclass(frozen=True)
