@@ -6,6 +6,7 @@ Each row says what backward needs (`self`, `result`) and which kernels its formu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,6 +141,12 @@ def prelu(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
     """Saves input and weight; backward makes both gradients at full size always, the weight's is then reduced."""
     if self.ndim != weight.ndim:
         weight = reshape(e, weight, (weight.numel,) if self.ndim < 2 else (1, weight.numel, *(1,) * (self.ndim - 2)))
+    return prelu_kernel(e, self, weight)
+
+
+@rule("_prelu_kernel", autocast="half")
+def prelu_kernel(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
+    """What `prelu` calls with a weight that broadcasts to the input; saves both."""
     out = e.pointwise("aten._prelu_kernel.default", self, weight)
 
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor]:
@@ -222,5 +229,12 @@ def onnx_with_alpha(ctx: Context, node: Node) -> list[Op]:
 
 @translation("PRelu")
 def onnx_prelu(ctx: Context, node: Node) -> list[Op]:
-    slope = ctx.sources(node.inputs[1])  # exporters give it the axes of the input
-    return [ctx.op(node, "aten::prelu", ctx.ref(node.inputs[0]), ctx.ref(slope[0] if slope else node.inputs[1]))]
+    """Opset 7 and later broadcast the slope to the input from the last axis on; `nn.PReLU` has one for all, or one for
+    each channel."""
+    x, slope = ctx.net.shape(node.inputs[0]), ctx.net.shape(node.inputs[1])
+    if x is not None and slope is not None and ctx.net.opset >= 7:
+        aligned = (*(1,) * (len(x) - len(slope)), *slope)
+        if math.prod(aligned) > 1 and (len(x) < 2 or math.prod(aligned) != aligned[1]):
+            return [ctx.op(node, "aten::_prelu_kernel", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]))]
+    weights = ctx.sources(node.inputs[1])  # exporters give them the axes of the input
+    return [ctx.op(node, "aten::prelu", ctx.ref(node.inputs[0]), ctx.ref(weights[0] if weights else node.inputs[1]))]

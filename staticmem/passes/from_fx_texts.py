@@ -38,6 +38,8 @@ _FREE = re.compile(
 )
 _COPIED = re.compile(r"\.(contiguous|clone)\([^()]*\)\s*(?:#.*)?$")  # what a line does last
 _STRIDED = frozenset("aten::slice aten::select aten::permute aten::transpose aten::expand aten::t aten::unfold".split())
+# a number on the host, whose nodes are views: what is computed with it are nodes that read them, as its value is data
+_NUMBERS_OF_DATA = ("aten::_local_scalar_dense", "aten::item")
 MAX_WITHIN = 64  # nodes within one call
 
 
@@ -148,6 +150,8 @@ class _Builder:
             self._fall_back(nodes)
 
     def _add(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+        if fx.target.split(".", 1)[0] in _NUMBERS_OF_DATA:
+            raise _UnresolvedError
         if fx.target == "operator::getitem":
             self._getitem(fx, nodes)
             return

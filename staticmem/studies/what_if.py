@@ -48,7 +48,10 @@ def what_if(study: Study) -> WhatIf:
             continue
         settings.append(replace(choice, form=form))
     first = settings[0]
-    if first.form is not None and first.form.peak(batch) != study.lifetimes.peak_bytes:
+    if first.form is not None and (
+        batch < first.form.low
+        or first.form.peak(batch) != study.lifetimes.peak_bytes  # one sample may take another way
+    ):
         return WhatIf((), reason="the step as asked differs from the same step at other batches in more than size")
     if first.form is None:
         return WhatIf((), reason=f"steps at other batches could not be compared: {first.reason}")

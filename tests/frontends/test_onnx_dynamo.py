@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx_models import bound, fx, ints, model, node, scalar, targets, value, weight
 from prepared import in_place
 
+import staticmem
 from staticmem.errors import StaticmemError
 from staticmem.frontends.onnx import open_onnx
 from staticmem.ir import dtypes
@@ -333,3 +334,20 @@ def test_damaged_models_end_in_a_message(tmp_path: Path, changes: list[tuple[int
     with contextlib.suppress(StaticmemError):
         opened = open_onnx(str(path))
         bind(opened, resolve(opened, batch=2, dims={s: 4 for s in opened.symbols if s != "s77"}))
+
+
+def test_numbers_that_data_give_are_views_for_what_reads_them(tmp_path: Path) -> None:
+    """`x if rate.item() == 16000 else ...`: the number is Reshape and Gather in the file, and Equal reads it."""
+    item = call("_local_scalar_dense", "aten._local_scalar_dense.default", "(%rate,)")
+    equal = "%eq : [num_users=1] = call_function[target=operator.eq](args = (%_local_scalar_dense, 16000), kwargs = {})"
+    nodes = [
+        fx(node("Reshape", ["rate", "one"], ["flat"]), item),
+        fx(node("Gather", ["flat", "first"], ["number"], axis=0), item),
+        fx(node("Equal", ["number", "limit"], ["same"]), equal),
+        fx(node("Relu", ["x"], ["y"]), call("relu", "aten.relu.default", "(%x,)")),
+    ]
+    tensors = [ints("one", -1), scalar("first", 0), scalar("limit", 16000)]
+    given = [value("x", [2, 3]), value("rate", [], TensorProto.INT64)]
+    bound(model(nodes, given, ["y", "same"], tensors), tmp_path)
+    report = staticmem.analyze(str(tmp_path / "model.onnx"))
+    assert not report.coverage.unknown

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
+import staticmem
 from staticmem.ir.graph import Frame, Graph, Ref
 
 
@@ -367,3 +368,13 @@ def test_a_parameter_of_the_model_itself_is_no_layer(tmp_path: Path) -> None:
     graph = bound(model(nodes, [value("x", [4, 8])], ["y"], [weight("memory", 30, 8)]), tmp_path)
     assert [p.value.shape for p in graph.parameters] == [(30, 8)]
     assert targets(graph)[-1] == "aten::matmul"
+
+
+@pytest.mark.parametrize(
+    ("slope", "target"),
+    [((1,), "aten::prelu"), ((4, 1), "aten::prelu"), ((5,), "aten::_prelu_kernel"), ((3, 1, 1), "aten::_prelu_kernel")],
+)
+def test_slopes_of_prelu_broadcast_from_the_last_axis(tmp_path: Path, slope: tuple[int, ...], target: str) -> None:
+    proto = model([node("PRelu", ["x", "s"], ["y"])], [value("x", [3, 4, 5])], ["y"], [weight("s", *slope)])
+    assert targets(bound(proto, tmp_path)) == [target]
+    assert staticmem.analyze(str(tmp_path / "model.onnx"), optimizer="sgd").model.outputs[0].shape == (3, 4, 5)

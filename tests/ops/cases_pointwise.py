@@ -151,6 +151,7 @@ def _bounded() -> list[Case]:
     cases += [call("aten::clamp_min_", f(4, 3), 0.0), call("aten::clamp_max_", f(4, 3), 1.0)]
     cases += [call("aten::prelu", f(2, 3, 4), f(3)), call("aten::prelu", f(2, 3, 4, 5).channels_last, f(1))]
     cases += [call("aten::prelu", f(2, 3), f(3)), call("aten::prelu", f(6), f(1))]
+    cases += [call("aten::_prelu_kernel", f(2, 3, 4), f(4)), call("aten::_prelu_kernel", f(2, 3, 4), f(1, 3, 1))]
     cases += [
         call("aten::glu", f(4, 6)),
         call("aten::glu", f(2, 4, 5, 3).channels_last, 1, skip=("grads",), why=FAKE),

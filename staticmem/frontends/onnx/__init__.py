@@ -46,7 +46,7 @@ def open_onnx(path: str, keep: bool = False, recordings: bool = True) -> OnnxMod
         return recorded
     with guarded(path):
         model = OnnxModel(path, proto, lambda: read(path))
-        model.notes = (STALE,) if stale else ()
+        model.notes = (*model.notes, *((STALE,) if stale else ()))
     if keep and len(model.nodes) <= recent.MOST_OPS:
         model.graphs = recent.Graphs()
         recent.models.put(key, model)

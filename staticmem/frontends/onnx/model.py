@@ -8,8 +8,9 @@ from typing import Any
 
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, weights
-from staticmem.frontends.onnx.convert import Converter
+from staticmem.frontends.onnx.convert import Converter, with_metadata
 from staticmem.frontends.onnx.inlining import check_scans, without_functions
+from staticmem.frontends.onnx.ordering import NOTE, put_in_order
 from staticmem.frontends.onnx.shapes import Body
 from staticmem.frontends.recent import Graphs
 from staticmem.ir import dtypes
@@ -47,6 +48,10 @@ class OnnxModel:
         self.sizes: TracedSizes = metadata.sizes(proto, path)
         converter = Converter()
         self.nodes: tuple[Node, ...] = tuple([converter.node(n, strip=True) for n in graph.node])
+        given = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+        missing = _undefined(self.nodes, given | {i.name for i in graph.input}, converter.bodies)
+        if missing:
+            missing = self._sorted(proto, converter, given)
         if converter.bodies or any(node.op == "Scan" for node in self.nodes):
             check_scans(proto)
         self.weights = weights.collect(graph, self.nodes, self.signature)
@@ -59,7 +64,8 @@ class OnnxModel:
             name: _positive(ranges.get(name), self.sizes.least.get(name)) for name in symbols
         }
         self.outputs = tuple(o.name for o in graph.output)
-        self._check_defined(converter.bodies)
+        if missing:
+            raise _undefined_names(path, missing)
         self._pair_renamed_inputs()
         if any(node.op == "SplitToSequence" for node in self.nodes):
             from staticmem.frontends.onnx.sequences import slice_splits
@@ -94,18 +100,14 @@ class OnnxModel:
         if len(self.nodes) > LARGE and self.again is not None:
             self.nodes, self.body = (), None
 
-    def _check_defined(self, bodies: bool) -> None:
-        """An export without initializers that does not keep them as inputs has lost the weights' shapes."""
-        known = set(self.weights.all) | {spec.name for spec in self.inputs}
-        missing = _undefined(self.nodes, known, bodies)
-        if missing:
-            listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-            raise ModelFileError(
-                f"{len(missing)} tensors of {self.path} have neither a value nor a shape: {listed}",
-                "The graph reads them, but no node, input or initializer defines them.",
-                "Export with keep_initializers_as_inputs=True, or keep initializers as external data.",
-                code="SM154",
-            )
+    def _sorted(self, proto: Any, converter: Converter, given: set[str]) -> list[str]:
+        """Sorts the nodes where something is read before it is made; gives the names that nothing makes."""
+        graph = proto.graph
+        with_metadata(graph, self.nodes)
+        if put_in_order(graph):
+            self.notes = (NOTE,)
+        self.nodes = tuple([converter.node(n, strip=True) for n in graph.node])
+        return _undefined(self.nodes, given | {i.name for i in graph.input}, converter.bodies)
 
     def _pair_renamed_inputs(self) -> None:
         """`input_names=` of torch.onnx.export renames inputs, but the metadata keeps the old names."""
@@ -131,6 +133,17 @@ def _check_names(path: str, graph: Any) -> None:
                 code="SM157",
             )
         names.add(given.name)
+
+
+def _undefined_names(path: str, missing: Sequence[str]) -> ModelFileError:
+    """An export without initializers that does not keep them as inputs has lost the weights' shapes."""
+    listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+    return ModelFileError(
+        f"{len(missing)} tensors of {path} have neither a value nor a shape: {listed}",
+        "The graph reads them, but no node, input or initializer defines them.",
+        "Export with keep_initializers_as_inputs=True, or keep initializers as external data.",
+        code="SM154",
+    )
 
 
 def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:

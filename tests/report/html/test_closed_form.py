@@ -137,3 +137,18 @@ def test_a_batch_that_is_fixed_in_the_file_is_the_reason(tmp_path: Path) -> None
     assert "steps at other batches could not be compared" in found.reason
     assert "the_reshape" in found.reason
     assert esc(found.reason) in page(study)
+
+
+def test_a_single_sample_that_takes_another_way_has_no_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The closed form begins at batch 2 where a step of one sample does something else: it says nothing of batch 1."""
+
+    def from_two(traced: Any, low: int, high: int) -> Any:
+        if low == 1:
+            raise NotAffineError("another way")
+        return closed_form(traced, low, high)
+
+    monkeypatch.setattr("staticmem.studies.what_if.closed_form", from_two)
+    found = what_if(study_of(MODELS / "seed.pt2", batch=1))
+    assert not found.settings
+    assert "other batches" in found.reason
+    assert what_if(study_of(MODELS / "seed.pt2", batch=4)).settings

@@ -1,0 +1,52 @@
+"""Files whose nodes are not sorted, as the ONNX Runtime's converter to half precision writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import bound, model, node, targets, value, weight
+
+import staticmem
+from staticmem.errors import ModelFileError
+from staticmem.frontends.onnx.ordering import put_in_order
+
+
+def test_makers_move_in_front_of_readers_and_the_rest_stays(tmp_path: Path) -> None:
+    nodes = [
+        node("Relu", ["c"], ["r"]),
+        node("Sigmoid", ["x"], ["s"]),
+        node("Add", ["r", "s"], ["y"]),
+        node("Cast", ["x"], ["c"], to=TensorProto.FLOAT),
+    ]
+    proto = model(nodes, [value("x", [2, 3])], ["y"])
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(proto)
+    graph = bound(proto, tmp_path)
+    assert [op.outputs[0] for op in graph.ops] == ["c", "r", "s", "y"]
+    report = staticmem.analyze(str(tmp_path / "model.onnx"))
+    assert [note.code for note in report.warnings if note.code == "SM274"] == ["SM274"]
+
+
+def test_bodies_are_sorted_and_wait_for_what_they_take_from_outside(tmp_path: Path) -> None:
+    inner = [node("Relu", ["h"], ["b"]), node("Neg", ["late"], ["h"])]
+    body = helper.make_graph(inner, "body", [], [helper.make_empty_tensor_value_info("b")])
+    nodes = [node("If", ["flag"], ["z"], then_branch=body, else_branch=body), node("Exp", ["x"], ["late"])]
+    proto = model(nodes, [value("x", [2, 3])], ["z"], [weight("flag", dtype=TensorProto.BOOL)])
+    assert targets(bound(proto, tmp_path)) == ["aten::exp", "aten::neg", "aten::relu"]
+
+
+def test_sorted_files_have_no_warning(tmp_path: Path) -> None:
+    proto = model([node("Relu", ["x"], ["r"]), node("Neg", ["r"], ["y"])], [value("x", [2])], ["y"])
+    assert not put_in_order(proto.graph)
+    bound(proto, tmp_path)
+    assert not staticmem.analyze(str(tmp_path / "model.onnx")).warnings
+
+
+def test_nodes_that_read_each_other_have_no_order(tmp_path: Path) -> None:
+    proto = model([node("Relu", ["b"], ["a"]), node("Neg", ["a"], ["b"])], [value("x", [2])], ["b"])
+    with pytest.raises(ModelFileError) as error:
+        bound(proto, tmp_path)
+    assert error.value.code == "SM154"
