@@ -85,6 +85,8 @@ class _Builder:
             category = buffer.category
             if category in ("parameter", "buffer", "communication"):
                 model.append(buffer)
+                if buffer.died is not None and buffer.died >= self.first:  # `p.data = ...` replaces it in each step
+                    self.previous.add(buffer.id)
             elif category == "input":
                 self.inputs.append(buffer)
             elif category == "optimizer_state":

@@ -295,6 +295,12 @@ class Eager:
             holds.take(storage.id, "saved", name, ticks, op)
             storage.refs += 1
 
+    def give_history(self, tensor: Tensor, name: str, saved: Tensor) -> None:
+        """Makes a tensor that nobody holds yet the result of a node of before, which has saved a tensor."""
+        assert tensor.refs == 0
+        tensor.grad_fn = Node(name, -1, -1)
+        self._save(tensor.grad_fn, (saved.storage,))
+
     def forget(self, node: Node) -> None:
         """Releases what a backward node saved: it has run, or died."""
         storages = node.saved

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.eager.trace import OPEN, round_up
+from staticmem.eager.trace import OPEN
+from staticmem.engine.kept_history import fill_place
 from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
 
@@ -82,10 +83,7 @@ class HeldOutputs:
             for id, died in enumerate(buffers.died[first:], first)
             if died == OPEN and buffers.categories[id] != "gradient" and id not in known
         ]
-        if saved:
-            place = self.places[-1]
-            self._fill(place, saved[0], sum(round_up(buffers.nbytes[id]) for id in saved))
-            trace.replaced_by[place] = tuple(saved)
+        fill_place(trace, self.places[-1], saved)
 
     def _fill(self, place: int, like: int, nbytes: int) -> None:
         """Gives a place its bytes, and the layout of buffer `like`."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _RESOLVED = (Ref, tuple)
 FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording
 AUTOGRAD = frozenset(("staticmem::requires_grad", "staticmem::backward", "staticmem::grad"))  # that the code runs
+SET_DATA = "staticmem::set_data"  # `tensor.data = other`, of a recording
 # what a rule raises when an argument does not match the ATen schema
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 # its rule asks whether query, key and value are one tensor, which the key of a record does not say
@@ -62,6 +63,7 @@ class Interpreter:
         self.copies: dict[int, list[tuple[Tensor, int]]] = {}
         self.checkpoints: Checkpointing | None = None
         self.autocast = e.autocast  # that of the step, where an op may run without
+        self.model = Owner("model", "")  # has the parameters and buffers
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
         self.of_autograd = Owner("autograd", "attributes of ctx")  # the loss holds the graph of autograd to the end
@@ -98,16 +100,25 @@ class Interpreter:
         """One that shares the storage of another."""
         return self.e.alias(self.env[base], shape, contiguous_strides(shape))
 
-    def call_again(self) -> None:
-        """What the module kept from the forward that has run is what it has from the call before, in the next one."""
+    def kept_now(self) -> list[tuple[str, Tensor]]:
+        """Names of what the module has from the call before, and the tensors that take their places in the next."""
         recorded = self.recorded
         if recorded is None or len(recorded.kept) != len(recorded.lasting):
-            return
-        for (value, _), name in zip(recorded.kept, recorded.lasting, strict=True):
-            owner = self.attributes[name]
-            if owner.held and value.name not in self.attributes:
-                self.keep(value.name, owner.held[0][0])
-                self.e.release(owner)
+            return []
+        pairs = zip(recorded.kept, recorded.lasting, strict=True)
+        return [
+            (value.name, self.attributes[name].held[0][0])
+            for (value, _), name in pairs
+            if self.attributes[name].held and value.name not in self.attributes
+        ]
+
+    def call_again(self) -> None:
+        """What the module kept from the forward that has run is what it has from the call before, in the next one."""
+        before = self.kept_now()
+        lasting = {id(owner.held[0][0]): owner for owner in self.attributes.values() if owner.held}
+        for name, tensor in before:
+            self.keep(name, tensor)
+            self.e.release(lasting[id(tensor)])
 
     def forward(self) -> list[Tensor]:
         """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
@@ -321,6 +332,9 @@ class Interpreter:
         if base in AUTOGRAD:
             self._run_autograd(op, args)
             return
+        if base == SET_DATA:
+            self._set_data(op.refs()[0], *args)
+            return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
                 self._upcast(op, args[0])
@@ -373,6 +387,26 @@ class Interpreter:
             if name and tensor is not None:
                 self._bind(name, tensor, op)
         self.e.close_scope()
+
+    def _set_data(self, name: str, tensor: Tensor, data: Tensor) -> None:
+        """`tensor.data = data`: whoever has the tensor has another storage from now on, that of `data`."""
+        e, before = self.e, tensor.storage
+        owner = None
+        if name in self.owners:
+            e.end(*self.owners.pop(name))
+        else:
+            owner = self.attributes.get(name, self.model)
+            e.drop(tensor, owner)
+        assert tensor.refs == 0, f"{tensor} has owners that the recording does not show"
+        category, label = e.trace.buffers.categories[before.id], e.trace.buffers.names[before.id]
+        tensor.storage, tensor.shape, tensor.strides, tensor.dtype = data.storage, data.shape, data.strides, data.dtype
+        tensor.known_form = None
+        if owner is not None:
+            e.hold(tensor, owner)
+            e.categorise(tensor, category, label)
+            e.trace.replaced_by[before.id] = (tensor.storage.id,)
+        else:
+            self.owners[name] = (tensor, e.take(tensor, "value", name))
 
     def _upcast(self, op: Op, source: Tensor) -> None:
         """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""

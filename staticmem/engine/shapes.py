@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Tensor
 from staticmem.engine.interpreter import AUTOGRAD, Interpreter
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
@@ -55,13 +55,12 @@ def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
     e = Eager(training=training)
     interpreter = Interpreter(e, graph)
     values: dict[str, ValueInfo] = {}
-    model = Owner("model", "")
     e.grad_enabled = not AUTOGRAD.isdisjoint(graph.bases)  # else nothing needs a history
     trained = {p.value.name for p in graph.parameters if p.trainable} if e.grad_enabled else set()
     owned = [p.value for p in (*graph.parameters, *graph.buffers)]
     for value in (*owned, *graph.constant_values.values(), *graph.inputs):
         tensor = e.empty(value.shape or (), value.dtype, kernel="model")
-        e.hold(tensor, model)
+        e.hold(tensor, interpreter.model)
         tensor.requires_grad = value.name in trained
         interpreter.define(value.name, tensor)
         values[value.name] = _info(tensor, True)

@@ -19,12 +19,13 @@ from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
 from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
+from staticmem.engine.kept_history import KeptHistories
 from staticmem.engine.notes import notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape
 from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Note, Region, Value
+from staticmem.ir.graph import Graph, Note, Parameter, Region, Value
 from staticmem.ir.record import record
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
@@ -82,8 +83,9 @@ class _Step:
         self.releases = releases_of(graph, locals_policy, scenario.training)
         self.interpreter = Interpreter(e, graph, cast, self.releases)
         self.interpreter.keeps_values = False
-        self.model, self.loss = Owner("model", ""), Owner("value", "loss")
+        self.model, self.loss = self.interpreter.model, Owner("value", "loss")
         self.outputs: HeldOutputs | None = None
+        self.histories = KeptHistories(e)
         # the variables of the training loop end with a function that each step calls, and autograd's graph with them
         self.in_function = scenario.retain_graph or not scenario.backward
         self.grads, self.received = e.grads, e.received
@@ -145,9 +147,11 @@ class _Step:
             i.call_again()
             outputs = self._micro_batch(regions, loss, target)
             i.covered, i.unknown, i.unknown_bytes, e.choices = counted
+        held = self.outputs.variable.held if self.outputs is not None else ()
+        by_attributes = self.histories.fill(i.kept_now(), [tensor for tensor, _ in held])
         if self.outputs is not None:
             owners = (self.loss, i.of_autograd, *i.attributes.values())
-            self.outputs.leave({tensor.storage.id for owner in owners for tensor, _ in owner.held})
+            self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
         e.trace.begin("optimizer")
         self._update(optimizer)
         result = self._result(outputs, loss, [*notes, *region_notes], len(with_gradient))
@@ -183,9 +187,13 @@ class _Step:
         graph, define = self.graph, self.interpreter.define
         parameters: list[Tensor] = []
         tensors: dict[str, Tensor] = {}
+        released = graph.recorded.last_held if graph.recorded is not None else {}
         for group, category in ((graph.parameters, "parameter"), (graph.buffers, "buffer")):
             for p in group:
                 tensor = tensors.get(p.alias_of) if p.alias_of is not None else None
+                if category == "buffer" and p.value.name in released:
+                    self._place_replaced(p, tensor, released[p.value.name])
+                    continue
                 if tensor is None:
                     tensor = self._place(p.value, category, p.fqn)
                 tensors[p.value.name] = tensor
@@ -208,8 +216,20 @@ class _Step:
             # what a checkpoint's recomputation assigns to a module takes the place of what the forward assigned
             self.interpreter.attributes |= {name: Owner("module", name) for name in graph.recorded.lasting}
             for value, base in graph.recorded.kept:
-                self.interpreter.keep(value.name, self._kept(value, base))
+                tensor = self._kept(value, base)
+                if self.scenario.training:
+                    self.histories.add(value.name, tensor)
+                self.interpreter.keep(value.name, tensor)
         return parameters
+
+    def _place_replaced(self, buffer: Parameter, tensor: Tensor | None, until: int) -> None:
+        """A buffer that the code replaces by another tensor after op `until`; -1: the step before has done so."""
+        if until >= 0:
+            if tensor is None:
+                tensor = self._empty(buffer.value, "buffer", buffer.fqn)
+                tensor.name = buffer.fqn
+                self.e.categorise(tensor, "buffer", buffer.fqn)
+            self.interpreter.keep(buffer.value.name, tensor)
 
     def _kept(self, value: Value, base: str) -> Tensor:
         """A tensor that the module has from the call before; a view where its storage has another name already."""

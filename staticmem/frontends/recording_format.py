@@ -45,7 +45,7 @@ that JSON does not have. The argument of a `staticmem::function` is the index of
 Three ops are of autograd. `staticmem::requires_grad` makes its argument a leaf that needs a gradient. The arguments of
 `staticmem::backward` and `staticmem::grad` are the tensors that a backward begins with, their gradients (null: ones),
 leaves, and whether the graph is retained; their results are the gradients of these leaves. `backward` adds to those of
-parameters, too.
+parameters, too. `staticmem::set_data` gives its first argument the storage of its second: `p.data = x`.
 
 A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its backward could run, `released_before`,
 the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next
@@ -68,6 +68,7 @@ FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
 CPU_TENSOR = "staticmem::cpu_tensor"
 REQUIRES_GRAD = "staticmem::requires_grad"
+SET_DATA = "staticmem::set_data"  # `tensor.data = other`
 BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in

@@ -1,11 +1,12 @@
-"""What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions.
+"""What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions, `data`.
 
 Each is replaced where PyTorch itself looks it up by name at every call, so that it does not matter how a model
 imported it.
 
-Sources: torch/nn/modules/module.py (`__call__`), torch/utils/checkpoint.py (`checkpoint` calls
+Sources: torch/nn/modules/module.py (`__call__`, `__setattr__`), torch/utils/checkpoint.py (`checkpoint` calls
 `_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py
-(`Function.apply` calls that of its base).
+(`Function.apply` calls that of its base). `Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp),
+which the class `torch.Tensor` inherits.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class Watcher(Protocol):
     def leave(self) -> None: ...
     def start_region(self, reentrant: bool, name: str) -> int: ...
     def end_region(self, region: int) -> None: ...
+    def get_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None: ...
+    def set_data(self, tensor: torch.Tensor, data: torch.Tensor, assign: Callable[[], None]) -> None: ...
+    def assigned(self, module: torch.nn.Module, name: str) -> None: ...
 
 
 @contextmanager
@@ -35,6 +39,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     and the arguments."""
     call = torch.nn.Module.__call__
     apply = torch._C._FunctionBase.__dict__["apply"]
+    data: Any = torch._C.TensorBase.__dict__["data"]
 
     def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         watcher.enter(self)
@@ -64,10 +69,26 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return function(apply.__get__(None, cls), cls, args, kwargs)
 
+    assign = torch.nn.Module.__setattr__
+
+    def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
+        assign(self, name, value)
+        watcher.assigned(self, name)
+
+    def get_data(self: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = data.__get__(self)
+        watcher.get_data(self, result)
+        return result
+
+    def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+        watcher.set_data(self, value, lambda: data.__set__(self, value))
+
     patches = (
         mock.patch.object(torch.nn.Module, "__call__", call_module),
+        mock.patch.object(torch.nn.Module, "__setattr__", set_attribute),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", without_reentry),
         mock.patch.object(checkpoint.CheckpointFunction, "apply", staticmethod(with_reentry)),
+        mock.patch.object(torch.Tensor, "data", property(get_data, set_data), create=True),
         # `Function.apply` calls it, also as `swish = Swish.apply` that a module made when it was imported
         mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply_function), create=True),
     )

@@ -108,10 +108,12 @@ class _Call:
         programs = rows.Rows(range(owned_before, len(owned)), self.targets)
         # parts in evaluation mode stay in it (frozen norms), unless the whole module is
         was_training = {m: m.training or not self.module.training for m in self.module.modules()}
-        state = _state(self.module)
+        state, data = _state(self.module), [t.data for t in owned]
         try:
             for training, amp in MODES:
                 _restore(state)  # no mode has what another one has left on the module
+                for tensor, own in zip(owned, data, strict=True):
+                    tensor.data = own
                 for m, mode in was_training.items():
                     m.training = mode and training
                 asked = len(self.env.guards)

@@ -8,8 +8,10 @@ tensor: hooks take what it would save. So a storage dies when the last Python na
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,9 +76,12 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.tensors = owned
         self.owned_values = range(len(owned))
         self.leaves: set[int] = set()  # values that the code has made leaves that need a gradient
-        for tensor in owned:
-            self.owned.add(_storage(tensor))
-            self.name(tensor)
+        for value in self.owned_values:  # no variable has a tensor: its references are counted
+            self.owned.add(_storage(owned[value]))
+            self.name(owned[value])
+        # buffers: value -> how many of the references to the tensor are not those of modules
+        self.buffers = {value: self.references(value) - n for value, n in self.registered(range(len(owned))).items()}
+        self.replaced: set[int] = set()  # buffers in whose place modules have other tensors
 
     # -- programs ------------------------------------------------------------------------------------------------
 
@@ -91,6 +96,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.program = Program()
         self._calls.clear()
         self.leaves.clear()
+        self.replaced |= self.buffers.keys() - self.registered(self.buffers).keys()
+        self.program.let_go(sorted(self.replaced))
         for value, tensor in enumerate(self.tensors):  # a buffer that was changed in place has another name
             setattr(tensor, self.tag, value)
         for storage, values in self.by_storage.items():
@@ -139,6 +146,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        if self.replaced:
+            self.let_go_of_replaced()
         half = gpu.autocast_dtype()
         overload = "" if func._overloadname == "default" else f".{func._overloadname}"
         target = f"{func._schema.name}{overload}"
@@ -213,6 +222,72 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.write("aten::empty.memory_format", [[_size(n) for n in shape]], kwargs, [value], written.NO_GRAD)
         return value
 
+    def get_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """`data` is `tensor.data`: another tensor with its storage and without its history."""
+        if not self.paused and _is_on_gpu(tensor):
+            value = self.name(data)
+            self.write("aten::detach", [self.arg(tensor)], {}, [value], written.NO_GRAD)
+            storage = _storage(data)
+            self.watched_objects[value] = weakref.ref(data, lambda _: self.object_died(value, storage))
+
+    def set_data(self, tensor: torch.Tensor, data: torch.Tensor, assign: Callable[[], None]) -> None:
+        """`assign` is `tensor.data = data`: the tensor stays the same, with another storage."""
+        if self.paused or not (_is_on_gpu(tensor) and _is_on_gpu(data)):
+            assign()
+            return
+        value, before = self.value(tensor), _storage(tensor)
+        self.write(written.SET_DATA, [self.arg(tensor), self.arg(data)], {}, [], written.NO_GRAD)
+        self.by_storage[before].remove(value)
+        if before in self.owned and not self.has_owned(self.by_storage[before]):
+            self.disown(tensor)
+        assign()
+        self.watch_storage(tensor).append(value)
+        self.layouts[value], self.dtypes[value] = _layout(tensor), _dtype(tensor)
+        storage = _storage(tensor)
+        if value in self.owned_values:
+            self.owned.add(storage)
+        else:
+            self.watched_objects[value] = weakref.ref(tensor, lambda _: self.object_died(value, storage))
+
+    def assigned(self, module: torch.nn.Module, name: str) -> None:
+        """`module.name = ...`, which may have replaced a buffer."""
+        if name in module._buffers and not self.paused:
+            self.replaced |= self.buffers.keys() - self.registered(self.buffers).keys()
+            self.let_go_of_replaced()
+
+    def registered(self, values: Iterable[int]) -> Counter[int]:
+        """Those of the values that are buffers of the module, and how often each."""
+        names = Counter(id(b) for m in self.root.modules() for b in m._buffers.values() if b is not None)
+        return Counter({v: names[id(self.tensors[v])] for v in values if id(self.tensors[v]) in names})
+
+    def references(self, value: int) -> int:
+        return sys.getrefcount(self.tensors[value])
+
+    def let_go_of_replaced(self) -> None:
+        """A buffer that modules have replaced lives on while the code has it in a variable."""
+        for value in sorted(self.replaced):
+            storage = _storage(self.tensors[value])
+            if storage in self.owned and self.references(value) <= self.buffers[value]:
+                self.by_storage[storage].remove(value)
+                self.program.let_go((value,))
+                if not self.has_owned(self.by_storage[storage]):
+                    self.disown(self.tensors[value])
+
+    def has_owned(self, values: Iterable[int]) -> bool:
+        return any(value in self.owned_values for value in values)
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """The model has no longer the storage of a tensor: it lives as long as those that the code holds."""
+        storage = _storage(tensor)
+        self.owned.discard(storage)
+        values = self.by_storage[storage]
+        self.program.let_go([value for value in values if value not in self.watched_objects])  # views of a moment
+        values[:] = [value for value in values if value in self.watched_objects]
+        if values:
+            self.watched[storage] = weakref.ref(tensor.untyped_storage(), lambda _: self.died(storage))
+        else:
+            del self.by_storage[storage]
+
     def on_cpu(self, tensor: torch.Tensor) -> int:
         """A tensor on the CPU as a value, for the op that reads it."""
         value, self.values = self.values, self.values + 1
@@ -247,7 +322,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         """A tensor has gone. Where another one has its storage, it goes alone: its history may hold other tensors."""
         del self.watched_objects[value]
         values = self.by_storage.get(storage, [])
-        if value in values and any(v in self.watched_objects for v in values):
+        others = any(v in self.watched_objects for v in values) or self.has_owned(values)
+        if value in values and others:
             values.remove(value)
             self.program.let_go((value,))
 

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import coded_models
 import real_steps
+import stateful_models
 from coded_models import WIDTH, on_meta
 
 from staticmem.frontends.recorded import RecordedModel
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a reentrant checkpoint in inference
-@pytest.mark.parametrize("cls", coded_models.COUNTED, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", coded_models.COUNTED + stateful_models.STATEFUL, ids=lambda cls: cls.__name__)
 def test_peaks_are_those_of_a_run(cls: Any) -> None:
     module, inputs = on_meta(cls)
     model = RecordedModel("<m>", record(module, inputs), "pt2")

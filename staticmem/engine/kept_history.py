@@ -1,0 +1,88 @@
+"""What tensors that modules keep as attributes hold beside their own bytes: the history that autograd gave them.
+
+`self.aux = self.head(x)`, where no loss is made of it: no backward runs through its history, so what the ops saved is
+there until the next forward assigns the attribute again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from staticmem.eager.context import Eager
+from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import OPEN, Trace, round_up
+from staticmem.ir import dtypes
+
+
+class KeptHistories:
+    """The histories of the attributes that modules have from the step before.
+
+    Their sizes are known when the step has run: until then a buffer without bytes stands for each.
+    """
+
+    def __init__(self, e: Eager) -> None:
+        self.e = e
+        self.places: dict[str, tuple[int, int]] = {}  # of an attribute: its buffer, and the one for its history
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """An attribute of the step before, which nobody holds yet."""
+        what = f"history of {name} of the previous step"
+        place = self.e.empty((0,), dtypes.uint8, kernel=what)
+        self.e.categorise(place, "activation", what)
+        self.e.give_history(tensor, what, place)
+        self.places[name] = tensor.storage.id, place.storage.id
+
+    def fill(self, attributes: Iterable[tuple[str, Tensor]], outputs: Sequence[Tensor]) -> set[int]:
+        """Backward is over. `attributes` are the name of each from the step before and the tensor that it is now;
+        `outputs` are those that the loop holds, which it does for longer. Returns the buffers that histories hold."""
+        trace = self.e.trace
+        buffers = trace.buffers
+        ends = []
+        for name, tensor in attributes:
+            if name in self.places:
+                value, place = self.places[name]
+                ends += [(-buffers.died[value], value, tensor, True), (-buffers.died[place], place, tensor, False)]
+        taken = set().union(*map(saved_by_history, outputs))
+        left: set[int] = set()
+        # a buffer may be an attribute and in the histories of others: it is counted where it lives longest
+        for _, before, tensor, is_value in sorted(ends, key=lambda row: (row[0], not row[3])):
+            if is_value:
+                if tensor.storage.id in left:
+                    buffers.nbytes[before] = 0
+                taken.add(tensor.storage.id)
+                continue
+            own = [id for id in sorted(saved_by_history(tensor) - taken) if _is_of_step(trace, id)]
+            taken.update(own)
+            left.update(own)
+            fill_place(trace, before, own)
+        return left
+
+
+def saved_by_history(tensor: Tensor) -> set[int]:
+    """The buffers that the ops which lead to a tensor have saved, and that no backward has released."""
+    saved: set[int] = set()
+    stack = [tensor.grad_fn] if tensor.grad_fn is not None else []
+    visited = set(stack)
+    while stack:
+        node = stack.pop()
+        saved.update(storage.id for storage in node.saved)
+        for edge in node.edges:
+            if edge is not None and edge[0] not in visited:
+                visited.add(edge[0])
+                stack.append(edge[0])
+    return saved
+
+
+def fill_place(trace: Trace, place: int, saved: Collection[int]) -> None:
+    """Gives a buffer that stands for others of the step before their bytes."""
+    buffers = trace.buffers
+    if saved:
+        buffers.forms[place] = buffers.forms[next(iter(saved))]
+        buffers.nbytes[place] = sum(round_up(buffers.nbytes[id]) for id in saved)
+        trace.replaced_by[place] = tuple(saved)
+
+
+def _is_of_step(trace: Trace, buffer: int) -> bool:
+    """Whether the step has made a buffer that is alive."""
+    first = dict(trace.phases)["forward"]
+    return trace.buffers.born[buffer] >= first and trace.buffers.died[buffer] == OPEN

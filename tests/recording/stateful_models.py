@@ -1,0 +1,113 @@
+"""Models that change what they own, or keep tensors from one call to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from coded_models import Coded
+from torch import nn
+
+
+class DataAveraged(Coded):
+    """A slow copy of a layer, which follows it by `p.data = ...`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Linear(256, 256).requires_grad_(False)
+
+    def middle(self, x: Any) -> Any:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.inner.parameters(), strict=True):
+                slow.data = slow.data * 0.99 + fast.data * 0.01
+            target = self.slow(x)
+        return F.relu(self.inner(x)) * target
+
+
+class DataProjected(Coded):
+    """A trained weight that each call normalises by `p.data = ...`."""
+
+    def middle(self, x: Any) -> Any:
+        self.inner.weight.data = F.normalize(self.inner.weight.data, dim=1)
+        return F.relu(self.inner(x))
+
+
+class DataClamped(Coded):
+    """Trained weights that each call changes in place, without a history."""
+
+    def middle(self, x: Any) -> Any:
+        for p in self.inner.parameters():
+            p.data.clamp_(-1, 1)
+        return F.relu(self.inner(x))
+
+
+class DataSwapped(Coded):
+    """Weights that give way to others for one layer, and come back."""
+
+    def middle(self, x: Any) -> Any:
+        own = self.inner.weight.data
+        self.inner.weight.data = own.sign()
+        y = self.inner(x)
+        self.inner.weight.data = own
+        return F.relu(y.detach() + self.inner(x))
+
+
+class BufferAssigned(Coded):
+    """A buffer in whose place each call puts another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(2048, 256))
+        self.bank: Any
+
+    def middle(self, x: Any) -> Any:
+        y = F.relu(self.inner(x))
+        self.bank = torch.cat((self.bank[1:], y.detach()[:1]))
+        return y + self.bank.mean(0)
+
+
+class BufferInVariable(BufferAssigned):
+    """The same, while a variable has the old one."""
+
+    def middle(self, x: Any) -> Any:
+        before = self.bank
+        self.bank = torch.cat((before[1:], x.detach()[:1]))
+        y = self.inner(x) + self.bank.mean(0)
+        return F.relu(y - before.mean(0))
+
+
+class HistoryKept(Coded):
+    """Tensors with a history that leads to no output, which the module keeps."""
+
+    def middle(self, x: Any) -> Any:
+        self.aside = F.relu(self.inner(F.relu(self.inner(x))))
+        return F.relu(self.inner(x))
+
+
+class HistoriesKept(Coded):
+    """Two of them, with ops in common, which the next call assigns at different times."""
+
+    def middle(self, x: Any) -> Any:
+        y = F.relu(self.inner(x))
+        self.first = self.inner(F.relu(self.inner(y)))
+        z = F.relu(self.inner(y))
+        self.second = F.relu(self.first) * 2
+        return z
+
+
+class HistoryHasAnother(Coded):
+    """An attribute that the history of another one holds for longer."""
+
+    def middle(self, x: Any) -> Any:
+        self.asides = [x]
+        self.asides.append(F.relu(self.inner(F.relu(self.inner(x)))))
+        y = F.relu(self.inner(x))
+        self.penalty = self.asides[1].pow(2).mean()
+        return y
+
+
+STATEFUL = (
+    DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
+    HistoryKept, HistoriesKept, HistoryHasAnother,
+)  # fmt: skip
