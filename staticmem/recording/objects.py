@@ -154,6 +154,7 @@ def _meta(tensor: Any) -> Any:
 
 def _of_proto(proto: Any) -> ModelFile:
     from staticmem.frontends.onnx import wire
+    from staticmem.frontends.onnx.external import read_small
     from staticmem.frontends.onnx.model import OnnxModel
     from staticmem.frontends.onnx.reader import guarded, parse
 
@@ -165,7 +166,8 @@ def _of_proto(proto: Any) -> ModelFile:
             f"{label} is too large", f"{str(error)[:200]}.", "Save it to a file and give its path.", code=CODE
         ) from error
     with guarded(label):
-        return OnnxModel(label, parse(wire.strip(memoryview(data)), label))
+        proto = parse(wire.strip(memoryview(data)), label)
+        return OnnxModel(label, proto, unread=read_small(proto, None)[1])
 
 
 def _is_a(model: object, module: str, name: str) -> bool:

@@ -44,8 +44,12 @@ def open_onnx(path: str, keep: bool = False, recordings: bool = True) -> OnnxMod
             recent.models.put(key, recorded)
             recent.note(path, stamp, key)
         return recorded
+    from staticmem.frontends.onnx.external import read_small
+
     with guarded(path):
-        model = OnnxModel(path, proto, lambda: read(path))
+        count, missing = read_small(proto, path)
+        keep = keep and not count  # the digest is of this file alone
+        model = OnnxModel(path, proto, lambda: read(path), missing)
         model.notes = (*model.notes, *((STALE,) if stale else ()))
     if keep and len(model.nodes) <= recent.MOST_OPS:
         model.graphs = recent.Graphs()

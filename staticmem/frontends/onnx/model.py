@@ -32,7 +32,14 @@ class OnnxModel:
 
     format = "onnx"
 
-    def __init__(self, path: str, proto: Any, again: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, path: str, proto: Any, again: Callable[[], Any] | None = None, unread: Mapping[str, str] | None = None
+    ) -> None:
+        """`unread`: small tensors in other files that could not be read, and why.
+
+        Raises:
+            ModelFileError: the graph reads what nothing makes, or its sizes follow from a tensor that was not read.
+        """
         self.path = path
         self.notes: tuple[Note, ...] = ()
         self.again = again
@@ -66,6 +73,10 @@ class OnnxModel:
         self.outputs = tuple(o.name for o in graph.output)
         if missing:
             raise _undefined_names(path, missing)
+        if unread:
+            from staticmem.frontends.onnx.external import check_sizes
+
+            check_sizes(path, self.nodes, given, unread)
         self._pair_renamed_inputs()
         if any(node.op == "SplitToSequence" for node in self.nodes):
             from staticmem.frontends.onnx.sequences import slice_splits

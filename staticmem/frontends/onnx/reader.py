@@ -16,12 +16,16 @@ RELEASE = 4 << 20  # bytes of a file that are passed before their pages are let 
 
 
 def read(path: str) -> ModelProto:
-    """The model of a file, large tensor payloads left out. External data is not looked at.
+    """The model of a file, large tensor payloads left out. Of external data small tensors are read.
 
     Raises:
         ModelFileError: the file cannot be read or is not an ONNX model.
     """
-    return parse(stripped(path), path)
+    from staticmem.frontends.onnx.external import read_small
+
+    proto = parse(stripped(path), path)
+    read_small(proto, path)
+    return proto
 
 
 def stripped(path: str) -> bytes:
