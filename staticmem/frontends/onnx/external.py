@@ -28,7 +28,8 @@ EXTERNAL = 1  # TensorProto.DataLocation
 DECIDING: Mapping[str, tuple[int, ...]] = {
     "Reshape": (1,), "Expand": (1,), "Tile": (1, 2), "Slice": (1, 2, 3, 4), "Pad": (1, 3), "Resize": (1, 2, 3),
     "Upsample": (1,), "Unsqueeze": (1,), "Squeeze": (1,), "Split": (1,), "SplitToSequence": (1,),
-    "ConstantOfShape": (0,), "Range": (0, 1, 2), "OneHot": (1,), "TopK": (1,), "CenterCropPad": (1,), "AffineGrid": (1,), "MaxUnpool": (2,),
+    "ConstantOfShape": (0,), "Range": (0, 1, 2), "OneHot": (1,), "TopK": (1,), "CenterCropPad": (1,),
+    "AffineGrid": (1,), "MaxUnpool": (2,),
     "DFT": (1, 2), "STFT": (1, 3), "Loop": (0,), "HannWindow": (0,), "HammingWindow": (0,), "BlackmanWindow": (0,),
     "MelWeightMatrix": (0, 1), "Col2Im": (1, 2), "NonMaxSuppression": (2,), "SequenceAt": (1,), "If": (0,),
     **{f"Reduce{name}": (1,) for name in "Max Mean Min Prod Sum SumSquare L1 L2 LogSum LogSumExp".split()},
