@@ -24,7 +24,8 @@ OPTIMIZED = Option(
 def add_session(parser: argparse.ArgumentParser, analyzed: bool = False) -> None:
     """The options of a session; `analyzed`: with those that a run decides by itself."""
     options = [*SESSION_OPTIONS.values(), OPTIMIZED]
-    add_options(parser, [one for one in options if analyzed or one.name not in ("provider", "optimized_model")])
+    decided = ("provider", "optimized_model", "processor")
+    add_options(parser, [one for one in options if analyzed or one.name not in decided])
 
 
 def session_options(args: argparse.Namespace, **others: Any) -> SessionOptions:

@@ -66,7 +66,8 @@ class SessionPeak:
     pattern has its block, weights in the arena included; `workspace_bytes` is the most that one kernel takes for itself
     (null where that is not known: CUDA); `held_bytes` is what the arena holds after the last run and gives to nobody
     else. `device_bytes` is for CUDA: held, context and libraries; `host_bytes` for the CPU: held, weights outside the
-    arena and inputs, without the code of the process. `bands` has bounds of device memory and what bounds the arena.
+    arena and inputs, without the code of the process. `bands` has bounds: on CUDA of `device` and `held`, on the CPU of
+    `requested`, `held` and `host` where the session is not `exact`.
     `by_category` adds up to `device_bytes` or `host_bytes`.
     """
 
@@ -96,7 +97,8 @@ class SessionNode:
 class SessionReport:
     """A session after `scenario.runs` runs of the same sizes.
 
-    `exact` is true where nothing was assumed: the CPU provider, the graph that is executed, and all sizes known.
+    `exact` is true where nothing was assumed: the CPU provider, and known are the graph that is executed, all sizes,
+    the memory of every kernel, and the number of threads where it counts.
     `device` is the card that `device_bytes` is for, `gpu` whether it has the memory, where one was named.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from staticmem.allocators.onnxruntime.session import SessionPrediction
     from staticmem.devices.gpus import Gpu
 
-VERSION = "1.31"  # the onnxruntime whose rules are followed and were compared (docs/onnxruntime.md)
+VERSION = "1.32"  # the onnxruntime whose rules are followed and were compared (docs/onnxruntime.md)
 MAX_THREADS = 16  # MLAS_MAXIMUM_THREAD_COUNT: more threads take no more workspaces of convolutions
 _CUDA_ONLY = tuple(one.name for one in SESSION_OPTIONS.values() if one.provider == "cuda")
 
@@ -99,15 +99,17 @@ def predicted(opened: Opened, options: SessionOptions, saved: str | None) -> Ses
     """The prediction for the graph that is executed: the one that the runtime saved (`optimized_model_filepath`), where
     it changed it."""
     from staticmem.allocators.onnxruntime.build import touched
+    from staticmem.allocators.onnxruntime.inference import carried_over
     from staticmem.allocators.onnxruntime.session import predict_session
     from staticmem.frontends.onnx import reader
     from staticmem.frontends.onnx.reader import guarded
 
     shapes, symbols = opened.shapes, opened.binding.symbols
-    if saved is not None and options.graph_optimization_level != "disable":
+    if saved is not None:
         optimized = reader.read(saved)
         with guarded(saved):
             if touched(opened.proto, optimized):
+                optimized = carried_over(opened.proto, optimized)
                 return predict_session(optimized, shapes, symbols, options, in_file_order=True)
     with guarded(opened.model.path):
         return predict_session(opened.proto, shapes, symbols, options, executed=saved is not None)
@@ -135,7 +137,14 @@ def session_report(
     opened = open_session(path, request.batch, request.image_size, request.dims, assume=True)
     prediction = predicted(opened, options, optimized)
     notes = [*opened.notes, *prediction.notes]
+    exact = prediction.exact
     if not threads_given and prediction.workspace:
+        fewest = predicted(opened, replace(options, intra_op_num_threads=1), optimized)
+        if (fewest.held, fewest.workspace) != (prediction.held, prediction.workspace):
+            exact = False
+            low, high = prediction.held_band
+            low, high = min(low, fewest.held_band[0]), high if high is None else max(high, fewest.held_band[0])
+            prediction = replace(prediction, held_band=(low, high))
         text = (
             f"{options.intra_op_num_threads} threads are assumed: convolutions take 64 KiB for each, of at most "
             f"{MAX_THREADS}"
@@ -163,7 +172,7 @@ def session_report(
     )  # fmt: skip
     rows = sorted((row for row in prediction.rows if row.run == 1), key=lambda row: -row.requested)
     return SessionReport(
-        SCHEMA, model, _scenario(opened, options, optimized), _peak(prediction, overhead), prediction.exact,
+        SCHEMA, model, _scenario(opened, options, optimized), _peak(prediction, overhead, exact), exact,
         tuple(SessionNode(row.name, row.op, row.requested, row.workspace) for row in rows[: request.top]),
         card.name if card is not None else None,
         fit,
@@ -194,7 +203,7 @@ def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) ->
     if options.provider == "cpu":
         shown.update(dict.fromkeys(_CUDA_ONLY))
     else:
-        shown.update(enable_cpu_mem_arena=None, intra_op_num_threads=None)
+        shown.update(enable_cpu_mem_arena=None, intra_op_num_threads=None, processor=None)
     return SessionScenario(
         "onnxruntime", VERSION, options.provider, "infer",
         next((shape[0] for _, shape in shapes if shape), None),
@@ -203,10 +212,10 @@ def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) ->
     )  # fmt: skip
 
 
-def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None) -> SessionPeak:
+def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None, exact: bool) -> SessionPeak:
     rows = [row for row in prediction.rows if row.run == 1]
     top = max(rows, key=lambda row: row.requested, default=None)
-    last = prediction.requested - prediction.weights.reserved
+    last = prediction.requested - prediction.weights.total
     block = min(prediction.block, last)
     parts = {
         "weights": prediction.weights.arena, "packed_weights": prediction.weights.packed, "pattern_block": block,
@@ -225,7 +234,13 @@ def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None) -> 
         bands["device"] = SessionBand(prediction.held + both.low, None if limit is None else limit + both.high)
     else:
         parts |= {"weights_outside": prediction.weights.outside, "inputs": prediction.inputs}
-        host = prediction.held + prediction.weights.outside + prediction.inputs
+        beside = prediction.weights.outside + prediction.inputs
+        host = prediction.held + beside
+        if not exact:
+            low, high = prediction.held_band
+            bands["requested"] = SessionBand(*prediction.requested_band)
+            bands["held"] = SessionBand(low, high)
+            bands["host"] = SessionBand(low + beside, None if high is None else high + beside)
     name, op = (top.name, top.op) if top is not None else (None, None)
     workspace, held = prediction.workspace if prediction.workspace_known else None, prediction.held
     asked = prediction.requested

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
-from staticmem.allocators.onnxruntime.inference import fill, inferred
+from staticmem.allocators.onnxruntime.inference import constants_of, fill, inferred
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -62,16 +62,33 @@ def build(model: Any, executed: bool = False) -> ExecGraph:
     """
     symbolic = inferred(model)
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    return _Builder(versions, executed).graph(symbolic.graph, {})
+    return _Builder(versions, executed, symbolic.ir_version).graph(symbolic.graph, {}, _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    """Constants that bodies see, and which of those of bytes are all zero."""
+
+    types: Mapping[str, PlannedType]
+    zeros: Mapping[str, bool]
+
+    def within(self, own: set[str], types: Mapping[str, PlannedType], zeros: Mapping[str, bool]) -> _Constants:
+        """Those of a graph in this one: a name of its own hides one from outside."""
+        kept = {name: kind for name, kind in self.types.items() if name not in own}
+        return _Constants({**kept, **types}, {**{n: z for n, z in self.zeros.items() if n in kept}, **zeros})
+
+
+_NONE = _Constants({}, {})
+_OVERRIDABLE = 4  # from this version of the IR on a caller may replace an initializer that is listed as an input
 
 
 class _Builder:
-    """Builds a graph and its bodies. `versions` has the opset of each domain."""
+    """Builds a graph and its bodies. `versions` has the opset of each domain, `ir` is the version of the format."""
 
-    def __init__(self, versions: Mapping[str, int], executed: bool) -> None:
-        self.versions, self.executed = versions, executed
+    def __init__(self, versions: Mapping[str, int], executed: bool, ir: int) -> None:
+        self.versions, self.executed, self.ir = versions, executed, ir
 
-    def graph(self, proto: Any, outer: Mapping[str, PlannedType]) -> ExecGraph:
+    def graph(self, proto: Any, outer: Mapping[str, PlannedType], around: _Constants) -> ExecGraph:
         listed = {value.name: planned_type(value.type) for value in (*proto.input, *proto.value_info, *proto.output)}
         types = {name: kind for name, kind in listed.items() if kind is not None}
         initializers: dict[str, PlannedType] = {}
@@ -90,8 +107,11 @@ class _Builder:
         nodes: list[ExecNode] = []
         outside: dict[str, None] = {}
         results = {v.name for v in proto.output}
+        replaced = {v.name for v in proto.input} if self.ir >= _OVERRIDABLE else set()
+        fixed = {name: kind for name, kind in initializers.items() if name not in replaced}
+        constants = around.within(own, fixed, _zeros(proto, fixed))
         for node, index in zip(protos, _numbers(protos), strict=True):
-            built = self._node(node, index, known)
+            built = self._node(node, index, known, constants)
             nodes.append(built)
             outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
         outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
@@ -101,16 +121,29 @@ class _Builder:
         inputs = tuple(v.name for v in proto.input if v.name not in initializers)
         outputs = tuple(v.name for v in proto.output)
         used = {name: kind for name, kind in known.items() if name in kept}
-        return ExecGraph(tuple(nodes), inputs, outputs, initializers, used, tuple(outside))
+        return ExecGraph(
+            tuple(nodes), inputs, outputs, initializers, used, tuple(outside), constants.types, constants.zeros,
+            self.versions.get("", 0),
+        )  # fmt: skip
 
-    def _node(self, proto: Any, index: int, known: Mapping[str, PlannedType]) -> ExecNode:
+    def _node(self, proto: Any, index: int, known: Mapping[str, PlannedType], constants: _Constants) -> ExecNode:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         if _is_cast_like(proto):
             return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
-        bodies = {a.name: self.graph(a.g, known) for a in proto.attribute if a.type == 5}
+        bodies = {a.name: self.graph(a.g, known, constants) for a in proto.attribute if a.type == 5}
         implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         return ExecNode(index, proto.op_type, domain, proto.name, inputs, outputs, implicit, bodies, proto)
+
+
+def _zeros(proto: Any, constants: Mapping[str, PlannedType]) -> dict[str, bool]:
+    """Which constants of bytes are all zero: zero points. Contents that were not read are in no list."""
+    found: dict[str, bool] = {}
+    for name, tensor in constants_of(proto).items():
+        kind = constants.get(name)
+        if kind is not None and kind.dtype.name in ("int8", "uint8"):
+            found[name] = not any(tensor.raw_data) and not any(tensor.int32_data)
+    return found
 
 
 def _numbers(protos: list[Any]) -> list[int]:

@@ -6,29 +6,16 @@ onnxruntime/core/graph/contrib_ops/nchwc_schema_defs.cc.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from staticmem.allocators.onnxruntime import contrib_quantized
 from staticmem.allocators.onnxruntime.graph import Dim, PlannedType
+from staticmem.allocators.onnxruntime.shapes import Dims, Rule, Types, gemm, integer, integers, matmul, windows
 from staticmem.ir.onnx_graph import Node
-
-Types = Sequence[PlannedType | None]
-Rule = Callable[[Node, Types], Types]  # of the results, from those of the inputs
-Dims = tuple[Dim, ...]
 
 NCHWC = "com.microsoft.nchwc"
 BLOCK = "block"  # an attribute that `with_block` adds to nodes of the blocked layout
-
-
-def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    value = node.attrs.get(name)
-    return tuple(int(v) for v in value) if isinstance(value, tuple) and value else default
-
-
-def _int(node: Node, name: str, default: int) -> int:
-    value = node.attrs.get(name, default)
-    return value if isinstance(value, int) else default
 
 
 def _same(node: Node, inputs: Types) -> Types:
@@ -47,7 +34,7 @@ def _norm(node: Node, inputs: Types) -> Types:
     data = inputs[0]
     if data is None or data.dims is None:
         return [None]
-    axis = _int(node, "axis", -1) % max(len(data.dims), 1)
+    axis = integer(node, "axis", -1) % max(len(data.dims), 1)
     mean = PlannedType(data.dtype, (*data.dims[:axis], *(1,) * (len(data.dims) - axis)))
     return [data, mean, mean]
 
@@ -67,71 +54,15 @@ def _of_dims(rule: Callable[..., Dims | None], count: int) -> Rule:
 
 
 def _conv(node: Node, data: Dims, weight: Dims) -> Dims:
-    return (data[0], weight[0], *_windows(node, data[2:], weight[2:]))
-
-
-def _windows(node: Node, sizes: Dims, kernel: Dims) -> Dims:
-    rank = len(sizes)
-    strides, dilations = _ints(node, "strides", (1,) * rank), _ints(node, "dilations", (1,) * rank)
-    pads = _ints(node, "pads", (0,) * (2 * rank))
-    auto = node.attrs.get("auto_pad", "NOTSET")
-    result: list[Dim] = []
-    for axis, size in enumerate(sizes):
-        window = kernel[axis]
-        if not isinstance(size, int) or not isinstance(window, int):
-            result.append(None)
-            continue
-        reach = (window - 1) * dilations[axis] + 1
-        if auto in ("SAME_UPPER", "SAME_LOWER"):
-            result.append(math.ceil(size / strides[axis]))
-            continue
-        padded = size + (0 if auto == "VALID" else pads[axis] + pads[axis + rank])
-        if _int(node, "ceil_mode", 0):
-            count = math.ceil((padded - reach) / strides[axis]) + 1
-            if (count - 1) * strides[axis] >= size + pads[axis]:
-                count -= 1
-            result.append(count)
-        else:
-            result.append((padded - reach) // strides[axis] + 1)
-    return tuple(result)
+    return (data[0], weight[0], *windows(node, data[2:], weight[2:]))
 
 
 def _pool(node: Node, data: Dims) -> Dims:
-    return (*data[:2], *_windows(node, data[2:], _ints(node, "kernel_shape", ()) or data[2:]))
+    return (*data[:2], *windows(node, data[2:], integers(node, "kernel_shape", ()) or data[2:]))
 
 
 def _global_pool(node: Node, data: Dims) -> Dims:
     return (*data[:2], *(1,) * (len(data) - 2))
-
-
-def _matmul(node: Node, a: Dims, b: Dims) -> Dims | None:
-    if not a or not b:
-        return None
-    if _int(node, "transA", 0) and len(a) > 1:
-        a = (*a[:-2], a[-1], a[-2])
-    if _int(node, "transB", 0) and len(b) > 1:
-        b = (*b[:-2], b[-1], b[-2])
-    rows = a[-2:-1] if len(a) > 1 else ()
-    columns = b[-1:] if len(b) > 1 else ()
-    return (*_broadcast(a[:-2], b[:-2]), *rows, *columns)
-
-
-def _broadcast(a: Dims, b: Dims) -> Dims:
-    rank = max(len(a), len(b))
-    left, right = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
-    return tuple(_broad(x, y) for x, y in zip(left, right, strict=True))
-
-
-def _broad(x: Dim, y: Dim) -> Dim:
-    if x == 1 or x == y:
-        return y
-    if y == 1 or isinstance(x, int):
-        return x
-    return y if isinstance(y, int) and y > 1 else None
-
-
-def _gemm(node: Node, a: Dims, b: Dims) -> Dims:
-    return (a[1 if _int(node, "transA", 0) else 0], b[0 if _int(node, "transB", 0) else 1])
 
 
 def block_size(weights: Sequence[PlannedType | None]) -> int:
@@ -147,35 +78,50 @@ def with_block(node: Node, block: int) -> Node:
 
 
 def _reorder_input(node: Node, shape: Dims) -> Dims:
-    if _int(node, "channels_last", 0):
+    if integer(node, "channels_last", 0):
         shape = (shape[0], shape[-1], *shape[1:-1])
-    channels, block = shape[1], _int(node, BLOCK, 16)
+    channels, block = shape[1], integer(node, BLOCK, 16)
     padded = -(-channels // block) * block if isinstance(channels, int) else None
     return (shape[0], padded, *shape[2:])
 
 
 def _reorder_output(node: Node, shape: Dims) -> Dims:
-    channels: Dim = _int(node, "channels", 0) or shape[1]
-    if _int(node, "channels_last", 0):
+    channels: Dim = integer(node, "channels", 0) or shape[1]
+    if integer(node, "channels_last", 0):
         return (shape[0], *shape[2:], channels)
     return (shape[0], channels, *shape[2:])
 
 
 def _upsample(node: Node, data: Dims) -> Dims | None:
-    scales = _ints(node, "scales", ())
+    scales = integers(node, "scales", ())
     if len(scales) != len(data):
         return None
-    return tuple(s * k if isinstance(s, int) else s if k == 1 else None for s, k in zip(data, scales, strict=True))
+    return tuple(s * k if isinstance(s, int) else None for s, k in zip(data, scales, strict=True))
+
+
+def _blockwise(node: Node, data: Dims) -> Dims | None:
+    return (*data[:-1], integer(node, "N", 0)) if data else None
+
+
+def _attention(node: Node, data: Dims, weight: Dims) -> Dims | None:
+    """Attention with one size for query, key and value; its weight has all three."""
+    wide = weight[-1] if weight else None
+    if len(data) != 3 or not isinstance(wide, int) or wide % 3 or "qkv_hidden_sizes" in node.attrs:
+        return None
+    return (*data[:2], wide // 3)
 
 
 CONTRIB: dict[tuple[str, str], Rule] = {
+    **contrib_quantized.RULES,
     **{("com.microsoft", op): _same for op in ("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasSoftmax")},
     ("com.microsoft", "FusedConv"): _of_dims(_conv, 2),
-    ("com.microsoft", "FusedMatMul"): _of_dims(_matmul, 2),
-    ("com.microsoft", "TransposeMatMul"): _of_dims(_matmul, 2),
-    ("com.microsoft", "FusedGemm"): _of_dims(_gemm, 2),
+    ("com.microsoft", "FusedMatMul"): _of_dims(matmul, 2),
+    ("com.microsoft", "TransposeMatMul"): _of_dims(matmul, 2),
+    ("com.microsoft", "FusedGemm"): _of_dims(gemm, 2),
     ("com.microsoft", "SkipLayerNormalization"): _skip_norm,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_norm,
+    ("com.microsoft", "MatMulNBits"): _of_dims(_blockwise, 1),
+    ("com.microsoft", "Attention"): _of_dims(_attention, 2),
     ("", "SimplifiedLayerNormalization"): _norm,
     (NCHWC, "Conv"): _of_dims(_conv, 2),
     (NCHWC, "MaxPool"): _of_dims(_pool, 1),

@@ -61,7 +61,11 @@ class ExecNode:
 
 @dataclass(slots=True)
 class ExecGraph:
-    """A graph or the body of If, Loop or Scan. `initializers` has those of Constant nodes too."""
+    """A graph or the body of If, Loop or Scan.
+
+    `initializers` has those of Constant nodes too; `constants` are those that no caller can replace, with those of the
+    graphs around it; `zeros` says of constants of bytes whether all are zero, where their contents were read. `opset`
+    is that of the operators of ONNX."""
 
     nodes: tuple[ExecNode, ...]
     inputs: tuple[str, ...]
@@ -69,6 +73,9 @@ class ExecGraph:
     initializers: Mapping[str, PlannedType]
     types: Mapping[str, PlannedType]
     outer: tuple[str, ...] = ()
+    constants: Mapping[str, PlannedType] = field(default_factory=dict)
+    zeros: Mapping[str, bool] = field(default_factory=dict)
+    opset: int = 0
 
     def planned(self, name: str) -> PlannedType | None:
         """What is known of a value at planning."""

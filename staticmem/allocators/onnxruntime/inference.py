@@ -40,7 +40,7 @@ def inferred(model: Any) -> Any:
 
 
 def _symbols(graph: Any, rename: Callable[[str], str]) -> None:
-    """Renames the symbols in the shapes of a graph and its bodies; one without a name is an open size."""
+    """Renames the symbols in the shapes of a graph and its bodies; one without a name, or a negative size, is open."""
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.WhichOneof("value") != "tensor_type":
             continue
@@ -51,6 +51,8 @@ def _symbols(graph: Any, rename: Callable[[str], str]) -> None:
                     dim.dim_param = name
                 else:
                     dim.Clear()
+            elif dim.WhichOneof("value") == "dim_value" and dim.dim_value < 0:
+                dim.Clear()  # core/graph/graph.cc, NodeArg: a negative size is an open one
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == 5:
@@ -82,6 +84,49 @@ def fill(proto: Any, types: dict[str, PlannedType], versions: Mapping[str, int])
         elif open_results:
             _ask(node, types, contents, versions, open_results)
         contents.follow(node, types)
+
+
+CAST = "InsertedPrecisionFreeCast_"  # before the name of a value of half precision, as a float32
+
+
+def carried_over(model: Any, saved: Any) -> Any:
+    """The graph that the runtime saved, with the shapes that it knew from the file and did not save: those of values
+    that have kept their names, and those that its float32 twins of values of half precision had when they were made
+    (insert_cast_transformer.cc), by the shapes of the file. A copy, where the file has shapes."""
+    import onnx
+
+    if not model.graph.value_info:
+        return saved
+    result = onnx.ModelProto()
+    result.CopyFrom(saved)
+    versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    symbolic = inferred(model)
+    types = {v.name: planned_type(v.type) for v in (*symbolic.graph.input, *symbolic.graph.value_info)}
+    known = {name: kind for name, kind in types.items() if kind is not None}
+    for tensor in model.graph.initializer:
+        dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
+        known[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
+    contents = Contents(constants_of(model.graph))
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    has = {value.name for value in (*saved.graph.value_info, *saved.graph.input, *saved.graph.output)}
+    made = {name for node in saved.graph.node for name in node.output}
+    twins = {name.removeprefix(CAST) for name in made if name.startswith(CAST)}
+    for node in model.graph.node:
+        for name in node.output:
+            kind = known.get(name)
+            if name in made and name not in has and kind is not None:
+                result.graph.value_info.append(onnx.helper.make_value_info(name, _type_proto(kind)))
+        halves = [name for name in node.output if name in twins]
+        if halves:
+            seen = {name: kind for name, kind in known.items() if name not in halves}
+            _ask(node, seen, contents, versions, opsets, halves)
+            for name in halves:
+                kind = seen.get(name)
+                if kind is not None and f"{CAST}{name}" not in has:
+                    kind = PlannedType(dtypes.float32, kind.dims, kind.tensor)
+                    result.graph.value_info.append(onnx.helper.make_value_info(f"{CAST}{name}", _type_proto(kind)))
+        contents.follow(node, known)
+    return result
 
 
 def _ask(

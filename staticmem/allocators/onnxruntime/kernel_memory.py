@@ -2,55 +2,76 @@
 from the arena while they run.
 
 Source of initializers: onnxruntime/core/framework/session_state_utils.cc and graph.cc (those of more than 127 bytes are
-used where they were loaded, smaller ones are copied into memory reserved in the arena), core/mlas/lib/sgemm.cpp
-(MlasGemmPackBSize: the packed right side of a product), core/providers/cpu/math/matmul.cc and gemm.cc (which weights
-are packed). Reserved bytes at the start of a session equal these sums on onnxruntime 1.31. On CUDA initializers are one
-block on the device; that is read from the source and not verified.
+used where they were loaded, smaller ones are copied into memory reserved in the arena), session_state.cc
+(PrepackConstantInitializedTensors). Reserved bytes at the start of a session equal these sums on onnxruntime 1.32. On
+CUDA initializers are one block on the device; that is read from the source and not verified.
 
-Source of workspaces: onnxruntime/core/mlas/lib/convolve.cpp (MlasConvPrepare), core/providers/cpu/tensor/where_op.cc,
-core/providers/cpu/nn/batch_norm.h, contrib_ops/cpu/bert/bias_gelu.cc; compared with the temporary allocations that
-onnxruntime 1.31 lists (`session.collect_node_memory_stats_to_file`). Other kernels are taken to need nothing.
+Each kernel stands once: in `PACKED` where it packs weights, in `WORKSPACES` where it takes memory, in `PLAIN` where it
+was tried and takes none. A session with a kernel in none of them is not exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from staticmem.allocators.onnxruntime import quantized, recurrent, workspaces
+from staticmem.allocators.onnxruntime.arena import Arena
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode
+from staticmem.allocators.onnxruntime.kernel import AVX512, BOUNDS, WIDEST, Kernel, PackRule, Processor, WorkRule
+from staticmem.allocators.onnxruntime.plain_kernels import PLAIN
 from staticmem.allocators.onnxruntime.sizes import RunSizes
-from staticmem.ir import dtypes
 
 SMALL = 127  # bytes; kSmallTensorExternalDataThreshold of core/graph/graph.h
-_PACK_COLUMNS = 16  # MLAS_SGEMM_STRIDEN_THREAD_ALIGN
-_PACK_ALIGNMENT = 64  # MlasGetPreferredBufferAlignment
 _DEVICE_ALIGNMENT = 256  # kAllocAlignment
 
-# operators whose second input is packed where it is a constant matrix of float32
-_PACKED = {("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul"), ("com.microsoft", "FusedGemm")}
+PACKED: dict[tuple[str, str], PackRule] = {**workspaces.PACKED, **recurrent.PACKED, **quantized.PACKED}
+WORKSPACES: dict[tuple[str, str], WorkRule] = {
+    **workspaces.WORKSPACES,
+    **recurrent.WORKSPACES,
+    **quantized.WORKSPACES,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
     """Bytes of initializers: `arena` are those reserved in the provider's arena, `packed` the copies that kernels made
-    there, `outside` those in ordinary memory."""
+    there, `outside` those in ordinary memory.
+
+    `packed_least` and `packed_most` bound the copies where the CPU decides. `within` is what kernels did in the regions
+    of the arena instead of beside them: each a number of bytes that they keep, and requests that they gave back.
+    """
 
     arena: int
     packed: int
     outside: int
+    packed_least: int
+    packed_most: int
+    within: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
-    def reserved(self) -> int:
+    def total(self) -> int:
         """What the arena holds for weights."""
         return self.arena + self.packed
 
+    def place(self, arena: Arena) -> None:
+        """Takes the memory of weights, as a session does before its first run."""
+        arena.reserve(self.total - sum(kept for kept, _ in self.within))
+        for kept, temporary in self.within:
+            arena.allocate(kept)
+            for chunk in [arena.allocate(size) for size in temporary]:
+                arena.free(chunk)
 
-def weight_bytes(graph: ExecGraph, provider: str = "cpu", prepacking: bool = True) -> WeightBytes:
+
+def weight_bytes(
+    graph: ExecGraph, provider: str = "cpu", prepacking: bool = True, processor: str = "unknown"
+) -> WeightBytes:
     """Bytes of a session's initializers, bodies included, each counted once. Initializers that nothing reads are
-    dropped, as the runtime drops them."""
-    arena = packed = outside = 0
+    dropped, as the runtime drops them. `processor`: what is known of the CPU, a name of `PROCESSORS` or "unknown"."""
+    arena = packed = outside = least = most = 0
+    within: list[tuple[int, tuple[int, ...]]] = []
+    known = BOUNDS.get(processor)
     for level, used in _levels(graph):
         for name, kind in level.initializers.items():
             if name not in used:
@@ -62,9 +83,42 @@ def weight_bytes(graph: ExecGraph, provider: str = "cpu", prepacking: bool = Tru
                 arena += size
             else:
                 outside += size
-        if prepacking and provider == "cpu":
-            packed += sum(_packed_bytes(node, level) for node in level.nodes)
-    return WeightBytes(arena, packed, outside)
+        if not prepacking or provider != "cpu":
+            continue
+        for node in level.nodes:
+            rule = PACKED.get((node.domain, node.op))
+            found = rule(Kernel(node, level, processor=known or AVX512)) if rule is not None else None
+            if rule is None or found is None:
+                continue
+            packed += found.kept
+            if found.within or found.temporary:
+                within.append((found.kept if found.within else 0, found.temporary))
+            others = {found.kept} if known is not None else {found.kept, *_elsewhere(rule, node, level)}
+            least, most = least + min(others), most + max(others)
+    return WeightBytes(arena, packed, outside, least, most, tuple(within))
+
+
+def _elsewhere(rule: PackRule, node: ExecNode, graph: ExecGraph) -> list[int]:
+    """What the same kernel keeps on other CPUs of x86-64 with AVX2 or more."""
+    found = (rule(Kernel(node, graph, processor=other)) for other in BOUNDS.values())
+    return [packing.kept for packing in found if packing is not None]
+
+
+def unknown_kernels(graph: ExecGraph) -> list[str]:
+    """Operators whose kernels' memory is not known, of a graph and its bodies."""
+    found: dict[str, None] = {}
+    for level, _ in _levels(graph):
+        for node in level.nodes:
+            key = (node.domain, node.op)
+            rule = PACKED.get(key)
+            known = rule is not None or key in WORKSPACES or key in PLAIN or node.bodies
+            if not known or (rule is not None and rule(Kernel(node, level)) is None):
+                found[_name(node)] = None
+    return list(found)
+
+
+def _name(node: ExecNode) -> str:
+    return f"{node.domain}.{node.op}" if node.domain else node.op
 
 
 def _levels(graph: ExecGraph) -> list[tuple[ExecGraph, set[str]]]:
@@ -78,113 +132,31 @@ def _levels(graph: ExecGraph) -> list[tuple[ExecGraph, set[str]]]:
     return levels
 
 
-def _packed_bytes(node: ExecNode, graph: ExecGraph) -> int:
-    if (node.domain, node.op) not in _PACKED or len(node.inputs) < 2:
-        return 0
-    kind = graph.initializers.get(node.inputs[1])
-    if kind is None or kind.dtype is not dtypes.float32 or kind.dims is None or len(kind.dims) != 2:
-        return 0
-    rows, columns = kind.dims
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        return 0
-    if node.number("transB"):
-        rows, columns = columns, rows
-    size = math.ceil(columns / _PACK_COLUMNS) * _PACK_COLUMNS * rows * 4
-    return math.ceil(size / _PACK_ALIGNMENT) * _PACK_ALIGNMENT
+@dataclass(slots=True)
+class Workspaces:
+    """What kernels of the CPU take in a run. `unknown` collects the operators of which it is not known.
 
+    Args:
+        threads: of the session.
+        processor: as for `weight_bytes`.
+    """
 
-# -- workspaces of CPU kernels ----------------------------------------------------------------------------------------
+    threads: int
+    processor: str = "unknown"
+    unknown: dict[str, None] = field(default_factory=dict)
 
-
-_CONV_BUFFER = 128 * 128  # MLAS_SGEMM_STRIDEN * MLAS_SGEMM_STRIDEK, elements for each thread
-_THREAD_COMPLEXITY = 64 * 1024  # MLAS_SGEMM_THREAD_COMPLEXITY
-_MAX_THREADS = 16  # MLAS_MAXIMUM_THREAD_COUNT
-_COLUMN_ALIGN = 16  # MLAS_SGEMM_STRIDEN_THREAD_ALIGN
-
-
-def workspace(threads: int) -> Callable[[ExecNode, RunSizes], Sequence[int]]:
-    """A function that gives the requests of a node's kernel in bytes, for a session with so many threads."""
-
-    def of(node: ExecNode, sizes: RunSizes) -> Sequence[int]:
-        rule = _RULES.get((node.domain, node.op))
-        return rule(node, sizes, threads) if rule is not None else ()
-
-    return of
-
-
-def _conv(node: ExecNode, sizes: RunSizes, threads: int) -> Sequence[int]:
-    data, weight, result = (sizes.values.get(name) for name in (*node.inputs[:2], node.outputs[0]))
-    if data is None or weight is None or result is None or not data.shape or not weight.shape or not result.shape:
-        return ()
-    if data.dtype is not dtypes.float32 or len(data.shape) < 3:
-        return ()
-    rank = len(data.shape) - 2
-    group = node.number("group", 1)
-    channels, filters = data.shape[1] // group, weight.shape[0] // group
-    kernel, spatial, results = weight.shape[2:], data.shape[2:], result.shape[2:]
-    depth = channels * math.prod(kernel)
-    count = math.prod(results)
-    strides = node.numbers("strides", [1] * rank)
-    dilations = node.numbers("dilations", [1] * rank)
-    plain = all(s == 1 for s in strides) and _no_padding(node, spatial, results, kernel, dilations)
-    if plain and depth == channels:
-        return ()
-    if plain and rank <= 2 and channels == 1 and all(d == 1 for d in dilations):
-        height, width = (1, spatial[0]) if rank == 1 else (spatial[0], spatial[1])
-        tall, wide = (1, kernel[0]) if rank == 1 else (kernel[0], kernel[1])
-        if wide == width or (tall == height and wide == 1):
+    def of(self, node: ExecNode, graph: ExecGraph, sizes: RunSizes) -> Sequence[int]:
+        """The requests of a node's kernel in bytes, in order; all are given back when it ends."""
+        rule = WORKSPACES.get((node.domain, node.op))
+        if rule is None:
             return ()
-    if filters > count:
-        return (count * depth * 4,)
-    return (_threads(filters, count, depth, threads) * _CONV_BUFFER * 4,)
-
-
-def _no_padding(node: ExecNode, spatial: Any, results: Any, kernel: Any, dilations: Sequence[int]) -> bool:
-    if any(node.numbers("pads", ())):
-        return False
-    # auto_pad: with strides of one nothing was padded where the result shrank by the reach of the kernel
-    rows = zip(results, spatial, kernel, dilations, strict=True)
-    return all(result == size - (window - 1) * dilation for result, size, window, dilation in rows)
-
-
-def _threads(filters: int, count: int, depth: int, threads: int) -> int:
-    complexity = filters * count * depth
-    wanted = complexity // _THREAD_COMPLEXITY + 1 if complexity < _THREAD_COMPLEXITY * _MAX_THREADS else _MAX_THREADS
-    wanted = min(wanted, threads)
-    stride = math.ceil(count / wanted)
-    if wanted > 1:
-        stride = math.ceil(stride / _COLUMN_ALIGN) * _COLUMN_ALIGN
-        if stride >= count:
-            return 1
-        if stride * (wanted - 1) >= count:
-            return wanted - 1
-    return wanted
-
-
-def _like(name: str, sizes: RunSizes, count: int = 1) -> Sequence[int]:
-    """So many buffers of a value's size."""
-    value = sizes.values.get(name)
-    return () if value is None or value.shape is None else (value.dtype.nbytes(value.numel),) * count
-
-
-def _where(node: ExecNode, sizes: RunSizes, threads: int) -> Sequence[int]:
-    """Both selections are made in full before they are merged."""
-    return _like(node.outputs[0], sizes, 2)
-
-
-def _like_result(node: ExecNode, sizes: RunSizes, threads: int) -> Sequence[int]:
-    return _like(node.outputs[0], sizes)
-
-
-def _batch_norm(node: ExecNode, sizes: RunSizes, threads: int) -> Sequence[int]:
-    """Statistics of the batch, in training mode."""
-    return _like(node.inputs[1], sizes, 2) if node.number("training_mode") else ()
-
-
-_RULES: dict[tuple[str, str], Callable[[ExecNode, RunSizes, int], Sequence[int]]] = {
-    ("", "Conv"): _conv,
-    ("com.microsoft", "FusedConv"): _conv,
-    ("", "BatchNormalization"): _batch_norm,
-    ("", "Where"): _where,
-    ("com.microsoft", "BiasGelu"): _like_result,
-}
+        known: Processor = BOUNDS.get(self.processor, AVX512)
+        found = rule(Kernel(node, graph, sizes, self.threads, known))
+        if found is None:
+            self.unknown[_name(node)] = None
+            return ()
+        if self.processor not in BOUNDS:
+            other = rule(Kernel(node, graph, sizes, self.threads, WIDEST))
+            if other != found:
+                self.unknown[_name(node)] = None
+        return found

@@ -20,7 +20,7 @@ from staticmem.ir.graph import Value
 BLOCK_ALIGNMENT = 256  # kAllocAlignment of core/framework/allocator.h: values in the block of a memory pattern
 STRING = 32  # bytes of a std::string in libstdc++; longer texts lie elsewhere on the heap
 
-Workspace = Callable[[ExecNode, RunSizes], Sequence[int]]  # bytes that a kernel takes and gives back
+Workspace = Callable[[ExecNode, ExecGraph, RunSizes], Sequence[int]]  # bytes that a kernel takes and gives back
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Session:
 
     Args:
         graph: the executed graph.
-        arena: its memory; initializers are reserved in it already.
+        arena: its memory; the weights have theirs already.
         pattern: `enable_mem_pattern`.
         reuse: `enable_mem_reuse`.
         in_file_order: the graph was saved by the runtime: its nodes are in execution order.
@@ -84,6 +84,7 @@ class Session:
         self._plans: dict[int, Plan] = {}
         self._patterns: dict[tuple[int, object], PatternPlanner] = {}
         self._run = 0
+        self._before = arena.requested, arena.in_use
 
     def plan(self, graph: ExecGraph, loop_body: bool = False) -> Plan:
         """The allocation plan of a graph or body."""
@@ -106,7 +107,7 @@ class Session:
     def record(self, node: ExecNode, workspace: int) -> None:
         """The state of the arena when a node has ended."""
         arena = self.arena
-        requested, in_use = arena.requested - arena.reserved, arena.in_use - arena.reserved
+        requested, in_use = arena.requested - self._before[0], arena.in_use - self._before[1]
         self.result.rows.append(NodeRow(self._run, node.label, node.op, requested, in_use, arena.held, workspace))
 
 
@@ -157,7 +158,7 @@ class _Frame:
                     if name:
                         self.make(name)
                 if session.workspace is not None:
-                    wanted = session.workspace(node, self.sizes)
+                    wanted = session.workspace(node, self.graph, self.sizes)
                     workspace = sum(wanted)
                     for chunk in [arena.allocate(size) for size in wanted]:
                         arena.free(chunk)

@@ -8,7 +8,10 @@ from typing import Any
 
 from staticmem.allocators.onnxruntime.arena import Arena, ArenaFullError, SystemMemory
 from staticmem.allocators.onnxruntime.build import build, written_out
-from staticmem.allocators.onnxruntime.kernel_memory import WeightBytes, weight_bytes, workspace
+from staticmem.allocators.onnxruntime.graph import ExecGraph
+from staticmem.allocators.onnxruntime.half import half_without_kernel
+from staticmem.allocators.onnxruntime.kernel import BOUNDS
+from staticmem.allocators.onnxruntime.kernel_memory import WeightBytes, Workspaces, unknown_kernels, weight_bytes
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
 from staticmem.errors import UsageError
@@ -29,7 +32,8 @@ class SessionPrediction:
         inputs: what the caller's inputs have; they are the caller's memory.
         workspace: the most that a kernel takes for itself, as far as it is known (`workspace_known`).
         rows: the arena at the end of each node of each run, initializers not counted.
-        exact: whether all sizes are known and nothing was assumed of the executed graph.
+        exact: whether nothing was assumed: the executed graph, all sizes, and the memory of every kernel are known.
+        requested_band, held_band: the least and the most of them; None as the most where nothing bounds it.
     """
 
     options: SessionOptions
@@ -43,6 +47,8 @@ class SessionPrediction:
     workspace_known: bool
     rows: tuple[NodeRow, ...]
     exact: bool
+    requested_band: tuple[int, int | None]
+    held_band: tuple[int, int | None]
     notes: tuple[Note, ...] = field(default=())
 
 
@@ -73,13 +79,14 @@ def predict_session(
         model = written_out(model)
     graph = build(model, in_file_order)
     without = options.provider == "cpu" and not options.enable_cpu_mem_arena
-    arena = SystemMemory() if without else Arena(options.arena_extend_strategy, options.gpu_mem_limit)
-    weights = weight_bytes(graph, options.provider)
+    arena = _arena(options)
+    weights = weight_bytes(graph, options.provider, processor=options.processor)
     sizes = bound_sizes(model, shapes, symbols or {})
-    kernels = workspace(options.intra_op_num_threads) if options.provider == "cpu" else None
-    session = Session(graph, arena, options.enable_mem_pattern, options.enable_mem_reuse, in_file_order, kernels)
+    kernels = Workspaces(options.intra_op_num_threads, options.processor)
+    of = kernels.of if options.provider == "cpu" else None
     try:
-        arena.reserve(weights.reserved)
+        weights.place(arena)
+        session = Session(graph, arena, options.enable_mem_pattern, options.enable_mem_reuse, in_file_order, of)
         for _ in range(options.runs):
             session.run(sizes)
     except ArenaFullError as full:
@@ -90,16 +97,37 @@ def predict_session(
             code="SM508",
         ) from full
     result = session.result
-    notes = _notes(options, sizes, list(result.unknown), list(result.unmodelled), executed or in_file_order)
     known = executed or in_file_order or options.graph_optimization_level == "disable"
-    exact = known and not (result.unknown or result.unmodelled or sizes.guessed or without)
-    exact = exact and options.provider == "cpu"
+    open_kernels = list(dict.fromkeys([*unknown_kernels(graph), *kernels.unknown])) if of is not None else []
+    doubts = _Doubts(
+        graph=not known,
+        casts=[] if in_file_order or executed else half_without_kernel(graph),
+        guessed=list(sizes.guessed),
+        unknown=list(result.unknown),
+        unmodelled=list(result.unmodelled),
+        kernels=open_kernels,
+        packing=weights.packed_least != weights.packed_most,
+    )
+    exact = not doubts.any and not without and options.provider == "cpu"
+    requested, held = result.peak[-1] + weights.total, arena.most_held
+    requested_band: tuple[int, int | None] = (requested, requested)
+    held_band: tuple[int, int | None] = (held, held)
+    if not exact:
+        certain = _certain(graph, sizes) + (0 if doubts.graph else weights.arena + weights.packed_least)
+        more = requested - weights.packed + weights.packed_most
+        least = certain if doubts.less else requested - weights.packed + weights.packed_least
+        requested_band = (least, None if doubts.more else more)
+        # regions grow with what is asked of them, so that the arena has no bound of its own where that moves
+        held_band = (least, None)
+        if doubts.packing and not doubts.beside_packing:
+            others = [_held_on(graph, sizes, options, in_file_order, name) for name in BOUNDS]
+            held_band = (min(held, *others), max(held, *others))
     inputs = sum(value_bytes(sizes.values.get(name)) or 0 for name in graph.inputs)
     return SessionPrediction(
         options,
         tensors=result.peak[0],
-        requested=result.peak[-1] + weights.reserved,
-        held=arena.most_held,
+        requested=requested,
+        held=held,
         weights=weights,
         block=result.block,
         inputs=inputs,
@@ -107,26 +135,91 @@ def predict_session(
         workspace_known=options.provider == "cpu",
         rows=tuple(result.rows),
         exact=exact,
-        notes=notes,
+        requested_band=requested_band,
+        held_band=held_band,
+        notes=_notes(options, doubts),
     )
 
 
-def _notes(
-    options: SessionOptions, sizes: RunSizes, unknown: list[str], unmodelled: list[str], executed: bool
-) -> tuple[Note, ...]:
+@dataclass(frozen=True, slots=True)
+class _Doubts:
+    """What keeps a prediction from being exact. `packing`: the CPU decides how weights are packed."""
+
+    graph: bool
+    casts: list[str]
+    guessed: list[str]
+    unknown: list[str]
+    unmodelled: list[str]
+    kernels: list[str]
+    packing: bool
+
+    @property
+    def any(self) -> bool:
+        return self.beside_packing or self.packing
+
+    @property
+    def beside_packing(self) -> bool:
+        return self.less or self.more
+
+    @property
+    def less(self) -> bool:
+        """Whether less may be requested: another graph or branch, or kernels that may work in place."""
+        return bool(self.graph or self.casts or self.guessed or self.kernels)
+
+    @property
+    def more(self) -> bool:
+        """Whether more may be, without a bound."""
+        return bool(self.less or self.unknown or self.unmodelled)
+
+
+def _certain(graph: ExecGraph, sizes: RunSizes) -> int:
+    """What a run holds at its end whatever its kernels do: results that nodes of the graph make."""
+    made = {name for node in graph.nodes for name in node.outputs}
+    return sum(value_bytes(sizes.values.get(name)) or 0 for name in {*graph.outputs} & made)
+
+
+def _arena(options: SessionOptions) -> Arena:
+    if options.provider == "cpu" and not options.enable_cpu_mem_arena:
+        return SystemMemory()
+    return Arena(options.arena_extend_strategy, options.gpu_mem_limit)
+
+
+def _held_on(graph: ExecGraph, sizes: RunSizes, options: SessionOptions, in_file_order: bool, processor: str) -> int:
+    """What the arena holds on another CPU."""
+    arena = _arena(options)
+    weight_bytes(graph, options.provider, processor=processor).place(arena)
+    of = Workspaces(options.intra_op_num_threads, processor).of
+    session = Session(graph, arena, options.enable_mem_pattern, options.enable_mem_reuse, in_file_order, of)
+    for _ in range(options.runs):
+        session.run(sizes)
+    return arena.most_held
+
+
+def _notes(options: SessionOptions, doubts: _Doubts) -> tuple[Note, ...]:
     notes: list[Note] = []
-    if options.graph_optimization_level != "disable" and not executed:
+    if doubts.graph:
         text = "the runtime optimizes the graph before it runs; this is the graph of the file, not the executed one"
         notes.append(Note("assumption", "SM520", text))
-    if sizes.guessed:
+    if doubts.guessed:
         text = "data decides which branch or how many iterations run; the larger branch and one iteration were taken: "
-        notes.append(Note("assumption", "SM521", text + _some(sizes.guessed), len(sizes.guessed)))
-    if unknown:
-        text = f"sizes that depend on data are not counted: {_some(unknown)}"
-        notes.append(Note("warning", "SM522", text, len(unknown)))
-    if unmodelled:
-        text = f"values that are no tensors are not counted: {_some(unmodelled)}"
-        notes.append(Note("warning", "SM523", text, len(unmodelled)))
+        notes.append(Note("assumption", "SM521", text + _some(doubts.guessed), len(doubts.guessed)))
+    if doubts.unknown:
+        text = f"sizes that depend on data are not counted: {_some(doubts.unknown)}"
+        notes.append(Note("warning", "SM522", text, len(doubts.unknown)))
+    if doubts.unmodelled:
+        text = f"values that are no tensors are not counted: {_some(doubts.unmodelled)}"
+        notes.append(Note("warning", "SM523", text, len(doubts.unmodelled)))
+    if doubts.casts:
+        text = (
+            "the CPU has no kernel of half precision for these; the runtime casts around them, which is not counted: "
+        )
+        notes.append(Note("warning", "SM529", text + _some(doubts.casts), len(doubts.casts)))
+    if doubts.kernels:
+        text = f"what these kernels take beside their results is not known: {_some(doubts.kernels)}"
+        notes.append(Note("warning", "SM530", text, len(doubts.kernels)))
+    if doubts.packing:
+        text = "the CPU decides how integer weights are packed; an AVX-512 without AMX was assumed"
+        notes.append(Note("assumption", "SM531", text))
     if not options.enable_cpu_mem_arena and options.provider == "cpu":
         text = "without an arena memory comes from the system and goes back to it: held is the most at one moment"
         notes.append(Note("assumption", "SM524", f"{text}, not what stays"))

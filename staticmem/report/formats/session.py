@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staticmem.report.formats import Format
 from staticmem.report.formats.report import note_list
-from staticmem.report.session import SessionReport
+from staticmem.report.session import SessionBand, SessionReport
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import fit_text, shape_text
 
@@ -95,7 +95,20 @@ def _meters(report: SessionReport, view: View) -> list[tuple[str, str, str]]:
     rows.append(("held", peak.held_bytes, held))
     rows.append(("device", peak.device_bytes, f"{report.device}, not verified"))
     rows.append(("main memory", peak.host_bytes, "without the code of the process"))
-    return [(name, view.size(nbytes), text) for name, nbytes, text in rows if nbytes is not None]
+    keys = {"main memory": "host"}
+    return [
+        (name, view.size(nbytes), _bounded(peak.bands.get(keys.get(name, name)), text, view))
+        for name, nbytes, text in rows
+        if nbytes is not None
+    ]
+
+
+def _bounded(band: SessionBand | None, text: str, view: View) -> str:
+    """A row's text with the bounds of its meter, where it has some."""
+    if band is None:
+        return text
+    most = "no upper bound" if band.high is None else f"at most {view.size(band.high)}"
+    return f"{text}; at least {view.size(band.low)}, {most}"
 
 
 FORMATS = (Format("table", "txt", render),)

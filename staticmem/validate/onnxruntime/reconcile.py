@@ -46,9 +46,9 @@ def meters(found: SessionPrediction, read: Readings) -> tuple[Meter, ...]:
     first, last = _values(read.runs[0]), _values(read.runs[-1])
     weights = found.weights
     base = _base(found, read)
-    start = base if base is not None else weights.reserved
+    start = base if base is not None else weights.total
     result = [
-        Meter("weights in the arena", weights.reserved, weights.reserved, base, "reserved before the first run"),
+        Meter("weights in the arena", weights.total, weights.total, base, "reserved before the first run"),
         Meter("tensors", found.tensors, found.tensors, _less(first, start), "first run, largest at the end of a node"),
         Meter("requested", found.requested, found.requested, max(last, default=None), "last run, weights included"),
         Meter("arena held", found.held, found.held, _held(read), "after the last run"),

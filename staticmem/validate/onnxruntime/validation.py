@@ -82,6 +82,20 @@ def installed() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
+def this_processor() -> str:
+    """What is known of this machine's CPU, as `SessionOptions.processor` names it; "unknown" beside Linux on x86-64,
+    and for CPUs with other units for integer products (AVX-VNNI, AMX)."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file if line.startswith("flags")]
+    except OSError:
+        return "unknown"
+    flags = set(lines[0].split()) if lines else set()
+    if {"avx_vnni", "avx_vnni_int8", "amx_int8"} & flags or not {"avx2", "fma"} <= flags:
+        return "unknown"
+    return "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags else "avx2"
+
+
 def validate_session(
     path: str,
     request: Request,
@@ -115,6 +129,7 @@ def validate_session(
     opened = open_session(path, request.batch, request.image_size, request.dims)
     proto, binding, shapes = opened.proto, opened.binding, opened.shapes
     options = replace(options or SessionOptions(), provider="cpu" if device == "cpu" else "cuda")
+    options = replace(options, processor=this_processor())
     inputs = plan_inputs(proto.graph, shapes)
     with temporary_folder() as folder:
         first = predict_session(proto, shapes, binding.symbols, replace(options, provider="cpu", gpu_mem_limit=None))
