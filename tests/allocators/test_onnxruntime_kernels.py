@@ -92,7 +92,7 @@ def test_rows_that_the_cpu_pads(left: Any) -> None:
     found = weight_bytes(build(model))
     packed = 64 * 4 + 64 * 48 if left is np.uint8 else 0
     assert (found.packed, found.packed_most) == (packed, 64 * 4 + 64 * 64)
-    shapes = {"x": (3, 45)}
+    shapes: dict[str, tuple[int, ...]] = {"x": (3, 45)}
     unknown, known = predicted(model, shapes, processor="unknown"), predicted(model, shapes)
     assert known.exact
     assert not unknown.exact

@@ -107,7 +107,6 @@ def carried_over(model: Any, saved: Any) -> Any:
         dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
         known[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
     contents = Contents(constants_of(model.graph))
-    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
     has = {value.name for value in (*saved.graph.value_info, *saved.graph.input, *saved.graph.output)}
     made = {name for node in saved.graph.node for name in node.output}
     twins = {name.removeprefix(CAST) for name in made if name.startswith(CAST)}
@@ -119,7 +118,7 @@ def carried_over(model: Any, saved: Any) -> Any:
         halves = [name for name in node.output if name in twins]
         if halves:
             seen = {name: kind for name, kind in known.items() if name not in halves}
-            _ask(node, seen, contents, versions, opsets, halves)
+            _ask(node, seen, contents, versions, halves)
             for name in halves:
                 kind = seen.get(name)
                 if kind is not None and f"{CAST}{name}" not in has:
