@@ -203,8 +203,8 @@ def open_closed_streams() -> None:
 def buffer_stdout() -> None:
     """Puts a buffer under stdout where there is none (`python -u`, PYTHONUNBUFFERED): without one, Python takes a write
     for complete of which a full disk took a part."""
-    out = sys.stdout
-    if out is not None and out is sys.__stdout__ and isinstance(out.buffer, io.RawIOBase):  # else it is a caller's
+    out = sys.__stdout__
+    if out is not None and sys.stdout is out and isinstance(out.buffer, io.RawIOBase):  # else it is a caller's
         sys.stdout = open(out.fileno(), "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115
 
 
