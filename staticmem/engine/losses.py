@@ -45,7 +45,15 @@ def target_of(loss: str, shape: layout.Shape) -> tuple[layout.Shape, dtypes.DTyp
 
 def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
     """The loss of an output; `none` and `outputs` take the output itself (a model that returns its loss), whatever its
-    shape."""
+    shape.
+
+    Raises:
+        UsageError: the output has no loss of this kind.
+    """
+    if output.dtype is dtypes.string:
+        raise UsageError(
+            "the model's first output holds strings", "A loss needs numbers.", "Use --mode infer.", code="SM131"
+        )
     if loss == "mean":
         return mean(e, output)
     if loss == "sum":

@@ -439,7 +439,7 @@ def onnx_packed_attention(ctx: Context, node: Node) -> list[Op] | None:
         return None
     calls = _Calls(ctx, node)
     projected = (*shape[:2], weight[1])
-    if node.inputs[1] in ctx.net.weights:
+    if node.inputs[1] in ctx.net.weights and ctx.turnable(node.inputs[1]):
         ctx.transposed.add(node.inputs[1])
         x = calls.call(
             "linear", ctx.ref(node.inputs[0]), ctx.ref(node.inputs[1]), ctx.optional(node, 2), shape=projected

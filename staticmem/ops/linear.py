@@ -309,7 +309,8 @@ def named_weight(ctx: Context, name: str) -> bool:
 @translation("MatMul")
 def onnx_matmul(ctx: Context, node: Node) -> list[Op]:
     a, b = node.inputs[:2]
-    if b in ctx.net.weights and ctx.rank(b) == 2 and ctx.rank(a) >= 2 and not named_weight(ctx, b):
+    plain = b in ctx.net.weights and ctx.rank(b) == 2 and ctx.rank(a) >= 2 and not named_weight(ctx, b)
+    if plain and ctx.turnable(b):
         ctx.transposed.add(b)
         return [ctx.op(node, "aten::linear", ctx.ref(a), ctx.ref(b))]
     return [ctx.op(node, "aten::matmul", ctx.ref(a), ctx.ref(b))]
@@ -333,7 +334,7 @@ def onnx_gemm(ctx: Context, node: Node) -> list[Op]:
     if plain and (bias is None or shape is None or len(shape) == 1):
         if integer(node, "transB", 0):
             return [*ops, ctx.op(node, "aten::linear", x, ctx.ref(b), bias)]
-        if b in ctx.net.weights and not named_weight(ctx, b):
+        if b in ctx.net.weights and not named_weight(ctx, b) and ctx.turnable(b):
             ctx.transposed.add(b)
             return [*ops, ctx.op(node, "aten::linear", x, ctx.ref(b), bias)]
     weight = ctx.ref(b)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_MULTIPLYING = ("MatMul", "Gemm", "Attention")  # by input 1
 _REARRANGING = ("Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Identity", "Split")
 
 
@@ -34,6 +35,16 @@ class Context:
         self.geometry: dict[int, tuple[Mapping[str, Attr], str, tuple[Arg, ...]]] = {}
         self._fresh = 0
         self._producer: dict[str, Node] | None = None
+        self._as_stored: set[str] | None = None
+
+    def turnable(self, name: str) -> bool:
+        """Whether all that read a weight [in, out] multiply by it, so that it can be a Linear's, which is [out, in]."""
+        if self._as_stored is None:
+            self._as_stored = set(self.net.outputs)
+            for node in self.net.nodes:
+                place = 1 if node.op in _MULTIPLYING and not node.attrs.get("transB", 0) else -1
+                self._as_stored.update(other for at, other in enumerate(node.inputs) if at != place)
+        return name not in self._as_stored
 
     def arg(self, name: str) -> Arg:
         """A value as an argument: a number where it is a scalar constant, None where it is absent."""

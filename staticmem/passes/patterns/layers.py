@@ -50,7 +50,12 @@ def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> 
         weight = turned.inputs[0]
         if all(r is product for r in m.readers[turned.outputs[0]]):
             others.append(turned)
-    elif weight in m.net.weights and len(m.net.shape(weight) or ()) == 2 and not named_weight(m.ctx, weight):
+    elif (
+        weight in m.net.weights
+        and len(m.net.shape(weight) or ()) == 2
+        and not named_weight(m.ctx, weight)
+        and m.ctx.turnable(weight)
+    ):
         m.ctx.transposed.add(weight)
     else:
         return False
