@@ -135,11 +135,13 @@ class _Folder:
         path = os.path.realpath(os.path.join(self.home, location))
         if os.path.commonpath((path, self.home)) != self.home:
             raise ValueError(f"{location} is a link to another folder, and those are not followed")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device is not even opened
+            raise ValueError(f"{location} is not an ordinary file")
         if len(self.open) >= FILES:
             raise ValueError(f"small tensors are in more than {FILES} files")
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # another one by now
             os.close(descriptor)
             raise ValueError(f"{location} is not an ordinary file")
         self.open[location] = descriptor
