@@ -172,7 +172,7 @@ def glu(e: Eager, self: Tensor, dim: int = -1) -> Tensor:
 _SAME_NAMES = "Relu Sigmoid Tanh Softplus Mish Selu HardSwish".split()
 one_input({**{name: name.lower() for name in _SAME_NAMES}, "Swish": "silu"})
 one_input({"QuickGelu": "silu"}, sizes=like_first)
-declare_sizes("BiasSplitGelu", like_first)
+declare_sizes("BiasSplitGelu", lambda _, x, *__: [((*x[:-1], x[-1] // 2), 0)])  # one half is the gate of the other
 
 
 @translation("Clip")

@@ -13,7 +13,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.eager.trace import Convolution, Copies
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, declare_sizes, integer, integers, like_first, text, translation
+from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, integers, text, translation, windows
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.registry import Shapes, rule, size_of
 from staticmem.ops.views import contiguous, squeeze, unsqueeze
@@ -268,4 +268,14 @@ def onnx_conv_transpose(ctx: Context, node: Node) -> list[Op] | None:
     ]
 
 
-declare_sizes("NhwcFusedConv", like_first)
+def _fused_sizes(node: Node, x: Shape, weight: Shape | None, *_: Shape | None) -> Results:
+    """X, W and B, also of the operator whose X has its channels last: its W has them where Conv has
+    (`convPoolShapeInferenceNhwc`, core/graph/contrib_ops/nhwc_schema_defs.cc of the ONNX Runtime)."""
+    if weight is None or len(weight) != len(x):
+        return []
+    last = node.op == "NhwcFusedConv"
+    sizes = windows(node, x[1:-1] if last else x[2:], weight[2:])
+    return [((x[0], *sizes, weight[0]) if last else (x[0], weight[0], *sizes), 0)]
+
+
+declare_sizes("NhwcFusedConv FusedConv", _fused_sizes)

@@ -18,7 +18,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add, add_, mul
-from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, real, translation
+from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, product, real, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, same, times
 from staticmem.ops.registry import Flops, Shapes, rule, size_of
 from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
@@ -355,12 +355,20 @@ def _fused_matmul_sizes(node: Node, a: Shape, b: Shape | None, *_: Shape | None)
         return []
     a = (*a[:-2], a[-1], a[-2]) if integer(node, "transA", 0) else a
     b = (*b[:-2], b[-1], b[-2]) if integer(node, "transB", 0) else b
-    lead = a[:-2] if len(a) >= len(b) else b[:-2]
-    return [((*lead, a[-2], b[-1]), 0)]
+    if integer(node, "transBatchA", 0) or integer(node, "transBatchB", 0):
+        return []
+    return [(product(a, b), 0)]
+
+
+def _fused_gemm_sizes(node: Node, a: Shape, b: Shape | None, *_: Shape | None) -> Results:
+    if b is None or len(a) != 2 or len(b) != 2:
+        return []
+    return [((a[1 if integer(node, "transA", 0) else 0], b[0 if integer(node, "transB", 0) else 1]), 0)]
 
 
 declare_sizes("TransposeMatMul", _fused_matmul_sizes)
-declare_sizes("Inverse", like_first)
+declare_sizes("FusedGemm", _fused_gemm_sizes)
+declare_sizes("Inverse MoE QMoE", like_first)
 
 
 @translation("FusedMatMul", sizes=_fused_matmul_sizes)

@@ -202,6 +202,29 @@ def like_first(_: Node, first: Shape, *__: Shape | None) -> Results:
     return [(first, 0)]
 
 
+def product(a: Shape, b: Shape) -> Shape:
+    """Sizes of the product of matrices, of which the axes in front broadcast."""
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a[:-2], (1,) * (rank - len(b)) + b[:-2], strict=True)
+    return (*(y if x == 1 else x for x, y in pairs), a[-2], b[-1])
+
+
+def windows(node: Node, sizes: Shape, kernel: Shape) -> Shape:
+    """Sizes after a window has gone over spatial axes: those of Conv and of the pools (onnx/docs/Operators.md)."""
+    rank = len(sizes)
+    strides, pads = integers(node, "strides", (1,) * rank), integers(node, "pads", (0,) * 2 * rank)
+    dilations = integers(node, "dilations", (1,) * rank)
+    auto = text(node, "auto_pad", "NOTSET")
+    found = []
+    for i, size in enumerate(sizes):
+        reach = (kernel[i] - 1) * dilations[i] + 1
+        same, padded = auto.startswith("SAME"), auto == "NOTSET"
+        covered = size - 1 if same else size + (pads[i] + pads[i + rank] if padded else 0) - reach
+        upwards = integer(node, "ceil_mode", 0) and not same
+        found.append((-(-covered // strides[i]) if upwards else covered // strides[i]) + 1)
+    return tuple(found)
+
+
 def sized_results(node: Node, values: Mapping[str, Value]) -> list[Value]:
     """The results of one of com.microsoft's operators whose sizes follow from those of its inputs."""
     if not load_until(lambda: node.op in SIZES or node.op in TRANSLATIONS) or node.op not in SIZES:

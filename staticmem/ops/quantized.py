@@ -17,7 +17,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Op
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.onnx import Context, Results, Shape, Sizes, integer, like_first, text, translation
+from staticmem.ops.onnx import Context, Results, Shape, Sizes, integer, like_first, product, translation, windows
 from staticmem.ops.onnx import integers as integers_of
 from staticmem.ops.pointwise import gradient_like
 from staticmem.ops.registry import rule
@@ -99,14 +99,8 @@ def _pool_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:
     if not kernel or len(x) != rank + 2:
         return []
     last = integer(node, "channels_last", 0)
-    strides, pads = integers_of(node, "strides", (1,) * rank), integers_of(node, "pads", (0,) * 2 * rank)
-    same = text(node, "auto_pad", "NOTSET").startswith("SAME")
-    windows = []
-    for i, size in enumerate(x[1:-1] if last else x[2:]):
-        covered = size - 1 if same else size + pads[i] + pads[i + rank] - kernel[i]
-        upwards = integer(node, "ceil_mode", 0) and not same
-        windows.append((-(-covered // strides[i]) if upwards else covered // strides[i]) + 1)
-    return [((x[0], *windows, x[-1]) if last else (*x[:2], *windows), 0)]
+    sizes = windows(node, x[1:-1] if last else x[2:], kernel)
+    return [((x[0], *sizes, x[-1]) if last else (*x[:2], *sizes), 0)]
 
 
 def _mean_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:
@@ -130,12 +124,20 @@ def _product_sizes(_: Node, a: Shape, b: Shape | None, *__: Shape | None) -> Res
     """A times B, in float32 like the scale, which is the third input."""
     if b is None or len(a) < 2 or len(b) < 2:
         return []
-    return [((*(a[:-2] if len(a) >= len(b) else b[:-2]), a[-2], b[-1]), 2)]
+    return [(product(a, b), 2)]
 
 
 def _attention_sizes(_: Node, x: Shape, weight: Shape | None, *__: Shape | None) -> Results:
     """Input, weight, bias, scales: the result is a third of the weight's columns wide, in float32 like the scales."""
     return [((*x[:2], weight[-1] // 3), 3)] if weight else []
+
+
+def _lstm_sizes(node: Node, x: Shape, weight: Shape | None, *_: Shape | None) -> Results:
+    """Results as LSTM has them, [steps, directions, batch, hidden] and the last state of each direction."""
+    if weight is None or len(x) != 3 or len(weight) != 3:
+        return []
+    state = (weight[0], x[1], integer(node, "hidden_size", 0) or weight[2] // 4)
+    return [((x[0], state[0], *state[1:]), 0), (state, 0), (state, 0)]
 
 
 _INTEGERS: dict[str, Sizes | None] = {  # None: onnx infers the sizes
@@ -150,6 +152,7 @@ _INTEGERS: dict[str, Sizes | None] = {  # None: onnx infers the sizes
     "QGemm": _gemm_sizes,
     **dict.fromkeys("MatMulIntegerToFloat DynamicQuantizeMatMul".split(), _product_sizes),
     "QAttention": _attention_sizes,
+    "DynamicQuantizeLSTM": _lstm_sizes,
 }
 
 
@@ -171,7 +174,11 @@ def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, columns: in
     return out
 
 
-@translation("QuantizeLinear", sizes=like_first)
+def _quantized_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:
+    return [(x, 2)] if len(node.inputs) > 2 and node.inputs[2] else []
+
+
+@translation("QuantizeLinear", sizes=_quantized_sizes)
 def onnx_quantize(ctx: Context, node: Node) -> list[Op]:
     point = ctx.net.values.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     named = dtypes.ONNX_CODES.get(integer(node, "output_dtype", 0))
@@ -180,7 +187,7 @@ def onnx_quantize(ctx: Context, node: Node) -> list[Op]:
     return [ctx.op(node, "quantized_decomposed::quantize_per_tensor", *args, kwargs={"dtype": dtype})]
 
 
-@translation("DequantizeLinear")
+@translation("DequantizeLinear", sizes=lambda _, x, *__: [(x, 1)])
 def onnx_dequantize(ctx: Context, node: Node) -> list[Op]:
     scale = ctx.net.values.get(node.inputs[1])
     dtype = scale.dtype if scale is not None else dtypes.float32
