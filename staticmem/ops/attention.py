@@ -31,6 +31,7 @@ from staticmem.ops.onnx import Calls, Context, Results, Shape, integer, like_fir
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
 from staticmem.ops.registry import KernelCall, Shapes, Temporary, rule, size_of, workspace
+from staticmem.ops.rotation import rotated
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, slice_, transpose
 from staticmem.units import Band, exactly
@@ -423,6 +424,15 @@ def onnx_onnx_attention(ctx: Context, node: Node) -> list[Op] | None:
     shape = (*q_shape[:3], v_shape[3])
     causal = bool(integer(node, "is_causal", 0))
     mask = ctx.optional(node, 3)
+    covered = ctx.net.shape(_input(node, 3)) if mask is not None else None
+    if (
+        covered and 1 < covered[-1] < k_shape[2]
+    ):  # "can also be shorter ... and will be padded" (onnx/docs/Operators.md)
+        padded = ctx.fresh(node)
+        ctx.define(padded, node.inputs[3], (*covered[:-1], k_shape[2]))
+        missing = (0, k_shape[2] - covered[-1])
+        calls.ops.append(ctx.op(node, "aten::constant_pad_nd", mask, missing, float("-inf"), outputs=(padded,)))
+        mask = Ref(padded)
     grouped = q_shape[1] != k_shape[1]
     if not flat:
         kwargs: dict[str, Arg] = {"enable_gqa": True} if grouped else {}
@@ -537,41 +547,12 @@ def onnx_group_query_attention(ctx: Context, node: Node) -> list[Op] | None:
     if integer(node, "do_rotary", 0) and _input(node, 8):
         for index in (0, 1):
             ref, sizes = parts[index]
-            parts[index] = (_rotated(calls, ref, sizes, Ref(_input(node, 7)), Ref(_input(node, 8)), None), sizes)
+            parts[index] = (rotated(calls, ref, sizes, Ref(_input(node, 7)), Ref(_input(node, 8)), None), sizes)
     (q, q_shape), (k, k_shape), (v, v_shape) = parts
     k, k_shape = calls.join(_input(node, 3), k, k_shape, _output(node, 1))
     v, v_shape = calls.join(_input(node, 4), v, v_shape, _output(node, 2))
     result = (*q_shape[:3], v_shape[3])
     return calls.merge(calls.attend(q, k, v, None, True, result, heads != groups), result, node.outputs[0])
-
-
-def _rotated(calls: _Calls, x: Ref, shape: tuple[int, ...], cos: Ref, sin: Ref, positions: Arg, out: str = "") -> Ref:
-    """x * cos + cat(-x2, x1) * sin, with rows of the tables for [.., S, D]."""
-    length, half = shape[-2], shape[-1] // 2
-    tables = []
-    for table in (cos, sin):
-        if isinstance(positions, Ref):
-            batch = calls.ctx.net.shape(positions.name) or (1, length)
-            rows = (*batch, half)
-            part = calls.call("embedding", table, positions, shape=rows)
-            lifted = (*batch[:1], 1, *rows[1:]) if len(rows) == 3 else rows
-            part = calls.call("unsqueeze", part, 1, shape=lifted) if len(rows) == 3 else part
-        elif len(given := calls.ctx.net.shape(table.name) or ()) == 3:  # rows are picked already: [B, S, D / 2]
-            lifted = (given[0], 1, *given[1:])
-            part = calls.call("unsqueeze", table, 1, shape=lifted)
-        else:
-            rows = lifted = (length, half)
-            part = calls.call("slice.Tensor", table, 0, 0, length, shape=rows)
-        whole = (*lifted[:-1], 2 * half)
-        tables.append(calls.call("cat", (part, part), -1, shape=whole))
-    part_shape = (*shape[:-1], half)
-    scaled = calls.call("mul.Tensor", x, tables[0], shape=shape)
-    first = calls.call("slice.Tensor", x, len(shape) - 1, 0, half, shape=part_shape)
-    second = calls.call("slice.Tensor", x, len(shape) - 1, half, 2 * half, shape=part_shape)
-    negative = calls.call("neg", second, shape=part_shape)
-    turned = calls.call("cat", (negative, first), -1, shape=shape)
-    product = calls.call("mul.Tensor", turned, tables[1], shape=shape)
-    return calls.call("add.Tensor", scaled, product, shape=shape, out=out)
 
 
 @translation("RotaryEmbedding", sizes=like_first)
@@ -595,6 +576,6 @@ def onnx_rotary_embedding(ctx: Context, node: Node) -> list[Op] | None:
         if not heads:
             return None
         x, sizes = calls.heads(x, shape, heads)
-        return calls.merge(_rotated(calls, x, sizes, cos, sin, positions), sizes, node.outputs[0])
-    _rotated(calls, x, sizes, cos, sin, positions, node.outputs[0])
+        return calls.merge(rotated(calls, x, sizes, cos, sin, positions), sizes, node.outputs[0])
+    rotated(calls, x, sizes, cos, sin, positions, node.outputs[0])
     return calls.ops

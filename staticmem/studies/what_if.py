@@ -31,6 +31,8 @@ def what_if(study: Study) -> WhatIf:
     batch = study.report.scenario.batch
     if batch is None:
         return WhatIf((), reason="no input has a batch dimension")
+    if not batch:
+        return WhatIf((), reason="the batch of the file is 0")
     settings: list[Setting] = []
     left = max(BUDGET, 4 * ops)
     high: int | None = None

@@ -192,3 +192,13 @@ def test_an_operator_that_nobody_knows_is_unknown_and_sized(tmp_path: Path) -> N
     graph = bound(model([ms("NewThing", ["x"], ["y"])], [X], ["y"]), tmp_path)
     assert targets(graph) == ["com.microsoft::NewThing"]
     assert any(note.code == "SM257" for note in graph.notes)
+
+
+def test_a_mask_of_fewer_keys_is_padded(tmp_path: Path) -> None:
+    """Opset 24: the mask covers 4 of 6 keys, of which the other two are padding."""
+    inputs = [value("q", [2, 3, 4, 8]), *(value(n, [2, 3, 6, 8]) for n in "kv"), value("m", [2, 3, 4, 4])]
+    inputs.append(value("n", [2], TensorProto.INT64))
+    made = node("Attention", ["q", "k", "v", "m", "", "", "n"], ["y"])
+    graph = bound(model([made], inputs, ["y"], opset=24), tmp_path)
+    assert targets(graph) == ["aten::constant_pad_nd", "aten::scaled_dot_product_attention"]
+    assert shapes(graph) == [(2, 3, 4, 8)]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from onnx import helper
 from onnx_models import ints, model, node, value, weight
 
+import staticmem
+from staticmem.cli.main import main
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import looks_like_onnx, open_onnx
 from staticmem.frontends.onnx.model import OnnxModel
@@ -202,3 +204,17 @@ def test_two_inputs_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"two inputs of .* are called 'x'") as caught:
         open_onnx(str(tmp_path / "twice.onnx"))
     assert caught.value.code == "SM157"
+
+
+@pytest.mark.parametrize("words", [("-f", "html"), ("-f", "html", "--optimizer", "adam"), ("--runtime", "onnxruntime")])
+def test_a_size_of_0_is_a_size(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """An empty cache, or no rows at all: the ONNX Runtime takes 0 for a fixed size too."""
+    nodes = [node("Concat", ["x", "past"], ["c"], axis=1), node("MatMul", ["c", "w"], ["y"])]
+    given = [value("x", [0, 3, 4]), value("past", [0, 0, 4])]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(nodes, given, ["y"], [weight("w", 4, 5)]).SerializeToString())
+    opened = open_onnx(str(path))
+    assert isinstance(opened, OnnxModel)
+    assert [spec.shape for spec in opened.inputs] == [(0, 3, 4), (0, 0, 4)]
+    assert staticmem.analyze(str(path)).model.outputs[0].shape == (0, 3, 5)
+    assert main(["analyze", str(path), *words]) == 0

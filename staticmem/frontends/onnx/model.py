@@ -171,7 +171,7 @@ def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:
             continue
         shape: list[int | str] = []
         for axis, dim in enumerate(tensor.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
+            if dim.HasField("dim_value") and dim.dim_value >= 0:  # 0 is a size, as the ONNX Runtime has it
                 shape.append(int(dim.dim_value))
                 continue
             if _FIXED.match(dim.dim_param):
