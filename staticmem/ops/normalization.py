@@ -365,8 +365,11 @@ def onnx_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     if shape is None:
         return None
     axis = integer(node, "axis", -1) % max(len(shape), 1)
-    weight, bias = ctx.optional(node, 1), ctx.optional(node, 2)
-    return [ctx.op(node, "aten::layer_norm", ctx.ref(node.inputs[0]), shape[axis:], weight, bias, _onnx_eps(node))]
+    args = (ctx.ref(node.inputs[0]), shape[axis:], ctx.optional(node, 1), ctx.optional(node, 2), _onnx_eps(node))
+    if ctx.read.isdisjoint(node.outputs[1:]):
+        return [ctx.op(node, "aten::layer_norm", *args)]
+    outputs = [*node.outputs, ctx.fresh(node), ctx.fresh(node)][:3]
+    return [ctx.op(node, "aten::native_layer_norm", *args, outputs=[name or ctx.fresh(node) for name in outputs])]
 
 
 @translation("RMSNormalization", "SimplifiedLayerNormalization", sizes=like_first)

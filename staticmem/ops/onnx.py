@@ -36,6 +36,14 @@ class Context:
         self._fresh = 0
         self._producer: dict[str, Node] | None = None
         self._as_stored: set[str] | None = None
+        self._read: set[str] | None = None
+
+    @property
+    def read(self) -> set[str]:
+        """Names that a node reads, or that the graph returns."""
+        if self._read is None:
+            self._read = {*self.net.outputs, *(name for node in self.net.nodes for name in node.inputs if name)}
+        return self._read
 
     def turnable(self, name: str) -> bool:
         """Whether all that read a weight [in, out] multiply by it, so that it can be a Linear's, which is [out, in]."""
@@ -250,9 +258,16 @@ def calls_of(ctx: Context, node: Node) -> tuple[list[Op], bool]:
             ops = TRANSLATIONS[node.op](ctx, node)
         except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):
             ops = None  # a node that breaks its operator's definition
-        if ops is not None:
+        if ops is not None and (len(node.outputs) < 2 or _has_results(ctx, node, ops)):
             return ops, True
     return [_fallback(ctx, node)], False
+
+
+def _has_results(ctx: Context, node: Node, ops: list[Op]) -> bool:
+    """Whether the ops give all results of a node that something reads; PyTorch's calls lack some."""
+    made = [op.outputs for op in ops]
+    missing = set(node.outputs[1:]).difference(ctx.renamed, ctx.net.consts, *made)
+    return missing.isdisjoint(ctx.read)
 
 
 def _fallback(ctx: Context, node: Node) -> Op:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note, Op
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames, is_known
 from staticmem.ops.onnx import Context, calls_of
@@ -108,13 +109,20 @@ class Translator:
         """The ops of one node; none where its contents are known, unless those are wanted as well."""
         if not known and is_known(node, self.net.consts):
             return []
-        if (node.op == "Constant" and not node.domain) or (node.outputs and node.outputs[0] in self.net.weights):
+        if node.outputs and node.outputs[0] in self.net.weights:
+            return []
+        if node.op == "Constant" and not node.domain and not self._is_no_array(node):
             return []
         self.ctx.frames = self.frames(node) if modules is None else modules
         ops, meaning = calls_of(self.ctx, node)
         if not meaning:
             self.unknown[f"{node.domain or 'onnx'}::{node.op}"] += 1
         return ops
+
+    def _is_no_array(self, node: Node) -> bool:
+        """Whether a Constant has strings or a sparse tensor, whose contents nobody reads here."""
+        value = self.net.values.get(node.outputs[0]) if node.outputs else None
+        return "sparse_value" in node.attrs or (value is not None and value.dtype is dtypes.string)
 
 
 def translate(net: Net) -> Translated:
