@@ -101,11 +101,14 @@ def main() -> int:
             every = range(given.start, given.start + given.count)
             return itertools.takewhile(lambda _: time.monotonic() - started < given.seconds, every)
 
-        def task(number: int, kind: str = kind) -> str | None:
-            return one(kind, given.seed, number, given.out, given.limit)
+        def make(number: int, kind: str = kind) -> bytes:
+            return made(kind, given.seed, number)
+
+        def task(number: int, data: bytes, kind: str = kind) -> str | None:
+            return tried(data, given.out / f"{kind}-{given.seed}-{number}.onnx", given.limit)
 
         memory = int(given.memory * 2**30)
-        for number, found in fuzz_workers.run(task, numbers(), given.workers, memory, given.limit):
+        for number, found in fuzz_workers.run(make, task, numbers(), given.workers, memory, given.limit):
             done += 1
             if found is None:
                 continue

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-Task = Callable[[int], str | None]  # what is wrong with the file of this number
+Make = Callable[[int], bytes]  # the file of this number
+Task = Callable[[int, bytes], str | None]  # what is wrong with it
+MADE = "made"
 GRACE = 15.0  # seconds beyond the limit, for code that Python's alarm does not reach
 
 
@@ -28,7 +30,7 @@ def cause_of(found: str) -> str:
     return f"{last.split(':')[0]} {' < '.join(reversed(ours))}" if ours else re.sub(r"\d+", "N", last)[:200]
 
 
-def _work(task: Task, connection: Connection, memory: int) -> None:
+def _work(make: Make, task: Task, connection: Connection, memory: int) -> None:
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -37,25 +39,28 @@ def _work(task: Task, connection: Connection, memory: int) -> None:
         if number is None:
             return
         try:
-            found = task(number)
+            data = make(number)
+            connection.send(MADE)
+            found = task(number, data)
         except MemoryError:
             found = "MemoryError outside of the readers"
-        connection.send((number, found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+        connection.send((number, found))
 
 
 class _Worker:
-    def __init__(self, task: Task, memory: int) -> None:
+    def __init__(self, make: Make, task: Task, memory: int) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(task, other, memory), daemon=True)
+        self.process = context.Process(target=_work, args=(make, task, other, memory), daemon=True)
         self.process.start()
         other.close()
         self.number: int | None = None
         self.started = 0.0
         self.done = 0
+        self.made = False
 
     def give(self, number: int) -> None:
-        self.number, self.started = number, time.monotonic()
+        self.number, self.started, self.made = number, time.monotonic(), False
         self.connection.send(number)
 
     def end(self) -> None:
@@ -67,13 +72,19 @@ class _Worker:
 
 
 def run(
-    task: Task, numbers: Iterator[int], workers: int = 1, memory: int = 0, limit: float = 150, renew: int = 500
+    make: Make,
+    task: Task,
+    numbers: Iterator[int],
+    workers: int = 1,
+    memory: int = 0,
+    limit: float = 150,
+    renew: int = 500,
 ) -> Iterator[tuple[int, str | None]]:
     """Each number with what is wrong with its file. `limit`: seconds for a file, after which its process ends.
 
     A worker is replaced after `renew` files, so that what the process keeps does not add up.
     """
-    idle: list[_Worker] = [_Worker(task, memory) for _ in range(workers)]
+    idle: list[_Worker] = [_Worker(make, task, memory) for _ in range(workers)]
     busy: dict[Any, _Worker] = {}
     left = iter(numbers)
     while True:
@@ -84,7 +95,7 @@ def run(
             worker = idle.pop()
             if worker.done >= renew:
                 worker.end()
-                worker = _Worker(task, memory)
+                worker = _Worker(make, task, memory)
             worker.give(number)
             busy[worker.connection] = worker
         if not busy:
@@ -95,22 +106,27 @@ def run(
             number = worker.number
             assert number is not None
             try:
-                _, found, _ = worker.connection.recv()
+                received = worker.connection.recv()
+                if received == MADE:
+                    worker.made = True
+                    busy[connection] = worker
+                    continue
+                _, found = received
                 worker.done += 1
                 idle.append(worker)
                 yield number, found
             except (EOFError, OSError):
                 worker.process.join(5)
                 code = worker.process.exitcode
-                idle.append(_Worker(task, memory))
+                idle.append(_Worker(make, task, memory))
                 name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-                yield number, f"the process died: {name}"
+                yield number, f"the process died: {name}" if worker.made else None  # onnx, while the file was made
         for connection, worker in list(busy.items()):
             if time.monotonic() - worker.started > limit + GRACE:
                 del busy[connection]
                 os.kill(worker.process.pid or 0, signal.SIGKILL)
                 worker.process.join(5)
-                idle.append(_Worker(task, memory))
+                idle.append(_Worker(make, task, memory))
                 assert worker.number is not None
                 yield worker.number, f"no answer after {limit + GRACE:g} s"
     for worker in idle:

@@ -96,10 +96,18 @@ class Graph:
         names = [self.fresh() for _ in range(proposal.outputs)]
         return self.keep(node_of(proposal, names, names[0]), proposal.constants, proposal.fresh)
 
-    def keep(self, node: Any, constants: dict[str, Any], fresh: dict[str, Value] | None = None) -> bool:
+    def keep(
+        self,
+        node: Any,
+        constants: dict[str, Any],
+        fresh: dict[str, Value] | None = None,
+        types: dict[str, Any] | None = None,
+    ) -> bool:
+        """Keeps the node if inference accepts it. `types` are better known than it can."""
         found = self.inferred(node, constants)
         if found is None:
             return False
+        found |= types or {}
         for name, tensor in constants.items():
             if fresh and name in fresh and self.prefix == "v" and self.rng.random() < 0.08:
                 value = fresh[name]
@@ -247,7 +255,9 @@ def add_loop(graph: Graph) -> bool:
     turns = d.constant(rng.choice((1, 3, 10))) if rng.random() < 0.8 else ""
     flag = d.constant(True, "bool") if rng.random() < 0.5 or not turns else ""
     results = [graph.fresh() for _ in range(1 + scan)]
-    return graph.keep(helper.make_node("Loop", [turns, flag, x.name], results, body=body), d.constants)
+    sizes = [state, (None, *state)]  # inference does not say that the state keeps its sizes
+    types = {name: helper.make_tensor_type_proto(1, size) for name, size in zip(results, sizes, strict=False)}
+    return graph.keep(helper.make_node("Loop", [turns, flag, x.name], results, body=body), d.constants, None, types)
 
 
 def add_scan(graph: Graph) -> bool:
