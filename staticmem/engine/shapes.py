@@ -6,6 +6,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.engine.interpreter import AUTOGRAD, Interpreter
 from staticmem.errors import UsageError
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph
 from staticmem.ir.record import record
@@ -29,11 +30,13 @@ def output_shape(graph: Graph) -> tuple[int, ...]:
     """The shape of the model's first output.
 
     Raises:
-        UsageError: the model has none.
+        UsageError: the model has none, or it is made of texts, which are no tensor in PyTorch.
     """
     if not graph.outputs:
         raise UsageError("the model has no output", "A loss needs one.", "Use --mode infer.", code="SM131")
     value = graph.values.get(graph.outputs[0])
+    if value is not None and value.dtype is dtypes.string:
+        raise no_tensor_output()
     if value is not None and value.shape is not None:
         return value.shape
     shapes = value_infos(graph, training=False)

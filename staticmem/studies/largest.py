@@ -20,7 +20,7 @@ from staticmem.report.sweep import CardFit
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench, fit_of
 from staticmem.studies.device import device_of
-from staticmem.studies.sizing_search import batch_range
+from staticmem.studies.sizing_search import batch_range, last_of_few_ops
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
@@ -118,6 +118,9 @@ class _Search:
         if int(curves(core, core.sizes()).peak[0]) > room:
             return 0
         start = max(low, 2) if most > low + 1 else low
+        last = last_of_few_ops(self._ops, start, most)
+        if last < most:
+            return self._doubled(start, last, room)
         ranged = self._structure(start, min(start + 2, most))
         for _ in range(ROUNDS):
             batch = self._solve(ranged, start, most, room)
@@ -128,6 +131,37 @@ class _Search:
                 return batch
             ranged = wider
         return self._solve(ranged, start, most, room)
+
+    def _ops(self, batch: int) -> int:
+        """Ops of the step; 0 where the model does not take the batch."""
+        try:
+            return len(self._study(batch).graph.ops)
+        except DimensionError:
+            return 0
+
+    def _doubled(self, low: int, most: int, room: int) -> int:
+        """`_live_bound` of a step to which each sample adds ops, where no structure reaches from one batch to another.
+
+        Raises:
+            UsageError: it has too many ops at `most`, and the card is not full.
+        """
+
+        def exceeds(batch: int) -> bool:
+            core = self._core(batch)
+            return core is None or int(curves(core, core.sizes()).peak[0]) > room
+
+        fits = batch = low
+        while not exceeds(batch):
+            if batch == most:
+                raise UsageError(
+                    "the largest batch of this model cannot be found",
+                    f"Each sample adds ops to its step, as a loop over the batch does: {batch:,} samples, which fit, "
+                    f"are {self._ops(batch):,} ops, and larger batches are not tried.",
+                    "Give a batch and read whether it fits: --batch N --gpu NAME.",
+                    "SM199",
+                )
+            fits, batch = batch, min(2 * batch, most)
+        return bisect_left(range(fits, batch), True, key=exceeds) + fits - 1
 
     def _structure(self, low: int, high: int) -> Affine:
         """A structure through runs at both ends and between; where there is none, a line through the ends of the

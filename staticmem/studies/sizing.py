@@ -75,6 +75,7 @@ class _Sizing:
         self.request = replace(study.request, gpu=None)
         self.blocks = _block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
+        self.plain = Batches(self.bench, self.request) if options.batches else None
 
     def run(self) -> Sizing:
         options, report = self.options, self.study.report
@@ -92,6 +93,9 @@ class _Sizing:
             notes.append(
                 _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all GPUs")
             )
+        if self.plain is not None and self.plain.shortened:
+            text = f"batches beyond {self.plain.last:,} were not tried: each sample adds ops to the step"
+            notes.append(_note(f"{text}, as a loop over the batch does"))
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
             text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
@@ -108,13 +112,12 @@ class _Sizing:
     # -- cards ---------------------------------------------------------------------------------------------------
 
     def _rows(self, cards: Sequence[Gpu]) -> list[CardRow]:
-        plain = Batches(self.bench, self.request) if self.options.batches else None
         pair = self.checkpointed if self.options.batches else None
         with_blocks = Batches(self.bench, pair) if pair is not None else None
         rows = []
         for done, card in enumerate(cards):
             self.options.progress(done, len(cards))
-            rows.append(self._row(card, plain, with_blocks))
+            rows.append(self._row(card, self.plain, with_blocks))
         return rows
 
     def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:

@@ -15,6 +15,7 @@ from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
 
 MOST_BATCH = 1 << 16
+MOST_OPS = 6_000  # of a step that grows with the batch: a search runs some tens of them in seconds
 PER_OCTAVE = 8  # rungs between a batch and its double: the result is within 12.5 % of the largest
 SCALES = (0.5, 0.75, 1, 1.5, 2)  # of a resolution
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # what clusters have
@@ -37,6 +38,18 @@ def batch_range(model: ModelFile, most: int = MOST_BATCH) -> tuple[int, int] | N
     bounds = [model.symbols[axis] for axis in axes if axis in model.symbols]
     low = max([1, *(bound.low or 1 for bound in bounds)])
     return (low, max(low, min([most, *(bound.high or most for bound in bounds)]))) if axes else None
+
+
+def last_of_few_ops(ops: Callable[[int], int], low: int, most: int) -> int:
+    """The last batch that a search runs; `most`, but for models to whose step each sample adds ops, as a loop over the
+    batch does. `ops`: how many the step at a batch has, 0 where the model does not take it."""
+    few = [ops(batch) for batch in range(low, min(low + 2, most + 1))]
+    if len(few) < 2 or not 0 < few[0] < few[1]:
+        return most
+    before, count = few[1], ops(low + 2)
+    if count <= before:
+        return most
+    return min(most, low + 2 + max(MOST_OPS - count, 0) // (count - before))
 
 
 def resolutions(study: Study, asked: Sequence[int] | None) -> list[tuple[int, int]]:
@@ -79,7 +92,9 @@ class Batches:
     def __init__(self, bench: Bench, request: Request) -> None:
         self.bench, self.request = bench, request
         limits = batch_range(bench.study.model)
-        self.values = rungs(*limits) if limits is not None else []
+        self.last = last_of_few_ops(self._ops, *limits) if limits is not None else 0
+        self.shortened = limits is not None and self.last < limits[1]
+        self.values = rungs(limits[0], self.last) if limits is not None else []
         self._guess = 0
 
     def largest(self, card: Gpu) -> int | None:
@@ -100,6 +115,12 @@ class Batches:
         while index >= 0 and not holds(self.bench.fits, self.values[index]):
             index -= 1
         return self.values[index] if index >= 0 else 0
+
+    def _ops(self, batch: int) -> int:
+        try:
+            return len(self.bench.ask(replace(self.request, batch=batch)).graph.ops)
+        except StaticmemError:
+            return 0
 
     def _takes_none(self) -> bool:
         try:

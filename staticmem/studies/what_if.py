@@ -13,7 +13,7 @@ from itertools import product
 from staticmem.devices import gpus
 from staticmem.errors import StaticmemError
 from staticmem.liveness import Lifetimes
-from staticmem.report.html.closed_form import ClosedForm, NotAffineError, closed_form
+from staticmem.report.html.closed_form import ClosedForm, NotAffineError, check_alike, closed_form
 from staticmem.report.html.what_if import Setting, WhatIf
 from staticmem.studies.sizing_search import batch_range, resolutions
 from staticmem.studies.study import Study
@@ -110,7 +110,9 @@ def _form(study: Study, choice: Setting, batch: int, high: int) -> ClosedForm:
     """The closed form of a setting, from batch 1 if a step of one sample does what larger ones do, else from 2."""
     asked = _asked(study) == choice
     middle = batch if 2 < batch < high else 3
-    steps = {size: _step(study, choice, size) for size in (2, middle, high)}
+    steps = {size: _step(study, choice, size) for size in (2, middle)}
+    check_alike(steps)  # first: a loop over the batch makes a long step at the last batch
+    steps[high] = _step(study, choice, high)
     if asked and batch == middle:
         steps[batch] = study.lifetimes
     form = closed_form(steps, 2, high)

@@ -67,7 +67,9 @@ def test_a_count_that_is_data_is_one_turn_and_a_warning(tmp_path: Path) -> None:
 def test_a_count_out_of_proportion_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "MAX_NODES", 100)
     made = model([loop(), node("Relu", ["last"], ["y"])], [X], ["y"], [ints("m", 10**12), weight("w", 8, 8)])
-    assert targets(bound(made, tmp_path)).count("aten::matmul") == 1
+    graph = bound(made, tmp_path)
+    assert targets(graph).count("aten::matmul") == 1
+    assert ["too many nodes" in n.text for n in graph.notes if n.code == "SM266"] == [True]
 
 
 def test_a_scan_has_a_turn_for_each_entry(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
 from staticmem.allocators.onnxruntime.inference import constants_of, fill, inferred
+from staticmem.frontends.onnx.convert import sizes_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -94,7 +95,7 @@ class _Builder:
         initializers: dict[str, PlannedType] = {}
         for tensor in proto.initializer:
             dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
-            initializers[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
+            initializers[tensor.name] = PlannedType(dtype, sizes_of(tensor))
         protos = []
         for node in proto.node:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):

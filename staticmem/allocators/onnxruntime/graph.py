@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from staticmem.frontends.onnx.convert import sizes_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -87,7 +88,7 @@ def constant_type(node: Any) -> PlannedType:
     for attribute in node.attribute:
         if attribute.name == "value":
             dtype = dtypes.ONNX_CODES.get(attribute.t.data_type, dtypes.float32)
-            return PlannedType(dtype, tuple(int(d) for d in attribute.t.dims))
+            return PlannedType(dtype, sizes_of(attribute.t))
         if attribute.name == "value_ints":
             return PlannedType(dtypes.int64, (len(attribute.ints),))
         if attribute.name == "value_floats":
@@ -116,7 +117,7 @@ def planned_type(proto: Any) -> PlannedType | None:
 def _dim(dim: Any) -> Dim:
     which = dim.WhichOneof("value")
     if which == "dim_value":
-        return int(dim.dim_value)
+        return int(dim.dim_value) if dim.dim_value >= 0 else None  # exporters write -1 for an open size
     name = str(dim.dim_param) if which == "dim_param" else ""
     return name if name and not name.startswith(MADE_UP) else None
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Value
@@ -144,8 +145,9 @@ def array(tensor: Any) -> Any:
     dtype = dtypes.ONNX_CODES.get(tensor.data_type)
     if dtype is None or dtype is dtypes.string or tensor.data_location == 1:
         return None
-    numel = math.prod(tensor.dims)
-    if dtype.nbytes(max(numel, 0)) > SMALL:
+    shape = sizes_of(tensor)
+    numel = math.prod(shape)
+    if dtype.nbytes(numel) > SMALL:
         return None
     import numpy as np
     import onnx
@@ -153,7 +155,7 @@ def array(tensor: Any) -> Any:
     if tensor.data_type == 7 and tensor.raw_data:  # most constants, without the generic path
         if len(tensor.raw_data) != 8 * numel:
             return None
-        return np.frombuffer(tensor.raw_data, dtype="<i8").reshape(tuple(tensor.dims))
+        return np.frombuffer(tensor.raw_data, dtype="<i8").reshape(shape)
     try:
         return onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError):
@@ -163,7 +165,24 @@ def array(tensor: Any) -> Any:
 def tensor_value(tensor: Any, name: str | None = None) -> Value:
     """Name, dtype and sizes of a TensorProto."""
     dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
-    return Value(tensor.name if name is None else name, dtype, _same(tuple(tensor.dims[:])))
+    return Value(tensor.name if name is None else name, dtype, sizes_of(tensor))
+
+
+def sizes_of(tensor: Any, name: str | None = None) -> tuple[int, ...]:
+    """Dimensions of a TensorProto or a SparseTensorProto.
+
+    Raises:
+        ModelFileError: one of them is negative.
+    """
+    shape = _same(tuple(tensor.dims[:]))
+    if shape and min(shape) < 0:
+        raise ModelFileError(
+            f"tensor '{tensor.name if name is None else name}' has a negative size",
+            f"Its shape is {list(shape)}.",
+            "Check the file with onnx.checker.check_model, and export the model again.",
+            code="SM157",
+        )
+    return shape
 
 
 @lru_cache(4096)
@@ -193,4 +212,6 @@ def type_value(name: str, proto: Any) -> Value | None:
         if dim.WhichOneof("value") != "dim_value":
             return Value(name, dtype, None)
         sizes.append(int(dim.dim_value))
+    if sizes and min(sizes) < 0:  # of a kernel that is larger than its input; the op's rule says so
+        return Value(name, dtype, None)
     return Value(name, dtype, tuple(sizes))

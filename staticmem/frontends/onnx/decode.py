@@ -62,13 +62,13 @@ def decode(model: OnnxModel, binding: Binding) -> Decoded:
 
 def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
     assert model.body is not None
-    guessed = endless = 0
+    guessed = endless = long = 0
     structured = not _STRUCTURED.isdisjoint(model.body.operators)
     # most graphs need no message of their own
     proto: Any = model.body.proto(binding.shapes) if binding.rebound or structured else None
     net, tensors = _net(model, proto, binding, model.nodes)
     if structured:
-        net, tensors, guessed, endless = _unrolled(model, proto, binding, net, tensors)
+        net, tensors, guessed, endless, long = _unrolled(model, proto, binding, net, tensors)
     if binding.rebound:
         tensors.notes.append(_rebind(model, binding, net, proto, tensors.contents))
     notes = [*model.notes]
@@ -78,6 +78,9 @@ def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
     if endless:
         text = "Loop or Scan whose number of turns is in the data: one turn was taken, training needs more"
         notes.append(Note("warning", "SM266", text, endless))
+    if long:
+        text = "Loop or Scan of so many turns that they are too many nodes to unroll: one turn was taken, all need more"
+        notes.append(Note("warning", "SM266", text, long))
     if origin := converted_from(model.producer):
         text = f"the file was converted from {origin}: figures are of PyTorch running these operators"
         notes.append(Note("assumption", "SM270", text))
@@ -87,11 +90,12 @@ def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
 
 def _unrolled(
     model: OnnxModel, proto: Any, binding: Binding, net: Net, tensors: weights.Weights
-) -> tuple[Net, weights.Weights, int, int]:
-    """The graph without If, Loop, Scan and sequences, and how many branches and numbers of turns were guessed."""
+) -> tuple[Net, weights.Weights, int, int, int]:
+    """The graph without If, Loop, Scan and sequences; how many branches and numbers of turns were guessed, and how many
+    loops were too long."""
     from staticmem.frontends.onnx import inlining, loops, sequences
 
-    guessed = endless = made = 0
+    guessed = endless = long = made = 0
     for turn in range(inlining.MAX_ROUNDS):
         structured = inlining.has_branches(proto.graph) or loops.has_loops(proto.graph)
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
@@ -102,12 +106,12 @@ def _unrolled(
         net.filled()
         guessed += inlining.inline(proto.graph, net.consts, net.values, model.opset)[1]
         turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, made)
-        endless, made = endless + turned.guessed, made + turned.made
+        endless, long, made = endless + turned.guessed, long + turned.long, made + turned.made
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()
         net, tensors = _net(model, proto, binding, tuple(converter.node(n) for n in proto.graph.node))
-    return net, tensors, guessed, endless
+    return net, tensors, guessed, endless, long
 
 
 _CONVERTERS = {

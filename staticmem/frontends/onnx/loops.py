@@ -20,10 +20,12 @@ MAX_NODES = 200_000  # nodes that unrolling may make of a graph: a file of a few
 
 @dataclass
 class Unrolled:
-    """How many loops were unrolled, how many had one turn for want of a count, and how many nodes that made."""
+    """How many loops were unrolled, how many had one turn for want of a count or because there would be too many
+    nodes, and how many nodes that made."""
 
     known: int = 0
     guessed: int = 0
+    long: int = 0
     made: int = 0
 
 
@@ -49,8 +51,10 @@ def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
             continue
         turns = _trips(node, contents) if node.op_type == "Loop" else _scanned(node, body, values)
         size = _nodes(body)
-        if turns is None or turns * size > MAX_NODES - made - done.made:
+        if turns is None:
             turns, done.guessed = 1, done.guessed + 1
+        elif turns * size > MAX_NODES - made - done.made:
+            turns, done.long = 1, done.long + 1
         else:
             done.known += 1
             done.made += turns * size

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # nodes: of fewer, inference of the whole graph takes less than that of the first node of each kind
 REPEATING = 1_000
+LONG = 1 << 20  # elements of a vector that is no shape: following its contents takes onnx 70 bytes for each
 LARGE = 4 << 20  # bytes of a graph without weights: what its inference leaves behind is worth giving back
 
 
@@ -64,6 +65,7 @@ class Body:
             self.late.append(onnx.TensorProto())
             self.late[-1].CopyFrom(tensor)
             self.tensors[value.name] = value
+        self.long = any(value.shape is not None and _long(value.shape) for value in self.tensors.values())
         # the fields that go stand before the others: their order on the wire is that of their numbers
         whole = graph.SerializeToString()
         for field in ("node", "name", "initializer"):
@@ -107,9 +109,11 @@ def infer(model: Any, strict: bool = False) -> dict[str, Value]:
     Raises:
         ValueError: in strict mode, sizes contradict each other.
     """
-    values = _inferred(model.SerializeToString(), strict)
-    for tensor in model.graph.initializer:
-        values[tensor.name] = tensor_value(tensor)
+    tensors = {tensor.name: tensor_value(tensor) for tensor in model.graph.initializer}
+    given = [value for info in model.graph.input if (value := type_value(info.name, info.type)) is not None]
+    short = not any(map(_long, (v.shape or () for v in (*given, *tensors.values()))))
+    values = _inferred(model.SerializeToString(), strict, short)
+    values.update(tensors)
     return values
 
 
@@ -126,7 +130,8 @@ def infer_body(
         found = _repeated(body, shapes, nodes, contents)
         if found is not None:
             return found, True
-    values = _inferred(body.bound(shapes), False, nodes)
+    short = not (body.long or any(map(_long, shapes.values())))
+    values = _inferred(body.bound(shapes), False, short, nodes)
     values.update(body.tensors)
     return values, False
 
@@ -149,9 +154,13 @@ def _repeated(
     return known
 
 
-def _inferred(data: bytes, strict: bool, nodes: Sequence[Node] = ()) -> dict[str, Value]:
-    """Inputs, values and outputs of a ModelProto by name, as far as their types are known after inference. `nodes` lend
-    their objects for names.
+def _long(shape: Sequence[int]) -> bool:
+    return len(shape) == 1 and shape[0] > LONG
+
+
+def _inferred(data: bytes, strict: bool, short: bool, nodes: Sequence[Node] = ()) -> dict[str, Value]:
+    """Inputs, values and outputs of a ModelProto by name, as far as their types are known after inference. `short`: it
+    has no vector whose contents cannot be followed. `nodes` lend their objects for names.
 
     Raises:
         ValueError: in strict mode, sizes contradict each other.
@@ -159,7 +168,7 @@ def _inferred(data: bytes, strict: bool, nodes: Sequence[Node] = ()) -> dict[str
     import onnx
 
     try:
-        graph = onnx.ModelProto.FromString(_with_contents(data, strict)).graph
+        graph = onnx.ModelProto.FromString(_with_contents(data, strict, short)).graph
     except isolation.RefusedError:
         if strict:
             raise
@@ -177,7 +186,7 @@ def _inferred(data: bytes, strict: bool, nodes: Sequence[Node] = ()) -> dict[str
     return values
 
 
-def _with_contents(data: bytes, strict: bool) -> bytes:
+def _with_contents(data: bytes, strict: bool, short: bool) -> bytes:
     """The model after inference. onnx follows contents of vectors of any length, element by element: where that ends
     badly or takes too much, it is asked for what follows from sizes alone, and `fold` follows contents of short ones.
 
@@ -186,7 +195,7 @@ def _with_contents(data: bytes, strict: bool) -> bytes:
         isolation.FailedError: onnx ends without an answer either way.
     """
     try:
-        return isolation.infer_shapes(data, strict, data_prop=True)
+        return isolation.infer_shapes(data, strict, data_prop=short)
     except isolation.FailedError:
         try:
             return isolation.infer_shapes(data, strict)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from staticmem.frontends.onnx.convert import array, tensor_value
+from staticmem.frontends.onnx.convert import array, sizes_of, tensor_value
 from staticmem.frontends.onnx.metadata import Signature
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Note, Parameter, Value
@@ -84,7 +84,7 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
         found.notes.append(Note("assumption", "SM335", text, named))
     for sparse in graph.sparse_initializer:
         dtype = dtypes.ONNX_CODES.get(sparse.values.data_type, dtypes.float32)
-        value = Value(sparse.values.name, dtype, tuple(int(d) for d in sparse.dims))
+        value = Value(sparse.values.name, dtype, sizes_of(sparse, sparse.values.name))
         _place(found, value, signature.kinds.get(value.name), roles, stats)
     return found
 

@@ -105,12 +105,18 @@ def closed_form(traced: Mapping[int, Lifetimes], low: int, high: int) -> ClosedF
     return form
 
 
+def check_alike(traced: Mapping[int, Lifetimes]) -> None:
+    """Raises: NotAffineError: the steps at these batches differ in more than sizes."""
+    (batch, first), *others = sorted(traced.items())
+    for other, step in others:
+        if (first.born, first.died) != (step.born, step.died):
+            raise NotAffineError(f"the step at batch {other} does other things than the one at {batch}")
+
+
 def _lines(traced: Mapping[int, Lifetimes], batches: Sequence[int]) -> list[Line]:
     """Base and slope of every buffer."""
-    first, *others = (traced[batch] for batch in batches)
-    for batch, other in zip(batches[1:], others, strict=True):
-        if (first.born, first.died) != (other.born, other.died):
-            raise NotAffineError(f"the step at batch {batch} does other things than the one at {batches[0]}")
+    check_alike(traced)
+    first = traced[batches[0]]
     columns = [[buffer.nbytes for buffer in traced[batch].trace.buffers] for batch in batches]
     near, far = batches[0], batches[-1]
     lines: list[Line] = []
