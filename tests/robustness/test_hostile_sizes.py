@@ -92,7 +92,7 @@ def test_two_inputs_of_one_name(words: list[str], tmp_path: Path, capsys: pytest
     path = tmp_path / "m.onnx"
     path.write_bytes(made.SerializeToString())
     assert main(["analyze", str(path), *words]) == 2
-    assert "two inputs of the graph are called 'x' [SM157]" in capsys.readouterr().err
+    assert "are called 'x' [SM157]" in capsys.readouterr().err
 
 
 def test_texts_have_no_loss() -> None:
@@ -103,6 +103,13 @@ def test_texts_have_no_loss() -> None:
     assert staticmem.analyze(made).peak.live_bytes == 0
     with pytest.raises(StaticmemError, match="no tensor output"):
         staticmem.analyze(made, optimizer="adam")
+
+
+def test_a_split_into_any_number_of_parts() -> None:
+    nodes = [helper.make_node("SplitToSequence", ["x"], ["s"]), helper.make_node("SequenceLength", ["s"], ["n"])]
+    made = model(nodes, [info("x", [1 << 62])], [info("n", [], TensorProto.INT64)], [])
+    with pytest.raises(StaticmemError, match="too large"):
+        staticmem.analyze(made)
 
 
 # -- a loop over the batch ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
 from staticmem.allocators.onnxruntime.inference import constants_of, fill, inferred
+from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.convert import sizes_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
@@ -167,11 +168,11 @@ def inlined(model: Any) -> Any:
     """The model with its own functions written out, as the runtime does when it loads a file."""
     if not model.functions:
         return model
-    import onnx.inliner
+    import onnx
 
     try:
-        return onnx.inliner.inline_local_functions(model)
-    except (RuntimeError, ValueError, TypeError):
+        return onnx.ModelProto.FromString(isolation.inline_functions(model.SerializeToString()))
+    except isolation.RefusedError:
         return model
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -161,14 +160,6 @@ def _undefined_names(path: str, missing: Sequence[str]) -> ModelFileError:
 def _inputs(protos: Sequence[Any]) -> tuple[tuple[InputSpec, ...], list[str]]:
     specs: list[InputSpec] = []
     symbols: dict[str, None] = {}
-    if len({proto.name for proto in protos}) < len(protos):
-        name = next(name for name, count in Counter(proto.name for proto in protos).items() if count > 1)
-        raise ModelFileError(
-            f"two inputs of the graph are called '{name}'",
-            "Nothing tells which of them a node reads.",
-            "Give each input a name of its own; onnx.checker.check_model refuses this too.",
-            code="SM157",
-        )
     for proto in protos:
         kind = proto.type
         while kind.WhichOneof("value") in ("optional_type", "sequence_type"):

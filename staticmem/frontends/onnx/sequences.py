@@ -203,6 +203,8 @@ def _split(
     if value is None or not value.shape or sizes is None or not sizes or min(sizes) < 1:
         return False
     length = value.shape[axis]
+    if len(sizes) == 1 and length // sizes[0] > MAX_ITEMS:
+        return False
     if len(sizes) == 1 and (not given or sizes[0] < length):
         sizes = (*(sizes[0],) * (length // sizes[0]), *((length % sizes[0],) if length % sizes[0] else ()))
     if len(sizes) > MAX_ITEMS:
