@@ -12,7 +12,7 @@ from staticmem.ir.graph import Op, Ref
 from staticmem.ops import argument, in_place, kinds_of, parameters, rules
 from staticmem.ops.registry import FAMILIES
 
-SHARED = {"__init__", "registry", "dispatch", "document", "onnx", "pointwise"}
+SHARED = {"__init__", "registry", "dispatch", "document", "onnx", "pointwise", "rotation"}
 LOADED = """
 import sys
 from staticmem.ops import lookup
