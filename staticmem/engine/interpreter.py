@@ -457,8 +457,8 @@ class Interpreter:
     def _nothing_produces(self, name: str, op: Op) -> ModelFileError:
         return ModelFileError(
             f"op '{op.name}' reads '{name}', which nothing produces",
-            "The graph is not well formed: a value must be an input, a parameter or an earlier op's result.",
-            "Export the model again.",
+            "A value is an input, a parameter or an earlier op's result: the file lacks it, or staticmem lost it.",
+            "Export the model again; if it persists, report the op.",
             code="SM119",
         )
 

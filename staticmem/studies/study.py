@@ -8,14 +8,15 @@ What needs more than the report of one request (sweeps, sizing, diffs, timelines
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from staticmem import files
 from staticmem.engine.step import StepResult
-from staticmem.errors import UsageError
+from staticmem.errors import DimensionError, ModelFileError, UsageError
 from staticmem.frontends import open_model
 from staticmem.frontends.recent import MODELS, Recent
 from staticmem.ir.graph import Graph, Note
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it the allocator is replayed only with --gpu
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
+
+OF_SIZES = ("SM118", "SM156")  # errors of sizes that do not fit
+JUDGED = (*OF_SIZES, "SM119", "SM122")  # errors that say something of the file
 
 Key = tuple[Any, ...]
 
@@ -111,8 +115,9 @@ class Study:
 
         The bound graph is not kept: it would hold all that passes made of it.
         """
-        bound = pipeline.bind(self.model, self.binding)
-        graph = self._after_passes(bound, self.request.inplace_activations)
+        with self._judged():
+            bound = pipeline.bind(self.model, self.binding)
+            graph = self._after_passes(bound, self.request.inplace_activations)
         return graph, self._inplace_notes(bound, graph)
 
     def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
@@ -134,12 +139,27 @@ class Study:
     def _step(self) -> Step:
         request = self.request
         if request.parallel is None:
-            return step_of(self.model, self.graph, self.scenario)
+            graph = self.graph
+            with self._judged():
+                return step_of(self.model, graph, self.scenario)
         from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 
         strategy = strategy_of(request)
         result = on_rank(self.ask(on_one_device(request)).result, strategy)
         return result, liveness(result.trace)
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """Errors that blame a file of ONNX say what onnx.checker says of it."""
+        try:
+            yield
+        except (ModelFileError, DimensionError) as error:
+            given = bool(self.binding.symbols or self.binding.rebound)  # sizes that the user chose may not fit
+            if self.model.format != "onnx" or error.code not in JUDGED or (given and error.code in OF_SIZES):
+                raise
+            from staticmem.frontends.onnx.judgement import judged
+
+            raise judged(error, self.model.path) from error
 
     @cached_property
     def meters(self) -> DeviceMeters:

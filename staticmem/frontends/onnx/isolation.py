@@ -308,3 +308,13 @@ def inline_functions(model: bytes) -> bytes:
         FailedError: it ended without an answer.
     """
     return _ask((b"functions", model), "onnx cannot put the functions of the graph in place")[0]
+
+
+def check(path: str) -> None:
+    """`onnx.checker.check_model` of a file, inference of sizes included.
+
+    Raises:
+        RefusedError: the checker refuses it.
+        FailedError: it ended without an answer.
+    """
+    _ask((b"check", os.fsencode(path)), "onnx cannot check the file")

@@ -103,7 +103,14 @@ def _functions(request: list[bytes]) -> list[bytes]:
     return [inliner.C.inline_local_functions(request[1], False)]
 
 
-_KINDS = {b"model": _model, b"node": _node, b"functions": _functions}
+def _check(request: list[bytes]) -> list[bytes]:
+    from onnx import checker
+
+    checker.check_model(os.fsdecode(request[1]), full_check=True)
+    return []
+
+
+_KINDS = {b"model": _model, b"node": _node, b"functions": _functions, b"check": _check}
 
 
 def limit(size: int) -> None:

@@ -110,9 +110,12 @@ def guarded(path: str) -> Iterator[None]:
         if not isinstance(error, BROKEN) and not of_onnx:
             raise
         text = str(error).splitlines()[0][:160] if str(error) else "no further message"
-        raise ModelFileError(
+        from staticmem.frontends.onnx.judgement import judged
+
+        refusal = ModelFileError(
             f"the graph of {path} cannot be understood",
-            f"Something in it breaks the rules of ONNX ({type(error).__name__}: {text}).",
+            f"Something in it is against the rules of ONNX or those of staticmem ({type(error).__name__}: {text}).",
             "Check it with onnx.checker.check_model, and report it if the checker accepts it.",
             code="SM157",
-        ) from error
+        )
+        raise judged(refusal, path) from error
