@@ -106,8 +106,10 @@ def _laid_out(e: Eager, shape: Sequence[int], like: Tensor, batch_first: bool) -
 def _recurrent_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     """Every weight matrix once for each step of the sequence: the last list of tensors has the weights."""
     steps = prod(size_of(args[0], shapes)[:-1])
-    weights = [arg for arg in args if isinstance(arg, tuple)][-1]
-    return sum(2 * steps * prod(shape) for w in weights if len(shape := size_of(w, shapes)) == 2)
+    sizes = [size_of(w, shapes) for w in [arg for arg in args if isinstance(arg, tuple)][-1]]
+    # an ONNX file has the matrices of both directions in one tensor of three dimensions, and their biases in two rows
+    matrices = [shape for shape in sizes if len(shape) == 3 or (len(shape) == 2 and shape[0] > 2)]
+    return sum(2 * steps * prod(shape) for shape in matrices)
 
 
 @rule("lstm.input", kinds=("recurrent",), autocast="half", flops=_recurrent_flops)
@@ -267,16 +269,19 @@ def _params(ctx: Context, node: Node, directions: int) -> tuple[Arg, ...]:
     """Weights in PyTorch's order: input, hidden and the two biases of each direction.
 
     An export without constant folding reorders the gates with slices, so the weights themselves are found behind them.
+    The optimizer of the dynamo exporter folds small ones alone: what is folded already is one tensor of the file, with
+    all directions and both biases.
     """
-    weights = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
-    sizes = [directions, directions, 2 * directions]
-    if any(len(f) != size for f, size in zip(weights, sizes, strict=False) if f) or not weights or not all(weights[:2]):
+    found = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
+    if not all(found[:2]) or len(found) < 2:
         return tuple(ctx.ref(n) for n in node.inputs[1:4] if n)
     order: list[Arg] = []
     for d in range(directions):
-        order += [ctx.ref(weights[0][d]), ctx.ref(weights[1][d])]
-        if len(weights) > 2 and weights[2]:
-            order += [ctx.ref(n) for n in weights[2][2 * d : 2 * d + 2]]
+        for weights, each in zip(found, (1, 1, 2), strict=False):
+            if len(weights) == each * directions:
+                order += [ctx.ref(name) for name in weights[each * d : each * (d + 1)]]
+            elif d == 0:  # folded: once for all directions
+                order += [ctx.ref(name) for name in weights]
     return tuple(order)
 
 

@@ -147,6 +147,13 @@ _OF_THE_FILE = (
     ),
 )  # fmt: skip
 
+_RECURRENT_CALLS = Pass(
+    "recurrent layers",
+    "one call for all layers of nn.LSTM, nn.GRU or nn.RNN, of which ONNX has an operator each, with gates in its order",
+    "aten/src/ATen/native/cudnn/RNN.cpp; onnxscript/function_libs/torch_lib/ops/core.py, aten_lstm",
+    "recurrent_layers:whole_calls", "aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu",
+)  # fmt: skip
+
 _REENTRANT = Pass(
     "reentrant checkpoints",
     "gradients of checkpoints with use_reentrant=True, which run their function under no_grad",
@@ -278,6 +285,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "torch/_export/passes/replace_set_grad_with_hop_pass.py and replace_autocast_with_hop_pass.py",
         "module_calls:regions_without_grad",
     ),
+    _RECURRENT_CALLS,
     *_OF_THE_FILE,
     _REENTRANT,
 )  # fmt: skip
@@ -318,6 +326,7 @@ NODES: tuple[Pass, ...] = (
         "onnx/docs/Operators.md",
         "evidence:integer_results", kinds=("integer",),
     ),
+    _RECURRENT_CALLS,
     *_OF_THE_FILE,
 )  # fmt: skip
 """Passes over ONNX files of the TorchScript exporter and of others, of which only the nodes tell."""
