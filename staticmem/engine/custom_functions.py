@@ -56,6 +56,21 @@ def _not_recorded(name: str) -> ModelFileError:
     )
 
 
+def unpredictable(what: str) -> ModelFileError:
+    """The error for training of a model that does to autograd `what` no recording has."""
+    reasons = {
+        written.SAVED_HOOKS: "its code changes what autograd saves (torch.autograd.graph.saved_tensors_hooks)",
+        written.SELECTIVE: "its checkpoints recompute some ops alone (context_fn, selective checkpointing)",
+    }
+    reason = reasons.get(what, "its code changes autograd in a way that this version does not know")
+    return ModelFileError(
+        f"the training step of this model cannot be predicted: {reason}",
+        "What is saved in place of the tensors, and when it is brought back, is not in the recording.",
+        "Predict it without: what it saves is part of the peak then. Inference is predicted.",
+        code="SM176",
+    )
+
+
 def _formula(e: Eager, function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:
     body = function.backward
     assert body is not None

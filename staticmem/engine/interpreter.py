@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 _RESOLVED = (Ref, tuple)
 FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording
 AUTOGRAD = frozenset(("staticmem::requires_grad", "staticmem::backward", "staticmem::grad"))  # that the code runs
+NOT_RECORDED = "staticmem::not_recorded"  # what the code does to autograd, of a recording
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`, of a recording
 # what a rule raises when an argument does not match the ATen schema
 BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
+_BATCHES = "_functorch.predispatch._add_batch_dim"  # torch/_functorch/predispatch.py, called by vmap
 # its rule asks whether query, key and value are one tensor, which the key of a record does not say
 _NEVER_RECORDED = frozenset({"aten::_native_multi_head_attention"})
 
@@ -335,6 +337,12 @@ class Interpreter:
         if base == SET_DATA:
             self._set_data(op.refs()[0], *args)
             return
+        if base == NOT_RECORDED:
+            if e.training:
+                from staticmem.engine.custom_functions import unpredictable  # few graphs have one
+
+                raise unpredictable(args[0])
+            return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
                 self._upcast(op, args[0])
@@ -469,6 +477,13 @@ class Interpreter:
                 "It runs torch.autograd.grad with create_graph=True; what a backward of a backward keeps is not known.",
                 "A file of torch.export.export or torch.onnx.export without a recording has a peak with a band.",
                 code="SM176",
+            )
+        if op.target.endswith(_BATCHES) and isinstance(args[0], Tensor) and args[0].dtype.is_floating_point:
+            raise ModelFileError(
+                f"the graph runs torch.func.vmap over floating-point tensors ({op.name})",
+                "Its ops have the sizes of one sample, so the graph does not tell the sizes that exist.",
+                "Write the batched computation out (torch.bmm, torch.einsum, grouped convolutions) and export again.",
+                code="SM178",
             )
         values = [self._described(name, args) for name in op.outputs]
         outs = fallback(self.e, op.target, args, values)

@@ -46,6 +46,7 @@ Three ops are of autograd. `staticmem::requires_grad` makes its argument a leaf 
 `staticmem::backward` and `staticmem::grad` are the tensors that a backward begins with, their gradients (null: ones),
 leaves, and whether the graph is retained; their results are the gradients of these leaves. `backward` adds to those of
 parameters, too. `staticmem::set_data` gives its first argument the storage of its second: `p.data = x`.
+`staticmem::not_recorded` says, by its argument, what the code does to autograd that is not in the recording.
 
 A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its backward could run, `released_before`,
 the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next
@@ -68,6 +69,8 @@ FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
 CPU_TENSOR = "staticmem::cpu_tensor"
 REQUIRES_GRAD = "staticmem::requires_grad"
+NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted
+SAVED_HOOKS, SELECTIVE = "saved_tensors_hooks", "context_fn"  # its arguments
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`
 BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()

@@ -31,6 +31,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
         alive.append(tensor)
         return packed
 
+    pack.of_recorder = True  # type: ignore[attr-defined]  # `recording.patched` tells it from hooks of the code
     inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
     with saved_tensors_hooks(pack, watch.unpack):
         result = apply(*args, **kwargs)

@@ -29,6 +29,8 @@ from staticmem.ops import lookup
 
 DEVICE = "meta"
 _STANDS_FOR = "cuda"
+# torch/csrc/jit/passes/autocast.cpp puts them into scripted functions; they cast tensors of CUDA and of the CPU
+CASTS_OF_SCRIPTS = frozenset(("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"))
 
 
 @contextmanager
@@ -165,3 +167,13 @@ def cast(target: str, args: Sequence[Any], kwargs: Mapping[str, Any], half: torc
     ids = {id(t) for t in floating if t.dtype is not dtype}
     change = lambda t: t.to(dtype) if id(t) in ids else t  # noqa: E731
     return tree_map(change, args), tree_map(change, kwargs)
+
+
+def cast_of_script(target: str, tensor: torch.Tensor, on_gpu: bool, on_cpu: bool, *dtypes: torch.dtype) -> torch.Tensor:
+    """What these ops do with a tensor on the GPU (aten/src/ATen/native/TensorConversions.cpp)."""
+    halves = (torch.float16, torch.bfloat16)
+    if on_gpu and not dtypes and tensor.dtype in halves:
+        return tensor.to(torch.float32)
+    if on_gpu and dtypes and tensor.dtype is torch.float32:
+        return tensor.to(dtypes[0])
+    return tensor

@@ -5,8 +5,8 @@ imported it.
 
 Sources: torch/nn/modules/module.py (`__call__`, `__setattr__`), torch/utils/checkpoint.py (`checkpoint` calls
 `_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py
-(`Function.apply` calls that of its base). `Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp),
-which the class `torch.Tensor` inherits.
+(`Function.apply` calls that of its base), torch/autograd/graph.py (`save_on_cpu` is a `saved_tensors_hooks`).
+`Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp), which the class `torch.Tensor` inherits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from unittest import mock
 
 import torch
 from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
+
+from staticmem.frontends.recording_format import SAVED_HOOKS, SELECTIVE
 
 
 class Watcher(Protocol):
@@ -30,6 +33,7 @@ class Watcher(Protocol):
     def end_region(self, region: int) -> None: ...
     def get_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None: ...
     def set_data(self, tensor: torch.Tensor, data: torch.Tensor, assign: Callable[[], None]) -> None: ...
+    def not_recorded(self, what: str) -> None: ...
     def assigned(self, module: torch.nn.Module, name: str) -> None: ...
 
 
@@ -53,6 +57,9 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
             yield
             return
         region = watcher.start_region(False, _name(region_of))
+        context_fn = kwargs.get("context_fn", options[1] if len(options) > 1 else checkpoint.noop_context_fn)
+        if context_fn is not checkpoint.noop_context_fn:
+            watcher.not_recorded(SELECTIVE)
         yield
         watcher.end_region(region)
 
@@ -83,7 +90,15 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         watcher.set_data(self, value, lambda: data.__set__(self, value))
 
+    enter_hooks = saved_tensors_hooks.__enter__
+
+    def set_hooks(self: saved_tensors_hooks) -> None:
+        if getattr(self.pack_hook, "__self__", None) is not watcher and not hasattr(self.pack_hook, "of_recorder"):
+            watcher.not_recorded(SAVED_HOOKS)
+        enter_hooks(self)
+
     patches = (
+        mock.patch.object(saved_tensors_hooks, "__enter__", set_hooks),
         mock.patch.object(torch.nn.Module, "__call__", call_module),
         mock.patch.object(torch.nn.Module, "__setattr__", set_attribute),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", without_reentry),

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from staticmem.frontends import recording_format as written
+from staticmem.ops import lookup
 from staticmem.recording import gpu
 from staticmem.recording.sizes import Sizes, number
 
@@ -29,6 +30,7 @@ _MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_fo
                    torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last_3d"}  # fmt: skip
 _FLAGS = {None: 0} | {getattr(torch, name): flag for flag, name in written.AUTOCAST.items()}
 _WATCHES = itertools.count()
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Program:
@@ -148,9 +150,17 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if self.replaced:
             self.let_go_of_replaced()
-        half = gpu.autocast_dtype()
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            _refuse_transforms(args, kwargs)
         overload = "" if func._overloadname == "default" else f".{func._overloadname}"
         target = f"{func._schema.name}{overload}"
+        if target in gpu.CASTS_OF_SCRIPTS:
+            with self:  # TorchScript's own autocast
+                return gpu.cast_of_script(target, *args)
+        if not lookup(target) and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            with self:  # no rule says what it does, and it is made of others
+                return func.decompose(*args, **kwargs)
+        half = gpu.autocast_dtype()
         run_args, run_kwargs = (args, kwargs) if half is None else gpu.cast(target, args, kwargs, half)
         if target == "aten::slice.Tensor":
             run_args = _bounded_slice(*run_args)
@@ -180,7 +190,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         if target in written.DATA_SIZED:
             named |= self.data_size(flat[0], args, target)
         self.write(target, given, named, outputs, flags)
-        if written.needs_shapes(target):
+        if written.needs_shapes(target) or not lookup(target):
             forms = [[_dtype(t), self.sizes.shape(t.shape)] for t in flat if isinstance(t, torch.Tensor)]
             self.program.ops[-1].append(forms)
 
@@ -248,6 +258,11 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             self.owned.add(storage)
         else:
             self.watched_objects[value] = weakref.ref(tensor, lambda _: self.object_died(value, storage))
+
+    def not_recorded(self, what: str) -> None:
+        """The code does something to autograd that is not recorded."""
+        if not self.paused and torch.is_grad_enabled():
+            self.write(written.NOT_RECORDED, [f"{written.TEXT}{what}"], {}, [], 0)
 
     def assigned(self, module: torch.nn.Module, name: str) -> None:
         """`module.name = ...`, which may have replaced a buffer."""
@@ -421,6 +436,19 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                 way = ways[id(module)]
                 return f"{path}.{way}" if path and way else path or way
         return next((path for path, child in self.root.named_modules() if child is module), "")
+
+
+def _refuse_transforms(args: Any, kwargs: Any) -> None:
+    """Under a transform of torch.func an op has tensors of other sizes than those that exist. Masks that are made so
+    (transformers/masking_utils.py) are small; with floating-point numbers it is the model's own computation.
+
+    Raises:
+        NotImplementedError: it is.
+    """
+    for tensor in tree_leaves((args, kwargs)):
+        wrapped = isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if wrapped and tensor.is_floating_point():
+            raise NotImplementedError("it runs a transform of torch.func (vmap, grad)")
 
 
 def _bounded_slice(x: torch.Tensor, axis: int = 0, *bounds: Any) -> tuple[Any, ...]:
