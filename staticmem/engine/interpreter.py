@@ -77,6 +77,7 @@ class Interpreter:
         self.stack: Stack = ()
         self.unknown: Counter[str] = Counter()
         self.unknown_bytes: Counter[str] = Counter()
+        self.guesses: set[str] | None = None  # names of values whose sizes are guessed, once somebody asks
         self.covered: Counter[str] = Counter()
         if releases is None:
             releases = releases_of(graph, "expected", e.training)
@@ -297,14 +298,19 @@ class Interpreter:
                 values = [env[name] for name in op.refs()]
             except KeyError as missing:
                 raise self._nothing_produces(missing.args[0], op) from None
+        depth = e.depth
         try:
             if signature.sliced and _takes_all(filled(op, values)[0]):
                 self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
                 return
             results, scoped = run_call(e, self.records[e.grad_enabled], signature, op, values)
+            self.covered[op.target] += 1
         except (ValueError, *BAD_ARGUMENTS) as error:
-            raise self.explained(op, error) from error
-        self.covered[op.target] += 1
+            if not self._reads_guesses(op):
+                raise self.explained(op, error) from error
+            e.close_scopes(depth)
+            e.open_scope()
+            results, scoped = self._unknown(op, values), True
         outputs = op.outputs
         if len(outputs) == 1 and len(results) == 1 and type(results[0]) is Tensor and outputs[0]:
             self._bind(outputs[0], results[0], op)
@@ -490,6 +496,21 @@ class Interpreter:
         self.unknown[op.target] += 1
         self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
         return outs
+
+    def _reads_guesses(self, op: Op) -> bool:
+        """Whether what an op reads follows from a result whose sizes data decide: those are a guess (`_described`), so
+        an op that they do not fit is no error. Its results are then guessed too."""
+        if self.graph.recorded is not None:
+            return False
+        if self.guesses is None:
+            self.guesses, values = set(), self.graph.values
+            for other in self.graph.ops:
+                sized = lookup(other.target) is not None or other.target in SIZE_OPS or other.base in SIZE_OPS
+                if not sized:
+                    sized = all((value := values.get(n)) is not None and value.shape is not None for n in other.outputs)
+                if not sized or not self.guesses.isdisjoint(other.refs()):
+                    self.guesses.update(other.outputs)
+        return not self.guesses.isdisjoint(op.refs())
 
     def _described(self, name: str, args: Sequence[Any]) -> Value:
         """The result's shape from the file; else that of the largest input (the coverage says so)."""

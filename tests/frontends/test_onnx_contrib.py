@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, defs, helper
 from onnx_models import model, node, scalar, targets, value, weight
 
+import staticmem
 from staticmem.engine.interpreter import Interpreter
 from staticmem.frontends.onnx import open_onnx
 from staticmem.ir.graph import Graph
@@ -202,3 +203,18 @@ def test_a_mask_of_fewer_keys_is_padded(tmp_path: Path) -> None:
     graph = bound(model([made], inputs, ["y"], opset=24), tmp_path)
     assert targets(graph) == ["aten::constant_pad_nd", "aten::scaled_dot_product_attention"]
     assert shapes(graph) == [(2, 3, 4, 8)]
+
+
+def test_ops_that_a_guessed_size_does_not_fit_are_guessed_too(tmp_path: Path) -> None:
+    """The sizes of a tensor are data: its rank is guessed, and the axes of what reads it need not be there."""
+    nodes = [
+        node("ConstantOfShape", ["n"], ["zeros"]),
+        node("Transpose", ["zeros"], ["turned"], perm=[2, 0, 1]),
+        node("Add", ["turned", "b"], ["y"]),
+    ]
+    path = tmp_path / "model.onnx"
+    proto = model(nodes, [value("n", [3], TensorProto.INT64)], ["y"], [weight("b", 2, 3, 4)])
+    path.write_bytes(proto.SerializeToString())
+    for words in ({}, {"optimizer": "sgd"}, {"amp": "bf16", "optimizer": "sgd"}):
+        report = staticmem.analyze(str(path), **words)  # type: ignore[arg-type]
+        assert "aten::permute" in [op.op for op in report.coverage.unknown]
