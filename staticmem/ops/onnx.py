@@ -258,7 +258,7 @@ def calls_of(ctx: Context, node: Node) -> tuple[list[Op], bool]:
             ops = TRANSLATIONS[node.op](ctx, node)
         except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):
             ops = None  # a node that breaks its operator's definition
-        if ops is not None and (len(node.outputs) < 2 or _has_results(ctx, node, ops)):
+        if ops is not None and ((len(node.outputs) < 2 and ops) or _has_results(ctx, node, ops)):
             return ops, True
     return [_fallback(ctx, node)], False
 
@@ -266,7 +266,7 @@ def calls_of(ctx: Context, node: Node) -> tuple[list[Op], bool]:
 def _has_results(ctx: Context, node: Node, ops: list[Op]) -> bool:
     """Whether the ops give all results of a node that something reads; PyTorch's calls lack some."""
     made = [op.outputs for op in ops]
-    missing = set(node.outputs[1:]).difference(ctx.renamed, ctx.net.consts, *made)
+    missing = set(node.outputs).difference(ctx.renamed, ctx.net.consts, *made)
     return missing.isdisjoint(ctx.read)
 
 

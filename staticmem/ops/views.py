@@ -417,6 +417,8 @@ def onnx_transpose(ctx: Context, node: Node) -> list[Op]:
 
 def _onnx_steps(ctx: Context, node: Node, target: str, axes: tuple[int, ...], sizes: list[tuple[int, ...]]) -> list[Op]:
     """One op an axis, as PyTorch has no call for several."""
+    if not axes:
+        ctx.alias(node.outputs[0], node.inputs[0])
     ops: list[Op] = []
     x = ctx.ref(node.inputs[0])
     for position, axis in enumerate(axes):
@@ -470,20 +472,30 @@ def onnx_slices(ctx: Context, node: Node) -> list[Op] | None:
         return None
     axes = ctx.ints(node, 3, "axes") or tuple(range(len(starts)))
     steps = ctx.ints(node, 4) or (1,) * len(starts)
+    if not starts:
+        ctx.alias(node.outputs[0], node.inputs[0])
     ops: list[Op] = []
+    bounds: tuple[Arg, ...]
     x, current = ctx.ref(node.inputs[0]), list(shape)
     for position, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=False)):
         last = position == len(starts) - 1
         name = node.outputs[0] if last else ctx.fresh(node)
         axis %= len(shape)
-        kept = len(range(*slice(start, end, step).indices(current[axis]))) if step else 0
-        current[axis] = kept
+        places = range(*slice(start, end, step).indices(current[axis])) if step else range(0)
+        part = 0 < len(places) < current[axis]
+        current[axis] = len(places)
         if not last:
             ctx.define(name, node.inputs[0], tuple(current))
         if step < 0:  # PyTorch has no negative steps: flip copies
+            if part:
+                taken = ctx.fresh(node)
+                ctx.define(taken, node.inputs[0], tuple(current))
+                bounds = (axis, places[-1], places[0] + 1, -step)
+                ops.append(ctx.op(node, "aten::slice.Tensor", x, *bounds, outputs=(taken,)))
+                x = Ref(taken)
             ops.append(ctx.op(node, "aten::flip", x, (axis,), outputs=(name,)))
         else:
-            bounds: tuple[Arg, ...] = (axis, start, end) if step == 1 else (axis, start, end, step)
+            bounds = (axis, start, end) if step == 1 else (axis, start, end, step)
             ops.append(ctx.op(node, "aten::slice.Tensor", x, *bounds, outputs=(name,)))
         x = Ref(name)
     return ops
