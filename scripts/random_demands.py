@@ -494,6 +494,12 @@ def _rotary(d: Drawer, rng: random.Random, types: tuple[str, ...], _: int) -> tu
     return [x.name, *(d.tensor((length + 2, width // 2), x.type) for _k in "cs"), places], {"interleaved": 1}
 
 
+def _clip(d: Drawer, rng: random.Random, types: tuple[str, ...], opset: int) -> tuple[list[str], dict[str, Any]]:
+    x = d.pick(types)
+    inputs = [x.name, d.tensor((), x.type) if rng.random() < 0.5 else "", d.tensor((), x.type)]
+    return inputs[: rng.choice((1, 3))], {}
+
+
 DEMANDS: dict[str, Demand] = {
     "Conv": _convolution, "ConvTranspose": _transposed, "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool,
     "MatMul": _product, "Gemm": _gemm, "RNN": _recurrent(1), "GRU": _recurrent(3), "LSTM": _recurrent(4),
@@ -505,7 +511,7 @@ DEMANDS: dict[str, Demand] = {
     "QuantizeLinear": _quantise, "DequantizeLinear": _quantise, "Where": _where, "Attention": _attention,
     "Einsum": _einsum, "OneHot": _one_hot, "Range": _range, "ConstantOfShape": _of_shape, "DepthToSpace": _blocks,
     "SpaceToDepth": _blocks, "NegativeLogLikelihoodLoss": _classes, "SoftmaxCrossEntropyLoss": _classes,
-    "PRelu": _slope, "RotaryEmbedding": _rotary, "Transpose": _permuted,
+    "PRelu": _slope, "Clip": _clip, "RotaryEmbedding": _rotary, "Transpose": _permuted,
     **{f"Reduce{kind}": _reduce for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum",
                                              "SumSquare")},
 }  # fmt: skip

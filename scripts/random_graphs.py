@@ -433,9 +433,17 @@ def sound(graph: Any) -> bool:
             return False
         if node.op_type == "Reshape" and read[0] and made[0] and elements(read[0]) != elements(made[0]):
             return False
+        if node.op_type == "PRelu" and read[0] and read[1] and not _fits(read[1], read[0]):
+            return False
         if node.op_type == "ConvTranspose" and read[0] and read[1] and read[0][1] != read[1][0]:
             return False
     return True
+
+
+def _fits(slope: Shape, x: Shape) -> bool:
+    """Whether the first broadcasts to the second, which keeps its sizes."""
+    pairs = zip(reversed(slope), reversed(x), strict=False)
+    return len(slope) <= len(x) and all(one in (1, other) for one, other in pairs)
 
 
 # -- equal models ------------------------------------------------------------------------------------------------------

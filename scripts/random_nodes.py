@@ -30,7 +30,16 @@ class Proposal:
     outputs: int = 1
 
 
-LENIENT = ("Reshape", "Expand", "PRelu", "RotaryEmbedding", "Transpose", "Conv")  # inference takes too much of these
+LENIENT = (
+    "Reshape",
+    "Expand",
+    "PRelu",
+    "RotaryEmbedding",
+    "Transpose",
+    "Conv",
+    "ConvTranspose",
+    "Clip",
+)  # inference takes all
 AXES_AS_INPUT = {"ReduceSum": 13}  # the other reductions: 18
 WORDS = {
     "auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"),

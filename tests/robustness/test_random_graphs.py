@@ -120,6 +120,30 @@ def test_constants_without_an_array(attribute: str, tmp_path: Path, capsys: pyte
         assert main([verb, path]) == 0, capsys.readouterr().err
 
 
+def numbers(name: str, values: list[int]) -> Any:
+    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+
+
+@pytest.mark.parametrize("operator", ["Unsqueeze", "Squeeze", "Slice"])
+def test_no_axes(operator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The result is the input, which nothing seemed to produce."""
+    read = ["x", "none", "none"] if operator == "Slice" else ["x", "none"]
+    nodes = [helper.make_node(operator, read, ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    path = model(tmp_path / "a.onnx", nodes, [info("x", [2, 8])], [info("y", [2, 8])], [numbers("none", [])])
+    for verb in ("analyze", "layers"):
+        assert main([verb, path]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("start", "end", "step", "size"), [(-1, -(2**63) + 1, -1, 8), (5, 1, -2, 2), (6, 4, -1, 2)])
+def test_backwards_over_a_part(start: int, end: int, step: int, size: int, tmp_path: Path) -> None:
+    """PyTorch flips a slice of it: 1,024 x `size` floats, where all of the axis was counted."""
+    nodes = [helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"])]
+    values = [numbers(name, [v]) for name, v in (("s", start), ("e", end), ("a", 1), ("t", step))]
+    path = model(tmp_path / "a.onnx", nodes, [info("x", [1024, 8])], [info("y", [1024, size])], values)
+    report = staticmem.analyze(path)
+    assert report.peak.live_bytes == 1024 * 4 * (8 + size)
+
+
 # -- a few hundred drawn files, the same every time ------------------------------------------------------------------
 
 
