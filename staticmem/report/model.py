@@ -14,6 +14,7 @@ from staticmem.ir.record import guarded
 
 SCHEMA = "staticmem.report/1"
 
+MOST_BATCH = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
 METERS = ("live", "allocated", "reserved", "device")
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state", "activation", "temporary", "input")
 BEYOND_LIVE = ("workspace", "rounding", "cached", "context", "libraries")
@@ -176,8 +177,8 @@ class LargestBatch:
 
     `batch` is the largest that does not run out of memory, 0 where even the least does;
     `device_bytes` is its need on the device, and `next_device_bytes` that of the batch behind it (None: the model
-    takes none). `safe_batch` is the largest whose whole band is within 95 % of the usable memory. `live_batch` is
-    what live tensors and the context alone would allow.
+    takes none, or `batch` is `MOST_BATCH`, beyond which none is tried). `safe_batch` is the largest whose whole band is
+    within 95 % of the usable memory. `live_batch` is what live tensors and the context alone would allow.
     """
 
     gpu: str

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from staticmem.liveness.why import short
-from staticmem.report.model import DeviceInfo, GpuFit, Peak, PhasePeak, Phases, Report, ScenarioInfo
+from staticmem.report.model import MOST_BATCH, DeviceInfo, GpuFit, Peak, PhasePeak, Phases, Report, ScenarioInfo
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.step import TITLES
 
@@ -170,7 +170,7 @@ def largest_batch(report: Report, view: View = PLAIN) -> str:
     if largest.batch == 0:
         need = "" if largest.next_device_bytes is None else f": {view.size(largest.next_device_bytes)} are needed"
         return f"No batch fits {largest.gpu}{need}."
-    behind = "the model takes none larger"
+    behind = "the model takes none larger" if largest.batch < MOST_BATCH else "larger ones are not tried"
     if largest.next_device_bytes is not None:
         behind = f"{largest.batch + 1} needs {view.size(largest.next_device_bytes)}"
     safe = f"{largest.safe_batch} is" if largest.safe_batch else "none is"

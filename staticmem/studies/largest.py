@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from staticmem.devices.meters import on_device
 from staticmem.devices.sizing import TIGHT, Fit
 from staticmem.errors import DimensionError, StaticmemError, UsageError
-from staticmem.report.model import LargestBatch
+from staticmem.report.model import MOST_BATCH, LargestBatch
 from staticmem.report.sweep import CardFit
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench, fit_of
@@ -23,7 +23,6 @@ from staticmem.studies.device import device_of
 from staticmem.studies.sizing_search import batch_range, last_of_few_ops
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
-MOST = 1 << 20  # samples: where a card takes more than a million of them, its memory is not the limit
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
 
 
@@ -48,7 +47,11 @@ class _Search:
     cores: dict[int, Core] = field(default_factory=dict)
 
     def run(self) -> LargestBatch:
-        low, most = batch_range(self.bench.study.model, MOST) or (1, MOST)
+        model = self.bench.study.model
+        if not any(spec.shape for spec in model.inputs):
+            why = "No input has a dimension, so a step at another batch is the same step."
+            raise UsageError("the batch of this model is fixed", why, "Leave --max-batch out.", "SM199")
+        low, most = batch_range(model, MOST_BATCH) or (1, MOST_BATCH)
         first = self._at(low)
         if first is None or low == most or self._at(low + 1) is None:
             raise self._error(low)
@@ -234,7 +237,7 @@ class _Search:
     def _upward(self, batch: int, over: Callable[[int], int]) -> int:
         """From a batch that fits, one by one while the next does: the bound was of another structure."""
         for _ in range(64):
-            if batch >= MOST or over(batch + 1) > 0:
+            if batch >= MOST_BATCH or over(batch + 1) > 0:
                 return batch
             batch += 1
         return batch

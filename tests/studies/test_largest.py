@@ -86,6 +86,18 @@ def test_a_fixed_batch_is_told_with_the_node(tmp_path: Path) -> None:
     assert "the_reshape" in caught.value.why
 
 
+def test_a_model_without_a_batch_has_no_largest(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, proto = onnx.helper, onnx.TensorProto
+    weight = helper.make_tensor("w", proto.FLOAT, [6, 6], [0.0] * 36)
+    output = helper.make_tensor_value_info("y", proto.FLOAT, [6, 6])
+    graph = helper.make_graph([helper.make_node("Abs", ["w"], ["y"])], "constant", [], [output], [weight])
+    path = tmp_path / "constant.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    with pytest.raises(UsageError, match="the batch of this model is fixed"):
+        largest_batch(Bench(Study.open(path, Request())), "24GB")
+
+
 def test_in_a_sweep() -> None:
     from staticmem.config.config import Config
     from staticmem.studies.points import points
