@@ -36,10 +36,17 @@ def folded_norms(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]
     if any(_MODULES.match(name) for name in net.weights):
         folded = sum(name in net.weights and _MADE.match(name) is not None for name in biases)
         text = "convolutions have a bias that belongs to no module: the export folded BatchNorm into them"
+        if not folded:
+            folded = _alone_with_activations(convs, ops)
+            text = (
+                f"{folded} of {len(convs)} convolutions have a bias, and a module of their own with an activation and "
+                "nothing else: if this model had BatchNorm between them, its code folded it before the export"
+            )
     else:
         folded = _may_be_folded(convs, biases, ops)
         text = (
-            "every convolution has a bias and nothing is normalised: if this model had BatchNorm, the export folded it"
+            f"{folded} of {len(convs)} convolutions have a bias, and hardly anything is normalised: if this model had "
+            "BatchNorm, the export folded it"
         )
     text += (
         ", and training memory is underestimated (export with training=TrainingMode.TRAINING and "
@@ -48,14 +55,51 @@ def folded_norms(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]
     return graph, [Note("warning", "SM261", text, folded)] if folded else []
 
 
+MOST = 9 / 10  # of the convolutions: a head, or a layer with fixed weights, may have no bias
+
+
 def _may_be_folded(convs: Sequence[Op], biases: Sequence[str], ops: Sequence[Op]) -> int:
-    """In files without names of modules: 1 where every convolution has a bias and nothing is normalised.
+    """In files without names of modules: how many convolutions have a bias, where most have and few ops normalise.
 
     Networks that never had a norm (AlexNet, VGG, SqueezeNet) look the same unless the names of nodes show it: a
     convolution whose next module in the same container is the activation has no BatchNorm between them.
     """
-    normed = any("norm" in kinds_of(op.base) for op in ops)
-    return int(len(convs) >= MIN_CONVOLUTIONS and len(biases) == len(convs) and not normed and not _neighbours(ops))
+    norms = sum("norm" in kinds_of(op.base) for op in ops)
+    few = len(convs) >= MIN_CONVOLUTIONS and norms <= (1 - MOST) * len(convs)
+    return len(biases) if few and len(biases) >= MOST * len(convs) and not _neighbours(ops) else 0
+
+
+_ACTIVATIONS = frozenset(
+    "aten::relu aten::relu_ aten::silu aten::silu_ aten::hardswish aten::hardswish_ aten::leaky_relu aten::leaky_relu_ "
+    "aten::hardtanh aten::hardtanh_ aten::gelu aten::mish".split()
+)
+
+
+def _alone_with_activations(convs: Sequence[Op], ops: Sequence[Op]) -> int:
+    """How many convolutions with a bias are in a module with an activation and nothing else, where most are.
+
+    `Model.fuse()` of detectors (ultralytics, `fuse_conv_and_bn`) leaves the block `Conv2d, BatchNorm2d, SiLU` so. Code
+    that never had norms has its layers in a row, in numbered containers or several in a block.
+    """
+    inside: dict[str, set[str]] = {}  # the parts of a module that run, by its path
+    for op in ops:
+        for outer, inner in pairwise(op.modules):
+            inside.setdefault(outer.path, set()).add(inner.path)
+    readers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in op.refs():
+            readers.setdefault(name, []).append(op)
+    alone = 0
+    for conv in convs:
+        after = readers.get(conv.outputs[0], [])
+        if len(conv.args) < 3 or conv.args[2] is None or len(conv.modules) < 2 or len(after) != 1:
+            continue
+        path, other = conv.modules[-1].path, after[0].modules[-1].path if after[0].modules else ""
+        leaf, own = path.rpartition(".")[2], other.rpartition(".")[2]
+        block = inside[conv.modules[-2].path] == {path, other} and after[0].base in _ACTIVATIONS
+        alone += block and path != other and not leaf.isdigit() and not own.startswith(leaf)
+    norms = sum("norm" in kinds_of(op.base) for op in ops)
+    return alone if alone >= MIN_CONVOLUTIONS and alone * 2 >= len(convs) and norms <= alone * (1 - MOST) else 0
 
 
 def _neighbours(ops: Sequence[Op]) -> bool:

@@ -59,9 +59,22 @@ class LiveBand:
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
             low, high = low - less - kept[0], high + more + kept[1]
+            high += self._moved_by_folded_norms()
         unknown = moved_by_unknown_ops(self.result, self.scenario.training)
         low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
+
+    def _moved_by_folded_norms(self) -> int:
+        """Bytes by which the peak of training is higher if the export folded a batch norm into every convolution with
+        a bias, where the file looks so (SM261)."""
+        suspected = any(note.code == "SM261" for note in self.graph.notes)
+        if not suspected or not self.scenario.training or self.request.unfold_batchnorm:
+            return 0
+        bound = pipeline.bind(self.model, self.binding)
+        unfolded = pipeline.for_step(bound, self.scenario, "least", True, pipeline.STEP)
+        return max(
+            step_of(self.model, unfolded, self.scenario, "expected")[1].peak_bytes - self.lifetimes.peak_bytes, 0
+        )
 
     def _ends_of_peak(self) -> tuple[int, int] | None:
         """Bounds by what the code does with its values; None where that does not move the peak."""
