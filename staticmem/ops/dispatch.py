@@ -67,7 +67,8 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _cast(e: Eager, value: Any, dtype: DType) -> Any:
-    """`at::autocast::cached_cast`: float32 leaf parameters are cast once and kept until autocast exits."""
+    """`at::autocast::cached_cast`: float32 leaf parameters are cast once and kept until autocast exits, with a history
+    also where the first op that casts them runs under no_grad (aten/src/ATen/autocast_mode.cpp; seen with 2.13)."""
     if isinstance(value, (tuple, list)):
         return tuple(_cast(e, v, dtype) for v in value)
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point or value.dtype is dtypes.float64:
@@ -80,7 +81,9 @@ def _cast(e: Eager, value: Any, dtype: DType) -> Any:
         return to_copy(e, value, dtype)
     cached = e.autocast_cache.get(id(value))
     if cached is None:
+        grad_enabled, e.grad_enabled = e.grad_enabled, e.training
         cached = e.autocast_cache[id(value)] = to_copy(e, value, dtype)
+        e.grad_enabled = grad_enabled
         e.hold(cached, e.autocast_owner)
     return cached
 
