@@ -786,5 +786,192 @@ _SINGLE: dict[str, Callable[..., Any]] = {
         (8, 40, 6), 3),
     "cumulative": pair(lambda n, x: n.op("CumSum", x, n.const(1, np.int64)), (8, 200), 2),
 }  # fmt: skip
+_LARGE = (96, 4096)  # 1.5 MiB: memory that a kernel takes for itself grows the arena
+
+
+def _unary(*kinds: str, **attributes: Any) -> Callable[..., Any]:
+    """A chain of operators of one input."""
+
+    def build(net: Net) -> Any:
+        value = net.input("x", _LARGE)
+        for kind in kinds:
+            value = net.op(kind, value, **attributes)
+        return net.model((value, FLOAT, 2), opset=20)
+
+    return build
+
+
+def _binary(*kinds: str, result: int = FLOAT) -> Callable[..., Any]:
+    """Operators of two inputs; the second is a row."""
+
+    def build(net: Net) -> Any:
+        x, row = net.op("Exp", net.input("x", _LARGE)), net.op("Exp", net.input("row", (1, _LARGE[1])))
+        values = [net.op(kind, x, row) for kind in kinds]
+        return net.model(*((value, result, 2) for value in values), opset=20)
+
+    return build
+
+
+def _reduced(*kinds: str, axis: int = 1) -> Callable[..., Any]:
+    def build(net: Net) -> Any:
+        x = net.op("Exp", net.input("x", (24, 128, 128)))
+        indices = [kind.startswith("Arg") for kind in kinds]
+        values = [
+            net.op(kind, x, axis=axis) if index else net.op(kind, x, net.ints(axis), keepdims=1)
+            for kind, index in zip(kinds, indices, strict=True)
+        ]
+        return net.model(*((v, INT64 if i else FLOAT, 3) for v, i in zip(values, indices, strict=True)), opset=20)
+
+    return build
+
+
+_PICTURE = (1, 24, 128, 128)
+
+
+def _moved(net: Net, x: str) -> Any:
+    y = net.op("Pad", net.op("Tile", x, net.ints(1, 2)), net.ints(0, 3, 2, 0))
+    y = net.op("Slice", y, net.ints(1, 2), net.ints(90, 4000), net.ints(0, 1))
+    y = net.op("Expand", net.op("Unsqueeze", y, net.ints(0)), net.ints(2, 1, 1))
+    return net.op("Trilu", net.op("Transpose", y, perm=[0, 2, 1]))
+
+
+def _indexed(net: Net, x: str) -> Any:
+    rows = net.const(net.rng.integers(0, 90, (200,)), np.int64)
+    y = net.op("Gather", x, rows)
+    y = net.op("GatherND", y, net.const(net.rng.integers(0, 150, (100, 1)), np.int64))
+    y = net.op("ScatterND", y, net.const([[3], [5]], np.int64), net.weight(2, _LARGE[1]))
+    places = net.const(net.rng.integers(0, 90, (50, _LARGE[1])), np.int64)
+    y = net.op("ScatterElements", y, places, net.weight(50, _LARGE[1]), axis=0)
+    return net.op("GatherElements", y, places, axis=0)
+
+
+def _pictures(net: Net, x: str) -> Any:
+    y = net.op("DepthToSpace", net.op("SpaceToDepth", x, blocksize=2), blocksize=2)
+    y = net.op("InstanceNormalization", y, net.weight(24), net.weight(24))
+    y = net.op("LpPool", y, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    y = net.op("AveragePool", y, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    y = net.op("MaxPool", y, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    return net.op("PRelu", net.op("Resize", y, "", net.const([1, 1, 1.5, 1.5]), mode="nearest"), net.weight(24, 1, 1))
+
+
+def _integers(net: Net, x: str) -> Any:
+    y = net.op("QuantizeLinear", x, scale(net), net.const(3, np.uint8))
+    y = net.op("BitwiseXor", net.op("BitwiseAnd", y, net.const(60, np.uint8)), net.op("BitwiseNot", y))
+    y = net.op("BitShift", net.op("BitwiseOr", y, net.const(1, np.uint8)), net.const(1, np.uint8), direction="LEFT")
+    return net.op("DequantizeLinear", y, scale(net), net.const(3, np.uint8))
+
+
+def _truths(net: Net, x: str) -> Any:
+    y = net.op("Or", net.op("IsNaN", x), net.op("And", net.op("IsInf", x), net.op("Less", x, net.const(2.0))))
+    return net.op("Cast", net.op("Xor", net.op("Not", y), net.op("Equal", x, net.const(1.0))), to=FLOAT)
+
+
+def _sorted(net: Net, x: str) -> Any:
+    return net.op("TopK", net.op("CumSum", x, net.const(1, np.int64)), net.ints(2000), outputs=2, axis=1)[0]
+
+
+def _normed(net: Net, x: str) -> Any:
+    y = net.op("LayerNormalization", x, net.weight(_LARGE[1]), net.weight(_LARGE[1]))
+    y = net.op("LpNormalization", y, axis=-1)
+    return net.op("Hardmax", net.op("Dropout", y), axis=-1)
+
+
+def _reversed(net: Net, x: str) -> Any:
+    return net.op("ReverseSequence", x, net.const([5] * _LARGE[1], np.int64), time_axis=0, batch_axis=1)
+
+
+def _transposed(net: Net, x: str) -> Any:
+    return net.op("ConvTranspose", x, net.weight(24, 10, 3, 3), net.weight(20), group=2, strides=[2, 2])
+
+
+_SINGLE |= {
+    "unary_1": _unary(*"Abs Neg Floor Ceil Round Sqrt Reciprocal Exp Log Erf Sign Sin Cos Tan".split()),
+    "unary_2": _unary(*"Tanh Asin Acos Atan Sinh Cosh Asinh Acosh Atanh".split()),
+    "unary_3": _unary(*"Relu Sigmoid Elu Selu Softplus Softsign LeakyRelu HardSigmoid ThresholdedRelu Celu".split()),
+    "unary_4": _unary(*"Gelu HardSwish Mish Shrink Identity Softmax LogSoftmax Clip".split()),
+    "binary_1": _binary("Add", "Sub", "Mul", "Div", "Pow", "PRelu"),
+    "binary_2": _binary("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", result=BOOL),
+    "binary_3": _binary("Max", "Min", "Sum", "Mean"),
+    "reduced_last": _reduced(*"ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2".split(), axis=2),
+    "reduced_middle": _reduced(*"ReduceSum ReduceMean ReduceMax ReduceLogSum ReduceLogSumExp ArgMax ArgMin".split()),
+    "reduced_first": _reduced(*"ReduceSum ReduceMean ReduceMin ReduceSumSquare ReduceL2 ArgMax".split(), axis=0),
+    "moved": pair(_moved, _LARGE, 3),
+    "indexed": pair(_indexed, _LARGE, 2),
+    "pictures": pair(_pictures, _PICTURE, 4),
+    "integers": pair(_integers, _LARGE, 2),
+    "truths": pair(_truths, _LARGE, 2),
+    "sorted": pair(_sorted, _LARGE, 2),
+    "normed": pair(_normed, _LARGE, 2),
+    "reversed": pair(_reversed, _LARGE, 2),
+    "transposed": pair(_transposed, (1, 24, 40, 40), 4),
+    "three": pair(lambda n, x: n.op("Max", x, n.const(0.1), n.op("Neg", x)), _LARGE, 2),
+    "hardmax_axis": pair(lambda n, x: n.op("Hardmax", x, axis=0), _LARGE, 2),
+    "conv_batch": pair(lambda n, x: n.op("Conv", x, n.weight(40, 24, 3, 3), strides=[2, 2]), (5, 24, 60, 60), 4),
+    "conv_depthwise": pair(lambda n, x: n.op("Conv", x, n.weight(24, 1, 7, 7), group=24, pads=[3] * 4), _PICTURE, 4),
+    "conv_multiplied": pair(
+        lambda n, x: n.op("Conv", x, n.weight(48, 1, 7, 7), group=24, pads=[3] * 4, strides=[2, 2]), _PICTURE, 4),
+    "conv_deep": pair(lambda n, x: n.op("Conv", x, n.weight(600, 64, 3, 3)), (1, 64, 14, 14), 4),
+    "conv_pointwise": pair(lambda n, x: n.op("Conv", x, n.weight(7, 24, 1, 1)), _PICTURE, 4),
+    "conv_one_row": pair(lambda n, x: n.op("Conv", x, n.weight(9, 1, 1, 40)), (2, 1, 30, 40), 4),
+    "upsample_linear": pair(
+        lambda n, x: n.op("Resize", x, "", "", n.ints(1, 24, 200, 300), mode="linear"), _PICTURE, 4),
+}  # fmt: skip
+
+
+@graph("operators", np.float64, np.int64)
+def other_numbers(net: Net, dtype: Any) -> Any:
+    """Doubles and integers, whose weights are not packed."""
+    kind = TensorProto.DOUBLE if dtype is np.float64 else INT64
+    x = net.op("MatMul", net.input("x", (300, 200), kind), net.weight(200, 400, dtype=dtype))
+    if dtype is np.float64:
+        x = net.op("Gemm", x, net.weight(400, 250, dtype=dtype), net.weight(250, dtype=dtype))
+    x = net.op("Sub", net.op("Mul", x, x), net.op("ReduceSum", x, net.ints(0)))
+    if dtype is np.float64:
+        x = net.op("Tanh", net.op("Softmax", x, axis=0))
+    x = net.op("Where", net.op("Greater", x, net.const(0, dtype)), x, net.const(1, dtype))
+    return net.model((net.op("Concat", x, net.op("Neg", x), axis=0), kind, 2))
+
+
+@graph("operators")
+def rarer(net: Net) -> Any:
+    x = net.op("Exp", net.input("x", _LARGE))
+    count = net.op("Cast", net.op("Size", x), to=FLOAT)
+    eye = net.op("EyeLike", net.op("Slice", x, net.ints(0), net.ints(96), net.ints(1)))
+    steps = net.op("Range", net.const(0.0), net.const(4096.0), net.const(1.0))
+    y = net.op("Mod", net.op("Add", x, steps), net.op("Div", count, net.const(7.0)), fmod=1)
+    y = net.op("MatMul", eye, y)
+    y = net.op("Reshape", y, net.ints(1, 96, 64, 64))
+    y = net.op("Mul", y, net.op("GlobalMaxPool", y))
+    square = net.op("ReduceMean", net.op("Pow", y, net.const(2.0)), axes=[-1])
+    y = net.op("Div", y, net.op("Sqrt", net.op("Add", square, net.const(1e-5))))
+    return net.model((net.op("Mul", y, net.weight(64)), FLOAT, 4))
+
+
+@graph("QLinear", np.uint8, np.int8)
+def qlinear_others(net: Net, dtype: Any) -> Any:
+    step, zero = scale(net), net.const(1, dtype)
+    x = net.op("QuantizeLinear", net.input("x", (2, 24, 96, 96)), step, zero)
+    y = net.op("QLinearLeakyRelu", x, step, zero, step, zero, domain=MS, alpha=0.1)
+    y = net.op("QLinearMul", x, step, zero, y, step, zero, step, zero, domain=MS)
+    y = net.op("QLinearConcat", step, zero, x, step, zero, y, step, zero, domain=MS, axis=1)
+    y = net.op("QLinearSoftmax", y, step, zero, step, zero, domain=MS, axis=-1, opset=13)
+    y = net.op("QLinearAveragePool", y, step, zero, step, zero, domain=MS, kernel_shape=[3, 3])
+    return net.model((net.op("DequantizeLinear", y, step, zero), FLOAT, 4))
+
+
+@graph("operators", 8, 11)
+def older_opsets(net: Net, opset: int) -> Any:
+    """Operators in the form that they had."""
+    x = net.op("Conv", net.input("x", ("batch", 3, 40, 40)), net.weight(16, 3, 3, 3), net.weight(16))
+    x = net.op("Relu", net.op("BatchNormalization", x, *norms(net, 16)))
+    if opset < 11:
+        x = net.op("Upsample", x, mode="nearest", scales=[1.0, 1.0, 2.0, 2.0])
+        x = net.op("Clip", x, min=0.0, max=6.0)
+    x = net.op("Dropout", net.op("Softmax", net.op("Transpose", x, perm=[0, 2, 3, 1]), axis=2))
+    x = net.op("ReduceMean", net.op("Pad", x, pads=[0, 1, 0, 0] * 2, mode="constant") if opset < 11 else x, axes=[1])
+    x = net.op("Squeeze", net.op("Unsqueeze", x, axes=[0]), axes=[0])
+    return net.model((net.op("Flatten", x), FLOAT, 2), opset=opset)
+
+
 for _name, _build in _SINGLE.items():
     GRAPHS[_name] = ("operators", _build)

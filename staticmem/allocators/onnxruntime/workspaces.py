@@ -88,10 +88,22 @@ def _conv(kernel: Kernel) -> Sequence[int] | None:
             return ()
     if filters > count:
         return (count * depth * 4,)
+    if _doubled(node, rank, group, channels, filters, window, dilations):
+        return ()
     images = data.shape[0] * group
     if images > 1:  # each thread has images or groups of its own
         return (min(kernel.threads, images) * _CONV_BUFFER * 4,)
     return (_threads(filters, count, depth, kernel.threads) * _CONV_BUFFER * 4,)
+
+
+def _doubled(
+    node: ExecNode, rank: int, group: int, channels: int, filters: int, window: Any, dilations: Sequence[int]
+) -> bool:
+    """Depthwise convolutions of 7 by 7 with stride 2 that double the channels have a kernel of their own
+    (MlasConvAlgorithmDepthwiseMultiplier2)."""
+    doubles = rank == 2 and group > 1 and channels == 1 and filters == 2 and tuple(window) == (7, 7)
+    strided = tuple(node.numbers("strides", ())) == (2, 2) and tuple(node.numbers("pads", ())) == (3, 3, 3, 3)
+    return doubles and strided and all(d == 1 for d in dilations)
 
 
 def _no_padding(node: ExecNode, spatial: Any, results: Any, window: Any, dilations: Sequence[int]) -> bool:
