@@ -8,13 +8,14 @@ onnxruntime/core/optimizer/insert_cast_transformer.cc, RemoveDuplicateCastTransf
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from staticmem.allocators.onnxruntime.graph import ExecGraph, ExecNode, PlannedType, constant_type, planned_type
-from staticmem.allocators.onnxruntime.inference import constants_of, fill, inferred
+from staticmem.allocators.onnxruntime.half import NUMBERED
+from staticmem.allocators.onnxruntime.inference import CAST, constants_of, fill, inferred
 from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.convert import sizes_of
 from staticmem.ir import dtypes
@@ -150,9 +151,14 @@ def _zeros(proto: Any, constants: Mapping[str, PlannedType]) -> dict[str, bool]:
 
 def _numbers(protos: list[Any]) -> list[int]:
     """What takes the place of an operator without a kernel is numbered behind all nodes of the file."""
-    last = sum(p.doc_string != FOLLOWING for p in protos)
+    casts = [p.doc_string.startswith(NUMBERED) for p in protos]
+    last = sum(p.doc_string != FOLLOWING and not cast for p, cast in zip(protos, casts, strict=True))
+    behind = last + sum(_is_cast_like(p) or p.doc_string in (WRITTEN_OUT, FOLLOWING) for p in protos)
     numbers, position = [], 0
-    for proto in protos:
+    for proto, cast in zip(protos, casts, strict=True):
+        if cast:
+            numbers.append(behind + int(proto.doc_string.removeprefix(NUMBERED)))
+            continue
         late = _is_cast_like(proto) or proto.doc_string in (WRITTEN_OUT, FOLLOWING)
         numbers.append(last if late else position)
         last += late
@@ -174,6 +180,20 @@ def inlined(model: Any) -> Any:
         return onnx.ModelProto.FromString(isolation.inline_functions(model.SerializeToString()))
     except isolation.RefusedError:
         return model
+
+
+def copied(graph: ExecGraph) -> list[str]:
+    """Results of DequantizeLinear that several nodes read: the runtime makes a node for each, at every level, and saves
+    that graph (core/optimizer/qdq_transformer/ensure_unique_dq_for_node_unit.cc)."""
+    found = []
+    readers = Counter(name for node in graph.nodes for name in {*node.inputs, *node.implicit})
+    for node in graph.nodes:
+        if node.op == "DequantizeLinear" and node.outputs:
+            count = readers[node.outputs[0]] + (node.outputs[0] in graph.outputs)
+            found += [node.outputs[0]] if count > 1 else []
+        for body in node.bodies.values():
+            found += copied(body)
+    return found
 
 
 def touched(model: Any, saved: Any) -> bool:
@@ -213,8 +233,10 @@ def without_duplicates(
             continue
         children = readers[result]
         casts = [child for child in children if _is_cast(child) and child.index not in gone]
-        lossy = unsafe(old, new)
-        if lossy and any(unsafe(_type(types, child.outputs[0]), new) for child in casts):
+        lossy = unsafe(old, new) and not _inserted(node, old, new)
+        if lossy and any(
+            unsafe(_type(types, c.outputs[0]), new) and not _inserted(c, _type(types, c.outputs[0]), new) for c in casts
+        ):
             continue
         start = source.get(node.inputs[0], node.inputs[0])
         back = [c for c in casts if c.outputs[0] not in results and _type(types, c.outputs[0]) is old]
@@ -229,6 +251,11 @@ def without_duplicates(
     if not gone:
         return tuple(nodes)
     return tuple(_reading(node, source) for node in nodes if node.index not in gone)
+
+
+def _inserted(node: ExecNode, old: DType | None, new: DType | None) -> bool:
+    """Whether a cast that narrows floats is one that the runtime inserted: that loses nothing that the file has."""
+    return node.name.startswith(CAST) and old is not None and new is not None and old.kind == new.kind == "float"
 
 
 def _is_cast(node: ExecNode) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from staticmem.allocators.onnxruntime.arena import Arena, ArenaFullError, SystemMemory
-from staticmem.allocators.onnxruntime.build import build, written_out
+from staticmem.allocators.onnxruntime.build import build, copied, written_out
 from staticmem.allocators.onnxruntime.graph import ExecGraph
-from staticmem.allocators.onnxruntime.half import half_without_kernel
+from staticmem.allocators.onnxruntime.half import cast_around, half_without_kernel
 from staticmem.allocators.onnxruntime.kernel import BOUNDS
 from staticmem.allocators.onnxruntime.kernel_memory import WeightBytes, Workspaces, unknown_kernels, weight_bytes
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
@@ -76,7 +76,7 @@ def predict_session(
     """
     options = options or SessionOptions()
     if not in_file_order and options.provider == "cpu":
-        model = written_out(model)
+        model = cast_around(written_out(model))
     graph = build(model, in_file_order)
     without = options.provider == "cpu" and not options.enable_cpu_mem_arena
     arena = _arena(options)
@@ -101,7 +101,8 @@ def predict_session(
     open_kernels = list(dict.fromkeys([*unknown_kernels(graph), *kernels.unknown])) if of is not None else []
     doubts = _Doubts(
         graph=not known,
-        casts=[] if in_file_order or executed else half_without_kernel(graph),
+        casts=[] if in_file_order else half_without_kernel(graph),
+        copied=[] if in_file_order or executed else copied(graph),
         guessed=list(sizes.guessed),
         unknown=list(result.unknown),
         unmodelled=list(result.unmodelled),
@@ -147,6 +148,7 @@ class _Doubts:
 
     graph: bool
     casts: list[str]
+    copied: list[str]
     guessed: list[str]
     unknown: list[str]
     unmodelled: list[str]
@@ -164,7 +166,7 @@ class _Doubts:
     @property
     def less(self) -> bool:
         """Whether less may be requested: another graph or branch, or kernels that may work in place."""
-        return bool(self.graph or self.casts or self.guessed or self.kernels)
+        return bool(self.graph or self.casts or self.copied or self.guessed or self.kernels)
 
     @property
     def more(self) -> bool:
@@ -214,6 +216,9 @@ def _notes(options: SessionOptions, doubts: _Doubts) -> tuple[Note, ...]:
             "the CPU has no kernel of half precision for these; the runtime casts around them, which is not counted: "
         )
         notes.append(Note("warning", "SM529", text + _some(doubts.casts), len(doubts.casts)))
+    if doubts.copied:
+        text = "the runtime makes a copy of a DequantizeLinear for each of its readers, which is not counted: "
+        notes.append(Note("assumption", "SM532", text + _some(doubts.copied), len(doubts.copied)))
     if doubts.kernels:
         text = f"what these kernels take beside their results is not known: {_some(doubts.kernels)}"
         notes.append(Note("warning", "SM530", text, len(doubts.kernels)))
