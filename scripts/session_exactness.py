@@ -32,14 +32,17 @@ from staticmem.validate.onnxruntime.validation import measure, this_processor
 LEVELS = ("disable", "basic", "extended", "all")
 
 
-def compare(path: str, options: SessionOptions, timeout: float = 300) -> dict[str, Any]:
-    """One run: what was predicted and read of each meter, whether it was said to be exact, and whether it was."""
+def compare(path: str, options: SessionOptions, timeout: float = 300, saved: bool = True) -> dict[str, Any]:
+    """One run: what was predicted and read of each meter, whether it was said to be exact, and whether it was.
+
+    `saved`: the prediction is for the graph that the runtime saved, else for that of the file.
+    """
     opened = open_session(path, dims=sizes(path, 2, 64, 16))
     with temporary_folder() as folder:
         inputs = [asdict(item) for item in plan_inputs(opened.proto.graph, opened.shapes)]
         job = {"model": prepare(path, folder).path, "inputs": inputs, "strict_provider": True, "memory_limit": None}
         read = measure(job, options, folder, timeout)
-        found = predicted(opened, options, read.saved)
+        found = predicted(opened, options, read.saved if saved else None)
     table, nodes = reconcile.meters(found, read), reconcile.nodes(found, read)
     verdict = reconcile.verdict(found, read, table, nodes)
     meters = {m.name: [m.low, m.measured] for m in table if m.low is not None and m.measured is not None}
@@ -78,6 +81,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="compared beside the generated graphs, as the family 'files'")
     parser.add_argument("--levels", nargs="+", default=list(LEVELS), choices=(*LEVELS, "layout"))
     parser.add_argument("--families", nargs="*", help="of the generated graphs; none: only the files")
+    parser.add_argument("--file-alone", action="store_true", help="predict from the file, not from the saved graph")
     parser.add_argument("--names", default="", help="only graphs whose names contain it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -100,7 +104,7 @@ def main() -> int:
                     graph_optimization_level=level, intra_op_num_threads=args.threads, processor=args.cpu
                 )
                 try:
-                    row |= compare(path, options)
+                    row |= compare(path, options, saved=not args.file_alone)
                 except StaticmemError as error:
                     print(f"{name} {level}: {error.what} [{error.code}] {error.why}", flush=True)
                     continue

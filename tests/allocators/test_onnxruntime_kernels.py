@@ -11,9 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime_graphs import Net, image
 
 from staticmem.allocators.onnxruntime.build import build
+from staticmem.allocators.onnxruntime.half import cast_around
 from staticmem.allocators.onnxruntime.inference import carried_over
 from staticmem.allocators.onnxruntime.kernel import float_pack, integer_pack
 from staticmem.allocators.onnxruntime.kernel_memory import unknown_kernels, weight_bytes
+from staticmem.allocators.onnxruntime.plan import execution_order
 from staticmem.allocators.onnxruntime.session import SessionPrediction, predict_session
 from staticmem.scenario.session import SessionOptions
 
@@ -163,16 +165,63 @@ def test_convolutions_of_several_images_use_every_thread() -> None:
         assert found.workspace == taken * 64 * 1024
 
 
-def test_half_precision_without_a_kernel_is_not_exact() -> None:
+def half_net(kind: str) -> Any:
     net = Net()
-    y = net.op("Transpose", "x", perm=[1, 0])
     x = helper.make_tensor_value_info("x", HALF, [8, 16])
-    assert predicted(net.model([x], [(y, HALF, 2)]), {"x": (8, 16)}).exact
-    y = net.op("Relu", y)
-    net.nodes = [node for node in net.nodes if node.op_type != "Identity"]
-    found = predicted(net.model([x], [(y, HALF, 2)]), {"x": (8, 16)})
+    y = net.op(kind, net.op("Transpose", "x", perm=[1, 0]))
+    return net.model([x], [(net.op("Sigmoid", y), HALF, 2)])
+
+
+def test_casts_around_kernels_without_half_precision() -> None:
+    """Transpose has such a kernel, Relu and Sigmoid have none; the casts between them go again."""
+    graph = build(cast_around(half_net("Relu")))
+    nodes = [graph.nodes[position] for position in execution_order(graph.nodes)]
+    assert [node.op for node in nodes] == ["Transpose", "Cast", "Relu", "Sigmoid", "Cast", "Identity"]
+    assert [node.index for node in nodes] == [0, 4, 1, 2, 7, 3]
+    assert [graph.planned(node.outputs[0]).dtype.bits for node in nodes] == [16, 32, 32, 32, 16, 16]  # type: ignore[union-attr]
+    assert predicted(half_net("Relu"), {"x": (8, 16)}).exact
+
+
+def test_a_native_kernel_between_others_runs_on_floats() -> None:
+    net = Net()
+    x = helper.make_tensor_value_info("x", HALF, [8, 16])
+    y = net.op("Relu", net.op("Transpose", net.op("Exp", "x"), perm=[1, 0]))
+    graph = build(cast_around(net.model([x], [(y, HALF, 2)])))
+    assert [graph.nodes[i].op for i in execution_order(graph.nodes)] == "Cast Exp Transpose Relu Cast Identity".split()
+
+
+def test_half_precision_that_is_written_out_is_not_exact() -> None:
+    """Softmax is defined by other operators; the runtime takes those where it has no kernel."""
+    found = predicted(half_net("Softmax"), {"x": (8, 16)})
     assert not found.exact
-    assert "SM529" in {note.code for note in found.notes}
+    assert [note.code for note in found.notes] == ["SM529"]
+    assert found.requested_band[1] is None
+
+
+def test_a_model_without_half_precision_stays_itself() -> None:
+    model = recurrent("LSTM", 4, 8, 8)
+    assert cast_around(model) is model
+
+
+def test_copies_of_dequantize_linear_are_not_exact() -> None:
+    """Each reader gets one of its own, at every level: only the saved graph has them."""
+    net = Net()
+    step, zero = net.scalar(0.1, np.float32), bytes_of(net, (), np.uint8, 3)
+    x = net.op("DequantizeLinear", net.op("QuantizeLinear", "x", step, zero), step, zero)
+    once = net.op("Exp", x)
+    assert predicted(net.model([image(8, 16)], [(once, FLOAT, 2)]), {"x": (8, 16)}).exact
+    net.nodes = [node for node in net.nodes if node.op_type != "Identity"]
+    twice = predicted(net.model([image(8, 16)], [(net.op("Mul", once, net.op("Neg", x)), FLOAT, 2)]), {"x": (8, 16)})
+    assert not twice.exact
+    assert [note.code for note in twice.notes] == ["SM532"]
+
+
+def test_depthwise_convolutions_that_double_the_channels_take_nothing() -> None:
+    net = Net()
+    x = net.op("Conv", "x", net.weight(16, 1, 7, 7), group=8, strides=[2, 2], pads=[3, 3, 3, 3])
+    assert predicted(net.model([image(1, 8, 32, 32)], [(x, FLOAT, 4)]), {"x": (1, 8, 32, 32)}).workspace == 0
+    x = net.op("Conv", "x", net.weight(16, 1, 5, 5), group=8, strides=[2, 2], pads=[2, 2, 2, 2])
+    assert predicted(net.model([image(1, 8, 32, 32)], [(x, FLOAT, 4)]), {"x": (1, 8, 32, 32)}).workspace == 64 * 1024
 
 
 def test_weights_of_a_branch_and_around_it_are_packed() -> None:

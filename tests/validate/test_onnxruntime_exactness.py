@@ -22,17 +22,20 @@ EXACT = (
     "dynamic_lstm-1", "dynamic_conv-0", "qlinear_cnn-0", "qlinear_cnn-2", "qlinear_wide-0", "qlinear_gemm", "qdq_cnn-0",
     "qdq_residual-0", "qdq_mlp-1", "half_cnn-1", "half_transformer-0", "scan-1", "if_of_a_constant-0", "unet-1",
     "contrib_activations", "local_response", "softmax_axis", "resize_linear", "grouped", "shapes_of_shapes",
+    "conv_multiplied", "qlinear_others-0",
 )  # fmt: skip
 OPEN = ("nonzero", "if_of_data-0", "contrib_attention-1", "contrib_blockwise-0", "einsum")
 
 
-def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, level: str, cpu: str | None = None) -> Any:
+def compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, level: str, cpu: str | None = None, saved: bool = True
+) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     path = tmp_path / "model.onnx"
     onnx.save(importlib.import_module("session_graphs").make(name), path)
     cpu = cpu or validation.this_processor()
     options = SessionOptions(graph_optimization_level=level, intra_op_num_threads=2, processor=cpu)
-    return importlib.import_module("session_exactness").compare(str(path), options)
+    return importlib.import_module("session_exactness").compare(str(path), options, saved=saved)
 
 
 @ORT
@@ -43,6 +46,21 @@ def test_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> No
     for level in ("disable", "all"):
         row = compared(monkeypatch, tmp_path, name, level)
         assert (row["said"], row["exact"]) == (True, True), row
+
+
+@ORT
+@pytest.mark.parametrize("name", ["half_mlp-0", "half_cnn-1", "half_recurrent-0", "one_layer-4", "qdq_cnn-0"])
+def test_exact_from_the_file_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Without the saved graph: casts of half precision are those that the runtime inserts."""
+    row = compared(monkeypatch, tmp_path, name, "disable", saved=False)
+    assert (row["said"], row["exact"]) == (True, True), row
+
+
+@ORT
+@pytest.mark.parametrize("name", ["half_transformer-0", "qdq_residual-0"])
+def test_not_exact_from_the_file_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    row = compared(monkeypatch, tmp_path, name, "disable", saved=False)
+    assert (row["said"], row["in_band"]) == (False, True), row
 
 
 @ORT

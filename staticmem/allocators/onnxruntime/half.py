@@ -123,7 +123,7 @@ class _Casts:
             node = nodes[position]
             for attribute in node.attribute:
                 if attribute.type == 5:
-                    typed = self.bodies[(tuple(node.output), attribute.name)]
+                    typed = self.bodies.get((tuple(node.output), attribute.name), attribute.g)
                     changed |= _Casts(typed, self.half).insert(attribute.g)
             if not wanted[position]:
                 continue

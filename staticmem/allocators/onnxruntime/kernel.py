@@ -100,7 +100,8 @@ class Kernel:
 
     def _value(self, name: str) -> Value | None:
         value = self.sizes.values.get(name) if name and self.sizes is not None else None
-        return value if value is not None and value.shape is not None else None
+        known = value is not None and value.shape is not None and min(value.shape, default=0) >= 0
+        return value if known else None
 
 
 PackRule = Callable[[Kernel], Packing | None]  # None: not known
@@ -112,7 +113,7 @@ def matrix(kind: PlannedType | None, rank: int | None = None) -> tuple[int, ...]
     if kind is None or kind.dims is None or (rank is not None and len(kind.dims) != rank):
         return None
     sizes = tuple(d for d in kind.dims if isinstance(d, int))
-    return sizes if len(sizes) == len(kind.dims) else None
+    return sizes if len(sizes) == len(kind.dims) and min(sizes, default=0) >= 0 else None
 
 
 _COLUMNS = 16  # MLAS_SGEMM_STRIDEN_THREAD_ALIGN, MLAS_QGEMM_STRIDEN_THREAD_ALIGN

@@ -63,7 +63,7 @@ def _sizes(kernel: Kernel) -> tuple[int, int, int, int] | None:
     """Length, batch, features, hidden size. A layout other than the default is refused by the kernels."""
     data = kernel.value(0)
     hidden = kernel.node.number("hidden_size")
-    if data is None or data.shape is None or len(data.shape) != 3 or not hidden or kernel.node.number("layout"):
+    if data is None or data.shape is None or len(data.shape) != 3 or hidden < 1 or kernel.node.number("layout"):
         return None
     return (*data.shape, hidden)
 

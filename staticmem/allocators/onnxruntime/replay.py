@@ -50,7 +50,7 @@ class Replayed:
 
 def value_bytes(value: Value | None) -> int | None:
     """Bytes of a tensor in the runtime's memory, None where its sizes are not known."""
-    if value is None or value.shape is None:
+    if value is None or value.shape is None or min(value.shape, default=0) < 0:  # sizes that damaged attributes give
         return None
     if value.dtype is dtypes.string:
         return value.numel * STRING

@@ -38,6 +38,8 @@ def windows(node: Node, sizes: Dims, kernel: Dims) -> Dims:
     pads = integers(node, "pads", (0,) * (2 * rank))
     auto = node.attrs.get("auto_pad", "NOTSET")
     result: list[Dim] = []
+    if len(kernel) != rank or len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank or 0 in strides:
+        return (None,) * rank
     for axis, size in enumerate(sizes):
         window = kernel[axis]
         if not isinstance(size, int) or not isinstance(window, int):

@@ -193,7 +193,7 @@ def _over_an_axis(kernel: Kernel) -> Sequence[int] | None:
 def _local_response(kernel: Kernel) -> Sequence[int] | None:
     """The scale of each element, and the squares of an image with borders of channels."""
     data = kernel.value(0)
-    if data is None or data.shape is None or len(data.shape) < 3:
+    if data is None or data.shape is None or len(data.shape) < 3 or kernel.node.number("size") < 1:
         return None
     channels = data.shape[1] + kernel.node.number("size") - 1
     return (_bytes(data), data.dtype.nbytes(channels * elements(data.shape[2:])))
