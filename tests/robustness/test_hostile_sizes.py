@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from onnx import SparseTensorProto, TensorProto, helper, numpy_helper
 import staticmem
 from staticmem import StaticmemError
 from staticmem.cli.main import main
+from staticmem.frontends.onnx.evaluate import EVALUATE
+from staticmem.ir.onnx_graph import Node
 
 FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
 
@@ -110,6 +113,30 @@ def test_a_split_into_any_number_of_parts() -> None:
     made = model(nodes, [info("x", [1 << 62])], [info("n", [], TensorProto.INT64)], [])
     with pytest.raises(StaticmemError, match="too large"):
         staticmem.analyze(made)
+
+
+@pytest.mark.parametrize("op", ["Where", "Max", "Add", "Gather"])
+def test_contents_are_not_made_large(op: str) -> None:
+    """Three vectors of 4,096, each along an axis of its own, are 2^36 elements."""
+    vectors = [np.ones((1,) * axis + (4096,) + (1,) * (2 - axis), np.int64) for axis in range(3)]
+    if op == "Gather":
+        vectors = [np.ones((1, 4096), np.int64), np.zeros((4096, 1), np.int64)]
+    elif op == "Add":
+        vectors = vectors[:2]
+    with pytest.raises(ValueError, match="too large"):
+        EVALUATE[op](Node(op, "", "", (), ("y",), {}), vectors)
+
+
+@pytest.mark.parametrize("words", [[], ["--runtime", "onnxruntime"]])
+def test_a_vector_that_doubles_sixty_times(words: list[str], tmp_path: Path) -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["s0"])]
+    nodes += [helper.make_node("Concat", [f"s{i}", f"s{i}"], [f"s{i + 1}"], axis=0) for i in range(60)]
+    path = tmp_path / "m.onnx"
+    made = model(nodes, [info("x", [2, 3])], [info("s60", None, TensorProto.INT64)], [])
+    path.write_bytes(made.SerializeToString())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["analyze", str(path), *words]) in (0, 2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)
 
 
 # -- a loop over the batch ---------------------------------------------------------------------------------------------

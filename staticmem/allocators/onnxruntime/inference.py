@@ -18,6 +18,7 @@ from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size,
 from staticmem.allocators.onnxruntime.graph import MADE_UP, PlannedType, planned_type
 from staticmem.frontends.onnx import isolation
 from staticmem.frontends.onnx.convert import Converter
+from staticmem.frontends.onnx.evaluate import LIMIT
 from staticmem.ir import dtypes
 
 _CODES = {dtype.name: code for code, dtype in dtypes.ONNX_CODES.items()}
@@ -206,7 +207,9 @@ class Contents:
         """Notes what is known of a node's result."""
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         result = rule(self, node, types) if rule is not None else None
-        if result is not None and all(abs(v) < _LIMIT for v in result.values):
+        if result is None or len(result.values) > LIMIT:  # a Concat of a vector with itself doubles it
+            return
+        if all(abs(v) < _LIMIT for v in result.values):
             self.known[node.output[0]] = result
 
     def index(self, name: str) -> Known | None:

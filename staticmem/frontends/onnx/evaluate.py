@@ -86,6 +86,8 @@ def _list(node: Node, name: str) -> list[int]:
 
 
 def _gather(node: Node, inputs: Inputs) -> Array:
+    if inputs[0].size * inputs[1].size > LIMIT * max(inputs[0].shape[_int(node, "axis", 0)], 1):
+        raise ValueError("too large")
     return np.take(inputs[0], inputs[1].astype(np.int64), axis=_int(node, "axis", 0))
 
 
@@ -266,6 +268,25 @@ EVALUATE: dict[str, Callable[[Node, Inputs], Array]] = {
         int(np.prod(inputs[0].shape[: _int(node, "axis", 1)], dtype=np.int64)), -1
     ),
 }
+
+
+def _bounded(function: Callable[[Node, Inputs], Array]) -> Callable[[Node, Inputs], Array]:
+    """The function, but not for inputs that broadcasting makes large."""
+
+    def run(node: Node, inputs: Inputs) -> Array:
+        arrays = [array for array in inputs if array is not None]
+        most = math.prod(array.size for array in arrays)
+        if most > LIMIT and math.prod(np.broadcast_shapes(*(array.shape for array in arrays))) > LIMIT:
+            raise ValueError("too large")
+        return function(node, inputs)
+
+    return run
+
+
+for (
+    _op
+) in "Add Sub Mul Div Mod Pow Min Max Sum Equal Less LessOrEqual Greater GreaterOrEqual And Or Where Clip".split():
+    EVALUATE[_op] = _bounded(EVALUATE[_op])
 
 
 def constant(node: Node) -> Array | None:
