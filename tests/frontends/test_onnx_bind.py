@@ -78,6 +78,34 @@ def test_an_unknown_condition_takes_the_larger_branch(tmp_path: Path) -> None:
     assert [n.code for n in graph.notes] == ["SM256"]
 
 
+@pytest.mark.parametrize("how", ["initializers", "constants", "outside"])
+def test_the_weights_of_both_branches_are_parameters(how: str, tmp_path: Path) -> None:
+    """The module has both, whichever of them a step takes."""
+    tensors = []
+
+    def branch(name: str, width: int) -> onnx.GraphProto:
+        owned = [
+            onnx.numpy_helper.from_array(np.ones(shape, np.float32), f"{name}{leaf}")
+            for leaf, shape in (("up", (8, width)), ("down", (width, 8)))
+        ]
+        nodes = [
+            node("MatMul", ["x", f"{name}up"], [f"{name}h"]),
+            node("MatMul", [f"{name}h", f"{name}down"], [f"{name}y"]),
+        ]
+        if how == "outside":
+            tensors.extend(owned)
+        if how == "constants":
+            nodes = [*(node("Constant", [], [tensor.name], value=tensor) for tensor in owned), *nodes]
+        result = helper.make_empty_tensor_value_info(f"{name}y")
+        return helper.make_graph(nodes, name, [], [result], owned if how == "initializers" else [])
+
+    nodes = [node("If", ["flag"], ["y"], then_branch=branch("a", 64), else_branch=branch("b", 16))]
+    inputs = [value("x", [2, 8]), value("flag", [], onnx.TensorProto.BOOL)]
+    graph = bound(model(nodes, inputs, ["y"], tensors), tmp_path)
+    assert sum(p.value.numel for p in graph.parameters) == 2 * 8 * (64 + 16)
+    assert len(graph.ops) == 2  # of one branch
+
+
 def test_a_wide_branch_is_larger_than_one_of_more_nodes(tmp_path: Path) -> None:
     """What counts is memory: one result of 200 elements is more than three of six."""
     wide = helper.make_graph([node("Tile", ["x", "times"], ["a"])], "w", [], [helper.make_empty_tensor_value_info("a")])

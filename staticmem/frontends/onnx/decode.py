@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,6 +97,7 @@ def _unrolled(
     from staticmem.frontends.onnx import inlining, loops, sequences
 
     guessed = endless = long = made = 0
+    owned: set[str] = set()  # by branches
     for turn in range(inlining.MAX_ROUNDS):
         structured = inlining.has_branches(proto.graph) or loops.has_loops(proto.graph)
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
@@ -104,13 +106,16 @@ def _unrolled(
         if turn == 0:  # later nodes have what these had
             with_metadata(proto.graph, model.nodes)
         net.filled()
-        guessed += inlining.inline(proto.graph, net.consts, net.values, model.opset)[1]
+        guessed += inlining.inline(
+            # a loop has copied branches for each of its turns, and the module has one
+            proto.graph, net.consts, net.values, model.opset, owned if not made else None
+        )[1]  # fmt: skip
         turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, made)
         endless, long, made = endless + turned.guessed, long + turned.long, made + turned.made
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()
-        net, tensors = _net(model, proto, binding, tuple(converter.node(n) for n in proto.graph.node))
+        net, tensors = _net(model, proto, binding, tuple(converter.node(n) for n in proto.graph.node), owned)
     return net, tensors, guessed, endless, long
 
 
@@ -165,9 +170,11 @@ def _tensors(proto: Any) -> list[Value]:
     return [tensor_value(t) for t in proto.graph.initializer]
 
 
-def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]) -> tuple[Net, weights.Weights]:
+def _net(
+    model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...], of_branches: Container[str] = ()
+) -> tuple[Net, weights.Weights]:
     """The graph that recovery reads, with sizes as far as inference gets, and the tensors that the model owns. `proto`:
-    a bound ModelProto, None for that of the file."""
+    a bound ModelProto, None for that of the file. `of_branches`: tensors of branches that were put into it."""
     assert model.body is not None
     owned = model.weights
     consts = dict(owned.contents)
@@ -180,9 +187,14 @@ def _net(model: OnnxModel, proto: Any, binding: Binding, nodes: tuple[Node, ...]
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
     )
     known = extra.all
-    for tensor in proto.graph.initializer if proto is not None else model.body.late:  # of branches that were inlined
-        if tensor.name not in known:
-            extra.constants[tensor.name] = tensor_value(tensor)
+    late = proto.graph.initializer if proto is not None else model.body.late  # of branches that were inlined
+    added = [tensor for tensor in late if tensor.name not in known]
+    if added:
+        brought = [tensor_value(tensor) for tensor in added if tensor.name in of_branches]
+        weights.of_branches(brought, nodes, extra)
+        for tensor in added:
+            if tensor.name not in of_branches:
+                extra.constants[tensor.name] = tensor_value(tensor)
             contents = array(tensor)
             if contents is not None:
                 extra.contents[tensor.name] = contents

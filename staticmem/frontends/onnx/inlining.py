@@ -112,6 +112,7 @@ def check_scans(proto: Any) -> None:
 OPERATORS = ("If",)
 MAX_ROUNDS = 8
 MAX_NODES = 1_000_000
+LEAST_WEIGHT = 64  # elements: less of a branch that is not taken is a number of its code, or nothing
 
 
 def has_branches(graph: Any) -> bool:
@@ -119,10 +120,13 @@ def has_branches(graph: Any) -> bool:
     return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
-def inline(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int) -> tuple[int, int]:
+def inline(
+    graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int, owned: set[str] | None = None
+) -> tuple[int, int]:
     """Replaces the If nodes of a GraphProto by a branch; gives how many were decided and how many were guessed.
 
-    `values` has the sizes of the outer graph, for the sizes in branches.
+    `values` has the sizes of the outer graph, for the sizes in branches. `owned` gets the names of the tensors that
+    branches bring, those of weights of the other branch too; without it the latter are left out.
     """
     nodes = list(graph.node)
     del graph.node[:]
@@ -137,10 +141,50 @@ def inline(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
         if branch is None:
             graph.node.append(node)
             continue
-        start = len(graph.node)
+        start, before = len(graph.node), len(graph.initializer)
         _insert(graph, node, branch)
+        if owned is not None:
+            for attribute in node.attribute:
+                if attribute.type == 5 and attribute.g is not branch:
+                    _keep_weights(graph, node, attribute.g)
+            owned.update(tensor.name for tensor in graph.initializer[before:])
         inherit(graph, start, node)
     return decided, guessed
+
+
+def _keep_weights(graph: Any, node: Any, branch: Any) -> None:
+    """Adds the weights of a branch that is not taken: the module has the parameters of both."""
+    owned = [t for body in _bodies(branch) for t in body.initializer]
+    for body in _bodies(branch):
+        made = [inner for inner in body.node if inner.op_type == "Constant"]
+        for inner in made:
+            for attribute in inner.attribute:
+                if attribute.name == "value":
+                    tensor = type(attribute.t)()
+                    tensor.CopyFrom(attribute.t)
+                    tensor.name = inner.output[0]
+                    owned.append(tensor)
+    taken = {t.name for t in graph.initializer}
+    for tensor in owned:
+        dtype = dtypes.ONNX_CODES.get(tensor.data_type)
+        if dtype is None or not dtype.is_floating_point or prod(tensor.dims) < LEAST_WEIGHT:
+            continue  # numbers and sizes of the branch
+        kept = graph.initializer.add()
+        kept.CopyFrom(tensor)
+        kept.name = f"{node.name or node.output[0]}::{branch.name}::{tensor.name}"
+        while kept.name in taken:
+            kept.name += "'"
+        taken.add(kept.name)
+
+
+def _bodies(branch: Any) -> Iterator[Any]:
+    """A branch and the graphs within it."""
+    yield branch
+    for inner in _all(branch.node):
+        for attribute in inner.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+            yield from attribute.graphs
 
 
 def _choose(node: Any, condition: Any, values: Mapping[str, Value], opset: int) -> tuple[Any, bool]:

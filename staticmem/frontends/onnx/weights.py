@@ -89,6 +89,14 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
     return found
 
 
+def of_branches(values: Iterable[Value], nodes: Sequence[Node], found: Weights) -> None:
+    """Tensors that branches of If bring, added to `found`: those of the branch that is taken have readers among the
+    nodes; of the others only weights are here."""
+    roles, stats = _roles(nodes)
+    for value in values:
+        _place(found, value, None, roles, stats)
+
+
 def _roles(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
     """Names in the place of a weight, and names in the place of running statistics."""
     roles: set[str] = set()
