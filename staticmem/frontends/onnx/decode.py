@@ -190,8 +190,6 @@ def _net(
     late = proto.graph.initializer if proto is not None else model.body.late  # of branches that were inlined
     added = [tensor for tensor in late if tensor.name not in known]
     if added:
-        brought = [tensor_value(tensor) for tensor in added if tensor.name in of_branches]
-        weights.of_branches(brought, nodes, extra)
         for tensor in added:
             if tensor.name not in of_branches:
                 extra.constants[tensor.name] = tensor_value(tensor)
@@ -199,6 +197,8 @@ def _net(
             if contents is not None:
                 extra.contents[tensor.name] = contents
     weights.of_nodes(nodes, values, extra, model.producer)
+    brought = [tensor_value(tensor) for tensor in added if tensor.name in of_branches]
+    weights.of_branches(brought, nodes, extra)
     nodes = weights.merge_copies(nodes, extra)
     net = Net(
         nodes=nodes,

@@ -171,7 +171,7 @@ def _keep_weights(graph: Any, node: Any, branch: Any) -> None:
             continue  # numbers and sizes of the branch
         kept = graph.initializer.add()
         kept.CopyFrom(tensor)
-        kept.name = f"{node.name or node.output[0]}::{branch.name}::{tensor.name}"
+        kept.name = f"{tensor.name}::{branch.name} of {node.output[0]}"  # its beginning tells weights from numbers
         while kept.name in taken:
             kept.name += "'"
         taken.add(kept.name)
