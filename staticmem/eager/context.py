@@ -90,7 +90,7 @@ class Eager:
             strides = layout.contiguous_strides(shape)
         form = form_of(shape, strides, dtype)
         nbytes, trace = form.nbytes, self.trace
-        if nbytes > MAX_TENSOR:
+        if nbytes < 0 or nbytes > MAX_TENSOR:
             raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
         buffers, ticks = trace.buffers, trace.ticks
         storage = Storage(len(buffers.forms), nbytes)

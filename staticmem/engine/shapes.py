@@ -5,10 +5,10 @@ from __future__ import annotations
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.engine.interpreter import AUTOGRAD, Interpreter
-from staticmem.errors import UsageError
+from staticmem.errors import DimensionError, UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph
+from staticmem.ir.graph import Graph, Value
 from staticmem.ir.record import record
 
 
@@ -50,6 +50,23 @@ def no_tensor_output() -> UsageError:
     return UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
 
 
+def placed(e: Eager, value: Value, dtype: DType, what: str) -> Tensor:
+    """A tensor that is there before the graph runs. `what` it is: for the error.
+
+    Raises:
+        DimensionError: it is too large, or a size of it is negative.
+    """
+    if any(size < 0 for size in value.shape or ()):
+        why = f"Its shape is {list(value.shape or ())}."
+        raise DimensionError(f"{what} has a negative size", why, "Export the model again.", "SM118")
+    try:
+        return e.empty(value.shape or (), dtype, kernel="model")
+    except ValueError as error:
+        raise DimensionError(
+            f"{what} is too large", f"It is {error}.", "Choose smaller sizes.", code="SM118"
+        ) from error
+
+
 def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
     """All tensors of a bound graph by name: parameters, buffers, constants, inputs and results.
 
@@ -62,7 +79,7 @@ def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
     trained = {p.value.name for p in graph.parameters if p.trainable} if e.grad_enabled else set()
     owned = [p.value for p in (*graph.parameters, *graph.buffers)]
     for value in (*owned, *graph.constant_values.values(), *graph.inputs):
-        tensor = e.empty(value.shape or (), value.dtype, kernel="model")
+        tensor = placed(e, value, value.dtype, f"tensor '{value.name}'")
         e.hold(tensor, interpreter.model)
         tensor.requires_grad = value.name in trained
         interpreter.define(value.name, tensor)

@@ -21,7 +21,7 @@ from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories
 from staticmem.engine.notes import notes_of_step
-from staticmem.engine.shapes import no_tensor_output, output_shape
+from staticmem.engine.shapes import no_tensor_output, output_shape, placed
 from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
@@ -166,14 +166,7 @@ class _Step:
         return target if target is not None and dtype.is_floating_point else dtype
 
     def _empty(self, value: Value, category: str, name: str) -> Tensor:
-        if any(size < 0 for size in value.shape or ()):
-            what = f"{category} '{name}' has a negative size"
-            raise DimensionError(what, f"Its shape is {list(value.shape or ())}.", "Export the model again.", "SM118")
-        try:
-            return self.e.empty(value.shape or (), self._dtype(value.dtype), kernel="model")
-        except ValueError as error:
-            what = f"{category} '{name}' is too large"
-            raise DimensionError(what, f"It is {error}.", "Choose smaller sizes.", code="SM118") from error
+        return placed(self.e, value, self._dtype(value.dtype), f"{category} '{name}'")
 
     def _place(self, value: Value, category: str, name: str) -> Tensor:
         tensor = self._empty(value, category, name)

@@ -43,6 +43,8 @@ def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[s
         return [label for item in term for label in (names if item == ELLIPSIS else [item])]
 
     operands = [expanded(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if [len(term) for term in operands] != list(ranks):
+        raise ValueError(f"the equation {equation!r} is not of operands with {', '.join(map(str, ranks))} dimensions")
     if arrow:
         return operands, expanded(_labels(right), None)
     flat = [label for term in terms for label in term if label != ELLIPSIS]

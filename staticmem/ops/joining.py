@@ -138,6 +138,8 @@ def split(e: Eager, self: Tensor, split_size: Any = None, dim: int = 0, *, split
     if isinstance(size, int):
         total = self.shape[axis]
         size = [min(size, total - i) for i in range(0, total, size)]
+    if min(size, default=0) < 0:
+        raise ValueError(f"parts of {list(size)}")
     return _split(e, self, list(size), axis)
 
 

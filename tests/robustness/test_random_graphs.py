@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 import time
@@ -40,6 +41,10 @@ def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], w
     return str(path)
 
 
+def numbers(name: str, values: list[int]) -> Any:
+    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+
+
 def test_a_page_where_one_sample_does_what_no_other_batch_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +66,39 @@ def test_strings_have_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for verb in ("analyze", "layers"):
         assert main([verb, path, "--optimizer", "adam"]) == 2
         assert "SM131" in capsys.readouterr().err
+
+
+def test_a_weight_that_a_weight_is_multiplied_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A product of two weights is no Linear, but the second had been turned for one."""
+    weights = [helper.make_tensor(n, FLOAT, s, [0.0] * 8) for n, s in (("v", [8]), ("w", [8, 1]))]
+    path = model(tmp_path / "a.onnx", [helper.make_node("MatMul", ["v", "w"], ["y"])], [], [info("y", [1])], weights)
+    assert main(["analyze", path]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("node", "shape"),
+    [
+        (helper.make_node("Einsum", ["x", "x"], ["y"], equation="1,2"), [2, 8]),
+        (helper.make_node("Split", ["x", "parts"], ["y", "z"], axis=1), [2, 8]),
+        (helper.make_node("LSTM", ["s", "w", "r"], ["y"], hidden_size=-1), [2, 1, 1, 8]),
+        (helper.make_node("Relu", ["far"], ["y"]), [2, 8]),
+    ],
+    ids=["Einsum", "Split", "LSTM", "too large"],
+)
+def test_sizes_that_nothing_can_have(
+    node: Any, shape: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels that are fewer than dimensions, negative parts, a negative hidden size, an input of 2^60 bytes."""
+    ends = [info("x", [2, 8]), info("s", [2, 1, 4]), info("far", [2**29, 2**29])]
+    weights = [numbers("parts", [-2, 10]), *(helper.make_tensor(n, FLOAT, [1, 4, 4], [0.0] * 16) for n in "wr")]
+    nodes = [node, helper.make_node("Sigmoid", ["y"], ["q"])]
+    path = model(tmp_path / "a.onnx", nodes, [e for e in ends if e.name in node.input], [info("q", shape)], weights)
+    for words in (["analyze"], ["layers"], ["analyze", "--optimizer", "adam"]):
+        code = main([words[0], path, *words[1:], "-f", "json"])
+        captured = capsys.readouterr()
+        assert code in (0, 2)
+        assert "SM190" not in captured.err
+        assert not re.search(r"(?<![e\d])-[1-9]", captured.out.split('"coverage"')[0]), captured.out
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -118,10 +156,6 @@ def test_constants_without_an_array(attribute: str, tmp_path: Path, capsys: pyte
     path = model(tmp_path / "a.onnx", nodes, ends, [info("y", [2, 8]), info("s", [3], kind)])
     for verb in ("analyze", "layers"):
         assert main([verb, path]) == 0, capsys.readouterr().err
-
-
-def numbers(name: str, values: list[int]) -> Any:
-    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
 
 
 @pytest.mark.parametrize("operator", ["Unsqueeze", "Squeeze", "Slice"])

@@ -45,7 +45,7 @@ def linear(m: Matcher, node: Node) -> bool:
 def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> bool:
     x, weight = product.inputs[:2]
     others = [] if product is root else [product]
-    turned = m.made(weight, "Transpose")
+    turned, reverse = m.made(weight, "Transpose"), False
     if turned is not None and turned.inputs[0] in m.net.weights and len(m.net.shape(turned.inputs[0]) or ()) == 2:
         weight = turned.inputs[0]
         if all(r is product for r in m.readers[turned.outputs[0]]):
@@ -56,12 +56,14 @@ def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> 
         and not named_weight(m.ctx, weight)
         and m.ctx.turnable(weight)
     ):
-        m.ctx.transposed.add(weight)
+        reverse = True
     else:
         return False
     owned = x in m.net.weights and m.made(x, "Constant") is None  # not what the code of a trace made
     if weight not in m.net.weights or (x in m.net.weights and turned is None) or (owned and not written):
         return False
+    if reverse:
+        m.ctx.transposed.add(weight)
     args = (m.ctx.ref(x), m.ctx.ref(weight), *((m.ctx.ref(bias),) if bias else ()))
     return m.take(root, [m.op(product, "aten::linear", *args, outputs=root.outputs[:1])], *others)
 
