@@ -32,12 +32,14 @@ from staticmem.validate.onnxruntime.validation import measure, this_processor
 LEVELS = ("disable", "basic", "extended", "all")
 
 
-def compare(path: str, options: SessionOptions, timeout: float = 300, saved: bool = True) -> dict[str, Any]:
+def compare(
+    path: str, options: SessionOptions, timeout: float = 300, saved: bool = True, length: int = 16
+) -> dict[str, Any]:
     """One run: what was predicted and read of each meter, whether it was said to be exact, and whether it was.
 
-    `saved`: the prediction is for the graph that the runtime saved, else for that of the file.
+    `saved`: the prediction is for the graph that the runtime saved, else for that of the file. `length`: of open sizes.
     """
-    opened = open_session(path, dims=sizes(path, 2, 64, 16))
+    opened = open_session(path, dims=sizes(path, 2, 64, length))
     with temporary_folder() as folder:
         inputs = [asdict(item) for item in plan_inputs(opened.proto.graph, opened.shapes)]
         job = {"model": prepare(path, folder).path, "inputs": inputs, "strict_provider": True, "memory_limit": None}
@@ -84,6 +86,7 @@ def main() -> int:
     parser.add_argument("--file-alone", action="store_true", help="predict from the file, not from the saved graph")
     parser.add_argument("--names", default="", help="only graphs whose names contain it")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--length", type=int, default=16, help="of open sizes that are neither batches nor pictures")
     parser.add_argument(
         "--cpu", default=this_processor(), help="what weights are packed for; this machine's by default"
     )
@@ -104,7 +107,7 @@ def main() -> int:
                     graph_optimization_level=level, intra_op_num_threads=args.threads, processor=args.cpu
                 )
                 try:
-                    row |= compare(path, options, saved=not args.file_alone)
+                    row |= compare(path, options, saved=not args.file_alone, length=args.length)
                 except StaticmemError as error:
                     print(f"{name} {level}: {error.what} [{error.code}] {error.why}", flush=True)
                     continue

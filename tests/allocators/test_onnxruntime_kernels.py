@@ -231,7 +231,28 @@ def test_weights_of_a_branch_and_around_it_are_packed() -> None:
     body = helper.make_graph(inner.nodes, "body", [], [helper.make_tensor_value_info("b", FLOAT, [4, 48])])
     net.nodes.append(helper.make_node("If", [net.scalar(True, np.bool_)], ["v"], then_branch=body, else_branch=body))
     model = net.model([image(4, 32)], [("v", FLOAT, 2)])
-    assert weight_bytes(build(model)).packed == 2 * 32 * 48 * 4
+    found = weight_bytes(build(model))
+    assert (found.packed, found.doubled) == (32 * 48 * 4, 0)  # the same weights: one copy
+
+
+def test_equal_weights_of_two_branches_may_be_one_copy() -> None:
+    """The runtime keeps one of equal contents, which are not read: the session is not exact."""
+    net = Net()
+    bodies = []
+    for prefix in "ab":
+        inner = Net()
+        inner.nodes = [helper.make_node("MatMul", ["x", inner.weight(32, 48)], [f"{prefix}_y"])]
+        result = helper.make_tensor_value_info(f"{prefix}_y", FLOAT, [4, 48])
+        bodies.append(helper.make_graph(inner.nodes, prefix, [], [result], inner.weights))
+    condition = net.scalar(True, np.bool_)
+    net.weights[-1].name = "condition"
+    net.nodes.append(helper.make_node("If", ["condition"], ["v"], then_branch=bodies[0], else_branch=bodies[1]))
+    assert condition == "w0"
+    found = predicted(net.model([image(4, 32)], [("v", FLOAT, 2)]), {"x": (4, 32)})
+    assert (found.weights.packed, found.weights.doubled) == (2 * 32 * 48 * 4, 32 * 48 * 4)
+    assert not found.exact
+    assert [note.code for note in found.notes] == ["SM533"]
+    assert found.requested_band[0] <= found.requested - 32 * 48 * 4
 
 
 def test_initializers_that_a_caller_may_replace_are_not_packed() -> None:

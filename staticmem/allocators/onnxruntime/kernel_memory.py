@@ -41,6 +41,7 @@ class WeightBytes:
 
     `packed_least` and `packed_most` bound the copies where the CPU decides. `within` is what kernels did in the regions
     of the arena instead of beside them: each a number of bytes that they keep, and requests that they gave back.
+    `doubled` are copies of weights in branches that may be equal to others, so that the runtime keeps one.
     """
 
     arena: int
@@ -49,6 +50,7 @@ class WeightBytes:
     packed_least: int
     packed_most: int
     within: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    doubled: int = 0
 
     @property
     def total(self) -> int:
@@ -71,6 +73,8 @@ def weight_bytes(
     dropped, as the runtime drops them. `processor`: what is known of the CPU, a name of `PROCESSORS` or "unknown"."""
     arena = packed = outside = least = most = 0
     within: list[tuple[int, tuple[int, ...]]] = []
+    copies: dict[tuple[str, str, int], dict[tuple[int, ...], ExecGraph]] = {}
+    doubled = 0
     known = BOUNDS.get(processor)
     for level, used in _levels(graph):
         for name, kind in level.initializers.items():
@@ -90,12 +94,22 @@ def weight_bytes(
             found = rule(Kernel(node, level, processor=known or AVX512)) if rule is not None else None
             if rule is None or found is None:
                 continue
+            # bodies have names of their own, and see the constants around them as the same objects
+            weights = tuple(id(level.constants[name]) for name in node.inputs if name in level.constants)
+            key = (node.domain, node.op, found.kept)
+            if found.kept and weights in copies.setdefault(key, {}):
+                continue  # one copy of equal contents: the same weights are
+            if found.kept:
+                elsewhere = any(other is not level for other in copies[key].values())
+                copies[key][weights] = level
+                if elsewhere:  # weights of branches are often equal under names of their own
+                    doubled += found.kept
             packed += found.kept
             if found.within or found.temporary:
                 within.append((found.kept if found.within else 0, found.temporary))
             others = {found.kept} if known is not None else {found.kept, *_elsewhere(rule, node, level)}
             least, most = least + min(others), most + max(others)
-    return WeightBytes(arena, packed, outside, least, most, tuple(within))
+    return WeightBytes(arena, packed, outside, least, most, tuple(within), doubled)
 
 
 def _elsewhere(rule: PackRule, node: ExecNode, graph: ExecGraph) -> list[int]:

@@ -46,6 +46,7 @@ class Replayed:
     block: int = 0
     unknown: dict[str, None] = field(default_factory=dict)
     unmodelled: dict[str, None] = field(default_factory=dict)
+    unranked: dict[str, None] = field(default_factory=dict)  # outer values that leave the pattern of a body open
 
 
 def value_bytes(value: Value | None) -> int | None:
@@ -130,6 +131,8 @@ class _Frame:
         self.tracer: PatternPlanner | None = None
         self.known: PatternPlanner | None = None
         self.block: Chunk | None = None
+        if session.pattern and parent is not None:
+            session.result.unranked.update(dict.fromkeys(n for n in graph.outer if not self._ranked(n)))
         if session.pattern and self._all_ranked():
             key = (id(graph), tuple(sizes.shape(name) for name in (*graph.inputs, *graph.outer)))
             self.known = session._patterns.get(key)
@@ -142,8 +145,11 @@ class _Frame:
 
     def _all_ranked(self) -> bool:
         """A pattern needs inputs with a rank; a body's outer values are its inputs too."""
-        kinds = [self.graph.planned(name) for name in (*self.graph.inputs, *self.graph.outer)]
-        return all(kind is not None and kind.tensor and kind.dims is not None for kind in kinds)
+        return all(self._ranked(name) for name in (*self.graph.inputs, *self.graph.outer))
+
+    def _ranked(self, name: str) -> bool:
+        kind = self.graph.planned(name)
+        return kind is not None and kind.tensor and kind.dims is not None
 
     def run(self) -> list[Chunk | None]:
         """Executes the nodes; gives the chunks of the results, which the caller frees."""

@@ -108,13 +108,17 @@ def predict_session(
         unmodelled=list(result.unmodelled),
         kernels=open_kernels,
         packing=weights.packed_least != weights.packed_most,
+        branches=list(result.unranked),
+        doubled=weights.doubled > 0 and options.provider == "cpu",
     )
     exact = not doubts.any and not without and options.provider == "cpu"
     requested, held = result.peak[-1] + weights.total, arena.most_held
     requested_band: tuple[int, int | None] = (requested, requested)
     held_band: tuple[int, int | None] = (held, held)
     if not exact:
-        certain = _certain(graph, sizes) + (0 if doubts.graph else weights.arena + weights.packed_least)
+        certain = _certain(graph, sizes) + (
+            0 if doubts.graph else max(weights.arena + weights.packed_least - weights.doubled, 0)
+        )
         more = requested - weights.packed + weights.packed_most
         least = certain if doubts.less else requested - weights.packed + weights.packed_least
         requested_band = (least, None if doubts.more else more)
@@ -154,6 +158,8 @@ class _Doubts:
     unmodelled: list[str]
     kernels: list[str]
     packing: bool
+    branches: list[str]
+    doubled: bool
 
     @property
     def any(self) -> bool:
@@ -166,7 +172,9 @@ class _Doubts:
     @property
     def less(self) -> bool:
         """Whether less may be requested: another graph or branch, or kernels that may work in place."""
-        return bool(self.graph or self.casts or self.copied or self.guessed or self.kernels)
+        return bool(
+            self.graph or self.casts or self.copied or self.guessed or self.kernels or self.branches or self.doubled
+        )
 
     @property
     def more(self) -> bool:
@@ -222,6 +230,12 @@ def _notes(options: SessionOptions, doubts: _Doubts) -> tuple[Note, ...]:
     if doubts.kernels:
         text = f"what these kernels take beside their results is not known: {_some(doubts.kernels)}"
         notes.append(Note("warning", "SM530", text, len(doubts.kernels)))
+    if doubts.branches:
+        text = f"whether branches that read these get a memory pattern is not known: {_some(doubts.branches)}"
+        notes.append(Note("assumption", "SM533", text, len(doubts.branches)))
+    if doubts.doubled:
+        text = "weights of equal sizes in several branches may be equal, and are packed once then; each was counted"
+        notes.append(Note("assumption", "SM533", text))
     if doubts.packing:
         text = "the CPU decides how integer weights are packed; an AVX-512 without AMX was assumed"
         notes.append(Note("assumption", "SM531", text))
