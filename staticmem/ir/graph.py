@@ -198,7 +198,8 @@ class Edit:
 
 @record(frozen=True, slots=True)
 class Region:
-    """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it."""
+    """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it;
+    in a recording, of checkpoints too."""
 
     start: int
     end: int

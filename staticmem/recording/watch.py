@@ -417,7 +417,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         _, _, self.stack = self._running.pop()
 
     def start_region(self, reentrant: bool, name: str) -> int:
-        self.program.regions.append([len(self.program.ops), -1, len(self._running), reentrant, name])
+        # a function may call checkpoints within each other without a module between them
+        around = len(self._running) + sum(end < 0 for _, end, *_ in self.program.regions)
+        self.program.regions.append([len(self.program.ops), -1, around, reentrant, name])
         return len(self.program.regions) - 1
 
     def end_region(self, region: int) -> None:

@@ -1,4 +1,4 @@
-"""Models that change what they own, or keep tensors from one call to the next."""
+"""Models that change what they own, keep tensors from one call to the next, or run checkpoints in functions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from coded_models import Coded
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class DataAveraged(Coded):
@@ -107,7 +108,20 @@ class HistoryHasAnother(Coded):
         return y
 
 
+class CheckpointsInFunctions(Coded):
+    """A checkpoint within another one, with no module between them, and both end with the same op."""
+
+    def middle(self, x: Any) -> Any:
+        def inside(y: Any) -> Any:
+            return F.relu(self.inner(F.relu(self.inner(y))))
+
+        def outside(y: Any) -> Any:
+            return checkpoint(inside, F.relu(self.inner(y)), use_reentrant=False)
+
+        return self.inner(checkpoint(outside, x, use_reentrant=False))
+
+
 STATEFUL = (
     DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
-    HistoryKept, HistoriesKept, HistoryHasAnother,
+    HistoryKept, HistoriesKept, HistoryHasAnother, CheckpointsInFunctions,
 )  # fmt: skip
