@@ -200,6 +200,8 @@ def onnx_split(ctx: Context, node: Node) -> list[Op] | None:
         if shape is None or not outputs:
             return None
         size = -(-shape[axis % len(shape)] // len(outputs))
+        if not size:  # parts of nothing
+            return [ctx.op(node, "aten::split_with_sizes", x, (0,) * len(outputs), axis, outputs=outputs)]
         return [ctx.op(node, "aten::split.Tensor", x, size, axis, outputs=outputs)]
     if len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0] and len(sizes) == len(outputs):
         return [ctx.op(node, "aten::split.Tensor", x, sizes[0], axis, outputs=outputs)]

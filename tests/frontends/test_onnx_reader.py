@@ -218,3 +218,10 @@ def test_a_size_of_0_is_a_size(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert [spec.shape for spec in opened.inputs] == [(0, 3, 4), (0, 0, 4)]
     assert staticmem.analyze(str(path)).model.outputs[0].shape == (0, 3, 5)
     assert main(["analyze", str(path), *words]) == 0
+
+
+def test_a_size_of_0_has_parts(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    proto = model([node("Split", ["x"], ["a", "b"], axis=0)], [value("x", [0, 3])], ["a", "b"], opset=12)
+    path.write_bytes(proto.SerializeToString())
+    assert [out.shape for out in staticmem.analyze(str(path)).model.outputs] == [(0, 3), (0, 3)]
