@@ -72,6 +72,14 @@ def test_a_count_out_of_proportion_is_not_followed(tmp_path: Path, monkeypatch: 
     assert ["too many nodes" in n.text for n in graph.notes if n.code == "SM266"] == [True]
 
 
+def test_a_loop_that_leads_to_no_output_has_no_turns(tmp_path: Path) -> None:
+    made = model([loop(), node("Relu", ["all"], ["z"]), node("Relu", ["x"], ["y"])], [X], ["y"], [ints("m", 150_000)])
+    made.graph.initializer.append(weight("w", 8, 8))
+    graph = bound(made, tmp_path)
+    assert targets(graph) == ["aten::relu"]
+    assert not [n for n in graph.notes if n.code == "SM266"]
+
+
 def test_a_scan_has_a_turn_for_each_entry(tmp_path: Path) -> None:
     inputs = [value("h", [8]), value("e", [8])]
     nodes = [node("Add", ["h", "e"], ["h2"]), node("Tanh", ["h2"], ["s"])]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from staticmem.frontends.onnx.metadata import inherit
+from staticmem.frontends.onnx.ordering import names_read
 from staticmem.ir.graph import Value
 
 OPERATORS = ("Loop", "Scan")
@@ -38,16 +39,20 @@ def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
     """Replaces the Loop and Scan nodes of a GraphProto by their turns. `contents` are known small tensors.
 
     `made`: nodes that this has made of the graph before, where loops were in loops. Beyond `MAX_NODES` a loop has one
-    turn. Scan before opset 9 has a batch dimension of its own: it stays as it is.
+    turn. Scan before opset 9 has a batch dimension of its own: it stays as it is. Loops that lead to no output of the
+    graph go: nothing reads what their turns make.
     """
     done = Unrolled()
     nodes = list(graph.node)
+    needed = _needed(graph)
     del graph.node[:]
     for node in nodes:
         body = next((a.g for a in node.attribute if a.name == "body" and a.type == 5), None)
         names = ("Loop", "Scan") if opset >= 9 else ("Loop",)
         if node.domain not in ("", "ai.onnx") or node.op_type not in names or body is None:
             graph.node.append(node)
+            continue
+        if needed.isdisjoint(node.output):
             continue
         turns = _trips(node, contents) if node.op_type == "Loop" else _scanned(node, body, values)
         size = _nodes(body)
@@ -65,6 +70,15 @@ def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
         (_loop if node.op_type == "Loop" else _scan)(graph, node, body, turns)
         inherit(graph, start, node)
     return done
+
+
+def _needed(graph: Any) -> set[str]:
+    """The names that the outputs of a GraphProto depend on. Its nodes are in order."""
+    needed = {output.name for output in graph.output}
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(names_read(node))
+    return needed
 
 
 def _nodes(body: Any) -> int:

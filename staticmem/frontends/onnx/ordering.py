@@ -25,7 +25,7 @@ def put_in_order(graph: Any) -> bool:
     for node in graph.node:
         for body in _bodies(node):
             changed = put_in_order(body) or changed
-    order = _order([_reads(node) for node in graph.node], [list(node.output) for node in graph.node])
+    order = _order([names_read(node) for node in graph.node], [list(node.output) for node in graph.node])
     if order is None:
         return changed
     nodes = list(graph.node)
@@ -42,7 +42,7 @@ def _bodies(node: Any) -> Iterator[Any]:
             yield from attribute.graphs
 
 
-def _reads(node: Any) -> list[str]:
+def names_read(node: Any) -> list[str]:
     """Names that a node needs, those that its bodies take from outside among them. Names that a body makes itself may
     be in it: a graph has no name twice."""
     names, todo = list(node.input), list(_bodies(node))
