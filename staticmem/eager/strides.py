@@ -167,6 +167,8 @@ class Form:
     _last = count(0, 4)
 
     def __init__(self, shape: Shape, strides: Strides, dtype: DType) -> None:
+        if shape and min(shape) < 0:  # an operator with sizes that nothing can have
+            raise ValueError(f"a tensor would have the sizes {list(shape)}")
         self.shape, self.strides, self.dtype = shape, strides, dtype
         self.nbytes = storage_bytes(shape, strides, dtype.bits)
         self.number = next(self._last)

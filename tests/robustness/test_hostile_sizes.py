@@ -185,3 +185,15 @@ def test_a_loop_over_the_batch_that_fills_the_card(tmp_path: Path, capsys: pytes
     found = json.loads(capsys.readouterr().out)["max_batch"]
     assert 8 * 1024 // (3 * 64) - 8 < found["batch"] <= 8 * 1024 // (3 * 64)
     assert found["device_bytes"] <= 8 << 30 < found["next_device_bytes"]
+
+
+def test_no_operator_makes_a_tensor_of_a_negative_size(tmp_path: Path) -> None:
+    weights = [numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in
+               (("x", (4, 8, 1)), ("w", (2, 32, 1)), ("r", (2, 32, 8)))]  # fmt: skip
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y", "h", "c"], direction="bidirectional", hidden_size=-2)
+    outputs = [info("y", [4, 2, 8, 8]), info("h", [2, 8, 8]), info("c", [2, 8, 8])]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model([node], [], outputs, weights).SerializeToString())
+    with pytest.raises(StaticmemError, match=r"a tensor would have the sizes \[.*-2.*\]") as error:
+        staticmem.analyze(str(path), mode="infer")
+    assert error.value.code == "SM118"
