@@ -177,7 +177,7 @@ class LargestBatch:
 
     `batch` is the largest that does not run out of memory, 0 where even the least does;
     `device_bytes` is its need on the device, and `next_device_bytes` that of the batch behind it (None: the model
-    takes none, or `batch` is `MOST_BATCH`, beyond which none is tried). `safe_batch` is the largest whose whole band is
+    takes none, or `batch` is 2^20, beyond which none is tried). `safe_batch` is the largest whose whole band is
     within 95 % of the usable memory. `live_batch` is what live tensors and the context alone would allow.
     """
 

@@ -150,9 +150,9 @@ def test_baked_batch_names_the_node(capsys: pytest.CaptureFixture[str], tmp_path
 @pytest.mark.parametrize(
     ("op", "shape", "axes", "what"),
     [
-        ("Atan", [-2147483648], (), "'x' has a negative size"),
-        ("Atan", [-9223372036854775808, -1], (), "'x' has a negative size"),
-        ("ReduceSum", [], (-2,), "node 'y' (aten::sum.dim_IntList) does not fit these sizes"),
+        ("Atan", [-2147483648], (), "'x' has a negative size [SM157]"),
+        ("Atan", [-9223372036854775808, -1], (), "'x' has a negative size [SM157]"),
+        ("ReduceSum", [], (-2,), "node 'y' (aten::sum.dim_IntList) does not fit these sizes [SM118]"),
     ],
 )
 def test_shapes_that_no_tensor_has(
@@ -167,9 +167,7 @@ def test_shapes_that_no_tensor_has(
     path = tmp_path / "damaged.onnx"
     graph = onnx.helper.make_graph([node], "g", [], [y], weights)
     path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    first = fails(capsys, str(path))[0]
-    assert what in first
-    assert "[SM118]" in first
+    assert what in fails(capsys, str(path))[0]
 
 
 def test_output_exists_or_is_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ UNCOVERED: dict[str, str] = {
     **{f"aten::{name}": _DATA for name in _DYNAMIC},
     **dict.fromkeys(_LIBRARIES, _CUSTOM),
     **{f"onnx::{name}": "an ONNX operator: tests/frontends/test_onnx_converters.py" for name in _INTEGERS},
+    "onnx::DynamicQuantizeLSTM": "an ONNX operator: tests/frontends/test_onnx_contrib_sizes.py",
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
     "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
     "aten::item": "a number on the host: returns no tensor",
