@@ -197,3 +197,16 @@ def test_no_operator_makes_a_tensor_of_a_negative_size(tmp_path: Path) -> None:
     with pytest.raises(StaticmemError, match=r"a tensor would have the sizes \[.*-2.*\]") as error:
         staticmem.analyze(str(path), mode="infer")
     assert error.value.code == "SM118"
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("attribute", ["strides", "dilations"])
+def test_convolutions_have_positive_strides(op: str, attribute: str, tmp_path: Path) -> None:
+    weights = [numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in
+               (("x", (3, 3, 8)), ("w", (3, 3, 3)))]  # fmt: skip
+    node = helper.make_node(op, ["x", "w"], ["y"], kernel_shape=[3], **{attribute: [0]})
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model([node], [], [info("y", [3, 3, 6])], weights).SerializeToString())
+    with pytest.raises(StaticmemError) as error:
+        staticmem.analyze(str(path), mode="infer", gpu="l4")
+    assert error.value.code in ("SM118", "SM157")
