@@ -41,7 +41,7 @@ def test_a_copy_made_under_no_grad_has_a_history(first_with_grad: bool) -> None:
             return func(*args, **(kwargs or {}))
 
     weight, x = torch.nn.Parameter(torch.zeros(8, 8)), torch.zeros(8, 8, dtype=torch.bfloat16)
-    with Casts(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with Casts(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=True):
         with torch.set_grad_enabled(first_with_grad):
             torch.mm(weight, x)
         product = torch.mm(weight, x)
