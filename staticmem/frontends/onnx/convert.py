@@ -64,13 +64,16 @@ class Converter:
         same = self._names.setdefault
         op, domain = proto.op_type, proto.domain
         inputs, outputs = proto.input[:], proto.output[:]
+        attrs = self._attrs(proto.attribute)
+        if op == "GatherND" and isinstance(first := attrs.get("batch_dims"), int) and first < 0:
+            raise _no_batch_dims(proto, first)
         return Node(
             same(op, op),
             "" if domain == "ai.onnx" else same(domain, domain),
             proto.name,
             tuple(map(same, inputs, inputs)),
             tuple(map(same, outputs, outputs)),
-            self._attrs(proto.attribute),
+            attrs,
             fx,
             scopes,
             classes,
@@ -166,6 +169,17 @@ def tensor_value(tensor: Any, name: str | None = None) -> Value:
     """Name, dtype and sizes of a TensorProto."""
     dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
     return Value(tensor.name if name is None else name, dtype, sizes_of(tensor))
+
+
+def _no_batch_dims(node: Any, number: int) -> ModelFileError:
+    """The error for a count of dimensions below zero. onnx 1.23 reads memory that is not its own there, which may end
+    its process or give sizes of anything (`GatherND`, onnx/defs/tensor/defs.cc)."""
+    return ModelFileError(
+        f"node '{node.name or (*node.output, '')[0]}' (GatherND) has {number} batch dimensions",
+        "The number of the dimensions that its inputs have in common cannot be negative.",
+        "Check the file with onnx.checker.check_model, and export the model again.",
+        code="SM157",
+    )
 
 
 def sizes_of(tensor: Any, name: str | None = None) -> tuple[int, ...]:
