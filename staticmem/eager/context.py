@@ -90,7 +90,7 @@ class Eager:
             strides = layout.contiguous_strides(shape)
         form = form_of(shape, strides, dtype)
         nbytes, trace = form.nbytes, self.trace
-        if nbytes < 0 or nbytes > MAX_TENSOR:
+        if nbytes > MAX_TENSOR:
             raise ValueError(f"a tensor of shape {list(shape)} would take {nbytes:,} bytes")
         buffers, ticks = trace.buffers, trace.ticks
         storage = Storage(len(buffers.forms), nbytes)
@@ -296,7 +296,7 @@ class Eager:
             storage.refs += 1
 
     def give_history(self, tensor: Tensor, name: str, saved: Tensor) -> None:
-        """Makes a tensor that nobody holds yet the result of a node of before, which has saved a tensor."""
+        """Gives a tensor that nobody holds yet a history: a node that has saved `saved`."""
         assert tensor.refs == 0
         tensor.grad_fn = Node(name, -1, -1)
         self._save(tensor.grad_fn, (saved.storage,))

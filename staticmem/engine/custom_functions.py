@@ -57,7 +57,7 @@ def _not_recorded(name: str) -> ModelFileError:
 
 
 def unpredictable(what: str) -> ModelFileError:
-    """The error for training of a model that does to autograd `what` no recording has."""
+    """The error for training of a model whose code changes autograd. `what`: an argument of NOT_RECORDED."""
     reasons = {
         written.SAVED_HOOKS: "its code changes what autograd saves (torch.autograd.graph.saved_tensors_hooks)",
         written.SELECTIVE: "its checkpoints recompute some ops alone (context_fn, selective checkpointing)",
@@ -65,8 +65,8 @@ def unpredictable(what: str) -> ModelFileError:
     reason = reasons.get(what, "its code changes autograd in a way that this version does not know")
     return ModelFileError(
         f"the training step of this model cannot be predicted: {reason}",
-        "What is saved in place of the tensors, and when it is brought back, is not in the recording.",
-        "Predict it without: what it saves is part of the peak then. Inference is predicted.",
+        "The recording does not say what is saved in place of the tensors, and when it comes back.",
+        "Analyse the model without that; with it the peak is usually lower. Inference can be predicted as it is.",
         code="SM176",
     )
 

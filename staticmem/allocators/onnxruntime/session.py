@@ -205,34 +205,35 @@ def _held_on(graph: ExecGraph, sizes: RunSizes, options: SessionOptions, in_file
     return arena.most_held
 
 
+# fields of `_Doubts` that have names: the kind, the code and the text of their notes
+_LISTED: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "guessed", "assumption", "SM521",
+        "data decides which branch or how many iterations run; the larger branch and one iteration were taken",
+    ),
+    ("unknown", "warning", "SM522", "sizes that depend on data are not counted"),
+    ("unmodelled", "warning", "SM523", "values that are no tensors are not counted"),
+    (
+        "casts", "warning", "SM529",
+        "the CPU has no kernel of half precision for these; the runtime casts around them, which is not counted",
+    ),
+    (
+        "copied", "assumption", "SM532",
+        "the runtime makes a copy of a DequantizeLinear for each of its readers, which is not counted",
+    ),
+    ("kernels", "warning", "SM530", "what these kernels take beside their results is not known"),
+    ("branches", "assumption", "SM533", "whether branches that read these get a memory pattern is not known"),
+)  # fmt: skip
+
+
 def _notes(options: SessionOptions, doubts: _Doubts) -> tuple[Note, ...]:
     notes: list[Note] = []
     if doubts.graph:
         text = "the runtime optimizes the graph before it runs; this is the graph of the file, not the executed one"
         notes.append(Note("assumption", "SM520", text))
-    if doubts.guessed:
-        text = "data decides which branch or how many iterations run; the larger branch and one iteration were taken: "
-        notes.append(Note("assumption", "SM521", text + _some(doubts.guessed), len(doubts.guessed)))
-    if doubts.unknown:
-        text = f"sizes that depend on data are not counted: {_some(doubts.unknown)}"
-        notes.append(Note("warning", "SM522", text, len(doubts.unknown)))
-    if doubts.unmodelled:
-        text = f"values that are no tensors are not counted: {_some(doubts.unmodelled)}"
-        notes.append(Note("warning", "SM523", text, len(doubts.unmodelled)))
-    if doubts.casts:
-        text = (
-            "the CPU has no kernel of half precision for these; the runtime casts around them, which is not counted: "
-        )
-        notes.append(Note("warning", "SM529", text + _some(doubts.casts), len(doubts.casts)))
-    if doubts.copied:
-        text = "the runtime makes a copy of a DequantizeLinear for each of its readers, which is not counted: "
-        notes.append(Note("assumption", "SM532", text + _some(doubts.copied), len(doubts.copied)))
-    if doubts.kernels:
-        text = f"what these kernels take beside their results is not known: {_some(doubts.kernels)}"
-        notes.append(Note("warning", "SM530", text, len(doubts.kernels)))
-    if doubts.branches:
-        text = f"whether branches that read these get a memory pattern is not known: {_some(doubts.branches)}"
-        notes.append(Note("assumption", "SM533", text, len(doubts.branches)))
+    for doubt, kind, code, text in _LISTED:
+        if names := getattr(doubts, doubt):
+            notes.append(Note(kind, code, f"{text}: {_some(names)}", len(names)))
     if doubts.doubled:
         text = "weights of equal sizes in several branches may be equal, and are packed once then; each was counted"
         notes.append(Note("assumption", "SM533", text))
