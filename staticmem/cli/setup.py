@@ -67,7 +67,7 @@ def init(args: argparse.Namespace) -> int:
         sys.stdout.write(template(args.model or "model.pt2", f"./{SCHEMA_NAME}"))
         return 0
     if args.model is not None and not os.path.exists(args.model):
-        hint = "Check the path; without one the config is of model.pt2, a name to replace."
+        hint = "Check the path. Without a model, init writes a config for model.pt2, which you replace."
         raise UsageError(
             f"{args.model} does not exist", "The config would name a model that is not there.", hint, "SM101"
         )

@@ -47,7 +47,12 @@ def output_shape(graph: Graph) -> tuple[int, ...]:
 
 
 def no_tensor_output() -> UsageError:
-    return UsageError("the model has no tensor output", "A loss needs one.", "Use --mode infer.", code="SM131")
+    return UsageError(
+        "the model has no tensor output that a loss could use",
+        "Its outputs are constants or texts, or it has none.",
+        "Use --mode infer.",
+        code="SM131",
+    )
 
 
 def placed(e: Eager, value: Value, dtype: DType, what: str) -> Tensor:

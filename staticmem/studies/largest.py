@@ -158,8 +158,8 @@ class _Search:
             if batch == most:
                 raise UsageError(
                     "the largest batch of this model cannot be found",
-                    f"Each sample adds ops to its step, as a loop over the batch does: {batch:,} samples, which fit, "
-                    f"are {self._ops(batch):,} ops, and larger batches are not tried.",
+                    "Each sample adds ops to its step, as a loop over the batch does. "
+                    f"{batch:,} samples fit and make {self._ops(batch):,} ops; larger batches are not tried.",
                     "Give a batch and read whether it fits: --batch N --gpu NAME.",
                     "SM199",
                 )
