@@ -1,0 +1,145 @@
+"""Graphs of ATen calls as `torch.fx` has them after AOTAutograd: functional, decomposed, forward and backward in one.
+
+They differ from `ir.graph` in that nothing is in place, an op with several results has a `getitem` node for each that
+is read, and each node has its sizes, strides and element type. Targets are spelt as in `ir.graph`, without the overload
+`default`: `aten::mul.Tensor`, `aten::relu`, `prims::convert_element_type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from staticmem.eager.strides import Form
+from staticmem.ir.graph import NO_KWARGS
+from staticmem.ir.record import record
+
+PLACEHOLDER = "placeholder"
+GETITEM = "operator::getitem"  # args: the node with several results, and the index
+
+# An argument of a node: a node, a number, a word, a dtype, or a tuple of them.
+Argument: TypeAlias = Any
+Result: TypeAlias = "Form | tuple[Form | None, ...] | None"
+
+
+class Node:
+    """One call, or an input of the graph (`PLACEHOLDER`).
+
+    Attributes:
+        target: what is called.
+        args, kwargs: as in the ATen schema; tensors are nodes.
+        form: sizes, strides and dtype of the result; a tuple of them where the call has several results; None where it
+            is no tensor.
+        inputs: the nodes among its arguments, each once, in order.
+        op: index of the op in `Graph.ops` that it comes from, that of the forward for a node of the backward; -1: none.
+        name: of a placeholder, the value of the graph, or the output that a tangent belongs to; else "".
+        must_recompute: it is in a region of `torch.utils.checkpoint`, by the number of the region; 0: it is not.
+    """
+
+    __slots__ = ("args", "form", "inputs", "kwargs", "must_recompute", "name", "op", "target")
+
+    def __init__(
+        self,
+        target: str,
+        args: tuple[Argument, ...] = (),
+        form: Result = None,
+        kwargs: Mapping[str, Argument] = NO_KWARGS,
+        op: int = -1,
+        name: str = "",
+        must_recompute: int = 0,
+    ) -> None:
+        self.target, self.args, self.form, self.kwargs = target, args, form, kwargs
+        self.op, self.name, self.must_recompute = op, name, must_recompute
+        found: dict[Node, None] = {}
+        collect_nodes(args, found)
+        if kwargs:
+            collect_nodes(kwargs.values(), found)
+        self.inputs = tuple(found)
+
+    @property
+    def base(self) -> str:
+        """The target without its overload: `aten::mul`."""
+        return self.target.split(".", 1)[0]
+
+    @property
+    def tensor(self) -> Form:
+        """The form of the one tensor that this node gives."""
+        assert isinstance(self.form, Form), f"{self} gives no tensor"
+        return self.form
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    def __repr__(self) -> str:
+        return f"{self.name or self.target}: {self.form}"
+
+
+def collect_nodes(args: Iterable[Argument], found: dict[Node, None]) -> None:
+    """Adds the nodes among arguments, lists included."""
+    for arg in args:
+        if type(arg) is Node:
+            found[arg] = None
+        elif type(arg) is tuple:
+            collect_nodes(arg, found)
+
+
+def users_of(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """The nodes that read each node, in order; every node has an entry."""
+    users: dict[Node, list[Node]] = {}
+    for node in nodes:
+        users[node] = []
+        for read in node.inputs:
+            users[read].append(node)
+    return users
+
+
+@record(frozen=True)
+class NodeGraph:
+    """Nodes in order, placeholders first; `outputs` has None for a result that is no tensor or a gradient that nobody
+    needs.
+
+    Nothing is in place but `aten::copy_` into a placeholder at the end of the forward: a buffer of the module takes a
+    new value (running statistics). Nobody reads such a node.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Node | None, ...]
+
+    @property
+    def placeholders(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.target == PLACEHOLDER)
+
+
+@record(frozen=True)
+class JointGraph(NodeGraph):
+    """Forward and backward in one graph.
+
+    Attributes:
+        forward_outputs: how many of `outputs` are of the forward: what the module returns. The rest are gradients, one
+            for each of `primals`, None where it needs none.
+        primals: placeholders of the forward: parameters, buffers and inputs.
+        tangents: placeholders of the backward: gradients of the outputs that need one.
+    """
+
+    forward_outputs: int = 0
+    primals: tuple[Node, ...] = ()
+    tangents: tuple[Node, ...] = ()
+
+
+@record(frozen=True)
+class Partition:
+    """The forward and the backward that a joint graph is cut into.
+
+    Attributes:
+        forward: outputs are those of the module, and then `saved`.
+        backward: placeholders are `saved` and the tangents, which are the nodes of the joint graph themselves; outputs
+            are the gradients.
+        saved: what the backward reads of the forward, in the order of the forward; inputs among them.
+        recomputed: nodes of the forward that the backward computes again.
+    """
+
+    forward: NodeGraph
+    backward: NodeGraph
+    saved: tuple[Node, ...]
+    recomputed: tuple[Node, ...] = ()

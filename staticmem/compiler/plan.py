@@ -1,0 +1,97 @@
+"""What the code that Inductor writes for a graph does to memory, call by call: the plan that the engine runs.
+
+Storages are numbered: those of the inputs first, in the order of the graph's placeholders, then those that the code
+allocates. A value that takes the memory of a dead one, in place or from the pool of the wrapper, has its number.
+"""
+
+from __future__ import annotations
+
+from staticmem.eager.strides import Form
+from staticmem.ir.record import record
+
+
+@record(frozen=True, slots=True)
+class PlannedBuffer:
+    """A storage that the code allocates.
+
+    Attributes:
+        form: of the first value in it.
+        op: index of the op in `Graph.ops` that this value is computed for; -1: none.
+        what: what it is, for reports: "aten::convolution", "weight in channels last".
+        recomputed: the backward computes it again, in place of saving it.
+    """
+
+    form: Form
+    op: int
+    what: str
+    recomputed: bool = False
+
+
+@record(frozen=True, slots=True)
+class Step:
+    """One kernel, or one call of an extern kernel: it allocates, runs, and frees.
+
+    Attributes:
+        kernel: as ATen names it for extern kernels (`aten.convolution.default`), else `triton: ` and the ops in it.
+        op: index of an op in `Graph.ops`; -1: none.
+        allocates: numbers of storages that it allocates, in order.
+        frees: numbers of storages that have their last reader here, inputs included: the code lets go of them.
+    """
+
+    kernel: str
+    op: int
+    allocates: tuple[int, ...]
+    frees: tuple[int, ...]
+
+
+@record(frozen=True, slots=True)
+class Output:
+    """A tensor that the code returns, in a storage. An output that is no tensor is None in its place."""
+
+    storage: int
+    form: Form
+
+
+@record(frozen=True)
+class Plan:
+    """One compiled graph.
+
+    Attributes:
+        inputs: how many storages are inputs.
+        buffers: the storages that it allocates; `buffers[k]` has the number `inputs + k`.
+        steps: calls in order. Inputs that no step frees are not read, and let go of at the start.
+        outputs: what it returns, which stays alive.
+        notes: codes and texts of what is not decided without a card.
+    """
+
+    inputs: int
+    buffers: tuple[PlannedBuffer, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output | None, ...]
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+@record(frozen=True)
+class CompiledCall:
+    """A region of a graph that `torch.compile` compiles: what it reads and gives, and the plans of its two graphs.
+
+    Attributes:
+        start, end: the ops [start, end) of the graph.
+        inputs: names of values, in the order of the forward's inputs: parameters, buffers, inputs.
+        outputs: names of values that it returns, in the order of the forward's first outputs.
+        forward: its outputs are those of `outputs`, then `saved`.
+        backward: None in inference. Its inputs are `saved`, then the gradients of those of `outputs` that
+            `differentiable` lists; its outputs are gradients of `inputs`, None where one needs none.
+        saved: what each saved tensor is, for reports: "aten::convolution of layer1.0.conv1".
+        differentiable: positions in `outputs`.
+    """
+
+    start: int
+    end: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    forward: Plan
+    backward: Plan | None
+    saved: tuple[str, ...] = ()
+    differentiable: tuple[int, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
