@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from staticmem.eager.strides import Form
+from staticmem.eager.strides import Form, Shape, Strides, numel
+from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS
 from staticmem.ir.record import record
 
@@ -68,8 +69,35 @@ class Node:
         return self.form
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         return self.tensor.shape
+
+    @property
+    def strides(self) -> Strides:
+        return self.tensor.strides
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.tensor.shape)
+
+    @property
+    def numel(self) -> int:
+        return numel(self.tensor.shape)
+
+    def dim(self, dim: int) -> int:
+        """A dimension counted from the front.
+
+        Raises:
+            ValueError: the tensor has fewer dimensions.
+        """
+        rank = max(self.ndim, 1)
+        if not -rank <= dim < rank:
+            raise ValueError(f"dimension {dim} of a tensor with {self.ndim}")
+        return dim % rank
 
     def __repr__(self) -> str:
         return f"{self.name or self.target}: {self.form}"

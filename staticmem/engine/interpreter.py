@@ -16,7 +16,6 @@ from staticmem.eager.context import Eager
 from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
-from staticmem.engine.size_arithmetic import SIZE_OPS
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Ref, Value
@@ -24,6 +23,7 @@ from staticmem.ops import lookup
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call, fallback
 from staticmem.ops.registry import Rule
+from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.passes.frames.releases import Releases, releases_of
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from staticmem.engine.size_arithmetic import SIZE_OPS
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
 from staticmem.ops import kinds_of, lookup
+from staticmem.ops.size_arithmetic import SIZE_OPS
 
 FORBIDDEN = ("aten::from_file",)  # opens or makes a file
 _TENSOR: dict[str, Callable[..., int]] = {  # of SIZE_OPS, those that ask a tensor

@@ -7,11 +7,10 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from staticmem.eager.tensor import Tensor
 
-
-def _size(tensor: Tensor, dim: int) -> int:
-    return tensor.shape[tensor.dim(dim)]
+def _size(tensor: Any, dim: int) -> int:
+    size: int = tensor.shape[tensor.dim(dim)]
+    return size
 
 
 SIZE_OPS: Mapping[str, Callable[..., Any]] = {

@@ -1,0 +1,136 @@
+"""Traces a stretch of a graph: its ops forward, under autocast as they run, then the backward of what it returns.
+
+In-place ops are functional here, as after AOTAutograd's functionalization (`writes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from staticmem.compiler.aot import autocast
+from staticmem.compiler.aot.functionalization import Storages
+from staticmem.compiler.aot.registry import lookup
+from staticmem.compiler.aot.tracer import Tracer
+from staticmem.compiler.nodes import JointGraph, Node
+from staticmem.eager.strides import Form
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.ops import registry as rules
+from staticmem.ops.size_arithmetic import SIZE_OPS
+
+
+class NotTracedError(Exception):
+    """An op that the table lacks, or that does not fit its arguments: the region is not compiled. `op`: its index."""
+
+    def __init__(self, op: int, reason: str) -> None:
+        super().__init__(reason)
+        self.op, self.reason = op, reason
+
+
+def trace(
+    graph: Graph,
+    start: int,
+    end: int,
+    forms: Mapping[str, Form],
+    needs_grad: Collection[str],
+    outputs: Sequence[str],
+    training: bool,
+    amp: DType | None = None,
+    regions: Callable[[int], int] | None = None,
+    sdpa: str = "auto",
+) -> JointGraph:
+    """The joint graph of the ops [start, end); of inference, it has no backward.
+
+    `forms` are those of all values that the ops read from outside; `regions` gives the number of the checkpoint that an
+    op is in, 0 for none.
+
+    Raises:
+        NotTracedError: an op cannot be traced.
+    """
+    run = _Trace(graph, training, amp, sdpa)
+    run.place(graph.ops[start:end], forms, needs_grad)
+    for index in range(start, end):
+        op = graph.ops[index]
+        t = run.t
+        t.op, t.region = index, regions(index) if regions is not None else 0
+        t.grad_enabled = training and op.grad
+        try:
+            run.call(op)
+        except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError) as error:
+            raise NotTracedError(index, str(error)) from error
+    return run.finish(outputs)
+
+
+class _Trace:
+    def __init__(self, graph: Graph, training: bool, amp: DType | None, sdpa: str) -> None:
+        self.graph, self.amp = graph, amp
+        self.t = Tracer(training)
+        self.t.sdpa = sdpa
+        self.env: dict[str, Any] = {}
+        self.storages = Storages(self.t, self.env)
+
+    def place(self, ops: Sequence[Op], forms: Mapping[str, Form], needs_grad: Collection[str]) -> None:
+        """Placeholders in the order in which ops first read them, what the module owns before others in one op
+        (Dynamo lifts a parameter where the module's code asks for it)."""
+        owned = {p.value.name for p in (*self.graph.parameters, *self.graph.buffers)}
+        for op in ops:
+            for name in sorted(dict.fromkeys(op.refs()), key=lambda name: name not in owned):
+                if name in forms and name not in self.env:
+                    self.env[name] = self.t.placeholder(name, forms[name], name in needs_grad)
+
+    def call(self, op: Op) -> None:
+        scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)
+        args = [self._resolve(arg) for arg in op.args]
+        kwargs = {name: self._resolve(value) for name, value in op.kwargs.items()}
+        if scalar is not None:
+            self.env[op.outputs[0]] = scalar(*args)
+            return
+        rule = rules.lookup(op.target)
+        if rule is not None and rule.state == "transparent":
+            return
+        target, writes = op.target, rules.in_place(op.base)
+        function = lookup(target)
+        if function is None and writes:
+            base, _, overload = target.partition(".")
+            function = lookup(f"{base[:-1]}.{overload}" if overload else base[:-1])
+        if function is None:
+            raise LookupError(f"{op.target} is not in the table of traced calls")
+        dtype = self.amp if op.amp is True else op.amp or None
+        if dtype is not None and rule is not None and rule.autocast and not writes:
+            args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
+        result = function(self.t, *args, **kwargs)
+        results = [result] if isinstance(result, Node) else list(result or ())
+        if writes:
+            results[0] = self.storages.write(args[0], self.t.cast(results[0], args[0].dtype))
+        for name, value in zip(op.outputs, results, strict=False):
+            if name:
+                self.env[name] = value
+
+    def finish(self, outputs: Sequence[str]) -> JointGraph:
+        t = self.t
+        t.op, t.region = -1, 0
+        for placeholder, value in t.writes.items():
+            t.node("aten::copy_", (placeholder, value), placeholder.form)
+        returned = tuple([self.env[name] for name in outputs])
+        primals = tuple([node for node in t.nodes if node.target == "placeholder"])
+        gradients: dict[Node, Node] = {}
+        tangents: list[Node] = []
+        if t.training:
+            roots = [(name, node) for name, node in zip(outputs, returned, strict=True) if t.needs_grad(node)]
+            tangents = [t.placeholder(name, _tangent(node)) for name, node in roots]
+            gradients = t.backward([(node, tangent) for (_, node), tangent in zip(roots, tangents, strict=True)])
+        nodes = (*primals, *tangents, *[node for node in t.nodes if node.target != "placeholder"])
+        return JointGraph(
+            nodes, (*returned, *[gradients.get(node) for node in primals]), len(returned), primals, tuple(tangents)
+        )
+
+    def _resolve(self, arg: Any) -> Any:
+        if isinstance(arg, Ref):
+            return self.env[arg.name]
+        return tuple([self._resolve(a) for a in arg]) if isinstance(arg, tuple) else arg
+
+
+def _tangent(output: Node) -> Form:
+    """Tangents are traced with the strides of their outputs (`guess_tangent_strides_as_outputs`)."""
+    return output.tensor
