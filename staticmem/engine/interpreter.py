@@ -28,7 +28,7 @@ from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.passes.frames.releases import Releases, releases_of
 
 if TYPE_CHECKING:
-    from staticmem.engine.precision import WholeModelCast
+    from staticmem.ops.whole_model_cast import WholeModelCast
 
 _RESOLVED = (Ref, tuple)
 FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording

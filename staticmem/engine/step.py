@@ -77,7 +77,7 @@ class _Step:
         e.sdpa, e.torch = scenario.sdpa, scenario.torch
         cast = None
         if scenario.dtype in (dtypes.float16, dtypes.bfloat16):
-            from staticmem.engine.precision import WholeModelCast  # few steps have it
+            from staticmem.ops.whole_model_cast import WholeModelCast  # few steps have it
 
             cast = WholeModelCast(scenario.dtype)
         self.releases = releases_of(graph, locals_policy, scenario.training)

@@ -9,15 +9,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from staticmem.compiler.aot import autocast
+from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.aot.registry import lookup
 from staticmem.compiler.aot.tracer import Tracer
 from staticmem.compiler.nodes import JointGraph, Node
 from staticmem.eager.strides import Form
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.ops import registry as rules
 from staticmem.ops.size_arithmetic import SIZE_OPS
+from staticmem.ops.whole_model_cast import WholeModelCast
+
+HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
 class NotTracedError(Exception):
@@ -39,16 +44,17 @@ def trace(
     amp: DType | None = None,
     regions: Callable[[int], int] | None = None,
     sdpa: str = "auto",
+    cast: DType | None = None,
 ) -> JointGraph:
     """The joint graph of the ops [start, end); of inference, it has no backward.
 
     `forms` are those of all values that the ops read from outside; `regions` gives the number of the checkpoint that an
-    op is in, 0 for none.
+    op is in, 0 for none; `cast` is the dtype of a model that is cast as a whole.
 
     Raises:
         NotTracedError: an op cannot be traced.
     """
-    run = _Trace(graph, training, amp, sdpa)
+    run = _Trace(graph, training, amp, sdpa, cast)
     run.place(graph.ops[start:end], forms, needs_grad)
     for index in range(start, end):
         op = graph.ops[index]
@@ -63,8 +69,10 @@ def trace(
 
 
 class _Trace:
-    def __init__(self, graph: Graph, training: bool, amp: DType | None, sdpa: str) -> None:
+    def __init__(self, graph: Graph, training: bool, amp: DType | None, sdpa: str, cast: DType | None) -> None:
         self.graph, self.amp = graph, amp
+        self.cast = WholeModelCast(cast) if cast in HALVES else None
+        self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
         self.t = Tracer(training)
         self.t.sdpa = sdpa
         self.env: dict[str, Any] = {}
@@ -81,14 +89,19 @@ class _Trace:
 
     def call(self, op: Op) -> None:
         scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)
-        args = [self._resolve(arg) for arg in op.args]
-        kwargs = {name: self._resolve(value) for name, value in op.kwargs.items()}
+        args = [self._resolve(arg, op) for arg in op.args]
+        kwargs = {name: self._resolve(value, op) for name, value in op.kwargs.items()}
         if scalar is not None:
             self.env[op.outputs[0]] = scalar(*args)
             return
         rule = rules.lookup(op.target)
         if rule is not None and rule.state == "transparent":
             return
+        if self.cast is not None and self.cast.applies(op):
+            if self.cast.is_upcast(op, args, kwargs):
+                self._upcast(op, args[0])
+                return
+            args, kwargs = self.cast.arguments(op, args, kwargs)
         target, writes = op.target, rules.in_place(op.base)
         function = lookup(target)
         if function is None and writes:
@@ -112,7 +125,7 @@ class _Trace:
         t.op, t.region = -1, 0
         for placeholder, value in t.writes.items():
             t.node("aten::copy_", (placeholder, value), placeholder.form)
-        returned = tuple([self.env[name] for name in outputs])
+        returned = tuple([self.outside[name][1] if name in self.outside else self.env[name] for name in outputs])
         primals = tuple([node for node in t.nodes if node.target == "placeholder"])
         gradients: dict[Node, Node] = {}
         tangents: list[Node] = []
@@ -125,10 +138,20 @@ class _Trace:
             nodes, (*returned, *[gradients.get(node) for node in primals]), len(returned), primals, tuple(tangents)
         )
 
-    def _resolve(self, arg: Any) -> Any:
+    def _upcast(self, op: Op, source: Node) -> None:
+        """A cast to float32 that did nothing in the export: inside the module its name is the copy, outside the input
+        (as in `engine.interpreter`)."""
+        name = op.outputs[0]
+        self.env[name] = to_copy(self.t, source, dtypes.float32)
+        self.outside[name] = (op.modules, source)
+
+    def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):
+            rebound = self.outside.get(arg.name)
+            if rebound is not None and op.modules[: len(rebound[0])] != rebound[0]:
+                return rebound[1]
             return self.env[arg.name]
-        return tuple([self._resolve(a) for a in arg]) if isinstance(arg, tuple) else arg
+        return tuple([self._resolve(a, op) for a in arg]) if isinstance(arg, tuple) else arg
 
 
 def _tangent(output: Node) -> Form:

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op
-from staticmem.ops import kinds_of
+from staticmem.ops.registry import kinds_of
 
 
 class WholeModelCast:
-    """Rewrites explicit float32 dtypes of op arguments for a model cast to `low`."""
+    """Rewrites explicit float32 dtypes of op arguments for a model cast to `low`. Tensors are what has a `dtype`: those
+    of a step, and the nodes of a trace."""
 
     def __init__(self, low: DType) -> None:
         self.low = low
@@ -35,7 +35,7 @@ class WholeModelCast:
         """The arguments with float32 replaced where the cast model would have the low dtype."""
         if "cast" in kinds_of(op.base):
             source = args[0]
-            if not isinstance(source, Tensor) or source.dtype is not dtypes.float32:
+            if getattr(source, "dtype", None) is not dtypes.float32:
                 return list(args), kwargs
         return [self._swap(a) for a in args], {k: self._swap(v) for k, v in kwargs.items()}
 
@@ -47,4 +47,4 @@ class WholeModelCast:
         source = args[0] if args else None
         target = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
         casts = "cast" in kinds_of(op.base) and target is dtypes.float32
-        return casts and isinstance(source, Tensor) and source.dtype is self.low
+        return casts and getattr(source, "dtype", None) is self.low
