@@ -148,11 +148,14 @@ class JointGraph(NodeGraph):
             for each of `primals`, None where it needs none.
         primals: placeholders of the forward: parameters, buffers and inputs.
         tangents: placeholders of the backward: gradients of the outputs that need one.
+        static_primals: those of `primals` that the module owns, parameters and buffers, which live on whether they are
+            saved or not (`static_lifetime_input_nodes` of torch/_functorch/partitioners.py).
     """
 
     forward_outputs: int = 0
     primals: tuple[Node, ...] = ()
     tangents: tuple[Node, ...] = ()
+    static_primals: tuple[Node, ...] = ()
 
 
 @record(frozen=True)
@@ -161,10 +164,10 @@ class Partition:
 
     Attributes:
         forward: outputs are those of the module, and then `saved`.
-        backward: placeholders are `saved` and the tangents, which are the nodes of the joint graph themselves; outputs
-            are the gradients.
-        saved: what the backward reads of the forward, in the order of the forward; inputs among them.
-        recomputed: nodes of the forward that the backward computes again.
+        backward: a graph of its own nodes. Its placeholders are one for each of `saved`, with its form, op and name,
+            and then one for each tangent; outputs are the gradients.
+        saved: nodes of the forward that the backward reads, in the order of the forward; inputs among them.
+        recomputed: nodes of the backward that compute a value of the forward again.
     """
 
     forward: NodeGraph
