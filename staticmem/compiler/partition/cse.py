@@ -1,0 +1,117 @@
+"""What the partitioner does to a joint graph first: dead code goes, equal nodes become one.
+
+Sources: `fx_graph_cse` (torch/_functorch/compile_utils.py), `Graph.eliminate_dead_code` (torch/fx/graph.py), and
+`partition_key` in `min_cut_rematerialization_partition` (torch/_functorch/partitioners.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, JointGraph, Node
+from staticmem.compiler.partition.op_types import ALIASES, NEVER_MERGED, WRITES
+
+
+def ancestors(roots: Iterable[Node | None]) -> set[Node]:
+    """The nodes that these depend on, themselves included."""
+    found: set[Node] = set()
+    stack = [root for root in roots if root is not None]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.inputs)
+    return found
+
+
+def live_nodes(nodes: Iterable[Node], outputs: Iterable[Node | None]) -> list[Node]:
+    """Those that an output depends on, those that write, and placeholders; in order."""
+    nodes = list(nodes)
+    writers = [node for node in nodes if node.target == WRITES]
+    live = ancestors([*outputs, *writers])
+    return [node for node in nodes if node in live or node.target == PLACEHOLDER]
+
+
+def merged(joint: JointGraph) -> JointGraph:
+    """The joint graph without dead code, and with one node for those that have the same target and arguments.
+
+    A node that the gradients depend on is never merged with one that they do not: the partitioner of 2.15 keeps them
+    apart (`partition_key`), that of 2.13 merges them too.
+    """
+    nodes = live_nodes(joint.nodes, joint.outputs)
+    backward_dependencies = ancestors(joint.outputs[joint.forward_outputs :])
+    kept_apart = _aliases_of_outputs(nodes, joint.outputs)
+    region = 0  # `compute_mutation_region_ids` (torch/_inductor/pattern_matcher.py): nothing is merged across a write
+    replaced: dict[Node, Node] = {}
+    known: dict[object, tuple[Node, object, int]] = {}
+    result: list[Node] = []
+    for node in nodes:
+        new = _with_inputs(node, replaced)
+        if node.target == WRITES:
+            region += 1
+        if node.target == PLACEHOLDER or node.base in NEVER_MERGED or node in kept_apart:
+            result.append(new)
+            continue
+        leaves: list[object] = []
+        structure = (_flatten(new.args, leaves), tuple((key, _flatten(new.kwargs[key], leaves)) for key in new.kwargs))
+        key = (node.target, node in backward_dependencies, tuple(leaves))
+        first = known.get(key)
+        if first is not None and first[1] == structure and first[2] == region:
+            replaced[node] = first[0]
+            continue
+        if first is None or first[1] == structure:
+            known[key] = (new, structure, region)
+        result.append(new)
+    return JointGraph(
+        tuple(result),
+        tuple(None if output is None else replaced.get(output, output) for output in joint.outputs),
+        joint.forward_outputs,
+        joint.primals,
+        joint.tangents,
+        joint.static_primals,
+    )
+
+
+def copied(node: Node, replaced: dict[Node, Node]) -> Node:
+    """The node with other nodes as its arguments."""
+    args = tuple(substituted(arg, replaced) for arg in node.args)
+    kwargs = {key: substituted(arg, replaced) for key, arg in node.kwargs.items()} if node.kwargs else node.kwargs
+    return Node(node.target, args, node.form, kwargs, node.op, node.name, node.must_recompute)
+
+
+def substituted(arg: Argument, replaced: dict[Node, Node]) -> Argument:
+    """An argument with other nodes in place of those that are replaced."""
+    if type(arg) is Node:
+        return replaced.get(arg, arg)
+    return tuple(substituted(item, replaced) for item in arg) if type(arg) is tuple else arg
+
+
+def _with_inputs(node: Node, replaced: dict[Node, Node]) -> Node:
+    """The node itself where none of its inputs was replaced."""
+    if replaced and any(read in replaced for read in node.inputs):
+        new = copied(node, replaced)
+        replaced[node] = new
+        return new
+    return node
+
+
+def _flatten(arg: Argument, leaves: list[object]) -> object:
+    """Adds the leaves with their types, floats by their bits: 1, 1.0 and True differ, as do 0.0 and -0.0. Gives how
+    they are nested."""
+    if type(arg) is tuple:
+        return tuple(_flatten(item, leaves) for item in arg)
+    leaves.append((float, struct.pack("<d", arg)) if type(arg) is float else (type(arg), arg))
+    return None
+
+
+def _aliases_of_outputs(nodes: Iterable[Node], outputs: Iterable[Node | None]) -> set[Node]:
+    """Nodes that share their storage with an output: these stay separate tensors, as in eager mode."""
+    storage: dict[Node, Node] = {}
+    nodes = list(nodes)
+    for node in nodes:
+        base = node.base
+        shared = base in ALIASES or (base == GETITEM and node.inputs[0].base in ALIASES)
+        storage[node] = storage[node.inputs[0]] if shared and node.inputs else node
+    returned = {storage[output] for output in outputs if output is not None}
+    return {node for node in nodes if storage[node] in returned and not isinstance(node.form, tuple)}

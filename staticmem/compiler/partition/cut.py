@@ -1,0 +1,92 @@
+"""The minimum cut nearest the sink: what the forward saves.
+
+PyTorch's own solver (torch/_functorch/_activation_checkpointing/min_cut.py) and networkx take the same one of equal
+cuts: on the side of the sink stands what can still reach the sink when the flow is maximal. Parts of the network that
+meet in the source and the sink alone are solved one by one, and equal ones, the layers of a model, once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from staticmem.compiler.partition.network import SINK, SOURCE, UNLIMITED, Network
+
+Edge = tuple[int, int, int]  # from, to, capacity
+
+
+def saved_by_cut(network: Network) -> list[int]:
+    """Indices of the nodes that are cut, in order."""
+    on_sink_side = sink_side(network.edges)
+    return [
+        i
+        for i, (start, end) in enumerate(zip(network.vertex_in, network.vertex_out, strict=True))
+        if start not in on_sink_side and end in on_sink_side
+    ]
+
+
+def sink_side(edges: dict[tuple[int, int], int]) -> set[int]:
+    """Vertices on the side of the sink, in the cut nearest to it."""
+    fed = _fed(edges)
+    side = {SINK}
+    pieces: dict[int, list[Edge]] = defaultdict(list)
+    piece_of = _pieces(edges, fed)
+    for (start, end), capacity in edges.items():
+        for vertex in (start, end):
+            if vertex not in fed:
+                side.add(vertex)  # nothing flows there, and it reaches the sink
+        if start in fed and (start, end) != (SOURCE, SINK):
+            pieces[piece_of[start if start != SOURCE else end]].append((start, end, capacity))
+    solved: dict[tuple[Edge, ...], frozenset[int]] = {}
+    for piece in pieces.values():
+        names = {SOURCE: SOURCE, SINK: SINK}
+        renamed = tuple(
+            (names.setdefault(start, len(names)), names.setdefault(end, len(names)), capacity)
+            for start, end, capacity in piece
+        )
+        if renamed not in solved:
+            solved[renamed] = _solve(renamed)
+        on_sink_side = solved[renamed]
+        side.update(vertex for vertex, name in names.items() if name in on_sink_side)
+    return side
+
+
+def _fed(edges: dict[tuple[int, int], int]) -> set[int]:
+    """Vertices that the source reaches."""
+    after: dict[int, list[int]] = defaultdict(list)
+    for start, end in edges:
+        after[start].append(end)
+    fed, stack = {SOURCE, SINK}, [SOURCE]
+    while stack:
+        for end in after[stack.pop()]:
+            if end not in fed:
+                fed.add(end)
+                stack.append(end)
+    return fed
+
+
+def _pieces(edges: dict[tuple[int, int], int], fed: set[int]) -> dict[int, int]:
+    """A number for each vertex, the same for those that are connected without the source and the sink."""
+    parent: dict[int, int] = {vertex: vertex for edge in edges for vertex in edge}
+
+    def root(vertex: int) -> int:
+        while parent[vertex] != vertex:
+            parent[vertex] = vertex = parent[parent[vertex]]
+        return vertex
+
+    for start, end in edges:
+        if start > SINK and end > SINK and start in fed:
+            parent[root(start)] = root(end)
+    return {vertex: root(vertex) for vertex in parent}
+
+
+def _solve(edges: tuple[Edge, ...]) -> frozenset[int]:
+    from networkx import DiGraph, minimum_cut  # takes long to import, and most commands compile nothing
+
+    graph = DiGraph()
+    for start, end, capacity in edges:
+        if capacity == UNLIMITED:
+            graph.add_edge(start, end)
+        else:
+            graph.add_edge(start, end, capacity=capacity)
+    _, (_, on_sink_side) = minimum_cut(graph, SOURCE, SINK)
+    return frozenset(on_sink_side)
