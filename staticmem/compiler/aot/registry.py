@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The files of this folder that register calls, the most common ones first; a target stands in one of them.
-FAMILIES = ("linear", "convolution", "activations")
+FAMILIES = ("linear", "convolution", "activations", "casts")
 TRACED: dict[str, Callable[..., Any]] = {}
 _imported = 0
 
