@@ -13,7 +13,7 @@ from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.aot.registry import lookup
 from staticmem.compiler.aot.tracer import Tracer
-from staticmem.compiler.nodes import JointGraph, Node
+from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
@@ -76,16 +76,24 @@ class _Trace:
         self.t = Tracer(training)
         self.t.sdpa = sdpa
         self.env: dict[str, Any] = {}
+        self.owned: list[Node] = []  # placeholders of parameters and buffers
         self.storages = Storages(self.t, self.env)
 
     def place(self, ops: Sequence[Op], forms: Mapping[str, Form], needs_grad: Collection[str]) -> None:
         """Placeholders in the order in which ops first read them, what the module owns before others in one op
         (Dynamo lifts a parameter where the module's code asks for it)."""
-        owned = {p.value.name for p in (*self.graph.parameters, *self.graph.buffers)}
+        owned = {p.value.name: p.alias_of for p in (*self.graph.parameters, *self.graph.buffers)}
         for op in ops:
             for name in sorted(dict.fromkeys(op.refs()), key=lambda name: name not in owned):
-                if name in forms and name not in self.env:
+                if name not in forms or name in self.env:
+                    continue
+                first = owned.get(name) or name  # a second name of a tied weight
+                if first not in self.env or self.env[first].form is not forms[name]:
                     self.env[name] = self.t.placeholder(name, forms[name], name in needs_grad)
+                    self.owned += [self.env[name]] if name in owned else []
+                    self.env.setdefault(first, self.env[name])
+                else:
+                    self.env[name] = self.env[first]
 
     def call(self, op: Op) -> None:
         scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)
@@ -125,18 +133,18 @@ class _Trace:
         t.op, t.region = -1, 0
         for placeholder, value in t.writes.items():
             t.node("aten::copy_", (placeholder, value), placeholder.form)
-        returned = tuple([self.outside[name][1] if name in self.outside else self.env[name] for name in outputs])
-        primals = tuple([node for node in t.nodes if node.target == "placeholder"])
+        values = [self.outside[name][1] if name in self.outside else self.env[name] for name in outputs]
+        returned = [value if isinstance(value, Node) else None for value in values]
+        primals = tuple([node for node in t.nodes if node.target == PLACEHOLDER])
         gradients: dict[Node, Node] = {}
         tangents: list[Node] = []
         if t.training:
-            roots = [(name, node) for name, node in zip(outputs, returned, strict=True) if t.needs_grad(node)]
+            roots = [(name, n) for name, n in zip(outputs, returned, strict=True) if n is not None and t.needs_grad(n)]
             tangents = [t.placeholder(name, _tangent(node)) for name, node in roots]
             gradients = t.backward([(node, tangent) for (_, node), tangent in zip(roots, tangents, strict=True)])
-        nodes = (*primals, *tangents, *[node for node in t.nodes if node.target != "placeholder"])
-        return JointGraph(
-            nodes, (*returned, *[gradients.get(node) for node in primals]), len(returned), primals, tuple(tangents)
-        )
+        nodes = (*primals, *tangents, *[node for node in t.nodes if node.target != PLACEHOLDER])
+        every = (*returned, *[gradients.get(node) for node in primals])
+        return JointGraph(nodes, every, len(returned), primals, tuple(tangents), tuple(self.owned))
 
     def _upcast(self, op: Op, source: Node) -> None:
         """A cast to float32 that did nothing in the export: inside the module its name is the copy, outside the input
