@@ -6,6 +6,8 @@ allocates. A value that takes the memory of a dead one, in place or from the poo
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from staticmem.eager.strides import Form
 from staticmem.ir.record import record
 
@@ -69,6 +71,13 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[Output | None, ...]
     notes: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def unread(self) -> tuple[int, ...]:
+        """The inputs that no step frees and that are not returned."""
+        used = {number for step in self.steps for number in step.frees if number < self.inputs}
+        used.update(output.storage for output in self.outputs if output is not None)
+        return tuple([number for number in range(self.inputs) if number not in used])
 
 
 @record(frozen=True)

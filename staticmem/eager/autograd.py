@@ -15,7 +15,7 @@ from staticmem.eager.calls import RepeatedNode, backward_again
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, cast_gradient, validate
 from staticmem.eager.recording import recorded_backward
-from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, Tensor, gradient_edge
+from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, TakingNode, Tensor, gradient_edge
 
 __all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "free_graph", "inner_backward", "run_backward"]
 
@@ -98,6 +98,8 @@ def run_backward(
         call = recorded_backward(e, node, buffer.slots) if type(node) is RepeatedNode else None
         if call is not None:
             outputs = backward_again(e, node, call, buffer.slots)
+        elif isinstance(node, TakingNode):
+            outputs = validate(e, node, node.run(e, buffer, buffer.slots, retain_graph))
         else:
             outputs = validate(e, node, apply(e, node, buffer.slots))
         e.release(buffer)

@@ -317,6 +317,13 @@ class Eager:
         if node.packed is not None:
             node.packed.release(self)
 
+    def let_go(self, storage: Storage, hold: int) -> None:
+        """Ends the hold of a backward node on a storage."""
+        self.trace.holds.ends[hold] = self.trace.ticks
+        storage.refs -= 1
+        if storage.refs == 0:
+            self._free(storage)
+
     def abandon(self, node: Node) -> None:
         """Gives up a node that is being recorded, because an exception ends the op."""
         node.refs += 1
@@ -338,8 +345,10 @@ class Eager:
         inputs: Sequence[Tensor | None],
         formulas: Sequence[Formula],
         saves: Iterable[Tensor | None] = (),
+        node: Node | None = None,
     ) -> None:
         """Adds a backward node to `outputs` if any of `inputs` needs a gradient. `saves` are held until it has run.
+        `node`: one of a class of its own, in place of a new `Node`.
 
         An output that has a history already was changed in place: its history moves on (`rebase_history`), and where
         it is a view, that of its base does.
@@ -348,7 +357,8 @@ class Eager:
         if not self.needs_grad(*inputs):
             return
         results = [outputs] if isinstance(outputs, Tensor) else outputs
-        node = self._node(name)
+        if node is None:
+            node = self._node(name)
         node.formulas = formulas
         for tensor in inputs:
             self._add_edge(node, gradient_edge(tensor))

@@ -127,6 +127,9 @@ class Packed(Protocol):
     def unpack(self, e: Run, gradients: Sequence[Tensor | None]) -> None:
         """The node is about to run on gradients, and needs its tensors."""
 
+    def tensors(self) -> list[tuple[Tensor, Owner]]:
+        """The unpacked tensors, each with its owner."""
+
     def applied(self, e: Run) -> None:
         """The formulas have run, and the unpacked tensors die: they were local variables of `apply`."""
 
@@ -160,6 +163,17 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.name} #{self.sequence})"
+
+
+class TakingNode(Node):
+    """A node that takes over what comes to it, and lets go of each tensor when it has no further use for it."""
+
+    __slots__ = ()
+
+    def run(self, e: Run, waiting: Owner, slots: Grads, retain_graph: bool) -> list[Tensor | None]:
+        """The gradients of its inputs, which belong to the present scope. `waiting` holds the incoming ones, `slots`;
+        with `retain_graph` what it has saved stays."""
+        raise NotImplementedError
 
 
 def gradient_edge(tensor: Tensor | None) -> tuple[Node, int] | None:

@@ -55,6 +55,9 @@ class _Saves:
     def unpack(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
         self.checkpoint.recompute(e, gradients)
 
+    def tensors(self) -> list[tuple[Tensor, Owner]]:
+        return [(holder.owner.held[0][0], holder.owner) for holder in self.holders]
+
     def applied(self, e: Eager) -> None:
         for holder in self.holders:
             e.release(holder.owner)
@@ -75,6 +78,9 @@ class _NoSaves:
 
     def unpack(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
         self.checkpoint.recompute(e, gradients)
+
+    def tensors(self) -> list[tuple[Tensor, Owner]]:
+        return []
 
     def applied(self, e: Eager) -> None:
         pass

@@ -49,6 +49,16 @@ class Checkpointing(Protocol):
         """Op `index` is about to run; the number of ops at the end."""
 
 
+class Compiled(Protocol):
+    """A region [start, end) that runs as compiled code (`engine.compiled`)."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    def run(self, interpreter: Interpreter) -> None: ...
+
+
 class Interpreter:
     """Executes a graph's ops once. `env` maps names to tensors and integers."""
 
@@ -64,6 +74,7 @@ class Interpreter:
         self.produced_in: dict[str, Stack] = {}
         self.copies: dict[int, list[tuple[Tensor, int]]] = {}
         self.checkpoints: Checkpointing | None = None
+        self.compiled: Sequence[Compiled] = ()  # in order
         self.autocast = e.autocast  # that of the step, where an op may run without
         self.model = Owner("model", "")  # has the parameters and buffers
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
@@ -140,7 +151,23 @@ class Interpreter:
         """Runs the ops of [start, end) and leaves the module frames. Checkpoints start and end between them."""
         e, checkpoints = self.e, self.checkpoints
         grad_enabled, self.autocast = e.grad_enabled, e.autocast
-        at = start
+        for region in self.compiled:
+            if start <= region.start and region.end <= end:
+                self.run_eager(start, region.start)
+                if checkpoints is not None:
+                    checkpoints.before(self, region.start)
+                region.run(self)
+                start = region.end
+        self.run_eager(start, end)
+        e.grad_enabled = grad_enabled
+        if checkpoints is not None:
+            checkpoints.before(self, end)
+        e.trace.op = -1
+        self._leave(0)
+
+    def run_eager(self, start: int, end: int) -> None:
+        """Runs the ops of [start, end) one by one."""
+        e, at = self.e, start
         for first, last, dtype in self.graph.autocast_regions:
             if first < end and last > at:
                 self._run_stretch(at, max(first, at))
@@ -151,11 +178,6 @@ class Interpreter:
                     e.autocast_cache = {}
                 e.autocast, at = self.autocast, min(last, end)
         self._run_stretch(at, end)
-        e.grad_enabled = grad_enabled
-        if checkpoints is not None:
-            checkpoints.before(self, end)
-        e.trace.op = -1
-        self._leave(0)
 
     def _run_stretch(self, start: int, end: int) -> None:
         """Runs the ops of [start, end), in all of which autocast is the same."""
@@ -174,7 +196,7 @@ class Interpreter:
                 checkpoints.before(self, index)
             trace.op = self.index = index
             if op.modules and enters:  # shape arithmetic carries no module: stay where we are
-                self._enter(op)
+                self.enter(op)
             e.grad_enabled = grad_enabled and op.grad
             signature = signatures[index]
             if signature is None:
@@ -242,7 +264,7 @@ class Interpreter:
 
     # -- frames --------------------------------------------------------------------------------------------------
 
-    def _enter(self, op: Op) -> None:
+    def enter(self, op: Op) -> None:
         modules, frames = op.modules, self.frames
         if modules is not self.stack:
             common = common_depth(self.stack, modules)
@@ -301,7 +323,7 @@ class Interpreter:
         depth = e.depth
         try:
             if signature.sliced and _takes_all(filled(op, values)[0]):
-                self._bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
+                self.bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
                 return
             results, scoped = run_call(e, self.records[e.grad_enabled], signature, op, values)
             self.covered[op.target] += 1
@@ -313,11 +335,11 @@ class Interpreter:
             results, scoped = self._unknown(op, values), True
         outputs = op.outputs
         if len(outputs) == 1 and len(results) == 1 and type(results[0]) is Tensor and outputs[0]:
-            self._bind(outputs[0], results[0], op)
+            self.bind(outputs[0], results[0], op)
         else:
             for name, tensor in zip(outputs, results, strict=False):
                 if name and isinstance(tensor, Tensor):
-                    self._bind(name, tensor, op)
+                    self.bind(name, tensor, op)
         if scoped:
             e.close_scope()
 
@@ -369,7 +391,7 @@ class Interpreter:
             raise self.explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
-                self._bind(name, tensor, op)
+                self.bind(name, tensor, op)
         e.close_scope()
 
     def _run_function(self, op: Op) -> None:
@@ -381,7 +403,7 @@ class Interpreter:
         try:
             results, of_autograd = with_history(self.e, self.recorded.functions[op.name], self.env)
             for name, tensor in zip(filter(None, op.outputs), results, strict=True):
-                self._bind(name, tensor, op)
+                self.bind(name, tensor, op)
         except (ValueError, *BAD_ARGUMENTS) as error:
             raise self.explained(op, error) from error
         for tensor in of_autograd:
@@ -399,7 +421,7 @@ class Interpreter:
             raise self.explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and tensor is not None:
-                self._bind(name, tensor, op)
+                self.bind(name, tensor, op)
         self.e.close_scope()
 
     def _set_data(self, name: str, tensor: Tensor, data: Tensor) -> None:
@@ -426,7 +448,7 @@ class Interpreter:
         """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
         name, e = op.outputs[0], self.e
         e.open_scope()
-        self._bind(name, to_copy(e, source, dtypes.float32), op)
+        self.bind(name, to_copy(e, source, dtypes.float32), op)
         e.close_scope()
         last = self.index
         for index in range(self.index + 1, len(self.graph.ops)):
@@ -440,7 +462,7 @@ class Interpreter:
             self.owners[name] = (source, e.take(source, "value", name))
             self.outside[name] = (op.modules, source)
 
-    def _bind(self, name: str, tensor: Tensor, op: Op) -> None:
+    def bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
         hold = self.e.take(tensor, "value", name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from staticmem.eager.trace import Buffer, Hold, Kernel
 from staticmem.ir.graph import Graph
 
+_COMPILED = "CompiledFunctionBackward of "
 _FUNCTION = "staticmem::function."
 
 
@@ -61,6 +62,10 @@ def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
         return f"saved for the backward of {place or _loss(hold.who)}"
     if hold.kind == "recomputed":
         return f"run again for the backward of {place or _loss(hold.who)}"
+    if hold.kind == "compiled":
+        return f"used later by the compiled code: {short(hold.who)}" + (f", for {place}" if place else "")
+    if hold.kind == "recomputed in backward":
+        return f"recomputed in backward: {place or short(hold.who)}"
     if hold.kind == "checkpoint":
         return f"input of the checkpoint of {hold.who or 'the model'}, which runs again from it"
     if hold.kind == "local":
@@ -89,5 +94,9 @@ def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
 
 
 def _loss(node: str) -> str:
-    """A node of no op in the graph belongs to the loss (`NllLossBackward0`)."""
-    return f"the loss ({node})"
+    """A node of no op in the graph belongs to the loss (`NllLossBackward0`), or is that of compiled code."""
+    return (
+        f"the compiled {node[len(_COMPILED) :].removeprefix('the ')}"
+        if node.startswith(_COMPILED)
+        else f"the loss ({node})"
+    )
