@@ -111,6 +111,8 @@ class _Trace:
                 return
             args, kwargs = self.cast.arguments(op, args, kwargs)
         target, writes = op.target, rules.in_place(op.base)
+        if writes and not self.t.training and str(getattr(op.args[0], "name", "")).endswith("num_batches_tracked"):
+            return  # model.eval(): batch norm does not count
         function = lookup(target)
         if function is None and writes:
             base, _, overload = target.partition(".")
@@ -131,8 +133,6 @@ class _Trace:
     def finish(self, outputs: Sequence[str]) -> JointGraph:
         t = self.t
         t.op, t.region = -1, 0
-        for placeholder, value in t.writes.items():
-            t.node("aten::copy_", (placeholder, value), placeholder.form)
         values = [self.outside[name][1] if name in self.outside else self.env[name] for name in outputs]
         returned = [value if isinstance(value, Node) else None for value in values]
         primals = tuple([node for node in t.nodes if node.target == PLACEHOLDER])
@@ -142,6 +142,9 @@ class _Trace:
             roots = [(name, n) for name, n in zip(outputs, returned, strict=True) if n is not None and t.needs_grad(n)]
             tangents = [t.placeholder(name, _tangent(node)) for name, node in roots]
             gradients = t.backward([(node, tangent) for (_, node), tangent in zip(roots, tangents, strict=True)])
+        t.op = -1
+        for placeholder, value in t.writes.items():
+            t.node("aten::copy_", (placeholder, value), placeholder.form)
         nodes = (*primals, *tangents, *[node for node in t.nodes if node.target != PLACEHOLDER])
         every = (*returned, *[gradients.get(node) for node in primals])
         return JointGraph(nodes, every, len(returned), primals, tuple(tangents), tuple(self.owned))

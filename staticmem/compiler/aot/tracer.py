@@ -109,6 +109,37 @@ class Tracer:
         strides = layout.pointwise_strides(shape, tuple([(operand.shape, operand.strides) for operand in operands]))
         return self.node(target, args, form_of(shape, strides, dtype or promoted(args)), kwargs)
 
+    def add(self, a: Argument, b: Argument) -> Node:
+        return self.pointwise("aten::add.Tensor", a, b)
+
+    def sub(self, a: Argument, b: Argument) -> Node:
+        return self.pointwise("aten::sub.Tensor", a, b)
+
+    def mul(self, a: Argument, b: Argument) -> Node:
+        return self.pointwise("aten::mul.Tensor", a, b)
+
+    def div(self, a: Node, b: Argument) -> Node:
+        return self.pointwise("aten::div.Tensor", a, b)
+
+    def compare(self, name: str, a: Node, b: Argument) -> Node:
+        """`name` is that of the call without its overload: `le`."""
+        return self.pointwise(f"aten::{name}.{'Tensor' if type(b) is Node else 'Scalar'}", a, b, dtype=dtypes.bool_)
+
+    def where(self, condition: Node, a: Argument, b: Argument) -> Node:
+        """Numbers become tensors without dimensions, the second one first (torch/_refs, `where`)."""
+        dtype = promoted((a, b))
+        b = b if type(b) is Node else self.full((), b, dtype)
+        a = a if type(a) is Node else self.full((), a, dtype)
+        return self.pointwise("aten::where.self", condition, a, b, dtype=dtype)
+
+    def opmath(self, self_: Node) -> Node:
+        """In the dtype that elementwise kernels compute in (torch/_decomp/decompositions.py, `pw_cast_for_opmath`)."""
+        return self.cast(self_, self.computes_in(self_.dtype))
+
+    @staticmethod
+    def computes_in(dtype: DType) -> DType:
+        return dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
+
     def cast(self, self_: Node, dtype: DType) -> Node:
         """`_to_copy`, which decomposes to a conversion; the tensor itself where it has the dtype."""
         if self_.dtype is dtype:
@@ -131,9 +162,11 @@ class Tracer:
     def random(self, shape: Shape, dtype: DType = dtypes.float32) -> Node:
         """Uniform numbers; torch/_inductor/fx_passes/replace_random.py takes seeds of the graph for them."""
         if self._seeds is None:
-            self._seeds = self.new("prims::inductor_seeds", (1,), (1,), dtypes.int64)
+            self._seeds = self.new("prims::inductor_seeds", (0,), (0,), dtypes.int64)
         seed = self.new("prims::inductor_lookup_seed", (self._seeds, self._random_calls), (), dtypes.int64)
         self._random_calls += 1
+        self._seeds.args = (self._random_calls,)
+        self._seeds.form = form((self._random_calls,), dtypes.int64)
         result = self.new("prims::inductor_random", (shape, seed, "rand"), shape, dtypes.float32)
         return self.cast(result, dtype)
 
@@ -169,11 +202,11 @@ class Tracer:
         return self.new("aten::expand", (self_, target), target, self_.dtype, strides)
 
     def unsqueeze(self, self_: Node, dim: int) -> Node:
-        dim = dim if dim >= 0 else dim + self_.ndim + 1
+        given, dim = dim, dim if dim >= 0 else dim + self_.ndim + 1
         shape, strides = list(self_.shape), list(self_.strides)
         strides.insert(dim, shape[dim] * strides[dim] if dim < len(shape) else 1)
         shape.insert(dim, 1)
-        return self.new("aten::unsqueeze", (self_, dim), tuple(shape), self_.dtype, tuple(strides))
+        return self.new("aten::unsqueeze", (self_, given), tuple(shape), self_.dtype, tuple(strides))
 
     def squeeze(self, self_: Node, dims: Sequence[int]) -> Node:
         gone = {self_.dim(d) for d in dims if self_.shape[self_.dim(d)] == 1}
@@ -182,6 +215,12 @@ class Tracer:
         kept = [d for d in range(self_.ndim) if d not in gone]
         shape, strides = tuple([self_.shape[d] for d in kept]), tuple([self_.strides[d] for d in kept])
         return self.new("aten::squeeze.dims", (self_, tuple(sorted(gone))), shape, self_.dtype, strides)
+
+    def squeeze_dim(self, self_: Node, dim: int) -> Node:
+        """Without a dimension of size 1."""
+        axis = self_.dim(dim)
+        shape, strides = self_.shape[:axis] + self_.shape[axis + 1 :], self_.strides[:axis] + self_.strides[axis + 1 :]
+        return self.new("aten::squeeze.dim", (self_, dim), shape, self_.dtype, strides)
 
     def slice(self, self_: Node, dim: int, start: int, end: int, step: int = 1) -> Node:
         """`start` and `end` are within the tensor."""
@@ -275,6 +314,8 @@ class Tracer:
         """`at::sum_to`: one sum with all dimensions kept, and a view without the leading ones."""
         if gradient.shape == shape:
             return gradient
+        if not shape:
+            return self.new("aten::sum", (gradient,), (), gradient.dtype)
         leading = gradient.ndim - len(shape)
         dims = [*range(leading)]
         dims += [k for k in range(leading, gradient.ndim) if shape[k - leading] == 1 and gradient.shape[k] != 1]
