@@ -27,7 +27,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ops.registry import in_place
 
-MOST_RESULTS = 64
+_DEVICE = ["meta"]  # where calls without tensors make them
 _UNREAD = ("device", "layout", "pin_memory", "memory_format", "non_blocking")  # forms have what matters of them
 
 
@@ -59,6 +59,12 @@ class _Tried(Exception):  # noqa: N818
 
 def real(case: Case, pattern: tuple[bool, ...]) -> tuple[list[Node], tuple[Any, ...], Program, list[int]]:
     """PyTorch's graph; the program, and how many results each of its calls has."""
+    module, program, counts = traced_module(case, pattern)
+    nodes, results = nodes_of(_without_random(module).graph)
+    return nodes, results, program, counts
+
+
+def traced_module(case: Case, pattern: tuple[bool, ...], device: str = "meta") -> tuple[Any, Program, list[int]]:
     with torch.no_grad():
         flat = [make(spec, "meta") for spec in case.flat]
         storages = {t.untyped_storage()._cdata for t in flat}
@@ -88,11 +94,12 @@ def real(case: Case, pattern: tuple[bool, ...]) -> tuple[list[Node], tuple[Any, 
     compiled = aot_function(
         function, keep, keep, keep, decompositions=_decompositions(), keep_inference_input_mutations=True
     )
-    inputs = [make(spec, "meta").requires_grad_(needs) for spec, needs in zip(case.flat, pattern, strict=True)]
+    inputs = [make(spec, device).requires_grad_(needs) for spec, needs in zip(case.flat, pattern, strict=True)]
+    _DEVICE.append(device)
     with contextlib.suppress(_Tried):
         compiled(*inputs)
-    nodes, results = nodes_of(_without_random(seen[0]).graph)
-    return nodes, results, program, list(counts)
+    _DEVICE.pop()
+    return seen[0], program, list(counts)
 
 
 @cache
@@ -118,7 +125,7 @@ def _call(target: str, *args: Any, **kwargs: Any) -> Any:
     named = {key: _converted(value, key) for key, value in kwargs.items()}
     converted = [_converted(a) for a in args]
     if not any(isinstance(t, torch.Tensor) for t in tree_leaves([converted, named])):
-        named["device"] = torch.device("meta")
+        named["device"] = torch.device(_DEVICE[-1])
     return function(*converted, **named)
 
 

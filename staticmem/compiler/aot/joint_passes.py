@@ -1,0 +1,225 @@
+"""Passes over a joint graph, before it is partitioned; over the graph of inference as well.
+
+Source: torch/_inductor/fx_passes/joint_graph.py (`joint_graph_passes`), torch/_inductor/fx_passes/post_grad.py
+(`remove_noop_ops`). `pad_mm` measures products on the card, so nothing is padded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from staticmem.compiler.aot.softmax_scaling import stable_scaled_softmax
+from staticmem.compiler.aot.tracer import Tracer, form
+from staticmem.compiler.aot.uniform_values import fold
+from staticmem.compiler.edit import GraphEditor
+from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, Result
+from staticmem.eager.strides import Form
+from staticmem.ir import dtypes
+
+AnyGraph = TypeVar("AnyGraph", JointGraph, NodeGraph)
+END = 2**63 - 1  # of a slice without one
+_VIEWS = frozenset(
+    [
+        f"aten::{name}"
+        for name in "alias view permute expand slice select squeeze unsqueeze as_strided t transpose diagonal".split()
+    ]
+)
+_FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+
+
+def run_joint_passes(joint: AnyGraph) -> AnyGraph:
+    """The graph as the partitioner gets it. Its nodes are changed in place; dead ones are gone."""
+    graph = GraphEditor(joint.nodes, joint.outputs)
+    graph.finish()
+    _remove_no_ops(graph)
+    fold(graph)
+    _rewrite(graph, _same_view, _pair_of_views, _pair_of_permutes)
+    _rewrite(graph, _pair_of_casts, _one_product, _scatter_into_constant)
+    _rewrite(graph, stable_scaled_softmax)
+    return replace(joint, nodes=tuple(graph.finish()), outputs=tuple(graph.outputs))
+
+
+def _rewrite(graph: GraphEditor, *patterns: Callable[[GraphEditor, Node], None]) -> None:
+    """Offers all nodes to patterns, the last first (`PatternMatcherPass.apply`)."""
+    graph.settle()
+    for node in reversed(list(graph)):
+        for pattern in patterns:
+            if graph.alive(node):
+                pattern(graph, node)
+
+
+# -- calls that do nothing ---------------------------------------------------------------------------------------------
+
+
+def _remove_no_ops(graph: GraphEditor) -> None:
+    """`remove_noop_ops`: what gives its input with the same sizes and strides. A copy stays where the result and an
+    input, or two results, would share memory, and where its input is written to."""
+    storage: dict[Node, Node] = {}
+    for node in graph:
+        storage[node] = storage[node.inputs[0]] if node.base in _VIEWS and node.inputs else node
+    of_inputs = {node for node in graph if node.target == PLACEHOLDER}
+    of_outputs = {storage[node] for node in graph.outputs if node is not None}
+    written = {storage[node.inputs[0]] for node in graph if node.target == "aten::copy_"}
+    for node in graph:
+        condition = _NO_OPS.get(node.target) or _NO_OPS.get(node.base)
+        if condition is None or not isinstance(node.form, Form):
+            continue
+        source = node.args[0][0] if node.base == "aten::cat" else node.args[0]
+        if node.base == "aten::slice_scatter":
+            source = node.args[1]
+        if not isinstance(source, Node) or not _equal(source.form, node.form):
+            continue
+        if storage[node] is not storage[source]:
+            own, theirs = storage[node], storage[source]
+            if own in of_outputs and (theirs in of_inputs or theirs in of_outputs):
+                continue
+            if theirs in written:
+                continue
+        if condition(*node.args):
+            graph.replace(node, source)
+            graph.erase(node)
+
+
+def _equal(a: Result, b: Result) -> bool:
+    if not isinstance(a, Form) or not isinstance(b, Form):
+        return False
+    return a is b or (a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype)
+
+
+def _whole_slice(self: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
+    if start is None or end is None:
+        return False
+    return bool(start == 0 and end >= self.shape[dim] and step == 1)
+
+
+def _whole_scatter(
+    self: Node, source: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> bool:
+    end = END if end is None else end
+    return self.shape == source.shape and not start and end >= self.shape[dim] and step == 1
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+def _of_integers(self: Node, *_: Any) -> bool:
+    return self.dtype.kind in ("int", "bool")
+
+
+# Target -> whether the call gives its input, if forms are equal
+_NO_OPS: dict[str, Callable[..., bool]] = {
+    "aten::slice": _whole_slice,
+    "aten::slice_scatter": _whole_scatter,
+    "aten::repeat": lambda self, repeats: all(r == 1 for r in repeats),
+    "aten::constant_pad_nd": lambda self, padding, value=0: not any(padding),
+    "prims::convert_element_type": _always,
+    "aten::ceil": _of_integers,
+    "aten::floor": _of_integers,
+    "aten::round": _of_integers,
+    "aten::trunc": _of_integers,
+    "aten::pow": lambda a, b: isinstance(b, int) and b == 1,
+    "aten::cat": lambda tensors, dim=0: len(tensors) == 1,
+    "aten::view": _always,
+    "aten::alias": _always,
+    "aten::clone": _always,
+}
+
+
+# -- patterns ----------------------------------------------------------------------------------------------------------
+
+
+def _same_view(graph: GraphEditor, node: Node) -> None:
+    if node.target == "aten::view" and node.args[0].shape == node.shape:
+        graph.replace(node, node.args[0])
+        graph.erase(node)
+
+
+def _inner(graph: GraphEditor, node: Node, target: str) -> Node | None:
+    """The argument of a call of `target` that has one of `target` as its only reader."""
+    if node.target != target:
+        return None
+    inner: Node = node.args[0]
+    return inner if inner.target == target and graph.user_count(inner) == 1 else None
+
+
+def _skip(graph: GraphEditor, node: Node, inner: Node, by: Node) -> None:
+    graph.replace(node, by)
+    graph.erase(node)
+    graph.erase(inner)
+
+
+def _pair_of_views(graph: GraphEditor, node: Node) -> None:
+    inner = _inner(graph, node, "aten::view")
+    if inner is not None and inner.args[0].shape == node.shape:
+        _skip(graph, node, inner, inner.args[0])
+
+
+def _pair_of_permutes(graph: GraphEditor, node: Node) -> None:
+    inner = _inner(graph, node, "aten::permute")
+    if inner is None:
+        return
+    first, second = inner.args[1], node.args[1]
+    if all(first[d] == k for k, d in enumerate(second)):
+        _skip(graph, node, inner, inner.args[0])
+
+
+def _pair_of_casts(graph: GraphEditor, node: Node) -> None:
+    """`pointless_convert`: not through a narrower dtype than the result has."""
+    inner = _inner(graph, node, "prims::convert_element_type")
+    if inner is None:
+        return
+    source = inner.args[0]
+    if not all(dtype in _FLOATS for dtype in (source.dtype, inner.dtype, node.dtype)):
+        return
+    if inner.dtype.bits >= node.dtype.bits:
+        graph.change(node, node.target, (source, node.dtype), {})
+        graph.erase(inner)
+
+
+def _one_product(graph: GraphEditor, node: Node) -> None:
+    """`bmm_to_mm`"""
+    if node.target != "aten::bmm" or node.args[0].shape[0] != 1 or node.args[1].shape[0] != 1:
+        return
+    made = _maker(node)
+    a, b = [made.new("aten::squeeze.dim", (m, 0), m.shape[1:], m.dtype, m.strides[1:]) for m in node.args]
+    put(graph, node, made, made.unsqueeze(made.mm(a, b), 0))
+
+
+def _scatter_into_constant(graph: GraphEditor, node: Node) -> None:
+    """`scatter_upon_const_tensor`: one number a row written into a constant is a comparison with positions."""
+    if node.target != "aten::scatter.value" or len(node.args) != 4:
+        return
+    full, dim, selector, number = node.args
+    if full.target != "aten::full" or graph.user_count(full) != 1 or len(full.args) != 2 or not node.ndim:
+        return
+    dim %= node.ndim
+    for k, (size, whole) in enumerate(zip(selector.shape, node.shape, strict=True)):
+        if (size != 1) if k == dim else (size < whole):
+            return
+    made = _maker(node)
+    length = node.shape[dim]
+    how = {"start": 0, "step": 1, "dtype": dtypes.int64, "requires_grad": False}
+    positions = made.node("prims::iota", (length,), form((length,), dtypes.int64), how)
+    positions = made.view(positions, [length if k == dim else 1 for k in range(node.ndim)])
+    mask = made.pointwise("aten::eq.Tensor", made.expand(selector, node.shape), positions, dtype=dtypes.bool_)
+    of = dtypes.float32 if isinstance(number, float) or isinstance(full.args[1], float) else dtypes.int64
+    background, value = made.full((), full.args[1], of), made.full((), number, of)
+    result = made.pointwise("aten::where.self", mask, value, background, dtype=of)
+    put(graph, node, made, made.cast(result, node.dtype))
+
+
+def _maker(node: Node) -> Tracer:
+    """Makes nodes that stand for `node`."""
+    made = Tracer(training=False)
+    made.op, made.region = node.op, node.must_recompute
+    return made
+
+
+def put(graph: GraphEditor, node: Node, made: Tracer, by: Node) -> None:
+    """Puts new nodes in the place of one."""
+    graph.insert(made.nodes, before=node)
+    graph.replace(node, by)
+    graph.erase(node)
