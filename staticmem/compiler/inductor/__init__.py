@@ -1,1 +1,47 @@
 """What Inductor makes of a graph: which values have a buffer, in which layout, in which order, and who reuses whose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from staticmem.compiler.inductor import movement, reductions
+from staticmem.compiler.inductor.kernels import fallback
+from staticmem.compiler.inductor.lowering import Lowering
+from staticmem.compiler.inductor.order import Sizes, reorder
+from staticmem.compiler.inductor.schedule import Schedule
+from staticmem.compiler.inductor.wrapper import Planner, Wrapper
+from staticmem.compiler.nodes import Node, NodeGraph
+from staticmem.compiler.plan import Plan
+from staticmem.eager.strides import Form
+
+RULE_MODULES = (movement, reductions)
+
+
+def plan(
+    graph: NodeGraph,
+    *,
+    backward: bool = False,
+    inference: bool = False,
+    visible: int | None = None,
+    forms: Mapping[Node, Form] | None = None,
+    freeable: Collection[Node] = (),
+    donated: Collection[Node] = (),
+) -> Plan:
+    """The plan of a graph after AOTAutograd.
+
+    Args:
+        graph: a forward, a backward, or the graph of inference.
+        visible: how many of the outputs the user sees (the others are saved for the backward); None: all.
+        forms: of placeholders that have other strides than their nodes, such as what a forward saved.
+        freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
+        donated: placeholders whose memory this graph may write over.
+    """
+    low = Lowering(graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback).run()
+    number = {node: buffer.number for node, buffer in zip(graph.placeholders, low.inputs, strict=True)}
+    given = {buffer.number: buffer for buffer in low.inputs}
+    schedule = Schedule(low, [given[number[node]] for node in donated])
+    may_go = {number[node] for node in freeable}
+    nodes = reorder(Sizes(schedule, schedule.nodes, may_go))
+    wrapper = Wrapper(schedule, nodes, may_go, set())
+    wrapper.write()
+    return Planner(wrapper).plan(tuple(low.notes.items()))

@@ -1,0 +1,144 @@
+"""Views of a buffer, as chains of steps, and the strides that such a chain reads with.
+
+Inductor's loads are index expressions (`torch/_inductor/ir.py`, the subclasses of `BaseView`). Memory depends on two
+facts of them: are two accesses equal, and are they linear in the loop variables. A chain answers both: strides where it
+is linear, else None, and then two accesses are equal where their chains are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from staticmem.eager.strides import Shape, Strides, expand_strides, view_strides
+
+# ("select", dim, index, new) | ("shift", dim, by, new): behind others, as in a concatenation |
+Step = tuple[Any, ...]
+Views = tuple[Step, ...]
+NO_VIEWS: Views = ()
+KNOWN = 1 << 14
+
+
+def new_shape(step: Step) -> Shape:
+    shape: Shape = step[-1]
+    return shape
+
+
+def chain(views: Views, step: Step, shape: Shape) -> Views:
+    """`views`, which give `shape`, and one step more; steps that change nothing are left out."""
+    new = new_shape(step)
+    if new == shape and step[0] in ("reshape", "expand"):
+        return views
+    if step[0] == "slice" and new == shape and step[3] == 1:
+        return views
+    if views and step[0] == "reshape" and views[-1][0] == "reshape":
+        return (*views[:-1], step)
+    return (*views, step)
+
+
+def then(first: Views, shape: Shape, second: Views) -> Views:
+    """The chain of `first`, which gives `shape`, and then `second`."""
+    if not second:
+        return first
+    for step in second:
+        first = chain(first, step, shape)
+        shape = new_shape(step)
+    return first
+
+
+@lru_cache(KNOWN)
+def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strides, int] | None:
+    """Strides and offset of the last view of a buffer, in elements; None where the index is not linear.
+
+    Sources: `create` of `View`, `PermuteView`, `ExpandView`, `SliceView`, `SqueezeView` in torch/_inductor/ir.py.
+    """
+    offset = 0
+    for step in views:
+        kind, new = step[0], new_shape(step)
+        if kind == "reshape":
+            found = view_strides(shape, strides, new)
+            if found is None:
+                return None
+            strides = found
+        elif kind == "permute":
+            strides = tuple(strides[dim] for dim in step[1])
+        elif kind == "expand":
+            strides = expand_strides(shape, strides, new)
+        elif kind == "slice":
+            dim, start, every = step[1], step[2], step[3]
+            offset += start * strides[dim]
+            strides = tuple(s * every if d == dim else s for d, s in enumerate(strides))
+        elif kind == "select":
+            dim, index = step[1], step[2]
+            offset += index * strides[dim]
+            strides = tuple(s for d, s in enumerate(strides) if d != dim)
+        elif kind == "shift":
+            offset -= step[2] * strides[step[1]]
+        elif kind == "strided":
+            strides, offset = step[1], step[2]
+        else:
+            return None
+        shape = new
+    return strides, offset
+
+
+@lru_cache(KNOWN)
+def stride_hints(shape: Shape, strides: Strides, views: Views) -> Strides:
+    """How far the index moves from the first element to the second of each dimension (`SizeVarAllocator.stride_hints`).
+
+    Where values pick elements, the dimensions behind keep their strides and the others count 0.
+    """
+    linear = strides_through(shape, strides, views)
+    if linear is not None:
+        return linear[0]
+    shapes = [shape, *(new_shape(step) for step in views)]
+    last = shapes[-1]
+    origin = _offset(shapes, strides, views, (0,) * len(last))
+    found = []
+    for dim, size in enumerate(last):
+        at = tuple(1 if d == dim else 0 for d in range(len(last)))
+        found.append(_offset(shapes, strides, views, at) - origin if size > 1 else 0)
+    return tuple(found)
+
+
+def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> int:
+    """The element of the buffer that an index of the last view means."""
+    for number in range(len(views) - 1, -1, -1):
+        step, old, new = views[number], shapes[number], shapes[number + 1]
+        kind = step[0]
+        if kind == "reshape":
+            flat = 0
+            for index, size in zip(at, new, strict=True):
+                flat = flat * size + index
+            back = []
+            for size in reversed(old):
+                back.append(flat % size if size else 0)
+                flat = flat // size if size else 0
+            at = tuple(reversed(back))
+        elif kind == "permute":
+            back = [0] * len(old)
+            for index, dim in zip(at, step[1], strict=True):
+                back[dim] = index
+            at = tuple(back)
+        elif kind == "expand":
+            kept = at[len(at) - len(old) :]
+            at = tuple(0 if size == 1 else index for index, size in zip(kept, old, strict=True))
+        elif kind == "slice":
+            at = tuple(step[2] + i * step[3] if d == step[1] else i for d, i in enumerate(at))
+        elif kind == "select":
+            at = (*at[: step[1]], step[2], *at[step[1] :])
+        elif kind == "shift":
+            at = tuple(i - step[2] if d == step[1] else i for d, i in enumerate(at))
+        elif kind == "strided":
+            first: int = step[2]
+            return first + dot(at, step[1])
+        else:
+            same = 0
+            while same < min(len(old), len(new)) and old[-1 - same] == new[-1 - same]:
+                same += 1
+            at = (0,) * (len(old) - same) + (at[len(at) - same :] if same else ())
+    return dot(at, strides)
+
+
+def dot(index: Shape, strides: Strides) -> int:
+    return sum(i * stride for i, stride in zip(index, strides, strict=True))

@@ -1,0 +1,164 @@
+"""Strides that Inductor chooses: orders, padding, and whether convolutions run in channels last.
+
+Sources, all of PyTorch 2.15: `torch/_inductor/ir.py` (`FlexibleLayout`, `Layout._pad_strides`),
+`torch/_inductor/scheduler.py` (`pick_loop_order`), `torch/_inductor/graph.py` (`decide_layout_opt`,
+`find_nodes_prefer_channels_last`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cmp_to_key, lru_cache
+from itertools import pairwise
+
+from staticmem.compiler.nodes import Node, NodeGraph, users_of
+from staticmem.eager.strides import Shape, Strides, is_channels_last_contiguous, numel
+from staticmem.ir.dtypes import DType
+
+PADDING_BYTES = 128  # config.padding_alignment_bytes
+PADDING_THRESHOLD = 1024  # config.padding_stride_threshold, in elements
+CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+NODES_PER_CONVOLUTION = 300  # decide_layout_opt: "only a few conv"
+# decide_layout_opt: speed in channels last of kinds of convolutions, < 1 is faster
+GROUPED, DEFAULT, IN_OUT, SMALL = 1.358, 0.823, 0.725, 0.783
+
+
+def fill_ordered(shape: Shape, order: Sequence[int]) -> Strides:
+    """Dense strides where `order` lists dimensions from the fastest (`FlexibleLayout.fill_ordered`)."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def fill_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions from the fastest (`get_fill_order`: a stable sort by stride)."""
+    return tuple(sorted(range(len(strides)), key=strides.__getitem__))
+
+
+def stride_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """The rank of each dimension (`get_stride_order`)."""
+    order = [0] * len(strides)
+    for rank, dim in enumerate(fill_order(strides)):
+        order[dim] = rank
+    return tuple(order)
+
+
+def stride_ordered(shape: Shape, order: Sequence[int]) -> Strides:
+    """Dense strides of this stride order."""
+    return fill_ordered(shape, sorted(range(len(order)), key=order.__getitem__))
+
+
+def channels_last_order(rank: int) -> tuple[int, ...]:
+    return (3, 0, 2, 1) if rank == 4 else (4, 0, 3, 2, 1)  # NHWC_STRIDE_ORDER, NHWDC_STRIDE_ORDER
+
+
+def is_stride_ordered(shape: Shape, strides: Strides, order: Sequence[int]) -> bool:
+    """`Layout.is_stride_ordered`: dimensions of size 1 do not matter."""
+    dims = [dim for dim in sorted(range(len(order)), key=order.__getitem__) if shape[dim] != 1]
+    return all(strides[a] <= strides[b] for a, b in pairwise(dims))
+
+
+def same_where_it_matters(one: Sequence[int], other: Sequence[int], shape: Shape) -> bool:
+    """`significant_strides_equal`: strides of dimensions of size 1 do not matter."""
+    return all(size <= 1 or a == b for size, a, b in zip(shape, one, other, strict=True))
+
+
+@lru_cache(1 << 12)
+def pad_strides(shape: Shape, strides: Strides, dtype: DType) -> Strides:
+    """Strides above the threshold become multiples of 128 bytes (`Layout._pad_strides`); channels last is kept."""
+    if not strides or is_channels_last_contiguous(shape, strides):
+        return strides
+    align = PADDING_BYTES // dtype.itemsize
+    order = fill_order(strides)
+    padded = [0] * len(strides)
+    padded[order[0]] = 1
+    changed = False
+    for before, dim in pairwise(order):
+        stride = padded[before] * shape[before]
+        if stride > PADDING_THRESHOLD and stride % align:
+            stride = -(-stride // align) * align
+            changed = True
+        padded[dim] = stride
+    return tuple(padded) if changed else strides
+
+
+def pick_loop_order(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[int]:
+    """Loops from the innermost, by the strides of all accesses (`pick_loop_order`)."""
+
+    def compare(a: int, b: int) -> int:
+        if sizes[a] == 1 or sizes[b] == 1:
+            return (sizes[a] == 1) - (sizes[b] == 1)
+        a_first = b_first = 0
+        for row in strides:
+            one, other = abs(row[a]), abs(row[b])
+            a_first += other == 0 or one < other
+            b_first += one == 0 or other < one
+        if a_first != b_first:
+            return -1 if a_first > b_first else 1
+        return (b > a) - (b < a)
+
+    order = list(reversed(range(len(sizes))))  # the comparison is no order: where the sort begins matters
+    order.sort(key=cmp_to_key(compare))
+    return order
+
+
+def decide_layout_opt(graph: NodeGraph, inference: bool) -> bool:
+    """Whether the convolutions of this graph run in channels last (`GraphLowering.decide_layout_opt`, CUDA)."""
+    convolutions = [node for node in graph.nodes if node.target in CONVOLUTIONS]
+    # PyTorch counts the node "output" too
+    if not convolutions or len(graph.nodes) + 1 >= NODES_PER_CONVOLUTION * len(convolutions):
+        return False
+    kinds = [_kind(node) for node in convolutions]
+    if inference:
+        flops = {GROUPED: 0, DEFAULT: 0, IN_OUT: 0, SMALL: 0}
+        for node, (grouped, narrows, small) in zip(convolutions, kinds, strict=True):
+            if node.target == "aten::convolution":
+                kind = GROUPED if grouped else SMALL if small else IN_OUT if narrows else DEFAULT
+                flops[kind] += _flops(node)
+        return sum(kind * count for kind, count in flops.items()) <= sum(flops.values())
+    return not (
+        any(grouped for grouped, _, _ in kinds)
+        or any(narrows for _, narrows, _ in kinds)
+        or all(small for _, _, small in kinds)
+    )
+
+
+def _kind(node: Node) -> tuple[bool, bool, bool]:
+    """A convolution is grouped with more than one channel each; has half the channels behind it; is small."""
+    backward = node.target != "aten::convolution"
+    weight = node.args[2 if backward else 1].shape
+    groups = node.args[9 if backward else 8]
+    narrows = weight[0] * 2 <= weight[1] and len(weight) > 2 and weight[2] > 1
+    return groups > 1 and weight[1] > 1, narrows, weight[0] <= 64 and weight[1] <= 64
+
+
+def _flops(node: Node) -> int:
+    """`conv_flop_count` of torch/utils/flop_counter.py, which counts the channels of a group as they are."""
+    x: Shape = node.args[0].shape
+    weight: Shape = node.args[1].shape
+    transposed = node.args[6]
+    spatial = x[2:] if transposed else node.shape[2:]
+    return 2 * x[0] * numel(spatial) * numel(weight)
+
+
+def prefer_channels_last(graph: NodeGraph) -> set[Node]:
+    """Convolutions, what leads to them, and what reads of that before the last one
+    (`find_nodes_prefer_channels_last`)."""
+    users = users_of(graph.nodes)
+    last = None
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.target == "aten::convolution":
+            found.add(node)
+            last = last or node
+        elif node.target != "aten::bmm" and any(user in found for user in users[node]):
+            found.add(node)
+    for node in graph.nodes:
+        if node is last:
+            break
+        if node in found:
+            found.update(user for user in users[node] if user.target != "aten::bmm")
+    return found

@@ -1,0 +1,334 @@
+"""Lowerings of reductions: always a buffer, in two layers where a card would have too little to do.
+
+Source: `torch/_inductor/ir.py` (`Reduction.num_splits`, `create`, `create_multilayer`, `WelfordReduction`),
+`torch/_inductor/choices.py` (`reduction_split_factor`), `torch/_inductor/lowering.py` of PyTorch 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights
+from staticmem.compiler.inductor.indexing import Step, chain
+from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
+from staticmem.compiler.inductor.pointwise import loads
+from staticmem.compiler.nodes import Node
+from staticmem.eager.strides import Shape, numel
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+
+UNROLLED_BELOW = 8  # config.unroll_reductions_threshold
+# DeviceProperties of an H100 (CUDA: cudaGetDeviceProperties); they decide how many partial sums there are
+PROCESSORS, THREADS_PER_PROCESSOR, WARP = 132, 2048, 32
+ELEMENTS_PER_THREAD = 512  # reduction_split_factor: max_elements_per_thread
+TWO_STEP_FROM, TWO_STEP_UP_TO = 1024, 32768  # config.triton.use_two_step_variance_*
+
+
+@lru_cache(1 << 12)
+def nearest_divisor(number: int, target: int) -> int:
+    best = 1
+    found = []
+    at = 1
+    while at * at <= number:
+        if number % at == 0:
+            found += [at, number // at]
+        at += 1
+    for divisor in sorted(found):
+        if abs(divisor - target) < abs(best - target):
+            best = divisor
+    return best
+
+
+@lru_cache(1 << 12)
+def split_factor(reduced: int, outputs: int, inner: bool) -> int:
+    """Into how many parts a reduction of `reduced` elements for each of `outputs` is cut (`reduction_split_factor`)."""
+    device_min = WARP * PROCESSORS * THREADS_PER_PROCESSOR
+    device_max = ELEMENTS_PER_THREAD * PROCESSORS * THREADS_PER_PROCESSOR
+    threads = WARP * 8
+    if inner:
+        if outputs >= 2 * PROCESSORS or reduced <= inner_threshold(outputs):
+            return 1
+        if reduced * outputs <= device_min:
+            size = WARP
+        elif reduced * outputs < device_max:
+            blocks = PROCESSORS * THREADS_PER_PROCESSOR // (2 * threads)
+            blocks = -(-blocks // outputs)
+            size = -(-reduced // (threads * blocks))
+            near = nearest_divisor(reduced, size)
+            if abs(near - size) < 30:
+                size = max(near, WARP)
+        else:
+            near = nearest_divisor(reduced, ELEMENTS_PER_THREAD)
+            size = near if abs(near - ELEMENTS_PER_THREAD) < 50 else ELEMENTS_PER_THREAD
+        return -(-reduced // (size * threads))
+    values, blocks_of = 4, -(-outputs // 128)
+    if reduced * outputs < device_min:
+        size = WARP
+    elif reduced * outputs < device_max:
+        blocks = -(-(PROCESSORS * THREADS_PER_PROCESSOR // threads) // blocks_of)
+        size = -(-reduced // (values * blocks))
+        near = nearest_divisor(reduced, size)
+        if abs(near - size) < 20:
+            size = max(near, WARP)
+    else:
+        near = nearest_divisor(reduced, ELEMENTS_PER_THREAD)
+        size = near if abs(near - ELEMENTS_PER_THREAD) < 50 else ELEMENTS_PER_THREAD
+    return -(-reduced // (values * size))
+
+
+def inner_threshold(outputs: int) -> int:
+    """`_inner_reduction_no_split_threshold`."""
+    return 8192
+
+
+def splits(low: Lowering, outer: Shape, reduced: Shape, reads: Sequence[Read], type_: str) -> int:
+    """How many parts (`Reduction.num_splits`)."""
+    count, outputs = numel(reduced), numel(outer)
+    if type_.startswith("arg"):
+        return 1
+    if outputs == 1:
+        return split_factor(count, outputs, True)
+    if count <= 32 or outputs >= PROCESSORS * 2 * 32:
+        return 1
+    rank = len(outer)
+    full, partial = [], []
+    for read in reads:
+        if read.buffer.number >= 0:
+            read.buffer.decide()
+        strides = read.hints()
+        if all(stride for stride, size in zip(strides, (*outer, *reduced), strict=True) if size > 1):
+            full.append(strides[rank:])
+        elif any(stride for stride, size in zip(strides[rank:], reduced, strict=True) if size > 1):
+            partial.append(strides[rank:])
+    rows = full or partial
+    if not rows:
+        return 1
+    along = sum(1 for row in rows if all(s != 1 for s, n in zip(row, reduced, strict=True) if n > 1))
+    return split_factor(count, outputs, len(rows) - along > along)
+
+
+def reduce(
+    low: Lowering,
+    value: Value,
+    dims: Sequence[int],
+    keepdim: bool,
+    dtype: DType,
+    type_: str,
+    node: object,
+    outputs: int = 1,
+) -> list[Value]:
+    """One value for each of `outputs` buffers of a reduction, with the shape that it has in ATen."""
+    rank = len(value.shape)
+    dims = sorted({dim % rank for dim in dims}) if dims and rank else list(range(rank))
+    kept = [dim for dim in range(rank) if dim not in dims]
+    reads, weights = value.load()
+    # sizes of the result, then those that are summed
+    order = (*kept, *dims)
+    outer = tuple(value.shape[dim] for dim in kept)
+    inner = tuple(value.shape[dim] for dim in dims)
+    shape = tuple(1 if dim in dims else size for dim, size in enumerate(value.shape)) if keepdim else outer
+    count = numel(inner)
+    every = {**weights, node: 1}
+    if keepdim:
+        loops_shape = (*shape, *inner)
+        permute: Step = ("permute", order, (*outer, *inner))
+        moved = [
+            Read(r.buffer, chain(chain(r.views, permute, value.shape), ("reshape", loops_shape), (*outer, *inner)))
+            for r in reads
+        ]
+        outer = shape
+    else:
+        permute = ("permute", order, (*outer, *inner))
+        moved = [Read(r.buffer, chain(r.views, permute, value.shape)) for r in reads]
+    unrolled = count < UNROLLED_BELOW and not type_.startswith("welford") and type_ != "online_softmax"
+    if count <= 1 or unrolled:
+        return [unroll(outer, inner, moved, weights, dtype, node, count)] * outputs
+    return layers(low, outer, inner, moved, every, dtype, type_, outputs, 0)
+
+
+def unroll(
+    outer: Shape, inner: Shape, reads: Sequence[Read], weights: Weights, dtype: DType, node: object, count: int
+) -> Value:
+    """A short reduction is written out."""
+    every: list[Read] = []
+    scaled: dict[object, int] = {("unrolled", node, key): n * max(1, count) for key, n in weights.items()}
+    scaled[node] = max(1, count - 1)
+    for at in range(count):
+        for read in reads:
+            views, shape = read.views, (*outer, *inner)
+            rest = at
+            for size in reversed(inner):
+                index, rest = rest % size, rest // size
+                views = chain(views, ("select", len(shape) - 1, index, shape[:-1]), shape)
+                shape = shape[:-1]
+            every.append(Read(read.buffer, views))
+    return Value.of(Loops(outer, dtype, every, scaled))
+
+
+def layers(
+    low: Lowering,
+    outer: Shape,
+    inner: Shape,
+    reads: Sequence[Read],
+    weights: Weights,
+    dtype: DType,
+    type_: str,
+    outputs: int,
+    depth: int,
+) -> list[Value]:
+    parts = splits(low, outer, inner, reads, type_) if depth < 8 else 1
+    if parts > 1:
+        count = numel(inner)
+        block = -(-count // parts)
+        wide: list[Read] = []
+        for read in reads:
+            views = chain(read.views, ("reshape", (*outer, count)), (*outer, *inner))
+            if block * parts == count:
+                views = chain(views, ("reshape", (*outer, parts, block)), (*outer, count))
+            else:
+                views = (*views, ("gather", ("split", parts), (*outer, parts, block)))
+            wide.append(Read(read.buffer, views))
+        between = dtype if dtype.bits >= 32 or dtype.kind != "float" else dtypes.float32
+        if type_ == "online_softmax":
+            first = direct(low, (*outer, parts), (block,), wide, weights, between, type_, outputs)
+        else:
+            first = layers(low, (*outer, parts), (block,), wide, weights, between, type_, outputs, depth + 1)
+        again = [Read(low.realize(value), value.views) for value in first]
+        combine: Weights = {("combine", id(first[0].box)): 1}
+        if outputs == 1 or type_ == "online_softmax":
+            return direct(low, outer, (parts,), again, combine, dtype, type_, outputs)
+        return layers(low, outer, (parts,), again, combine, dtype, "welford_combine", outputs, depth + 1)
+    return direct(low, outer, inner, reads, weights, dtype, type_, outputs)
+
+
+def direct(
+    low: Lowering,
+    outer: Shape,
+    inner: Shape,
+    reads: Sequence[Read],
+    weights: Weights,
+    dtype: DType,
+    type_: str,
+    outputs: int,
+) -> list[Value]:
+    made = []
+    for _ in range(outputs):
+        value = Value.of(Loops(outer, dtype, reads, weights, reduction=type_, loops=(*outer, *inner)))
+        low.realize(value)
+        made.append(value)
+    return made
+
+
+def dims_of(node: Node, at: int = 1) -> tuple[int, ...]:
+    found = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+
+def keeps(node: Node, at: int = 2) -> bool:
+    return bool(node.args[at] if len(node.args) > at else node.kwargs.get("keepdim", False))
+
+
+@rule("aten::sum", "aten::prod", "aten::amax", "aten::amin", "aten::any", "aten::all", "prims::sum", "aten::argmax",
+      "aten::argmin", "prims::xor_sum")  # fmt: skip
+def plain(low: Lowering, node: Node) -> Lowered:
+    type_ = node.target.split("::")[1].split(".")[0]
+    has_dims = node.target not in ("aten::sum", "aten::prod", "aten::any", "aten::all")
+    dims = dims_of(node) if has_dims else ()
+    return reduce(low, low.value(node.args[0]), dims, has_dims and keeps(node), node.tensor.dtype, type_, node)[0]
+
+
+@rule("aten::mean")
+def mean(low: Lowering, node: Node) -> Lowered:
+    value = low.value(node.args[0])
+    dtype = node.tensor.dtype
+    wide = dtypes.float32 if dtype.bits < 32 else dtype
+    total = reduce(low, value, dims_of(node), keeps(node), wide, "sum", node)[0]
+    reads, weights = loads([total], node.shape)
+    return low.pointwise(node.shape, dtype, reads, {**weights, ("mean", node): 2})
+
+
+@rule("aten::var_mean", "aten::var", "prims::var")
+def var_mean(low: Lowering, node: Node) -> Lowered:
+    value = low.value(node.args[0])
+    pair = node.form if isinstance(node.form, tuple) else (node.form,)
+    form = pair[0]
+    assert form is not None
+    narrow = value.dtype.bits < 32
+    wide = dtypes.float32 if narrow else value.dtype
+    dims = dims_of(node)
+    rank = len(value.shape)
+    count = numel([value.shape[dim % rank] for dim in dims] if dims else value.shape)
+    keep = bool(node.kwargs.get("keepdim", keeps(node, 3)))
+    if _two_steps(value, count, form.shape):  # var_mean_sum_
+        total = reduce(low, value, dims, True, wide, "sum", ("mean", node))[0]
+        reads, weights = loads([total], total.shape)
+        mean_value = low.pointwise(total.shape, wide, reads, {**weights, ("divide", node, count): 2})
+        if len(pair) > 1:
+            low.realize(mean_value)
+        reads, weights = loads([value, mean_value], value.shape)
+        squares = low.pointwise(value.shape, wide, reads, {**weights, ("square", node): 2})
+        second = reduce(low, squares, dims, keep, wide, "sum", ("var", node))[0]
+        mean_value = mean_value.view(("reshape", form.shape))
+    else:
+        mean_value, second, _ = reduce(low, value, dims, keep, wide, "welford_reduce", node, 3)
+    reads, weights = loads([second], form.shape)
+    var = low.pointwise(form.shape, form.dtype, reads, {**weights, ("scale", node): 4})
+    if len(pair) == 1:
+        return var
+    low.realize(mean_value)
+    if narrow:
+        reads, weights = loads([mean_value], form.shape)
+        mean_value = low.pointwise(form.shape, form.dtype, reads, {**weights, ("cast", node): 1})
+    return var, mean_value
+
+
+def _two_steps(value: Value, count: int, shape: Shape) -> bool:
+    """`use_two_step_variance` on CUDA."""
+    outputs = numel(shape)
+    half = value.dtype in (dtypes.bfloat16, dtypes.float16)
+    if count > (TWO_STEP_UP_TO if half else UNROLLED_BELOW) or outputs == 1:
+        return False
+    return not (half and UNROLLED_BELOW < count < TWO_STEP_FROM)
+
+
+@rule("prims::prepare_softmax_online")
+def softmax_online(low: Lowering, node: Node) -> Lowered:
+    value = low.value(node.args[0])
+    dims = (node.args[1],)
+    count = value.shape[node.args[1] % len(value.shape)]
+    if count >= UNROLLED_BELOW:
+        pair = reduce(low, value, dims, True, value.dtype, "online_softmax", node, 2)
+        return pair[0], pair[1]
+    top = reduce(low, value, dims, True, value.dtype, "amax", ("amax", node))[0]
+    reads, weights = loads([value, top], value.shape)
+    exp = low.pointwise(value.shape, value.dtype, reads, {**weights, ("exp", node): 2})
+    return top, reduce(low, exp, dims, True, value.dtype, "sum", node)[0]
+
+
+@rule("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
+def scan(low: Lowering, node: Node) -> Lowered:
+    """A `Scan` has a buffer, and reads whole rows."""
+    value = low.value(node.args[0])
+    reads, weights = loads([value], node.shape)
+    loops = Loops(node.shape, node.tensor.dtype, reads, {**weights, node: 1}, reduction="scan")
+    made = Value.of(loops)
+    low.realize(made)
+    return made
+
+
+@rule("aten::max", "aten::min")
+def extremum(low: Lowering, node: Node) -> Lowered:
+    if isinstance(node.form, tuple):
+        value = low.value(node.args[0])
+        first, second = node.form
+        assert first is not None and second is not None  # noqa: PT018
+        dims, keep = dims_of(node), keeps(node)
+        one = reduce(low, value, dims, keep, first.dtype, "amax", ("max", node))[0]
+        other = reduce(low, value, dims, keep, second.dtype, "argmax", ("argmax", node))[0]
+        return one, other
+    if len(node.args) > 1:
+        from staticmem.compiler.inductor.pointwise import pointwise
+
+        return pointwise(low, node)
+    return reduce(low, low.value(node.args[0]), (), False, node.tensor.dtype, "amax", node)[0]

@@ -1,0 +1,294 @@
+"""What waits for what: scheduler nodes, their accesses, and the order in which Inductor first has them.
+
+Source: `torch/_inductor/scheduler.py` of PyTorch 2.15 (`compute_dependencies`, `topological_sort_schedule`,
+`dead_node_elimination`, `SchedulerNode._compute_attrs`) and `torch/_inductor/ir.py` (`simplify_and_reorder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from staticmem.compiler.inductor import layout
+from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
+from staticmem.compiler.inductor.lowering import Lowering
+from staticmem.eager.strides import numel
+
+# an access: sizes of the loops, strides over them and offset; or a token where the index is not linear
+Access = tuple[object, ...]
+STAR: Access = ("whole",)  # StarDep: all of it
+
+
+class SNode:
+    """A node of the scheduler: operations that are one kernel.
+
+    Attributes:
+        ops: in order.
+        outputs: buffers that they write.
+        reads: the accesses to each buffer that is read, by its number; writes of earlier members do not count.
+        writes: the access to each buffer that is written.
+        waits: numbers of buffers that have to be written before; those of `weak` only for the order.
+        group: elements of the result, and of the reduction.
+        first, last: lowest and highest position in the first order.
+    """
+
+    __slots__ = (
+        "ancestors", "extern", "first", "group", "last", "nop", "ops", "outputs", "reads", "reduction", "waits", "weak",
+        "writes",
+    )  # fmt: skip
+
+    def __init__(self, op: Operation) -> None:
+        self.ops: tuple[Operation, ...] = (op,)
+        self.outputs: list[Buffer] = [op.output]
+        self.reads: dict[int, set[Access]] = {}
+        self.writes: dict[int, Access] = {}
+        self.waits: dict[int, None] = {}
+        self.weak: dict[int, None] = {}
+        self.nop, self.extern = op.nop, op.loops is None and not op.nop
+        self.reduction = bool(op.loops and op.loops.reduction)
+        self.group: tuple[int, int] = (0, 0)
+        self.first = self.last = 0
+        self.ancestors: set[int] = set()
+
+    @property
+    def real(self) -> bool:
+        """A kernel of ours."""
+        return not self.nop and not self.extern
+
+    def __repr__(self) -> str:
+        return "+".join(f"op{op.number}" for op in self.ops)
+
+
+class User:
+    """One reader of a buffer (`NodeUser`); `node` None is the output of the graph."""
+
+    __slots__ = ("in_place", "node", "weak")
+
+    def __init__(self, node: SNode | None, in_place: bool = False, weak: bool = False) -> None:
+        self.node, self.in_place, self.weak = node, in_place, weak
+
+
+class Schedule:
+    """The nodes of a graph before fusion.
+
+    Attributes:
+        nodes: in the first order, dead ones left out.
+        users: who reads each buffer.
+        real: of a buffer that is another name after a write, the buffer that is written (`mutation_real_name`).
+        dead: numbers of buffers that nobody reads.
+        returned: numbers of buffers, or of inputs, that the graph returns.
+        writer: the node of each buffer.
+    """
+
+    def __init__(self, low: Lowering, donated: Iterable[Buffer] = ()) -> None:
+        self.low = low
+        self.donated = {buffer.number: buffer for buffer in donated}
+        self.buffers = {buffer.number: buffer for buffer in low.buffers}
+        self.buffers.update({buffer.number: buffer for buffer in low.inputs})
+        self.real: dict[int, int] = {}
+        self.returned: set[int] = set()
+        for value in low.outputs:
+            if value is not None and value.buffer is not None:
+                self.returned.add(value.buffer.number)
+        nodes = [SNode(op) for op in low.operations]
+        for node in nodes:
+            accesses(node)
+        self.users: dict[int, dict[int | None, User]] = {}
+        self._depend(nodes)
+        nodes = topological(nodes)
+        self.dead: set[int] = set()
+        self.nodes = self._alive(nodes)
+        for at, node in enumerate(self.nodes):
+            node.first = node.last = at
+        self.single = {node.ops[0].number: node for node in nodes}
+        self.parts: dict[int, list[Buffer]] = {}
+        for op in low.operations:
+            if op.part_of is not None:
+                self.parts.setdefault(op.part_of.number, []).append(op.output)
+        self._ancestors()
+        self.writer = {buffer.number: node for node in self.nodes for buffer in node.outputs}
+
+    def _depend(self, nodes: Sequence[SNode]) -> None:
+        """`compute_dependencies`: readers of a buffer, writes into it, and who has to wait for whom."""
+        shared: dict[int, dict[int | None, User]] = {}
+        for node in nodes:  # parts of a concatenation have its readers too
+            out = node.outputs[0]
+            if out.into is not None:
+                group = shared.setdefault(out.into.number, {})
+                shared[out.number] = group
+        renames: dict[int, int] = {}
+
+        def rename(number: int) -> int:
+            while number in renames:
+                number = renames[number]
+            return number
+
+        def users(number: int) -> dict[int | None, User]:
+            return shared.setdefault(number, {})
+
+        def add(number: int, user: User) -> None:
+            found = users(rename(number))
+            key = None if user.node is None else user.node.ops[0].number
+            old = found.get(key)
+            if old is None:
+                found[key] = user
+            else:  # NodeUser.merge
+                old.in_place, old.weak = old.in_place and user.in_place, old.weak and user.weak
+
+        for node in nodes:
+            out = node.outputs[0]
+            if out.mutates is not None:
+                target = rename(out.mutates.number)
+                for user in list(users(target).values()):
+                    if user.node is None or user.node is node:
+                        continue
+                    for other in user.node.outputs:
+                        number = rename(other.number)
+                        node.weak[number] = None
+                        add(number, User(node, weak=True))
+                add(target, User(node))
+                node.waits[target] = None
+            renamed: dict[int, set[Access]] = {}
+            for number, found in node.reads.items():
+                current = rename(number)
+                in_place = all(can_in_place(node, access) for access in found)
+                add(number, User(node, in_place))
+                node.waits[current] = None
+                renamed[current] = found
+            node.reads = renamed
+            node.waits.pop(out.number, None)
+            node.weak.pop(out.number, None)
+            if out.mutates is not None:
+                target = out.mutates.number
+                renames[rename(target)] = out.number
+                self.real[out.number] = self.real.get(target, target)
+        for number in self.returned:
+            add(number, User(None))
+        for target in set(self.real.values()):
+            if target < 0:
+                add(target, User(None))
+        for number in (*self.buffers, *shared):
+            self.users[number] = users(number)
+
+    def _alive(self, nodes: Sequence[SNode]) -> list[SNode]:
+        """`dead_node_elimination`."""
+        removed: set[int] = set()
+        kept = []
+        for node in reversed(nodes):
+            op = node.ops[0]
+            needed = op.side_effects
+            for buffer in node.outputs:
+                if all(
+                    user.node is not None and (user.weak or user.node.ops[0].number in removed)
+                    for user in self.users[buffer.number].values()
+                ):
+                    self.dead.add(buffer.number)
+                else:
+                    needed = True
+            if needed:
+                kept.append(node)
+            else:
+                removed.add(op.number)
+        for found in self.users.values():
+            for key in [key for key in found if key in removed]:
+                del found[key]
+        kept.reverse()
+        return kept
+
+    def _ancestors(self) -> None:
+        """Filled in where kernels are fused."""
+
+    def readers(self, number: int) -> Iterator[User]:
+        return iter(self.users.get(number, {}).values())
+
+
+def can_in_place(node: SNode, access: Access) -> bool:
+    """`SchedulerNode.can_inplace`: it is read where it is written."""
+    if not node.real or len(node.writes) != 1:
+        return False
+    out = node.outputs[0]
+    return out.into is None and access is not STAR and access == next(iter(node.writes.values()))
+
+
+def accesses(node: SNode) -> None:
+    """Fills in what a node reads and writes, over its loops in the order that Inductor gives them."""
+    op = node.ops[0]
+    loops, out = op.loops, op.output
+    if loops is None or op.nop:
+        for buffer in op.reads:
+            node.reads.setdefault(buffer.number, set()).add(STAR)
+        node.writes[out.number] = STAR
+        return
+    rank = len(loops.shape) if loops.linear and loops.reduction != "scan" else len(loops.loops)
+    node.group = (numel(loops.loops[:rank]), numel(loops.loops[rank:]))
+    written = out.into_written() if out.into is not None else (out.strides, 0)
+    rows: list[tuple[Read, tuple[tuple[int, ...], int] | None]] = [(read, read.strides()) for read in loops.reads]
+    order = loop_order(loops, rank, written[0] if loops.linear and written else None, [r.hints() for r in loops.reads])
+    sizes = tuple(loops.loops[dim] for dim in order)
+    for read, found in rows:
+        if found is None:
+            access: Access = ("indirect", read.views, sizes)
+        else:
+            strides, offset = found
+            access = (tuple(strides[dim] for dim in order), sizes, offset)
+        node.reads.setdefault(read.buffer.number, set()).add(access)
+    if not loops.linear or written is None:
+        node.writes[out.number] = ("scatter", op.number)
+        return
+    strides, offset = written
+    kept = [dim for dim in order if dim < rank]
+    node.writes[out.number] = (
+        tuple(strides[dim] for dim in kept),
+        tuple(loops.loops[dim] for dim in kept),
+        offset,
+    )
+
+
+def loop_order(
+    loops: Loops,
+    rank: int,
+    written: Sequence[int] | None,
+    reads: Sequence[Sequence[int]],
+) -> tuple[int, ...]:
+    """Loops from the outermost, those of size 1 left out; loops of a reduction come last."""
+    inner = [dim for dim in range(rank, len(loops.loops)) if loops.loops[dim] != 1]
+    outer = [dim for dim in range(rank) if loops.loops[dim] != 1]
+    order: list[int] = []
+    for dims in (outer, inner):
+        rows = []
+        if written is not None:
+            rows.append([written[dim] if dim < rank else 0 for dim in dims])
+        rows += [[found[dim] for dim in dims] for found in reads]
+        if rows and dims:
+            picked = layout.pick_loop_order(rows, [loops.loops[dim] for dim in dims])
+            order += [dims[at] for at in reversed(picked)]
+        else:
+            order += dims
+    return tuple(order)
+
+
+def topological(nodes: Sequence[SNode]) -> list[SNode]:
+    """Depth first in the order given; of what a node waits for, by name (`topological_sort_schedule`)."""
+    writer = {buffer.number: node for node in nodes for buffer in node.outputs}
+    seen: set[int] = set()
+    result: list[SNode] = []
+    for root in nodes:
+        if id(root) in seen:
+            continue
+        seen.add(id(root))
+        stack = [(root, iter(_waits(root, writer)))]
+        while stack:
+            node, waits = stack[-1]
+            for wanted in waits:
+                if id(wanted) not in seen:
+                    seen.add(id(wanted))
+                    stack.append((wanted, iter(_waits(wanted, writer))))
+                    break
+            else:
+                stack.pop()
+                result.append(node)
+    return result
+
+
+def _waits(node: SNode, writer: dict[int, SNode]) -> list[SNode]:
+    numbers = {*node.waits, *node.weak}
+    return [writer[n] for n in sorted((n for n in numbers if n in writer), key=str) if writer[n] is not node]

@@ -1,0 +1,366 @@
+"""The code that Inductor writes around its kernels: which buffer is allocated when, taken over, freed, or pooled.
+
+Source: `torch/_inductor/codegen/wrapper.py` (`AllocateLine.plan`, `FreeIfNotReusedLine.plan`, `memory_plan_reuse`,
+`EfficientPeakEstimate`) and `torch/_inductor/scheduler.py` (`decide_inplace_update`, `free_buffers`) of PyTorch 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
+from staticmem.compiler.inductor.order import Sizes
+from staticmem.compiler.inductor.schedule import Schedule, SNode
+from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
+from staticmem.eager.strides import form_of
+from staticmem.ir.dtypes import DType
+from staticmem.ir.record import record
+
+SHRINKS_TO = 0.95  # can_match_buffer_size: a buffer that is taken over in place is used to 95 % at least
+
+
+@record(frozen=True, slots=True)
+class Line:
+    """A line of the code.
+
+    Attributes:
+        kind: "allocate", "take" (`buffer` gets the memory of `old`), "part" (it is written into a part of `old`),
+            "free", or "call".
+        node: position of the node that it belongs to.
+    """
+
+    kind: str
+    node: int
+    buffer: Buffer | None = None
+    old: Buffer | None = None
+
+    @property
+    def about(self) -> Buffer:
+        assert self.buffer is not None
+        return self.buffer
+
+
+class RangeMax:
+    """Maxima of ranges of a list whose ranges grow (`SegmentedTree` with addition)."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.width = 1
+        while self.width < max(1, len(values)):
+            self.width *= 2
+        self.top = [0] * (2 * self.width)
+        self.more = [0] * (2 * self.width)
+        self.top[self.width : self.width + len(values)] = values
+        for at in range(self.width - 1, 0, -1):
+            self.top[at] = max(self.top[2 * at], self.top[2 * at + 1])
+
+    def _spans(self, start: int, end: int) -> list[int]:
+        """Nodes of the tree that make up [start, end]."""
+        found, low, high = [], start + self.width, end + self.width + 1
+        while low < high:
+            if low & 1:
+                found.append(low)
+                low += 1
+            if high & 1:
+                high -= 1
+                found.append(high)
+            low //= 2
+            high //= 2
+        return found
+
+    def add(self, start: int, end: int, size: int) -> None:
+        for span in self._spans(start, end):
+            self.more[span] += size
+            self.top[span] += size
+            at = span // 2
+            while at:
+                self.top[at] = max(self.top[2 * at], self.top[2 * at + 1]) + self.more[at]
+                at //= 2
+
+    def most(self, start: int, end: int) -> int:
+        best = 0
+        for span in self._spans(start, end):
+            value, at = self.top[span], span // 2
+            while at:
+                value += self.more[at]
+                at //= 2
+            best = max(best, value)
+        return best
+
+
+class Wrapper:
+    """Writes the lines of one graph, and makes the plan of them."""
+
+    def __init__(
+        self, schedule: Schedule, nodes: Sequence[SNode], freeable: Collection[int], removed: set[int]
+    ) -> None:
+        self.schedule, self.nodes = schedule, nodes
+        self.removed = removed | schedule.dead
+        self.allocated: set[int] = set()
+        self.freed: set[int] = set()
+        self.completed: set[int] = set()
+        self.lines: list[Line] = []
+        self.freeable = freeable
+        self.waiting: list[int] = []  # to be freed at the next kernel
+        self.group = {op.number: at for at, node in enumerate(nodes) for op in node.ops}
+
+    # ---- lines
+
+    def write(self) -> None:
+        """`Scheduler.codegen`."""
+        for at, (node, last) in enumerate(zip(self.nodes, self._last_uses(), strict=True)):
+            self.waiting.extend(last)
+            if node.nop:
+                self._allocate_outputs(node, at, {})
+            else:
+                taken = self._in_place(node, at) if node.real else {}
+                self._allocate_outputs(node, at, taken)
+                self.lines.append(Line("call", at))
+                self._free(at)
+            self.completed.update(op.number for op in node.ops)
+        self._free(len(self.nodes) - 1)
+
+    def _last_uses(self) -> list[list[int]]:
+        """Buffers and inputs that each node is the last to use (`compute_last_usage`)."""
+        schedule = self.schedule
+        future = set(schedule.returned)
+        found: list[list[int]] = []
+        for node in reversed(self.nodes):
+            used = [*node.reads, *(buffer.number for buffer in node.outputs)]
+            every: set[int] = set()
+            while used:
+                number = used.pop()
+                if number in every:
+                    continue
+                every.add(number)
+                buffer = schedule.buffers[number]
+                if buffer.into is not None:
+                    used.append(buffer.into.number)
+            last = {schedule.real.get(number, number) for number in every} - future
+            future |= last
+            found.append(sorted(last))
+        found.reverse()
+        return found
+
+    def _allocate_outputs(self, node: SNode, at: int, taken: dict[int, int]) -> None:
+        for buffer in node.outputs:
+            number = buffer.number
+            if number in taken:
+                old = self.schedule.buffers[taken[number]]
+                self._allocate(old, at)
+                self.freed.add(old.number)
+                self.allocated.add(number)
+                self.lines.append(Line("take", at, buffer, old))
+            else:
+                self._allocate(buffer, at)
+
+    def _allocate(self, buffer: Buffer, at: int) -> None:
+        """`codegen_allocation`."""
+        if buffer.number < 0 or buffer.number in self.removed or buffer.number in self.allocated:
+            return
+        self.allocated.add(buffer.number)
+        if buffer.fresh or buffer.mutates is not None or buffer.without_tensor:
+            return
+        if buffer.into is not None:
+            self._allocate(buffer.into, at)
+            self.lines.append(Line("part", at, buffer, buffer.into))
+            return
+        self.lines.append(Line("allocate", at, buffer))
+
+    def _free(self, at: int) -> None:
+        """`free_buffers`, by name."""
+        schedule = self.schedule
+        for number in sorted(set(self.waiting), key=self._name):
+            if number in self.removed or number in self.freed:
+                continue
+            buffer = schedule.buffers[number]
+            if number < 0:
+                self.lines.append(Line("free", at, buffer))
+                self.freed.add(number)
+                continue
+            if any(user.node is None for user in schedule.readers(number)):
+                continue
+            self.freed.add(number)
+            self.lines.append(Line("free", at, buffer))
+        self.waiting.clear()
+
+    def _name(self, number: int) -> str:
+        return f"buf{number}" if number >= 0 else f"primals_{-number}"
+
+    # ---- in place
+
+    def _in_place(self, node: SNode, at: int) -> dict[int, int]:
+        """Which outputs of a kernel take the memory of a buffer that dies in it (`decide_inplace_update`)."""
+        schedule = self.schedule
+        taken: dict[int, int] = {}
+        used: set[int] = set()
+        for op in node.ops:
+            out = op.output
+            if op.loops is None or out.fresh or out.mutates is not None or out.into is not None:
+                continue
+            if out.number in self.removed:
+                continue
+            for number in list(self.schedule.single[op.number].reads):
+                buffer = schedule.buffers[number]
+                if number < 0 and number not in schedule.donated:
+                    continue
+                if number in self.removed or number in self.freed or number in used or buffer.without_tensor:
+                    continue
+                if number in schedule.real or (buffer.operation is not None and buffer.operation.nop):
+                    continue
+                if self._only_reader(number, op, at) and matches(buffer, out):
+                    taken[out.number] = number
+                    used.add(number)
+                    break
+        return taken
+
+    def _only_reader(self, number: int, op: Operation, at: int) -> bool:
+        """This operation is the last reader, reads where it writes, and so do all others in its kernel."""
+        mine = None
+        accesses = set()
+        single = self.schedule.single[op.number]
+        for user in self.schedule.readers(number):
+            if user.node is None:
+                return False
+            other = user.node.ops[0].number
+            if self.group.get(other) == at:
+                accesses |= user.node.reads.get(number, set())
+                if number in user.node.writes:
+                    accesses.add(user.node.writes[number])
+            if other in self.completed or (other != op.number and other in single.ancestors):
+                continue
+            if other != op.number:
+                return False
+            mine = user
+        buffer = self.schedule.buffers[number]
+        writer = buffer.operation
+        if writer is not None and self.group.get(writer.number) == at:
+            accesses |= set(self.schedule.single[writer.number].writes.values())
+        return mine is not None and mine.in_place and len(accesses) <= 1
+
+    # ---- the pool
+
+    def settle(self) -> list[Line]:
+        """Decides which allocation takes a buffer that is free (`memory_plan_reuse`)."""
+        lines = self.lines
+        while lines and lines[-1].kind != "call" and lines[-1].about.number not in self.schedule.returned:
+            lines.pop()
+        peak, alive = Sizes(self.schedule, self.nodes, self.freeable).timeline(range(len(self.nodes)))
+        ranges = RangeMax(alive)
+        pool: dict[tuple[DType, int], list[int]] = {}  # places of lines that free
+        settled: list[Line | None] = []
+        for line in lines:
+            buffer = line.buffer
+            if line.kind == "allocate" and buffer is not None:
+                stack = pool.get((buffer.dtype, buffer.allocated))
+                freed = settled[stack[-1]] if stack else None
+                if stack and freed is not None:
+                    first, last = freed.node + 1, line.node - 1
+                    size = buffer.allocated * buffer.dtype.itemsize
+                    if first == line.node or size + ranges.most(first, last) <= peak:
+                        if first < line.node:
+                            ranges.add(first, last, size)
+                        settled[stack.pop()] = None
+                        settled.append(Line("take", line.node, buffer, freed.buffer))
+                        continue
+            elif line.kind == "free" and buffer is not None and pooled(buffer):
+                pool.setdefault((buffer.dtype, buffer.allocated), []).append(len(settled))
+            settled.append(line)
+        return [line for line in settled if line is not None]
+
+
+def pooled(buffer: Buffer) -> bool:
+    """What `FreeIfNotReusedLine.plan` keeps for others: no input, no part of another, no tuple."""
+    return buffer.number >= 0 and buffer.into is None and not buffer.without_tensor
+
+
+def matches(old: Buffer, new: Buffer) -> bool:
+    """`can_match_buffer_size`."""
+    if old.dtype is not new.dtype:
+        return False
+    one, other = old.allocated, new.allocated
+    return other <= one and SHRINKS_TO * one <= other
+
+
+class Planner:
+    """Makes the plan of the lines."""
+
+    def __init__(self, wrapper: Wrapper) -> None:
+        self.wrapper, self.low = wrapper, wrapper.schedule.low
+        self.storage = {buffer.number: at for at, buffer in enumerate(self.low.inputs)}
+        self.buffers: list[PlannedBuffer] = []
+        self.steps: list[Step] = []
+        self.allocates: list[int] = []
+        self.frees: list[int] = []
+        self.node: SNode | None = None
+        self.tuples: dict[int, list[int]] = {}  # results that nobody reads live as long as the tuple
+
+    def plan(self, notes: tuple[tuple[str, str], ...]) -> Plan:
+        for line in self.wrapper.settle():
+            if line.kind == "call":
+                self.flush()
+                self.call(self.wrapper.nodes[line.node])
+                continue
+            buffer = line.about
+            if line.kind == "free":
+                if buffer.without_tensor:
+                    self.frees.extend(self.tuples.pop(buffer.number, ()))
+                elif buffer.into is None:
+                    self.frees.append(self.storage[buffer.number])
+                continue
+            self.flush()
+            if line.kind == "allocate":
+                self.allocate(buffer)
+            else:
+                assert line.old is not None
+                self.storage[buffer.number] = self.storage[line.old.number]
+        self.flush()
+        outputs = tuple(self.output(value) for value in self.low.outputs)
+        self.let_go({output.storage for output in outputs if output is not None})
+        return Plan(len(self.low.inputs), tuple(self.buffers), tuple(self.steps), outputs, notes)
+
+    def allocate(self, buffer: Buffer) -> None:
+        self.storage[buffer.number] = number = len(self.low.inputs) + len(self.buffers)
+        self.buffers.append(PlannedBuffer(buffer.form, buffer.op, buffer.what))
+        self.allocates.append(number)
+
+    def call(self, node: SNode) -> None:
+        """What an extern kernel allocates itself."""
+        self.node = node
+        for op in node.ops:
+            out = op.output
+            if out.without_tensor:
+                for part in self.wrapper.schedule.parts.get(op.number, ()):
+                    self.allocate(part)
+                    if part.number in self.wrapper.removed:
+                        self.tuples.setdefault(out.number, []).append(self.storage[part.number])
+            elif out.fresh and op.part_of is None:
+                self.allocate(out)
+
+    def flush(self) -> None:
+        node = self.node
+        if node is not None:
+            self.steps.append(Step(kernel_of(node), node.ops[0].op, tuple(self.allocates), tuple(self.frees)))
+            self.allocates.clear()
+            self.frees.clear()
+            self.node = None
+
+    def output(self, value: Value | None) -> Output | None:
+        if value is None or value.buffer is None:
+            return None
+        found = value.strides()
+        strides = found[0] if found else value.buffer.strides
+        return Output(self.storage[value.buffer.number], form_of(value.shape, strides, value.dtype))
+
+    def let_go(self, kept: set[int]) -> None:
+        """What is left goes when the code returns."""
+        gone = {number for step in self.steps for number in step.frees}
+        rest = [number for number in dict.fromkeys(self.storage.values()) if number not in kept and number not in gone]
+        if self.steps and rest:
+            last = self.steps[-1]
+            self.steps[-1] = Step(last.kernel, last.op, last.allocates, (*last.frees, *rest))
+
+
+def kernel_of(node: SNode) -> str:
+    if node.extern:
+        return node.ops[0].kernel or node.ops[0].what
+    return "triton: " + " ".join(dict.fromkeys(op.what.split("::")[-1].split(".")[0] for op in node.ops))
