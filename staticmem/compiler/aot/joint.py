@@ -122,9 +122,14 @@ class _Trace:
         dtype = self.amp if op.amp is True else op.amp or None
         if dtype is not None and rule is not None and rule.autocast and not writes:
             args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
-        result = function(self.t, *args, **kwargs)
-        results = [result] if isinstance(result, Node) else list(result or ())
-        if writes:
+        results = _listed(function(self.t, *args, **kwargs))
+        if "view" in rules.kinds_of(op.base):
+            if writes:
+                results[0] = self.storages.rename(args[0], results[0])
+            else:
+                again = lambda source: _listed(function(self.t, source, *args[1:], **kwargs))  # noqa: E731
+                self.storages.view_of(args[0], results, again)
+        elif writes:
             results[0] = self.storages.write(args[0], self.t.cast(results[0], args[0].dtype))
         for name, value in zip(op.outputs, results, strict=False):
             if name:
@@ -133,7 +138,7 @@ class _Trace:
     def finish(self, outputs: Sequence[str]) -> JointGraph:
         t = self.t
         t.op, t.region = -1, 0
-        values = [self.outside[name][1] if name in self.outside else self.env[name] for name in outputs]
+        values = [self.outside[name][1] if name in self.outside else self.storages.value(name) for name in outputs]
         returned = [value if isinstance(value, Node) else None for value in values]
         primals = tuple([node for node in t.nodes if node.target == PLACEHOLDER])
         gradients: dict[Node, Node] = {}
@@ -161,8 +166,12 @@ class _Trace:
             rebound = self.outside.get(arg.name)
             if rebound is not None and op.modules[: len(rebound[0])] != rebound[0]:
                 return rebound[1]
-            return self.env[arg.name]
+            return self.storages.value(arg.name)
         return tuple([self._resolve(a, op) for a in arg]) if isinstance(arg, tuple) else arg
+
+
+def _listed(result: Any) -> list[Any]:
+    return [result] if isinstance(result, Node) else list(result or ())
 
 
 def _tangent(output: Node) -> Form:

@@ -276,6 +276,18 @@ class Tracer:
         for k, output in enumerate(outputs):
             self._history[output] = (entry, k)
 
+    def entry_of(self, node: Node) -> Entry | None:
+        """The call on the tape that gave a node."""
+        entry = self._history.get(node)
+        return entry[0] if entry is not None else None
+
+    def forget(self, entry: Entry) -> bool:
+        """Takes the last call off the tape again; False where another is the last."""
+        if self._tape[-1] is not entry:
+            return False
+        self._tape.pop()
+        return True
+
     def backward(self, outputs: Iterable[tuple[Node, Node]]) -> dict[Node, Node]:
         """Adds the backward of `outputs`, each with its tangent; gives the gradients of the leaves.
 
