@@ -38,10 +38,11 @@ def compile_region(
         training=scenario.training, amp=scenario.amp, regions=regions, sdpa=scenario.sdpa, cast=scenario.dtype,
     )  # fmt: skip
     inputs = tuple([node.name for node in joint.primals])
+    notes = tuple([(f"no-trace-{op}", f"{op} is one extern call, as in eager code") for op in joint.fallbacks])
     joint = run_joint_passes(joint)
     if not joint.tangents:
         forward = plan(joint, inference=True)
-        return CompiledCall(start, end, inputs, outputs, forward, None, notes=forward.notes)
+        return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
     parts = partition(joint)
     forward = plan(parts.forward, visible=len(outputs))
     backward = _backward(parts, forward, len(outputs))
@@ -49,7 +50,7 @@ def compile_region(
         start, end, inputs, outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
-        notes=(*forward.notes, *backward.notes),
+        notes=(*notes, *forward.notes, *backward.notes),
     )  # fmt: skip
 
 

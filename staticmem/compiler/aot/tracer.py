@@ -49,6 +49,7 @@ class Tracer:
         training: of the step; dropout and batch norm ask.
         grad_enabled: whether `record` records.
         writes: buffers of the module that take a new value when the forward is over.
+        fallbacks: how many calls of an op are one extern call for want of a trace (`aot.fallback`).
     """
 
     def __init__(self, training: bool) -> None:
@@ -56,6 +57,7 @@ class Tracer:
         self.op, self.region = -1, 0
         self.training = self.grad_enabled = training
         self.writes: dict[Node, Node] = {}
+        self.fallbacks: dict[str, int] = {}
         self.sdpa = "auto"
         self._tape: list[Entry] = []
         self._history: dict[Node, tuple[Entry, int]] = {}
