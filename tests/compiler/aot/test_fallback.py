@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from observe import Case
+from observe import Case, call, f
 from our_joint import Program, grouped, traced
 from suite import CASES
 
