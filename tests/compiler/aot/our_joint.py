@@ -74,5 +74,5 @@ def ours(program: Program, counts: Sequence[int]) -> tuple[list[Node], tuple[Any
     made = traced(program, counts)
     by_name = dict(zip([p.name for p in made.primals], made.outputs[made.forward_outputs :], strict=True))
     names = [f"in{k}" for k in range(len(program.pattern))]
-    gradients = tuple([by_name.get(name) for name in names]) if any(program.pattern) else ()
+    gradients = tuple([by_name.get(name) for name in names]) if made.tangents else ()
     return list(made.nodes), (*made.outputs[: made.forward_outputs], *gradients)
