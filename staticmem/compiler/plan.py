@@ -11,6 +11,8 @@ from functools import cached_property
 from staticmem.eager.strides import Form
 from staticmem.ir.record import record
 
+NO_TRACE = "no trace"  # the code of a note whose text is an op that is one extern call because it has no trace
+
 
 @record(frozen=True, slots=True)
 class PlannedBuffer:
@@ -93,6 +95,7 @@ class CompiledCall:
             `differentiable` lists; its outputs are gradients of `inputs`, None where one needs none.
         saved: what each saved tensor is, for reports: "aten::convolution of layer1.0.conv1".
         differentiable: positions in `outputs`.
+        recomputed_bytes: of the values that the backward computes again and would read from memory else.
     """
 
     start: int
@@ -103,4 +106,5 @@ class CompiledCall:
     backward: Plan | None
     saved: tuple[str, ...] = ()
     differentiable: tuple[int, ...] = ()
+    recomputed_bytes: int = 0
     notes: tuple[tuple[str, str], ...] = ()

@@ -9,7 +9,8 @@ from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.inductor import plan
 from staticmem.compiler.nodes import PLACEHOLDER, Node, Partition
 from staticmem.compiler.partition import partition
-from staticmem.compiler.plan import CompiledCall, Plan
+from staticmem.compiler.plan import NO_TRACE, CompiledCall, Plan
+from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
 from staticmem.scenario.step import Scenario
@@ -38,18 +39,19 @@ def compile_region(
         training=scenario.training, amp=scenario.amp, regions=regions, sdpa=scenario.sdpa, cast=scenario.dtype,
     )  # fmt: skip
     inputs = tuple([node.name for node in joint.primals])
-    notes = tuple([(f"no-trace-{op}", f"{op} is one extern call, as in eager code") for op in joint.fallbacks])
+    notes = tuple([(NO_TRACE, op) for op in joint.fallbacks])
     joint = run_joint_passes(joint)
     if not joint.tangents:
         forward = plan(joint, inference=True)
         return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
     parts = partition(joint)
     forward = plan(parts.forward, visible=len(outputs))
-    backward = _backward(parts, forward, len(outputs))
+    backward = with_recomputed(_backward(parts, forward, len(outputs)), parts)
     return CompiledCall(
         start, end, inputs, outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
+        recomputed_bytes=recomputed_bytes(parts),
         notes=(*notes, *forward.notes, *backward.notes),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from staticmem.compiler.plan import CompiledCall
+from staticmem.compiler.plan import NO_TRACE, CompiledCall
 from staticmem.compiler.region import compile_region
 from staticmem.eager.strides import Form
 from staticmem.engine.compiled import CompiledRegion
@@ -28,7 +28,7 @@ class CompiledStep:
     """What was compiled, as the release `torch` does it.
 
     `graphs`: how many stretches of ops. `saved_bytes` are those of their buffers that wait for the backward,
-    `recomputed_bytes` those of buffers that the backward computes again.
+    `recomputed_bytes` those of values that the backward computes again and would read from memory else.
     """
 
     torch: str
@@ -74,7 +74,7 @@ class CompiledRegions:
             torch=VERSION,
             graphs=len(calls),
             saved_bytes=sum(map(_saved, calls)),
-            recomputed_bytes=sum(map(_recomputed, calls)),
+            recomputed_bytes=sum(call.recomputed_bytes for call in calls),
             breaks=tuple(self.breaks),
             unpredicted=tuple(sorted(every - compiled)),
             notes=tuple(self._notes(graph, calls, refused)),
@@ -94,17 +94,24 @@ class CompiledRegions:
             )
             yield Note("assumption", "SM344", text, count)
         if refused:
-            targets = Counter(ops[index].target for index in refused)
             first = next(iter(refused))
-            listed = ", ".join(sorted(targets)[:5]) + (f" and {len(targets) - 5} more" if len(targets) > 5 else "")
             text = (
-                f"compiled code could not be predicted for {listed} ({refused[first][:120]}): these ops run eagerly "
+                f"compiled code could not be predicted for {_listed({ops[index].target for index in refused})} "
+                f"({refused[first][:120]}): these ops run eagerly "
                 "here, between compiled stretches; the band is from nothing saved for them to the eager step"
             )
             yield Note("warning", "SM204", text, len(refused))
         found = Counter(note for call in calls for note in dict.fromkeys(call.notes))
+        extern = {text: count for (code, text), count in found.items() if code == NO_TRACE}
+        if extern:
+            text = (
+                f"what compiled code makes of {_listed(extern)} is not known: each is one call that does what eager "
+                "code does, so that more may be saved here than compiled code saves"
+            )
+            yield Note("warning", "SM205", text, sum(extern.values()))
         for (code, text), count in found.items():
-            yield Note("assumption", code, text, count)
+            if code != NO_TRACE:
+                yield Note("assumption", "SM345", text, count)
 
 
 def regions_of_step(graph: Graph, scenario: Scenario, checkpoints: Sequence[Region]) -> CompiledRegions:
@@ -145,11 +152,11 @@ def _numbers(checkpoints: Sequence[Region]) -> Callable[[int], int] | None:
     return number
 
 
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def _saved(call: CompiledCall) -> int:
     plan = call.forward
     saved = {output.storage for output in plan.outputs[len(call.outputs) :] if output is not None}
     return sum(plan.buffers[number - plan.inputs].form.nbytes for number in saved if number >= plan.inputs)
-
-
-def _recomputed(call: CompiledCall) -> int:
-    return sum(b.form.nbytes for b in call.backward.buffers if b.recomputed) if call.backward is not None else 0

@@ -236,7 +236,8 @@ class CompiledInfo:
     """What torch.compile made of the step, as the release `torch` does: `graphs` were compiled, with a backward each
     in training. `eager_ops`: ops of the compiled modules that run by themselves.
 
-    `saved_bytes` of buffers wait for the backward, which computes `recomputed_bytes` again that it does not save.
+    `saved_bytes` of buffers wait for the backward. It computes values of `recomputed_bytes` again, which would have
+    to be saved else.
     """
 
     torch: str
