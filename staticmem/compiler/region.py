@@ -24,11 +24,13 @@ def compile_region(
     needs_grad: Collection[str],
     scenario: Scenario,
     regions: Callable[[int], int] | None = None,
+    dynamic: bool = False,
 ) -> CompiledCall:
     """The compiled graphs of the ops [start, end).
 
     `forms` are those of all values that these ops read from outside, and `needs_grad` the names among them that need a
-    gradient. `regions` gives the number of the checkpoint that an op is in, 0 for none.
+    gradient. `regions` gives the number of the checkpoint that an op is in, 0 for none. `dynamic`: sizes of inputs are
+    symbols.
 
     Raises:
         NotTracedError: an op has no trace, so that the region runs eagerly.
@@ -42,11 +44,11 @@ def compile_region(
     notes = tuple([(NO_TRACE, op) for op in joint.fallbacks])
     joint = run_joint_passes(joint)
     if not joint.tangents:
-        forward = plan(joint, inference=True)
+        forward = plan(joint, inference=True, dynamic=dynamic)
         return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
     parts = partition(joint)
-    forward = plan(parts.forward, visible=len(outputs))
-    backward = with_recomputed(_backward(parts, forward, len(outputs)), parts)
+    forward = plan(parts.forward, visible=len(outputs), dynamic=dynamic)
+    backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic), parts)
     return CompiledCall(
         start, end, inputs, outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),
@@ -56,7 +58,7 @@ def compile_region(
     )  # fmt: skip
 
 
-def _backward(parts: Partition, forward: Plan, returned: int) -> Plan:
+def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool) -> Plan:
     """The plan of the backward, which is compiled for the strides that the forward's outputs have.
 
     It may write over what the forward saved for it alone: no input, and nothing that the module returns
@@ -76,6 +78,7 @@ def _backward(parts: Partition, forward: Plan, returned: int) -> Plan:
         forms={placeholder: output.form for placeholder, output in zip(placeholders, saved, strict=False)},
         freeable=[p for p, node in zip(placeholders, parts.saved, strict=False) if node.target != PLACEHOLDER],
         donated=own,
+        dynamic=dynamic,
     )
 
 

@@ -40,6 +40,26 @@ class CompiledStep:
     notes: tuple[Note, ...]
 
 
+class Sizes:
+    """Sizes of the inputs that Dynamo has seen in calls of one class, whose modules share their code.
+
+    A size that differs from that of the first compilation is a symbol from then on; those of parameters and buffers are
+    not (torch/_dynamo/pgo.py and variables/builder.py, `automatic_dynamic_shapes`, `force_parameter_static_shapes`).
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def differ(self, graph: Graph, forms: Mapping[str, Form]) -> bool:
+        """Whether a size of the inputs is a symbol now."""
+        owned = {p.value.name for p in (*graph.parameters, *graph.buffers)}
+        shapes = [form.shape for name, form in forms.items() if name not in owned]
+        new = shapes[len(self.shapes) :]
+        differs = any(a != b for a, b in zip(self.shapes, shapes, strict=False))
+        self.shapes += new
+        return differs
+
+
 class CompiledRegions:
     """The regions of a graph under a scenario. They are kept with the graph, so that each is compiled once, and do not
     refer to it."""
@@ -50,8 +70,11 @@ class CompiledRegions:
         self.regions: list[CompiledRegion] = []
         self.within = [c for c in checkpoints if any(w.start <= c.start and c.end <= w.end for w in wanted)]
         number = _numbers(self.within)
-        compile_stretch = partial(_compile, scenario, number)
+        seen: dict[str, Sizes] = {}
         for region in wanted:
+            frames = graph.ops[region.start].modules[: region.depth] if region.name else ()
+            sizes = seen.setdefault(frames[-1].cls or region.name, Sizes()) if frames else None
+            compile_stretch = partial(_compile, scenario, number, sizes)
             start = region.start
             for at in (*breaks_of(graph, region), region.end):
                 if start < at:
@@ -126,13 +149,15 @@ def regions_of_step(graph: Graph, scenario: Scenario, checkpoints: Sequence[Regi
 def _compile(
     scenario: Scenario,
     number: Callable[[int], int] | None,
+    sizes: Sizes | None,
     graph: Graph,
     start: int,
     end: int,
     forms: Mapping[str, Form],
     needs_grad: Collection[str],
 ) -> CompiledCall:
-    return compile_region(graph, start, end, forms, needs_grad, scenario, number)
+    dynamic = sizes is not None and sizes.differ(graph, forms)
+    return compile_region(graph, start, end, forms, needs_grad, scenario, number, dynamic)
 
 
 def _numbers(checkpoints: Sequence[Region]) -> Callable[[int], int] | None:
