@@ -39,6 +39,9 @@ def call(t: Tracer, rule: Rule, target: str, args: Sequence[Any], kwargs: Mappin
         if kind in kinds_of(base):
             raise ValueError(reason)
     run = _Run(t, rule, args, kwargs)
+    given_back = {id(tensor): node for node, tensor in run.inputs.items()}
+    if run.results and all(id(tensor) in given_back for tensor in run.results):  # `x.to(x.dtype)` is x
+        return [given_back[id(tensor)] for tensor in run.results]
     t.fallbacks[base] = t.fallbacks.get(base, 0) + 1
     results = run.results
     if not results:

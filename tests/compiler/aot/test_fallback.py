@@ -9,11 +9,15 @@ from observe import Case, call, f
 from our_joint import Program, grouped, traced
 from suite import CASES
 
+from staticmem.compiler.aot import fallback
 from staticmem.compiler.aot.joint import NotTracedError
 from staticmem.compiler.aot.registry import lookup
+from staticmem.compiler.aot.tracer import Tracer
 from staticmem.compiler.nodes import GETITEM
 from staticmem.eager.context import Eager
+from staticmem.eager.strides import form_of
 from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
 from staticmem.ops.registry import in_place, rule_of
 
 
@@ -81,3 +85,11 @@ def test_recurrent_layers_are_not_compiled() -> None:
     program = Program(case, (True,) * len(case.flat), [False] * 3)
     with pytest.raises(NotTracedError, match="recurrent layers"):
         traced(program, [3])
+
+
+def test_an_op_that_returns_its_operand_is_no_call() -> None:
+    """`x.to(x.dtype)` is x: gradients go on through it."""
+    t = Tracer(training=True)
+    x = t.placeholder("x", form_of((4, 8), (8, 1), dtypes.float32), needs_grad=True)
+    assert fallback.call(t, rule_of("aten::to.dtype"), "aten::to.dtype", (x, dtypes.float32), {}) == [x]
+    assert not t.fallbacks
