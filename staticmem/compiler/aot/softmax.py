@@ -30,15 +30,19 @@ def softmax(t: Tracer, self: Node, dim: int, dtype: DType | None = None) -> Node
     return softmax_(t, _input(t, self, dtype), dim, False)
 
 
-@traced("_softmax")
-def softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
+def softmax_forward(t: Tracer, self: Node, dim: int, half_to_float: bool = False) -> Node:
+    """Its nodes, which autograd does not see one by one."""
     self.dim(dim)  # it is checked, and stays as it was given
     wide = t.opmath(_contiguous(t, self))
     shifted = t.pointwise("aten::sub.Tensor", wide, t.reduce("aten::amax", wide, (dim,), True))
     powers = t.pointwise("aten::exp", shifted)
     out = t.pointwise("aten::div.Tensor", powers, t.sum(powers, (dim,), True))
-    if not half_to_float:
-        out = t.cast(out, self.dtype)
+    return out if half_to_float else t.cast(out, self.dtype)
+
+
+@traced("_softmax")
+def softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
+    out = softmax_forward(t, self, dim, half_to_float)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
