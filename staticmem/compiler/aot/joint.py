@@ -81,7 +81,7 @@ class _Trace:
         self.cast = WholeModelCast(cast) if cast in HALVES else None
         self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
         self.t = Tracer(training)
-        self.t.sdpa = sdpa
+        self.t.sdpa, self.t.autocast = sdpa, amp is not None
         self.env: dict[str, Any] = {}
         self.owned: list[Node] = []  # placeholders of parameters and buffers
         self.storages = Storages(self.t, self.env)

@@ -11,6 +11,7 @@ from staticmem.compiler.aot.tracer import Gradients, Tracer, form
 from staticmem.compiler.aot.views import contiguous, expand, squeeze, t_, transpose, unsqueeze, view
 from staticmem.compiler.nodes import Node
 from staticmem.eager import strides as layout
+from staticmem.ops import kinds_of
 
 
 def scaled(t: Tracer, node: Node, factor: float) -> Node:
@@ -218,9 +219,17 @@ def _should_fold(t: Tracer, self: Node, other: Node) -> bool:
     large, small = (self, other) if self.ndim >= other.ndim else (other, self)
     if large.ndim < 3 or small.ndim > 2:
         return False
-    if t.needs_grad(small):
+    if _requires_grad(t, small):
         return True
     return self.ndim != 2 and layout.is_contiguous(large.shape, large.strides)
+
+
+def _requires_grad(t: Tracer, node: Node) -> bool:
+    """What the traced tensor says of itself: a view of a parameter does without grad mode, too, what is computed
+    from one does not."""
+    while not t.needs_grad(node) and "view" in kinds_of(node.base):
+        node = node.inputs[0]
+    return t.needs_grad(node)
 
 
 def _fold(t: Tracer, self: Node, other: Node) -> Node:

@@ -48,6 +48,8 @@ class Tracer:
         op, region: what new nodes are marked with (`Node.op`, `Node.must_recompute`).
         training: of the step; dropout and batch norm ask.
         grad_enabled: whether `record` records.
+        autocast: the backward runs under `torch.autocast` as the forward does (`backward_pass_autocast` of
+            torch/_functorch/config.py), so that sums of autograd's own have float32 results.
         writes: buffers of the module that take a new value when the forward is over.
         fallbacks: how many calls of an op are one extern call for want of a trace (`aot.fallback`).
     """
@@ -59,6 +61,7 @@ class Tracer:
         self.writes: dict[Node, Node] = {}
         self.fallbacks: dict[str, int] = {}
         self.sdpa = "auto"
+        self.autocast = False
         self._tape: list[Entry] = []
         self._history: dict[Node, tuple[Entry, int]] = {}
         self._leaves: set[Node] = set()
@@ -354,16 +357,21 @@ class Tracer:
         return self.cast(self.sum_to(gradient, node.shape), node.dtype)
 
     def sum_to(self, gradient: Node, shape: Shape) -> Node:
-        """`at::sum_to`: one sum with all dimensions kept, and a view without the leading ones."""
+        """`at::sum_to`: one sum with all dimensions kept, and a view without the leading ones. `sum` is a call that
+        autocast runs in float32 (`fp32_set_opt_dtype`)."""
         if gradient.shape == shape:
             return gradient
+        is_wide = not self.autocast or not gradient.dtype.is_floating_point or gradient.dtype is dtypes.float64
+        kwargs: dict[str, Argument] = {} if is_wide else {"dtype": dtypes.float32}
+        dtype = gradient.dtype if is_wide else dtypes.float32
         if not shape:
-            return self.new("aten::sum", (gradient,), (), gradient.dtype)
+            return self.node("aten::sum", (gradient,), form((), dtype), kwargs)
         leading = gradient.ndim - len(shape)
         dims = [*range(leading)]
         dims += [k for k in range(leading, gradient.ndim) if shape[k - leading] == 1 and gradient.shape[k] != 1]
         if dims:
-            gradient = self.sum(gradient, dims, keepdim=True)
+            summed = form(reduced(gradient.shape, dims, True), dtype)
+            gradient = self.node("aten::sum.dim_IntList", (gradient, tuple(dims), True), summed, kwargs)
         return self.view(gradient, shape) if leading else gradient
 
 
