@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from staticmem.eager.strides import Form
+from staticmem.eager.trace import Read
 from staticmem.ir.record import record
 
 NO_TRACE = "no trace"  # the code of a note whose text is an op that is one extern call because it has no trace
@@ -40,12 +41,14 @@ class Step:
         op: index of an op in `Graph.ops`; -1: none.
         allocates: numbers of storages that it allocates, in order.
         frees: numbers of storages that have their last reader here, inputs included: the code lets go of them.
+        reads: what the memory that an extern kernel takes for itself depends on.
     """
 
     kernel: str
     op: int
     allocates: tuple[int, ...]
     frees: tuple[int, ...]
+    reads: tuple[Read, ...] = ()
 
 
 @record(frozen=True, slots=True)

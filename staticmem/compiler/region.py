@@ -11,6 +11,7 @@ from staticmem.compiler.nodes import PLACEHOLDER, Node, Partition
 from staticmem.compiler.partition import partition
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Plan
 from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
+from staticmem.compiler.workspaces import with_convolutions
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
 from staticmem.scenario.step import Scenario
@@ -44,11 +45,12 @@ def compile_region(
     notes = tuple([(NO_TRACE, op) for op in joint.fallbacks])
     joint = run_joint_passes(joint)
     if not joint.tangents:
-        forward = plan(joint, inference=True, dynamic=dynamic)
+        forward = with_convolutions(plan(joint, inference=True, dynamic=dynamic), joint)
         return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
     parts = partition(joint)
-    forward = plan(parts.forward, visible=len(outputs), dynamic=dynamic)
+    forward = with_convolutions(plan(parts.forward, visible=len(outputs), dynamic=dynamic), parts.forward)
     backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic), parts)
+    backward = with_convolutions(backward, parts.backward)
     return CompiledCall(
         start, end, inputs, outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),

@@ -312,6 +312,8 @@ class _Code:
         for step in plan.steps:
             trace.op = step.op
             e.kernel(step.kernel)
+            for read in step.reads:
+                e.reads(read)
             for number in step.allocates:
                 buffer = buffers[number - inputs]
                 form = buffer.form
