@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from staticmem.compiler.inductor import movement, reductions
+from staticmem.compiler.inductor.fusion import Fusion
 from staticmem.compiler.inductor.kernels import fallback
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.compiler.inductor.order import Sizes, reorder
@@ -26,7 +27,6 @@ def plan(
     forms: Mapping[Node, Form] | None = None,
     freeable: Collection[Node] = (),
     donated: Collection[Node] = (),
-    dynamic: bool = False,
 ) -> Plan:
     """The plan of a graph after AOTAutograd.
 
@@ -36,16 +36,13 @@ def plan(
         forms: of placeholders that have other strides than their nodes, such as what a forward saved.
         freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
         donated: placeholders whose memory this graph may write over.
-        dynamic: sizes of inputs are symbols (Dynamo has seen others): no channels last, no padding.
     """
-    low = Lowering(
-        graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback, dynamic=dynamic
-    ).run()
+    low = Lowering(graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback).run()
     number = {node: buffer.number for node, buffer in zip(graph.placeholders, low.inputs, strict=True)}
     given = {buffer.number: buffer for buffer in low.inputs}
     schedule = Schedule(low, [given[number[node]] for node in donated])
     may_go = {number[node] for node in freeable}
-    nodes = reorder(Sizes(schedule, schedule.nodes, may_go))
-    wrapper = Wrapper(schedule, nodes, may_go, set())
+    nodes = reorder(Sizes(schedule, Fusion(schedule).run(), may_go))
+    wrapper = Wrapper(schedule, nodes, may_go)
     wrapper.write()
     return Planner(wrapper).plan(tuple(low.notes.items()))

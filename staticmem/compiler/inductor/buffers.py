@@ -107,10 +107,15 @@ class Buffer:
             self.strides = layout.fill_ordered(self.shape, order)
         self.freeze(pad=pad)
 
-    def into_written(self) -> tuple[Strides, int] | None:
-        """Strides and offset of its part of the buffer that it is written into."""
-        assert self.into is not None
-        return strides_through(self.into.shape, self.into.strides, self.into_views)
+    def place(self) -> tuple[Strides, int]:
+        """Strides and offset, in the buffer that it is written into where it is a part of one."""
+        whole = self.into
+        if whole is None:
+            return self.strides, 0
+        strides, offset = whole.place()
+        found = strides_through(whole.shape, strides, self.into_views)
+        assert found is not None, "parts of a concatenation are slices"
+        return found[0], found[1] + offset
 
     def __repr__(self) -> str:
         return f"{self.name}{list(self.shape)}"
@@ -129,11 +134,13 @@ class Read:
 
     def strides(self) -> tuple[Strides, int] | None:
         """Strides and offset over the loops, or None where the index is not linear."""
-        return strides_through(self.buffer.shape, self.buffer.strides, self.views)
+        strides, offset = self.buffer.place()
+        found = strides_through(self.buffer.shape, strides, self.views)
+        return found and (found[0], found[1] + offset)
 
     def hints(self) -> Strides:
         """Strides over the loops, as far as an index that is not linear has them."""
-        return stride_hints(self.buffer.shape, self.buffer.strides, self.views)
+        return stride_hints(self.buffer.shape, self.buffer.place()[0], self.views)
 
 
 class Loops:

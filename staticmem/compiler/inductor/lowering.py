@@ -13,6 +13,8 @@ from staticmem.compiler.inductor import buffers as b
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Box, Buffer, Loops, Operation, Read, Value
 from staticmem.compiler.inductor.indexing import NO_VIEWS
+from staticmem.compiler.inductor.post_grad import VIEW_OPS, rewrite
+from staticmem.compiler.inductor.restride import restrided
 from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph, users_of
 from staticmem.eager.strides import (
     Form,
@@ -45,13 +47,6 @@ LIKE_PADDING = frozenset(
     f"aten::{name}" for name in "var_mean sum mean prod any amin amax min max argmin argmax scatter_reduce".split()
 )
 AS_STRIDED = ("aten::as_strided", "aten::as_strided_", "aten::as_strided_scatter", "aten::resize", "aten::resize_as")
-VIEW_OPS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view reshape permute t transpose expand squeeze unsqueeze slice select alias detach _unsafe_view split "
-        "split_with_sizes unbind as_strided diagonal"
-    ).split()
-)
 
 
 def rule(*targets: str) -> Callable[[Rule], Rule]:
@@ -87,18 +82,17 @@ class Lowering:
         visible: int | None = None,
         forms: Mapping[Node, Form] | None = None,
         fallback: Rule | None = None,
-        dynamic: bool = False,
     ) -> None:
+        shown = range(len(graph.outputs) if visible is None else visible)
+        graph = rewrite(graph)
         self.graph, self.inference, self.backward = graph, inference, backward
         self.fallback = fallback
         self.users = users_of(graph.nodes)
-        self.dynamic = dynamic  # then `decide_layout_opt` says no, and strides are not padded (pad_dynamic_shapes)
-        self.layout_opt = not dynamic and layout.decide_layout_opt(graph, inference)
+        self.layout_opt = layout.decide_layout_opt(graph, inference)
         self.prefers = layout.prefer_channels_last(graph) if self.layout_opt else set()
-        self.forms = forms or {}
+        self.forms = restrided(graph, forms or {})
         self.returned = {node for node in graph.outputs if node is not None}
-        shown = graph.outputs if visible is None else graph.outputs[:visible]
-        self.visible = {node for node in shown if node is not None}
+        self.visible = {node for at in shown if (node := graph.outputs[at]) is not None}
         self.dislikes = self._dislike_padding()
         self.env: dict[Node, Lowered] = {}
         self.operations: list[Operation] = []
@@ -121,7 +115,7 @@ class Lowering:
     @property
     def pads(self) -> bool:
         """The node that is lowered does not dislike padding."""
-        return not self.dynamic and self.current not in self.dislikes
+        return self.current not in self.dislikes
 
     def _dislike_padding(self) -> set[Node]:
         """`mark_nodes_dislike_padding`: what leads to a convolution other than through a reduction, and outputs."""

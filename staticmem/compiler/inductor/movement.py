@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read, Value
 from staticmem.compiler.inductor.indexing import Step, new_shape
-from staticmem.compiler.inductor.lowering import VIEW_OPS, Lowered, Lowering, rule
-from staticmem.compiler.inductor.pointwise import CHEAP_CONSTANTS, PLAIN, gathered, loads
-from staticmem.compiler.nodes import GETITEM, Node
+from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
+from staticmem.compiler.inductor.pointwise import gathered, loads
+from staticmem.compiler.inductor.post_grad import is_pointwise_use
+from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Shape, channels_last_strides, contiguous_strides, is_channels_last_contiguous, numel
 from staticmem.ir import dtypes
 
@@ -21,24 +22,8 @@ COMPLEX_INPUTS = 8  # config.max_complex_pointwise_cat_inputs
 SIMPLE_INPUTS = 8  # config.max_pointwise_cat_inputs
 SIMPLE_OPS = 2  # lowering.py, cat: MAX_SIMPLE_OP_COUNT
 WINDOW = 25  # elements of a window that is written out
-POINTWISE = frozenset((*(f"aten::{name}" for name in (*PLAIN, *CHEAP_CONSTANTS, "clone", "_to_copy")),))
-
 
 # ---- concatenation
-
-
-def is_pointwise_use(low: Lowering, user: Node, also: Sequence[str] = ()) -> bool:
-    """All that reads this, through views, computes element by element (`is_pointwise_use`)."""
-    stack = [user]
-    while stack:
-        node = stack.pop()
-        if node.target == GETITEM or node.base in VIEW_OPS:
-            if node in low.returned:
-                return False
-            stack.extend(low.users[node])
-        elif node.base not in POINTWISE and node.base not in also:
-            return False
-    return True
 
 
 @rule("aten::cat")
@@ -92,14 +77,17 @@ def _as_pointwise(low: Lowering, node: Node, args: Sequence[Node], values: Seque
         return False
     users = low.users[node]
     uses = node not in low.returned and all(
-        is_pointwise_use(low, user, ("aten::cat", "aten::constant_pad_nd")) for user in users
+        is_pointwise_use(user, low.users, low.returned, ("aten::cat", "aten::constant_pad_nd")) for user in users
     )
     copied = [_copied(value) for value in values]
     for arg, value in zip(args, values, strict=True):
         readers = low.users[arg]
         if len(readers) + (arg in low.returned) <= 1:
             continue
-        if any(is_pointwise_use(low, user) for user in readers if user is not node) or value.loops is not None:
+        if (
+            any(is_pointwise_use(user, low.users, low.returned) for user in readers if user is not node)
+            or value.loops is not None
+        ):
             return False
     return (any(copied) and uses) or (all(copied) and not any(_reduces(value) for value in values))
 

@@ -126,6 +126,8 @@ def reorder(sizes: Sizes) -> list[SNode]:
     peak = sizes.timeline(best)[0]
     for method in (least_peak_first, breadth_first, depth_first):
         order = method(sizes)
+        if len(order) != len(best):
+            continue  # PyTorch raises; fusions that wait for one another would do this
         estimate = sizes.timeline(order)[0]
         if estimate < peak:
             best, peak = order, estimate

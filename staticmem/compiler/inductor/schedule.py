@@ -7,6 +7,7 @@ Source: `torch/_inductor/scheduler.py` of PyTorch 2.15 (`compute_dependencies`, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
@@ -14,7 +15,7 @@ from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.eager.strides import numel
 
 # an access: sizes of the loops, strides over them and offset; or a token where the index is not linear
-Access = tuple[object, ...]
+Access = tuple[Any, ...]
 STAR: Access = ("whole",)  # StarDep: all of it
 
 
@@ -26,14 +27,17 @@ class SNode:
         outputs: buffers that they write.
         reads: the accesses to each buffer that is read, by its number; writes of earlier members do not count.
         writes: the access to each buffer that is written.
-        waits: numbers of buffers that have to be written before; those of `weak` only for the order.
+        waits: numbers of buffers that have to be written before.
+        weak: the same for the order alone, with the buffer that this node writes anew.
         group: elements of the result, and of the reduction.
+        ranges: sizes of the loops of each operation.
         first, last: lowest and highest position in the first order.
+        own, ancestors: positions of its operations, and of those that it needs, as bits.
     """
 
     __slots__ = (
-        "ancestors", "extern", "first", "group", "last", "nop", "ops", "outputs", "reads", "reduction", "waits", "weak",
-        "writes",
+        "ancestors", "extern", "first", "group", "last", "nop", "ops", "outputs", "own", "ranges", "reads", "reduction",
+        "waits", "weak", "writes",
     )  # fmt: skip
 
     def __init__(self, op: Operation) -> None:
@@ -42,12 +46,12 @@ class SNode:
         self.reads: dict[int, set[Access]] = {}
         self.writes: dict[int, Access] = {}
         self.waits: dict[int, None] = {}
-        self.weak: dict[int, None] = {}
+        self.weak: dict[int, int] = {}
         self.nop, self.extern = op.nop, op.loops is None and not op.nop
         self.reduction = bool(op.loops and op.loops.reduction)
         self.group: tuple[int, int] = (0, 0)
-        self.first = self.last = 0
-        self.ancestors: set[int] = set()
+        self.ranges: tuple[tuple[int, ...], ...] = ()
+        self.first = self.last = self.own = self.ancestors = 0
 
     @property
     def real(self) -> bool:
@@ -143,7 +147,7 @@ class Schedule:
                         continue
                     for other in user.node.outputs:
                         number = rename(other.number)
-                        node.weak[number] = None
+                        node.weak[number] = out.number
                         add(number, User(node, weak=True))
                 add(target, User(node))
                 node.waits[target] = None
@@ -195,7 +199,15 @@ class Schedule:
         return kept
 
     def _ancestors(self) -> None:
-        """Filled in where kernels are fused."""
+        """`compute_ancestors`."""
+        known: dict[int, int] = {}
+        for at, node in enumerate(self.nodes):
+            needs = 0
+            for number in (*node.waits, *node.weak):
+                needs |= known.get(number, 0)
+            node.own, node.ancestors = 1 << at, needs
+            for buffer in node.outputs:
+                known[buffer.number] = needs | node.own
 
     def readers(self, number: int) -> Iterator[User]:
         return iter(self.users.get(number, {}).values())
@@ -220,27 +232,33 @@ def accesses(node: SNode) -> None:
         return
     rank = len(loops.shape) if loops.linear and loops.reduction != "scan" else len(loops.loops)
     node.group = (numel(loops.loops[:rank]), numel(loops.loops[rank:]))
-    written = out.into_written() if out.into is not None else (out.strides, 0)
+    written = out.place()
     rows: list[tuple[Read, tuple[tuple[int, ...], int] | None]] = [(read, read.strides()) for read in loops.reads]
-    order = loop_order(loops, rank, written[0] if loops.linear and written else None, [r.hints() for r in loops.reads])
+    order = loop_order(loops, rank, written[0] if loops.linear else None, [r.hints() for r in loops.reads])
     sizes = tuple(loops.loops[dim] for dim in order)
+    node.ranges = (sizes,)
     for read, found in rows:
         if found is None:
-            access: Access = ("indirect", read.views, sizes)
+            access: Access = ("indirect", read.views, order, sizes)
         else:
-            strides, offset = found
-            access = (tuple(strides[dim] for dim in order), sizes, offset)
+            access = linear(tuple(found[0][dim] for dim in order), sizes, found[1])
         node.reads.setdefault(read.buffer.number, set()).add(access)
-    if not loops.linear or written is None:
+    if not loops.linear:
         node.writes[out.number] = ("scatter", op.number)
         return
     strides, offset = written
     kept = [dim for dim in order if dim < rank]
-    node.writes[out.number] = (
-        tuple(strides[dim] for dim in kept),
-        tuple(loops.loops[dim] for dim in kept),
-        offset,
+    node.writes[out.number] = linear(
+        tuple(strides[dim] for dim in kept), tuple(loops.loops[dim] for dim in kept), offset
     )
+
+
+def linear(strides: tuple[int, ...], sizes: tuple[int, ...], offset: int) -> Access:
+    """Loops behind the last that matters are left out (`drop_unused_symbols`)."""
+    count = len(strides)
+    while count and strides[count - 1] == 0:
+        count -= 1
+    return strides[:count], sizes[:count], offset
 
 
 def loop_order(

@@ -90,11 +90,9 @@ class RangeMax:
 class Wrapper:
     """Writes the lines of one graph, and makes the plan of them."""
 
-    def __init__(
-        self, schedule: Schedule, nodes: Sequence[SNode], freeable: Collection[int], removed: set[int]
-    ) -> None:
+    def __init__(self, schedule: Schedule, nodes: Sequence[SNode], freeable: Collection[int]) -> None:
         self.schedule, self.nodes = schedule, nodes
-        self.removed = removed | schedule.dead
+        self.removed = set(schedule.dead)
         self.allocated: set[int] = set()
         self.freed: set[int] = set()
         self.completed: set[int] = set()
@@ -113,6 +111,8 @@ class Wrapper:
                 self._allocate_outputs(node, at, {})
             else:
                 taken = self._in_place(node, at) if node.real else {}
+                if len(node.ops) > 1:
+                    self._remove_local(node, taken)
                 self._allocate_outputs(node, at, taken)
                 self.lines.append(Line("call", at))
                 self._free(at)
@@ -195,15 +195,15 @@ class Wrapper:
         used: set[int] = set()
         for op in node.ops:
             out = op.output
-            if op.loops is None or out.fresh or out.mutates is not None or out.into is not None:
+            if out.fresh or out.mutates is not None or out.into is not None or out.number in self.removed:
                 continue
-            if out.number in self.removed:
-                continue
-            for number in list(self.schedule.single[op.number].reads):
+            for number in schedule.single[op.number].reads:
                 buffer = schedule.buffers[number]
                 if number < 0 and number not in schedule.donated:
                     continue
                 if number in self.removed or number in self.freed or number in used or buffer.without_tensor:
+                    continue
+                if buffer.into is not None:
                     continue
                 if number in schedule.real or (buffer.operation is not None and buffer.operation.nop):
                     continue
@@ -212,6 +212,33 @@ class Wrapper:
                     used.add(number)
                     break
         return taken
+
+    def _remove_local(self, node: SNode, taken: dict[int, int]) -> None:
+        """Buffers that only this kernel reads are never made (`remove_kernel_local_buffers`); of those that take over
+        one another, all or none."""
+        inside = {op.number for op in node.ops}
+        overwritten = set(self.schedule.real.values())
+        local = {
+            buffer.number
+            for buffer in node.outputs
+            if buffer.number not in self.schedule.real
+            and buffer.number not in overwritten
+            and all(
+                user.node is not None and (user.weak or user.node.ops[0].number in inside)
+                for user in self.schedule.readers(buffer.number)
+            )
+        }
+        chains: dict[int, list[int]] = {}
+        for new, old in taken.items():
+            chain = chains.pop(old, [old])
+            chain.append(new)
+            chains[new] = chain
+        for chain in chains.values():
+            if not all(number in local for number in chain):
+                local.difference_update(chain)
+        for number in local:
+            taken.pop(number, None)
+        self.removed |= local
 
     def _only_reader(self, number: int, op: Operation, at: int) -> bool:
         """This operation is the last reader, reads where it writes, and so do all others in its kernel."""
@@ -226,7 +253,7 @@ class Wrapper:
                 accesses |= user.node.reads.get(number, set())
                 if number in user.node.writes:
                     accesses.add(user.node.writes[number])
-            if other in self.completed or (other != op.number and other in single.ancestors):
+            if other in self.completed or (other != op.number and user.node.own & single.ancestors):
                 continue
             if other != op.number:
                 return False

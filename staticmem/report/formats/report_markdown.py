@@ -10,7 +10,6 @@ from staticmem.report.model import NoteInfo, Report
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import (
     category_name,
-    compiled_rows,
     joined,
     meter_rows,
     of_size,
@@ -78,8 +77,7 @@ def _model(report: Report, view: View) -> str:
 
 def _phases(report: Report, view: View) -> str:
     rows = [(name, view.size(nbytes), code(at)) for name, nbytes, at, _ in phase_rows(report.phases)]
-    phases, compiled = table(("phase", "peak", "at"), rows), compiled_rows(report, view)
-    return phases if not compiled else "\n\n".join((phases, table(("compiled code", ""), compiled)))
+    return table(("phase", "peak", "at"), rows)
 
 
 def _list(notes: Sequence[NoteInfo]) -> str:

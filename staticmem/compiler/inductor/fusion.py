@@ -1,0 +1,374 @@
+"""Which operations become one kernel.
+
+Source: `torch/_inductor/scheduler.py` (`fuse_nodes_once`, `get_possible_fusions`, `_can_fuse`, `can_fuse_vertical`,
+`score_fusion_memory`, `can_fusion_increase_peak_memory`), `torch/_inductor/choices.py` (`can_fuse`, `score_fusion`) and
+`torch/_inductor/codegen/simd.py` (`can_fuse`) of PyTorch 2.15.
+
+Left out: templates of autotuned products, nested reductions, reductions of mixed orders (of 5 Mi elements and more),
+and the check of combined tilings. They change which kernels there are more than what is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.compiler.inductor.schedule import STAR, Access, Schedule, SNode, linear, topological
+from staticmem.eager.strides import numel
+
+ROUNDS = 10  # fuse_nodes
+NODES_AT_MOST = 64  # config.max_fusion_size
+PAIRS = 64  # config.max_fusion_buffer_group_pairwise_attempts
+DISTANCE = 64  # are_long_distant_nodes
+SHARED_AT_LEAST = 10  # config.score_fusion_memory_threshold, in bytes
+OVERHEAD = 32  # can_fusion_increase_peak_memory: "quite arbitrary"
+
+
+class Fusion:
+    """Fuses the nodes of a schedule.
+
+    Attributes:
+        group: the node that each operation is in now, by its position.
+        across: for each position, what is fused with operations on both sides of it.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.position = {node.ops[0].number: at for at, node in enumerate(schedule.nodes)}
+        self.group: list[SNode] = list(schedule.nodes)
+        self.across = [0] * (len(schedule.nodes) + 1)
+        self.keys: dict[int, tuple[object, int] | None] = {}
+        self.sizes: dict[tuple[int, Access], int] = {}
+
+    def run(self) -> list[SNode]:
+        nodes = self.schedule.nodes
+        for _ in range(ROUNDS):
+            fused = self.once(nodes, reorder=False)
+            if len(fused) == len(nodes) or len(fused) == 1:
+                nodes = fused
+                break
+            nodes = fused
+        return self.once(nodes, reorder=True)
+
+    def once(self, nodes: list[SNode], *, reorder: bool) -> list[SNode]:
+        pairs = self.candidates(nodes, reorder)
+        alive = dict.fromkeys(nodes)
+        for one, other in pairs:
+            first, second = self.now(one), self.now(other)
+            if first is second or not self.can_fuse(first, second, reorder) or self.makes_cycle(first, second):
+                continue
+            node = merge(*self.aligned(first, second)[:2] if reorder else (first, second))
+            for at in bits(node.own):
+                self.group[at] = node
+            for low in range(node.first + 1, node.last + 1):
+                self.across[low] |= node.own
+            del alive[first], alive[second]
+            alive[node] = None
+        return topological(sorted(alive, key=lambda node: node.first))
+
+    def now(self, node: SNode) -> SNode:
+        return self.group[self.position[node.ops[0].number]]
+
+    def candidates(self, nodes: Sequence[SNode], reorder: bool) -> list[tuple[SNode, SNode]]:
+        """Pairs that share a buffer and may be fused, best first (`get_possible_fusions`)."""
+        by_buffer: dict[int, list[SNode]] = {}
+        for node in nodes:
+            if node.real:
+                for number in {*node.reads, *node.writes}:
+                    by_buffer.setdefault(number, []).append(node)
+        found: dict[tuple[int, int], tuple[SNode, SNode]] = {}
+        seen: set[tuple[int, int]] = set()
+        for group in by_buffer.values():
+            for at, one in enumerate(group):
+                for other in group[at + 1 : at + 1 + PAIRS]:
+                    key = (id(one), id(other))
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                    if self.can_fuse(one, other, reorder):
+                        found[key] = (one, other)
+        return sorted(found.values(), key=lambda pair: self.priority(*pair), reverse=True)
+
+    def priority(self, one: SNode, other: SNode) -> tuple[int, int, int, int]:
+        """`score_fusion`: kinds that are alike, then shared bytes, then nearness."""
+        shared = self.shared(one, other)
+        near = -max(abs(one.first - other.last), abs(other.first - one.last))
+        return 1 + (shared > 0), int(one.reduction == other.reduction and shared > 0), shared, near
+
+    # ---- may they be fused
+
+    def can_fuse(self, one: SNode, other: SNode, reorder: bool) -> bool:
+        """`_can_fuse`, with `other` behind `one`."""
+        if one is other or not one.real or not other.real or other.own & one.ancestors:
+            return False
+        if len(one.ops) + len(other.ops) > NODES_AT_MOST:
+            return False
+        shared = self.shared(one, other)
+        if reorder and shared < SHARED_AT_LEAST:
+            one, other, shared = self.aligned(one, other)
+        if not shared or self.raises_peak(one, other, shared):
+            return False
+        if one.own & other.ancestors:
+            return self.vertical(one, other) and compatible(one, other)
+        if shared < SHARED_AT_LEAST or max(abs(one.first - other.last), abs(other.first - one.last)) > DISTANCE:
+            return False
+        return compatible(one, other)
+
+    def shared(self, one: SNode, other: SNode) -> int:
+        """Bytes that both touch at the same index (`score_fusion_memory`)."""
+        few, many = (one, other) if len(one.reads) <= len(other.reads) else (other, one)
+        total = 0
+        for number in {*few.reads, *few.writes}:
+            if number in many.reads or number in many.writes:
+                common = touched(few, number) & touched(many, number)
+                total += sum(self.bytes_of(number, access) for access in common)
+        return total
+
+    def aligned(self, one: SNode, other: SNode) -> tuple[SNode, SNode, int]:
+        """Both, where they share little: one of them with its loops in the order of the other's, and what they share
+        then (`shared_data_after_reordering_loop`)."""
+        shared = self.shared(one, other)
+        if shared >= SHARED_AT_LEAST:
+            return one, other, shared
+        best: tuple[bool, int, int, Access, Access] | None = None
+        for number in {*one.reads, *one.writes} & {*other.reads, *other.writes}:
+            mine = one.writes.get(number) or next(iter(one.reads[number]))
+            theirs = other.writes.get(number) or next(iter(other.reads[number]))
+            if (
+                not isinstance(mine[0], tuple)
+                or not isinstance(theirs[0], tuple)
+                or by_stride(mine) != by_stride(theirs)
+            ):
+                continue
+            written = number in one.writes or number in other.writes
+            size = numel(mine[1])
+            if best is None or (written, size) > best[:2]:
+                best = (written, size, number, mine, theirs)
+        if best is None:
+            return one, other, shared
+        _, _, number, mine, theirs = best
+        if len(mine[1]) != len(theirs[1]):
+            return one, other, self.bytes_of(number, mine) if merged(mine) == merged(theirs) else shared
+        moved = reordered(one, mine, theirs) if not one.reduction else None
+        if moved is not None:
+            return moved, other, self.shared(moved, other)
+        moved = reordered(other, theirs, mine) if one.reduction and not other.reduction else None
+        if moved is not None:
+            return one, moved, self.shared(one, moved)
+        return one, other, shared
+
+    def bytes_of(self, number: int, access: Access) -> int:
+        """`get_dep_size_hint`: elements that the loops reach."""
+        key = (number, access)
+        found = self.sizes.get(key)
+        if found is None:
+            buffer = self.schedule.buffers[number]
+            if access[0] == "indirect" or not isinstance(access[0], tuple):
+                count = numel(buffer.shape)
+            else:
+                strides, sizes = access[0], access[1]
+                count = numel([size for stride, size in zip(strides, sizes, strict=True) if stride])
+            found = self.sizes[key] = count * buffer.dtype.itemsize
+        return found
+
+    def raises_peak(self, one: SNode, other: SNode, shared: int) -> bool:
+        """`can_fusion_increase_peak_memory`: both would free a buffer that the other could take."""
+        mine = self.single_reads(one)
+        if not mine:
+            return False
+        common = mine & self.single_reads(other)
+        return sum(size for _, size in common) > OVERHEAD * shared
+
+    def single_reads(self, node: SNode) -> set[tuple[object, int]]:
+        found = set()
+        for number in node.reads:
+            if number not in self.keys:
+                buffer = self.schedule.buffers[number]
+                alone = number >= 0 and len(self.schedule.users[number]) == 1 and not buffer.without_tensor
+                self.keys[number] = (buffer.dtype, buffer.allocated) if alone else None
+            key = self.keys[number]
+            if key is not None:
+                found.add(key)
+        return found
+
+    def vertical(self, one: SNode, other: SNode) -> bool:
+        """`can_fuse_vertical`: all that `other` reads of `one` is where `one` writes it."""
+        left: set[int] = set()
+        for number in other.waits:
+            written = one.writes.get(number)
+            reads = other.reads.get(number) or {STAR}
+            if written is None or not all(reads_what_is_written(read, written) for read in reads):
+                left.add(number)
+        for number, mutating in other.weak.items():
+            if number not in other.waits and not (number in one.writes and self.writes_in_place(one, other, mutating)):
+                left.add(number)
+        if any(number in one.writes for number in left):
+            return False
+        writers = self.schedule.writer
+        for number in left:
+            writer = writers.get(number)
+            if writer is not None and self.now(writer).ancestors & one.own:
+                return False
+        return True
+
+    def writes_in_place(self, one: SNode, other: SNode, mutating: int) -> bool:
+        """`fusable_weak_dep`: the old value is read where the new one is written."""
+        written = other.writes.get(mutating)
+        if written is None or not isinstance(written[0], tuple):
+            return False
+        real = self.schedule.real[mutating]
+        reads = {
+            access
+            for number, found in one.reads.items()
+            if self.schedule.real.get(number, number) == real
+            for access in found
+        }
+        return reads <= {written}
+
+    def makes_cycle(self, one: SNode, other: SNode) -> bool:
+        """A path from one to the other through other fusions (`will_fusion_create_cycle`)."""
+        names = one.own | other.own
+        ancestors = (one.ancestors | other.ancestors) & ~names
+        low = min(one.first, other.first)
+        visited: set[int] = set()
+        stack = [ancestors]
+        while stack:
+            mask = stack.pop()
+            # what lies before both nodes leads to them only through a fusion that reaches beyond
+            for at in bits(mask >> low << low | mask & self.across[low]):
+                node = self.group[at]
+                if len(node.ops) == 1 or id(node) in visited:
+                    continue
+                visited.add(id(node))
+                if not node.own & ~ancestors:
+                    continue
+                if node.ancestors & names:
+                    return True
+                stack.append(node.ancestors & ~ancestors)
+        return False
+
+
+def reordered(node: SNode, mine: Access, theirs: Access) -> SNode | None:
+    """The node with its loops in the order in which `mine` has the strides of `theirs` (`decide_loop_order_to_match`);
+    None where strides do not tell loops apart."""
+    ranges = node.ranges[0]
+    count = len(ranges)
+    strides, wanted = mine[0], theirs[0]
+    if len(set(strides)) != len(strides) or sorted(strides) != sorted(wanted) or count != len(strides):
+        return None
+    if any(other != ranges for other in node.ranges):
+        return None
+    order = [strides.index(stride) for stride in wanted]
+
+    def moved(access: Access) -> Access:
+        if access[0] == "indirect":
+            return ("indirect", access[1], tuple(access[2][at] for at in order), tuple(access[3][at] for at in order))
+        if not isinstance(access[0], tuple):
+            return access
+        full = (*access[0], *(0,) * (count - len(access[0])))
+        return linear(tuple(full[at] for at in order), tuple(ranges[at] for at in order), access[2])
+
+    made = merge(node)
+    made.reads = {number: {moved(access) for access in found} for number, found in node.reads.items()}
+    made.writes = {number: moved(access) for number, access in node.writes.items()}
+    made.ranges = tuple(tuple(sizes[at] for at in order) for sizes in node.ranges)
+    return made
+
+
+def touched(node: SNode, number: int) -> set[Access]:
+    found = node.reads.get(number, set())
+    written = node.writes.get(number)
+    return found if written is None else found | {written}
+
+
+def bits(mask: int) -> list[int]:
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def merge(one: SNode, other: SNode | None = None) -> SNode:
+    """`FusedSchedulerNode`, or a copy."""
+    node = SNode.__new__(SNode)
+    if other is None:
+        for name in SNode.__slots__:
+            setattr(node, name, getattr(one, name))
+        return node
+    node.ops = (*one.ops, *other.ops)
+    node.outputs = [*one.outputs, *other.outputs]
+    node.writes = {**one.writes, **other.writes}
+    node.reads = {number: set(found) for number, found in one.reads.items()}
+    for number, found in other.reads.items():
+        node.reads.setdefault(number, set()).update(found)
+    for number, written in node.writes.items():
+        left = node.reads.get(number)
+        if left is not None:
+            left.discard(written)
+            if not left:
+                del node.reads[number]
+    node.waits = {n: None for n in (*one.waits, *other.waits) if n not in node.writes}
+    node.weak = {n: m for n, m in (*one.weak.items(), *other.weak.items()) if n not in node.writes}
+    node.nop = node.extern = False
+    node.reduction = one.reduction or other.reduction
+    node.group = one.group if one.reduction or not other.reduction else other.group
+    node.first, node.last = min(one.first, other.first), max(one.last, other.last)
+    node.own = one.own | other.own
+    node.ancestors = (one.ancestors | other.ancestors) & ~node.own
+    node.ranges = (*one.ranges, *other.ranges)
+    return node
+
+
+def reads_what_is_written(read: Access, written: Access) -> bool:
+    """`fusable_read_and_write`: the same index, over the same loops or more."""
+    if not isinstance(read[0], tuple) or not isinstance(written[0], tuple):
+        return False
+    return read == written or merged(read) == merged(written)
+
+
+def merged(access: Access) -> Access:
+    """Loops that are one in memory made one (`MemoryDep.normalize`)."""
+    strides, sizes, offset = access
+    rows: list[list[int]] = []
+    for stride, size in zip(strides, sizes, strict=True):
+        if rows and rows[-1][0] == stride * size:
+            rows[-1] = [stride, rows[-1][1] * size]
+        else:
+            rows.append([stride, size])
+    return tuple(row[0] for row in rows), tuple(row[1] for row in rows), offset
+
+
+def by_stride(access: Access) -> Access:
+    """The same whatever the order of loops (`normalize_with_stride_order`)."""
+    if not isinstance(access[0], tuple):
+        return access
+    strides, sizes, offset = access
+    pairs = sorted(zip(strides, sizes, strict=True), key=lambda pair: -pair[0])
+    return merged((tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), offset))
+
+
+def compatible(one: SNode, other: SNode) -> bool:
+    """`SIMDScheduling.can_fuse`: the loops of one fit those of the other."""
+    if one.reduction and other.reduction:
+        return one.group == other.group
+    if not one.reduction and not other.reduction:
+        return one.group == other.group
+    simple, reduction = (other, one) if one.reduction else (one, other)
+    outer, inner = reduction.group
+    if simple.group[0] == outer * inner:
+        return all(splits_into(ranges, outer) for ranges in simple.ranges)
+    return simple.group[0] == outer
+
+
+def splits_into(sizes: Sequence[int], outer: int) -> bool:
+    """`SIMDKernel.is_compatible`: the first loops make up `outer`, perhaps with a part of one."""
+    left = outer
+    for size in sizes:
+        if left == 1:
+            return True
+        if left % size == 0:
+            left //= size
+        else:
+            return size % left == 0
+    return left == 1

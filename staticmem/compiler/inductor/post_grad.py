@@ -1,0 +1,177 @@
+"""The passes between AOTAutograd's graph and its lowering that decide memory.
+
+Source: `torch/_inductor/fx_passes/post_grad.py` of PyTorch 2.15: `unfuse_bias_add_to_pointwise`, `addmm`,
+`prepare_softmax_replacement`. Left out: `reorder_for_locality` (inference), which moves what is inlined anyway, and
+what makes another spelling of the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, Node, NodeGraph, users_of
+from staticmem.eager.strides import Form
+from staticmem.ir import dtypes
+
+VIEW_OPS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view reshape permute t transpose expand squeeze unsqueeze slice select alias detach _unsafe_view split "
+        "split_with_sizes unbind as_strided diagonal"
+    ).split()
+)
+# ops with the tag `pointwise` (native_functions.yaml)
+POINTWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not "
+        "bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clone copysign cos cosh div eq erf "
+        "erfc erfinv exp exp2 expm1 floor fmod ge gt hypot isinf isnan ldexp le lgamma log log10 log1p log2 "
+        "logical_and logical_not logical_or logical_xor lt maximum minimum mul ne neg nextafter pow reciprocal relu "
+        "remainder round rsqrt sigmoid sign signbit sin sinh sqrt square sub tan tanh true_divide trunc where "
+        "__and__ __or__ __xor__ __lshift__ __rshift__ digamma igamma igammac i0 polygamma fmin fmax xlogy lerp "
+        "hardtanh hardsigmoid hardswish leaky_relu elu selu celu silu gelu softplus mish threshold "
+        "threshold_backward sigmoid_backward tanh_backward gelu_backward silu_backward isfinite nan_to_num "
+        "masked_fill rsub logaddexp frac sgn deg2rad rad2deg heaviside _to_copy native_dropout_backward"
+    ).split()
+) | {"prims::convert_element_type"}
+
+HALF = (dtypes.bfloat16, dtypes.float16)
+
+
+def is_pointwise_use(
+    user: Node, users: Mapping[Node, Sequence[Node]], returned: Collection[Node], also: Collection[str] = ()
+) -> bool:
+    """All that reads `user`'s result, through views, computes element by element (`is_pointwise_use`)."""
+    stack = [user]
+    while stack:
+        node = stack.pop()
+        if node.target == GETITEM or node.base in VIEW_OPS:
+            if node in returned:
+                return False
+            stack.extend(users[node])
+        elif node.base not in POINTWISE and node.base not in also:
+            return False
+    return True
+
+
+def rewrite(graph: NodeGraph) -> NodeGraph:
+    """The graph as Inductor lowers it. Placeholders stay the same nodes."""
+    users = users_of(graph.nodes)
+    returned = {node for node in graph.outputs if node is not None}
+    absorbed: set[Node] = set()
+    additions: dict[Node, tuple[Node, Argument]] = {}
+    for node in reversed(graph.nodes):
+        if node.target == "aten::add.Tensor" and len(node.args) == 2 and not node.kwargs:
+            found = _product_and_bias(node, users, returned)
+            if found is not None and found[0] not in absorbed:
+                additions[node] = found
+                absorbed.add(found[0])
+    softmax = {node: total for node in graph.nodes if (total := _online_softmax(node, users)) is not None}
+    totals = set(softmax.values())
+    if not additions and not softmax and not any(node.target == "aten::addmm" for node in graph.nodes):
+        return graph
+    new: dict[Node, Node] = {}
+    nodes: list[Node] = []
+
+    def put(target: str, args: tuple[Argument, ...], form: Form | tuple[Form | None, ...], like: Node) -> Node:
+        node = Node(target, args, form, op=like.op, must_recompute=like.must_recompute)
+        nodes.append(node)
+        return node
+
+    def now(arg: Argument) -> Argument:
+        if type(arg) is Node:
+            return new.get(arg, arg)
+        return tuple(now(part) for part in arg) if type(arg) is tuple else arg
+
+    for node in graph.nodes:
+        if node in absorbed:
+            continue
+        if node in additions:
+            product, bias = additions[node]
+            new[node] = put("aten::addmm", (now(bias), *now(product.args)), node.tensor, node)
+        elif node in softmax:
+            total = softmax[node]
+            both = put(
+                "prims::prepare_softmax_online", (now(node.args[0]), _dim(node)), (node.tensor, total.tensor), node
+            )
+            new[node] = put(GETITEM, (both, 0), node.tensor, node)
+            new[total] = put(GETITEM, (both, 1), total.tensor, total)
+        elif node in totals:
+            continue
+        elif node.target == "aten::addmm" and not node.kwargs and _unfused(node, node.args[0], users, returned):
+            product = put("aten::mm", now(node.args[1:3]), node.tensor, node)
+            new[node] = put("aten::add.Tensor", (now(node.args[0]), product), node.tensor, node)
+        elif any(read in new for read in node.inputs):
+            kwargs = {key: now(value) for key, value in node.kwargs.items()}
+            new[node] = Node(node.target, now(node.args), node.form, kwargs, node.op, node.name, node.must_recompute)
+            nodes.append(new[node])
+        else:
+            nodes.append(node)
+    return NodeGraph(tuple(nodes), tuple(None if node is None else new.get(node, node) for node in graph.outputs))
+
+
+def _unfused(
+    node: Node, bias: Node, users: Mapping[Node, Sequence[Node]], returned: Collection[Node], *, half: bool = False
+) -> bool:
+    """`should_prefer_unfused_addmm`; products in half types stay fused (config.keep_addmm_fused_for_half_dtypes)."""
+    if node.tensor.dtype in HALF and not half:
+        return False
+    if node in returned or not _like_a_bias(bias, node):
+        return False
+    return all(is_pointwise_use(user, users, returned) for user in users[node])
+
+
+def _like_a_bias(bias: Node, node: Node) -> bool:
+    """`_is_bias_like_addmm_input`."""
+    if bias.target == PLACEHOLDER:
+        return True
+    one, other = bias.tensor, node.tensor
+    if len(one.shape) != len(other.shape):
+        return True
+    if one.shape != other.shape:
+        return any(a == 1 and b != 1 for a, b in zip(one.shape, other.shape, strict=True))
+    return 0 in one.strides
+
+
+def _product_and_bias(
+    node: Node, users: Mapping[Node, Sequence[Node]], returned: Collection[Node]
+) -> tuple[Node, Node] | None:
+    """The product and the other operand of a sum that becomes `addmm` (`is_valid_addmm_fusion`)."""
+    for product, bias in (node.args, node.args[::-1]):
+        if type(product) is not Node or type(bias) is not Node or product.target != "aten::mm":
+            continue
+        if len(users[product]) != 1 or product in returned or bias is product:
+            continue
+        if bias.tensor.dtype is not product.tensor.dtype or not _expands(bias.shape, product.shape):
+            continue
+        if not _unfused(node, bias, users, returned, half=True):
+            return product, bias
+    return None
+
+
+def _expands(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    return len(shape) <= len(target) and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
+    )
+
+
+def _dim(node: Node) -> int:
+    dim: int = node.args[1][0]
+    return dim
+
+
+def _online_softmax(node: Node, users: Mapping[Node, Sequence[Node]]) -> Node | None:
+    """The sum that belongs to a maximum in a softmax: both are made in one pass (`prepare_softmax_pattern`)."""
+    if node.target != "aten::amax" or len(node.args) != 3 or not node.args[2] or len(node.args[1]) != 1:
+        return None
+    for sub in users[node]:
+        if sub.target != "aten::sub.Tensor" or sub.args[0] is not node.args[0] or sub.args[1] is not node:
+            continue
+        for exp in users[sub]:
+            if exp.target != "aten::exp":
+                continue
+            for total in users[exp]:
+                if total.target == "aten::sum.dim_IntList" and total.args[1:] == (node.args[1], True):
+                    return total
+    return None
