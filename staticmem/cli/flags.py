@@ -13,6 +13,7 @@ from typing import Any
 from staticmem.errors import UsageError
 from staticmem.scenario.options import OUTPUT, Option
 from staticmem.scenario.request import OPTIONS, unknown
+from staticmem.scenario.step import WHOLE
 
 # kinds of options whose flags are checked while they are parsed: the noun and the code of the error
 ERRORS = {
@@ -75,8 +76,10 @@ def add_flag(group: argparse._ActionsContainer, one: Option, repeatable: bool = 
         keywords["help"] += " (default)" if one.default else ""
     else:
         keywords |= {"metavar": one.metavar, "type": _reader(one)}
-        if one.kind in ("dims", "names") or repeatable:
+        if one.kind in ("dims", "names", "modules") or repeatable:
             keywords |= {"action": "append", "help": f"{one.about}; repeatable"}
+        if one.kind == "modules":
+            keywords |= {"nargs": "?", "const": WHOLE}
     group.add_argument(*names, **keywords)
 
 

@@ -51,7 +51,8 @@ def keys(entries: Mapping[str, fields.Entry]) -> str:
 
 
 def _flag(one: Option) -> str:
-    spelled = f"`{one.flag} {one.metavar}`" if one.metavar else f"`{one.flag}`"
+    taken = f"[{one.metavar}]" if one.kind == "modules" else one.metavar  # its flag alone is a value too
+    spelled = f"`{one.flag} {taken}`" if taken else f"`{one.flag}`"
     if one.letter:
         spelled = f"`{one.letter}`, {spelled}"
     return f"{spelled}, `--no-{one.flag[2:]}`" if one.kind == "switch" and one.default else spelled

@@ -16,6 +16,7 @@ from staticmem.config import locate
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.files import temporary_folder
 from staticmem.scenario.request import OPTIONS, Request, request_of
+from staticmem.scenario.step import WHOLE
 
 if TYPE_CHECKING:
     from staticmem.config.config import Config
@@ -58,8 +59,12 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name in OPTIONS if (value := getattr(args, name, None)) is not None}
     if "dims" in options:
         options["dims"] = _joined(options["dims"])
-    if "checkpoint" in options:
-        options["checkpoint"] = tuple(options["checkpoint"])
+    compiled = options.get("compile")
+    if compiled and getattr(args, "model", "") is None and compiled[-1].endswith((".pt2", ".onnx")):
+        args.model, compiled[-1] = compiled[-1], WHOLE  # `--compile model.pt2`
+    for name in ("checkpoint", "compile"):
+        if name in options:
+            options[name] = tuple(options[name])
     return options
 
 

@@ -8,6 +8,7 @@ is read, and each node has its sizes, strides and element type. Targets are spel
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from staticmem.eager.strides import Form, Shape, Strides, numel
@@ -150,12 +151,14 @@ class JointGraph(NodeGraph):
         tangents: placeholders of the backward: gradients of the outputs that need one.
         static_primals: those of `primals` that the module owns, parameters and buffers, which live on whether they are
             saved or not (`static_lifetime_input_nodes` of torch/_functorch/partitioners.py).
+        fallbacks: how many calls of an op are one extern call because the op has no trace (`aot.fallback`).
     """
 
     forward_outputs: int = 0
     primals: tuple[Node, ...] = ()
     tangents: tuple[Node, ...] = ()
     static_primals: tuple[Node, ...] = ()
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 @record(frozen=True)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from staticmem.eager.strides import Form
+from staticmem.eager.trace import Read
 from staticmem.ir.record import record
+
+NO_TRACE = "no trace"  # the code of a note whose text is an op that is one extern call because it has no trace
 
 
 @record(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class Step:
         op: index of an op in `Graph.ops`; -1: none.
         allocates: numbers of storages that it allocates, in order.
         frees: numbers of storages that have their last reader here, inputs included: the code lets go of them.
+        reads: what the memory that an extern kernel takes for itself depends on.
     """
 
     kernel: str
     op: int
     allocates: tuple[int, ...]
     frees: tuple[int, ...]
+    reads: tuple[Read, ...] = ()
 
 
 @record(frozen=True, slots=True)
@@ -93,6 +98,7 @@ class CompiledCall:
             `differentiable` lists; its outputs are gradients of `inputs`, None where one needs none.
         saved: what each saved tensor is, for reports: "aten::convolution of layer1.0.conv1".
         differentiable: positions in `outputs`.
+        recomputed_bytes: of the values that the backward computes again and would read from memory else.
     """
 
     start: int
@@ -103,4 +109,5 @@ class CompiledCall:
     backward: Plan | None
     saved: tuple[str, ...] = ()
     differentiable: tuple[int, ...] = ()
+    recomputed_bytes: int = 0
     notes: tuple[tuple[str, str], ...] = ()

@@ -13,26 +13,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from staticmem.compiler.aot.joint import NotTracedError
 from staticmem.compiler.plan import CompiledCall, Plan
 from staticmem.eager.context import Eager
-from staticmem.eager.strides import Form
-from staticmem.eager.tensor import Grads, Owner, TakingNode, Tensor
+from staticmem.eager.strides import Form, contiguous_strides
+from staticmem.eager.tensor import Grads, Owner, Storage, TakingNode, Tensor
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
-from staticmem.ir.graph import NO_KWARGS, Graph, Op, Ref
+from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Op, Ref
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import common_depth
 
 NODE = "CompiledFunctionBackward"
 COMPILED, RECOMPUTED = "compiled", "recomputed in backward"  # kinds of holds
 
-MOST_REFUSED = 16  # ops of a region that are run by themselves; with more of them the rest is too
+MOST_REFUSED = 32  # targets of a region whose ops run by themselves; with more of them the rest does too
 
 End = Callable[[], object]  # ends a hold
-# The plans of the ops [start, end): of the forms of what they read from outside, and the names of what needs a gradient
-Compile = Callable[[int, int, Mapping[str, Form], Collection[str]], CompiledCall]
+# The plans of the ops [start, end) of a graph: of the forms of what they read from outside, and the names of what needs
+# a gradient
+Compile = Callable[[Graph, int, int, Mapping[str, Form], Collection[str]], CompiledCall]
 
 
 class CompiledRegion:
@@ -43,8 +46,8 @@ class CompiledRegion:
         refused: the ops that were not, with why.
     """
 
-    def __init__(self, graph: Graph, start: int, end: int, name: str, compile_stretch: Compile) -> None:
-        self.graph, self.start, self.end, self.name, self.compile = graph, start, end, name, compile_stretch
+    def __init__(self, start: int, end: int, name: str, compile_stretch: Compile) -> None:
+        self.start, self.end, self.name, self.compile = start, end, name, compile_stretch
         self.calls: list[CompiledStretch] = []
         self.refused: dict[int, str] = {}
 
@@ -58,26 +61,32 @@ class CompiledRegion:
                 at = stretch.end
             interpreter.run_eager(at, self.end)
             return
+        ops, targets = interpreter.graph.ops, set[str]()
         at = self.start
         while at < self.end:
-            compiled, after = self._compiled(interpreter, at, self.end), self.end
-            if isinstance(compiled, int):  # an op is refused: what comes before it, then the op by itself
-                refused = compiled
-                compiled = self._compiled(interpreter, at, refused) if at < refused else refused
-                after = refused + 1 if len(self.refused) < MOST_REFUSED else self.end
-            if not isinstance(compiled, int):
-                self.calls.append(compiled)
-                compiled.run(interpreter)
-                at = compiled.end
-            interpreter.run_eager(at, after)
+            eager = self.end
+            if targets:  # what was refused once is refused again
+                eager = next((k for k in range(at, self.end) if ops[k].target in targets), self.end)
+            while at < eager:
+                compiled = self._compiled(interpreter, at, eager)
+                if not isinstance(compiled, int):
+                    self.calls.append(compiled)
+                    compiled.run(interpreter)
+                    at = compiled.end
+                    break
+                eager = compiled  # what comes before it, then the op by itself
+                targets.add(ops[eager].target)
+            after = eager + 1 if len(targets) < MOST_REFUSED else self.end
+            interpreter.run_eager(at, min(after, self.end))
             at = after
 
     def _compiled(self, interpreter: Interpreter, start: int, end: int) -> CompiledStretch | int:
         """The stretch of these ops, or the op among them that is refused."""
+        graph = with_sizes(interpreter, start, end)
         produced: set[str] = set()
         forms: dict[str, Form] = {}
         needs_grad: set[str] = set()
-        for op in self.graph.ops[start:end]:
+        for op in graph.ops[start:end]:
             for name in op.refs():
                 if name not in produced and name not in forms:
                     value = interpreter.value(name, op)
@@ -87,18 +96,67 @@ class CompiledRegion:
                             needs_grad.add(name)
             produced.update(op.outputs)
         try:
-            return CompiledStretch(self.graph, self.compile(start, end, forms, needs_grad), self.name)
+            return CompiledStretch(graph, self.compile(graph, start, end, forms, needs_grad), self.name)
         except NotTracedError as error:
             refused = min(max(error.op, start), end - 1)
             self.refused[refused] = error.reason
             return refused
 
 
+def with_sizes(interpreter: Interpreter, start: int, end: int) -> Graph:
+    """The graph with the sizes that the ops [start, end) read from outside, or compute for later ops, as numbers:
+    Dynamo specialises a graph for them. The interpreter has those that were computed."""
+    graph, env = interpreter.graph, interpreter.env
+    ops = graph.ops[start:end]
+    made = {name for op in ops for name in op.outputs}
+    sizes = {name: env[name] for op in ops for name in op.refs() if name not in made and type(env.get(name)) is int}
+    left_out = set()
+    for index, op in enumerate(ops):
+        scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)
+        if scalar is None or not op.outputs or graph.last_read.get(op.outputs[0], -1) < end:
+            continue
+        args = [_size_argument(arg, env, graph) for arg in op.args]
+        if None not in args:
+            sizes[op.outputs[0]] = env[op.outputs[0]] = scalar(*args)
+            left_out.add(index)
+    if not sizes:
+        return graph
+    changed = [
+        _NOTHING if index in left_out else op if sizes.keys().isdisjoint(op.refs()) else _with_numbers(op, sizes)
+        for index, op in enumerate(ops)
+    ]
+    return replace(graph, ops=(*graph.ops[:start], *changed, *graph.ops[end:]))
+
+
+_NOTHING = Op("size", "aten::item", (), NO_KWARGS, ())
+
+
+def _size_argument(arg: Arg, env: Mapping[str, Any], graph: Graph) -> Any:
+    """An argument of arithmetic of sizes; None where it is not known before the ops run."""
+    if not isinstance(arg, Ref) or arg.name in env:
+        return env[arg.name] if isinstance(arg, Ref) else arg
+    value = graph.values.get(arg.name)
+    if value is None or value.shape is None:
+        return None
+    return Tensor(Storage(-1, 0), value.shape, contiguous_strides(value.shape), value.dtype)
+
+
+def _with_numbers(op: Op, sizes: Mapping[str, int]) -> Op:
+    kwargs = {name: _filled(arg, sizes) for name, arg in op.kwargs.items()}
+    return op.changed(args=tuple([_filled(arg, sizes) for arg in op.args]), kwargs=kwargs)
+
+
+def _filled(arg: Arg, sizes: Mapping[str, int]) -> Arg:
+    if isinstance(arg, Ref):
+        return sizes.get(arg.name, arg)
+    return tuple([_filled(a, sizes) for a in arg]) if isinstance(arg, tuple) else arg
+
+
 class CompiledStretch:
     """A stretch of ops with its plans. `op` stands for them: it reads what they read."""
 
     def __init__(self, graph: Graph, call: CompiledCall, name: str = "") -> None:
-        self.graph, self.call, self.name = graph, call, name
+        self.call, self.name = call, name
         self.start, self.end = call.start, call.end
         ops = graph.ops[self.start : self.end]
         stacks = list({id(op.modules): op.modules for op in ops if op.modules}.values())
@@ -107,12 +165,10 @@ class CompiledStretch:
             stack = stack[: common_depth(stack, other)]
         reads = tuple([Ref(name) for name in call.inputs])
         self.op = Op(f"compiled {name or 'model'}", "staticmem::compiled", reads, NO_KWARGS, call.outputs, stack)
-
-    @cached_property
-    def covered(self) -> Mapping[str, int]:
-        """How often each target is run, without arithmetic of sizes."""
-        targets = Counter([op.target for op in self.graph.ops[self.start : self.end]])
-        return {t: n for t, n in targets.items() if t not in SIZE_OPS and t.split(".", 1)[0] not in SIZE_OPS}
+        targets = Counter([op.target for op in ops])
+        for target in [t for t in targets if t in SIZE_OPS or t.split(".", 1)[0] in SIZE_OPS]:
+            del targets[target]
+        self.covered: Mapping[str, int] = targets  # how often each target is run, without arithmetic of sizes
 
     def run(self, interpreter: Interpreter) -> None:
         """Runs the forward in the place of the ops."""
@@ -128,7 +184,7 @@ class CompiledStretch:
                 if tensor is not None:
                     interpreter.bind(name, tensor, op)
         except (ValueError, *BAD_ARGUMENTS) as error:
-            raise interpreter.explained(self.graph.ops[self.start], error) from error
+            raise interpreter.explained(interpreter.graph.ops[self.start], error) from error
         e.close_scope()
         interpreter.covered.update(self.covered)
         self._release(interpreter)
@@ -256,6 +312,8 @@ class _Code:
         for step in plan.steps:
             trace.op = step.op
             e.kernel(step.kernel)
+            for read in step.reads:
+                e.reads(read)
             for number in step.allocates:
                 buffer = buffers[number - inputs]
                 form = buffer.form

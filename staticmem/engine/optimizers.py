@@ -41,17 +41,26 @@ def make(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimize
         impl = "fused"
     elif impl == "foreach" and facts.foreach is None:
         impl = "for-loop"
-    return Optimizer(e, facts, impl, parameters, scenario.offload_optimizer)
+    return Optimizer(e, facts, impl, parameters, scenario.offload_optimizer, scenario.compile_optimizer)
 
 
 class Optimizer:
     """An optimizer over `parameters`. `offload`: states and update are the CPU's, the device sees only the copies of
-    gradients out and of parameters in, which make no tensor there (torchao's CPUOffloadOptimizer, ZeRO-Offload)."""
+    gradients out and of parameters in, which make no tensor there (torchao's CPUOffloadOptimizer, ZeRO-Offload).
+    `compiled`: `step()` runs under torch.compile, whose kernels keep what foreach puts into lists in registers; Dynamo
+    moves the counters of steps to the device (torch/_dynamo/variables/optimizer.py, `move_step_if_cpu`)."""
 
     def __init__(
-        self, e: Eager, facts: OptimizerFacts, impl: str, parameters: Sequence[Tensor], offload: bool = False
+        self,
+        e: Eager,
+        facts: OptimizerFacts,
+        impl: str,
+        parameters: Sequence[Tensor],
+        offload: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.e, self.facts, self.impl, self.parameters, self.offload = e, facts, impl, parameters, offload
+        self.compiled = compiled
         self.locals: dict[str, Owner] = {}
 
     @property
@@ -71,7 +80,8 @@ class Optimizer:
             first = self.parameters[0]
             for state in self.facts.shared:
                 yield _kept(state, first), state.name, "all parameters"
-        step = (State("step", lambda shape: (), dtypes.float32),) if self.fused and self.facts.fused_step else ()
+        on_device = (self.fused or self.compiled) and self.facts.fused_step
+        step = (State("step", lambda shape: (), dtypes.float32),) if on_device else ()
         by_form: dict[Form, list[tuple[Kept, str]]] = {}
         for p in self.parameters:
             name, states = p.name, by_form.get(p.form)
@@ -87,6 +97,9 @@ class Optimizer:
         """The temporaries of `optimizer.step()`."""
         if self.offload:
             self.e.kernel("aten.copy_.default")
+            return
+        if self.compiled:
+            self.e.kernel("triton: optimizer.step")
             return
         if self.fused:
             self.e.kernel("aten._fused_adamw_.default")

@@ -33,6 +33,7 @@ from staticmem.passes.parameters import values_of_loss
 from staticmem.scenario.step import HELD, Scenario
 
 if TYPE_CHECKING:
+    from staticmem.engine.compiled_step import CompiledRegions, CompiledStep
     from staticmem.engine.gradients import GradScaler
 
 
@@ -51,6 +52,7 @@ class StepResult:
     trained: int = 0  # parameters that received a gradient
     output_dtypes: tuple[DType, ...] = ()
     recomputed: tuple[int, ...] = ()  # ops that checkpoints ran again in one backward, as indices into `graph.ops`
+    compiled: CompiledStep | None = None
 
 
 def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") -> StepResult:
@@ -91,6 +93,7 @@ class _Step:
         self.grads, self.received = e.grads, e.received
         self.scaler: GradScaler | None = None
         self.recomputed: tuple[int, ...] = ()
+        self.compiled: CompiledRegions | None = None
         self.overwritten = 0
         e.trace.begin("setup")
 
@@ -101,11 +104,22 @@ class _Step:
         e.trace.begin("forward")
         e.autocast = self.scenario.amp
         e.grad_enabled = self.graph.recorded is not None and self.graph.recorded.enables_grad
+        self._compile(())
         outputs = self.interpreter.forward()
         e.trace.marks["forward_end"] = e.trace.ticks
         self.interpreter.forget_outputs()
         e.release(e.autocast_owner)
         return self._result(outputs, None, (), 0)
+
+    def _compile(self, checkpoints: tuple[Region, ...]) -> tuple[Region, ...]:
+        """Gives the interpreter the regions that run as compiled code; the checkpoints that are not inside of them."""
+        if not self.scenario.compile:
+            return checkpoints
+        from staticmem.engine.compiled_step import regions_of_step  # few steps are compiled
+
+        self.compiled = regions_of_step(self.graph, self.scenario, checkpoints)
+        self.interpreter.compiled = self.compiled.regions
+        return self.compiled.outside(checkpoints)
 
     def train(self, trained: Collection[int] | None = None) -> tuple[StepResult, Collection[int], Collection[int]]:
         """One step of training. `trained` are the indices of the parameters that get a gradient; None: those that the
@@ -139,6 +153,7 @@ class _Step:
             e.categorise(old, "activation", "loss of the previous step")
             e.hold(old, self.loss)
         regions, region_notes = all_regions(graph, scenario, self.locals_policy)
+        regions = self._compile(regions)
         outputs = self._micro_batch(regions, loss, target)
         if scenario.accumulate > 1:  # all micro-batches after the first are equal: two suffice
             counted = i.covered, i.unknown, i.unknown_bytes, e.choices
@@ -361,7 +376,10 @@ class _Step:
         i, graph, scenario = self.interpreter, self.graph, self.scenario
         for tensor, _ in self.model.held:  # avoids a reference cycle with its node: garbage collection is off meanwhile
             tensor.accumulate = None
-        own = notes_of_step(graph, scenario, outputs, loss, self.e.choices, self.overwritten)
+        own = [*notes_of_step(graph, scenario, outputs, loss, self.e.choices, self.overwritten)]
+        compiled = self.compiled.done(graph) if self.compiled is not None else None
+        if compiled is not None:
+            own += compiled.notes
         return StepResult(
             trace=self.e.trace.seal(),
             graph=graph,
@@ -374,4 +392,5 @@ class _Step:
             trained=trained,
             output_dtypes=tuple(t.dtype for t in outputs),
             recomputed=self.recomputed,
+            compiled=compiled,
         )

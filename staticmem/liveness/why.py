@@ -73,6 +73,8 @@ def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
     if hold.kind == "gradient":
         if hold.who == "root gradient":
             return "first gradient of backward()"
+        if hold.who == "AccumulateGrad":
+            return "gradient on its way to its parameter"
         return f"gradient on its way to the backward of {place or _loss(hold.who)}"
     if hold.kind == "grad":
         return f"gradient of {hold.who}"

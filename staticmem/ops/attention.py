@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Protocol
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
@@ -45,17 +46,32 @@ class Choice:
     reason: str
 
 
+class Operand(Protocol):
+    """What the choice of a kernel looks at: eager tensors and nodes of traced graphs have it."""
+
+    @property
+    def shape(self) -> layout.Shape: ...
+    @property
+    def strides(self) -> layout.Strides: ...
+    @property
+    def dtype(self) -> dtypes.DType: ...
+    @property
+    def ndim(self) -> int: ...
+
+
 def choose_kernel(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool = False, grad: bool = False
-) -> Choice:
+    q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool = False,
+    grad: bool = False, mask_grad: bool = False,
+) -> Choice:  # fmt: skip
     """The kernel that `torch.nn.functional.scaled_dot_product_attention` picks on an sm_90 device.
 
-    `mask` is the caller's, before a boolean one is converted; `grad` says whether autograd records the call.
+    `mask` is the caller's, before a boolean one is converted; `grad` says whether autograd records the call, and
+    `mask_grad` whether the mask needs a gradient.
     """
     half = q.dtype in (dtypes.float16, dtypes.bfloat16)
     kernel = why_not = ""
     for kernel in ("cudnn", "flash", "efficient") if half else ("efficient",):
-        why_not = _refusal(kernel, q, k, v, mask, dropout_p, causal, grad) or ""
+        why_not = _refusal(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad) or ""
         if not why_not:
             # Grouped queries (fewer key heads) stay with a fused kernel and are not repeated: PyTorch 2.15 dispatches
             # so for sm_90 (recorded for Qwen2 in float32). Versions before 2.15 are not looked at.
@@ -72,20 +88,21 @@ def _reason(kernel: str, half: bool, dropout_p: float) -> str:
 
 
 def refusal(
-    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool = False,
-    grad: bool = False,
+    kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool = False,
+    grad: bool = False, mask_grad: bool = False,
 ) -> str | None:  # fmt: skip
     """Why PyTorch has no such kernel for these inputs, or None; arguments as those of `choose_kernel`.
 
     It raises "No available kernel" where nothing else is allowed, and takes another one where it is.
     """
-    reason = None if kernel == "math" else _refusal(kernel, q, k, v, mask, dropout_p, causal, grad)
+    reason = None if kernel == "math" else _refusal(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad)
     return None if reason is None else f"{kernel} was asked for, but {reason}: PyTorch fails if it may take no other"
 
 
 def _refusal(
-    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, grad: bool
-) -> str | None:
+    kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool, grad: bool,
+    mask_grad: bool,
+) -> str | None:  # fmt: skip
     """The constraints of each fused kernel, as PyTorch 2.15 has them in sdp_utils.cpp.
 
     Inputs of other ranks than 4 had none of these kernels before 2.15, and are taken so.
@@ -96,7 +113,7 @@ def _refusal(
         return "takes 4-D inputs only"
     if not half and (kernel != "efficient" or q.dtype is not dtypes.float32):
         return "has no float64" if q.dtype is dtypes.float64 else f"takes half precision only, not {q.dtype.name}"
-    reason = _refusal_of(kernel, q, k, v, mask, dropout_p, causal, grad)
+    reason = _refusal_of(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad)
     if reason is not None:
         return reason
     # check_last_dim_stride_equals_1_dense; flash and cuDNN let heads of one element pass
@@ -111,8 +128,9 @@ def _refusal(
 
 
 def _refusal_of(
-    kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, grad: bool
-) -> str | None:
+    kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool, grad: bool,
+    mask_grad: bool,
+) -> str | None:  # fmt: skip
     """What flash and cuDNN ask for beside what all fused kernels do."""
     head, value = q.shape[-1], v.shape[-1]
     if kernel == "flash":
@@ -129,7 +147,7 @@ def _refusal_of(
             return f"takes heads of a multiple of 8, not {head if head % 8 else value}"
         if grad and max(head, value) > 128 and (head, value) not in ((192, 128), (256, 256)):
             return f"has no backward for heads of {head}"  # check_cudnn_d256_bprop_head_dim
-        if mask is not None and mask.requires_grad:
+        if mask is not None and mask_grad:
             return "takes no mask that needs a gradient"
         if dropout_p * 16 % 1:  # check_cudnn_dropout
             return "takes dropout of a multiple of 1/16 only"
@@ -152,7 +170,8 @@ def scaled_dot_product_attention(
     """Fused: saves q, k, v, result, log-sum-exp and two seeds (8 bytes), never the L x S matrix; math saves it."""
     if not e.training:
         dropout_p = 0.0
-    given = (query, key, value, attn_mask, dropout_p, is_causal, e.needs_grad(query, key, value))
+    records, mask_grad = e.needs_grad(query, key, value), attn_mask is not None and attn_mask.requires_grad
+    given = (query, key, value, attn_mask, dropout_p, is_causal, records, mask_grad)
     choice = choose_kernel(*given)
     if attn_mask is not None and attn_mask.dtype is dtypes.bool_:
         attn_mask = _float_mask(e, attn_mask, query)
@@ -182,7 +201,7 @@ def _seeds(e: Eager) -> list[Tensor]:
     return [e.empty((), dtypes.int64) for _ in range(2)]
 
 
-def _like_query(query: Tensor, head: int) -> layout.Strides:
+def like_query(query: Operand, head: int) -> layout.Strides:
     """The result's layout follows the query's order of dimensions (`alloc_with_matching_layout`)."""
     shape = (*query.shape[:-1], head)
     order = sorted(range(4), key=lambda i: (-query.strides[i], i))
@@ -199,7 +218,7 @@ def _fused(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kerne
     name = f"aten._scaled_dot_product_{kernel}_attention"
     if mask is not None and mask.shape != (b, h, length, k.shape[2]):
         mask = expand(e, mask, (b, h, length, k.shape[2]))
-    out = e.empty((b, h, length, v.shape[-1]), q.dtype, _like_query(q, v.shape[-1]), f"{name}.default")
+    out = e.empty((b, h, length, v.shape[-1]), q.dtype, like_query(q, v.shape[-1]), f"{name}.default")
     extras: list[Tensor] = []
     if kernel == "flash" or e.training:
         shape = (b, h, length, 1) if kernel == "cudnn" else (b, h, length)

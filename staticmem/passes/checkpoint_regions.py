@@ -19,17 +19,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
-from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack
 from staticmem.passes.frames.source_lines import is_checkpoint_function
 from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints
-from staticmem.passes.module_spans import Call, by_parent, by_start, calls_of, region_of
+from staticmem.passes.module_spans import Call, by_parent, calls_of, region_of, selected
 from staticmem.scenario.step import SQRT, Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
@@ -72,7 +70,7 @@ def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
     calls = calls_of(graph)
     regions: set[Region] = set()
     if scenario.checkpoint:
-        regions.update(_groups(_selected(calls, scenario.checkpoint), scenario.checkpoint_every))
+        regions.update(_groups(selected(calls, scenario.checkpoint, "--checkpoint"), scenario.checkpoint_every))
     if scenario.checkpoint_segments:
         regions.update(_segments(calls, scenario.checkpoint_segments, scenario.checkpoint_sequential))
     return _in_order(regions)
@@ -83,47 +81,6 @@ def _in_order(regions: set[Region]) -> tuple[Region, ...]:
 
 
 # -- by class or path --------------------------------------------------------------------------------------------
-
-
-def _selected(calls: Sequence[Call], selectors: Sequence[str]) -> list[Call]:
-    selected: set[Call] = set()
-    by_name: dict[str, list[Call]] = {}
-    for call in calls:
-        classes = alternatives(call.cls)
-        for name in {call.path, *classes, *(cls.rpartition(".")[2] for cls in classes)} - {""}:
-            by_name.setdefault(name, []).append(call)
-    for selector in selectors:
-        matches = by_name.get(selector, [])
-        if _WILDCARD.search(selector):
-            matches = [*matches, *(call for call in calls if _matches(call.path, selector))]
-        if not matches:
-            raise _names_no_module(calls, selector)
-        selected.update(matches)
-    return by_start(selected)
-
-
-_WILDCARD = re.compile(r"[*?[]")
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """Whether each name in a path matches that of a pattern with `*`, `?` and `[...]`."""
-    parts, wanted = path.split("."), pattern.split(".")
-    return bool(path) and len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
-
-
-def _names_no_module(calls: Sequence[Call], selector: str) -> UsageError:
-    classes = {cls.rpartition(".")[2] for call in calls if call.cls for cls in alternatives(call.cls)}
-    paths = {call.path for call in calls if call.path}
-    if not classes and not paths:
-        why = "The file does not say which modules its ops belong to."
-        return UsageError("--checkpoint cannot be used with this file", why, "Export with torch.export.", code="SM163")
-    why = "It is neither a class nor a path of a module of this model."
-    if not classes:
-        why = "It is not the path of a module, and this file does not have the classes of modules."
-    listed = sorted(classes or (path for path in paths if path.count(".") < 2))
-    close = did_you_mean(selector, classes | paths)
-    hint = close if close.startswith("Did") else f"Known: {', '.join(listed[:20])}{', ...' if len(listed) > 20 else ''}"
-    return UsageError(f"--checkpoint '{selector}' names no module", why, hint, code="SM163")
 
 
 def _groups(calls: Sequence[Call], every: int) -> Iterator[Region]:

@@ -1,9 +1,13 @@
-"""Module calls of a graph as spans of its ops, and the regions of checkpoints that spans make."""
+"""Module calls of a graph as spans of its ops, those that a class or path names, and the regions that spans make."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
+from staticmem.errors import UsageError, did_you_mean
+from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Graph, Region
 from staticmem.ir.record import record
 from staticmem.passes.frames.policy import Stack, common_depth
@@ -73,3 +77,51 @@ def region_of(row: Sequence[Call]) -> Region:
     name = first.path if first is last else f"{first.path} to {last.path}"
     # one call is the module's own frame; more of them are statements of the parent
     return Region(first.start, last.end, len(first.stack) - (first is not last), name)
+
+
+# -- by class or path --------------------------------------------------------------------------------------------
+
+_WILDCARD = re.compile(r"[*?[]")
+
+
+def selected(calls: Sequence[Call], selectors: Sequence[str], flag: str) -> list[Call]:
+    """The calls of the modules that `flag` names by class or path, in order of start.
+
+    Raises:
+        UsageError: a name that no module has.
+    """
+    chosen: set[Call] = set()
+    by_name: dict[str, list[Call]] = {}
+    for call in calls:
+        classes = alternatives(call.cls)
+        for name in {call.path, *classes, *(cls.rpartition(".")[2] for cls in classes)} - {""}:
+            by_name.setdefault(name, []).append(call)
+    for selector in selectors:
+        matches = by_name.get(selector, [])
+        if _WILDCARD.search(selector):
+            matches = [*matches, *(call for call in calls if _matches(call.path, selector))]
+        if not matches:
+            raise _names_no_module(calls, selector, flag)
+        chosen.update(matches)
+    return by_start(chosen)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether each name in a path matches that of a pattern with `*`, `?` and `[...]`."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return bool(path) and len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _names_no_module(calls: Sequence[Call], selector: str, flag: str) -> UsageError:
+    classes = {cls.rpartition(".")[2] for call in calls if call.cls for cls in alternatives(call.cls)}
+    paths = {call.path for call in calls if call.path}
+    if not classes and not paths:
+        why = "The file does not say which modules its ops belong to."
+        return UsageError(f"{flag} cannot be used with this file", why, "Export with torch.export.", code="SM163")
+    why = "It is neither a class nor a path of a module of this model."
+    if not classes:
+        why = "It is not the path of a module, and this file does not have the classes of modules."
+    listed = sorted(classes or (path for path in paths if path.count(".") < 2))
+    close = did_you_mean(selector, classes | paths)
+    hint = close if close.startswith("Did") else f"Known: {', '.join(listed[:20])}{', ...' if len(listed) > 20 else ''}"
+    return UsageError(f"{flag} '{selector}' names no module", why, hint, code="SM163")

@@ -18,6 +18,7 @@ from staticmem.report.model import (
     CATEGORIES,
     SCHEMA,
     Band,
+    CompiledInfo,
     Coverage,
     DTypeBytes,
     ModelInfo,
@@ -77,8 +78,17 @@ def build(sources: Sources, top: int) -> Report:
         assumptions=_notes(notes, "assumption"),
         warnings=_notes(notes, "warning"),
         notes=_notes(notes, "dropped", "regrouped"),
+        compiled=_compiled(sources),
         alive=alive,
     )
+
+
+def _compiled(s: Sources) -> CompiledInfo | None:
+    done = s.result.compiled
+    if done is None:
+        return None
+    eager = len(done.breaks) + len(done.unpredicted)
+    return CompiledInfo(done.torch, done.graphs, eager, done.saved_bytes, done.recomputed_bytes)
 
 
 def _model(s: Sources) -> ModelInfo:
@@ -111,6 +121,8 @@ def _scenario(s: Sources) -> ScenarioInfo:
         loss=s.result.loss if scenario.training else None,
         dtype=scenario.dtype.name if scenario.dtype else None,
         amp=scenario.amp.name if scenario.amp else None,
+        compile=scenario.compile,
+        compile_optimizer=scenario.compile_optimizer,
     )
 
 

@@ -50,7 +50,10 @@ class ModelInfo:
 
 @guarded(frozen=True, slots=True)
 class ScenarioInfo:
-    """What was asked, with defaults filled in. `dims` are the sizes of the file's symbols."""
+    """What was asked, with defaults filled in. `dims` are the sizes of the file's symbols.
+
+    `compile` has the modules under torch.compile by class or path, "all" for the whole model.
+    """
 
     mode: str
     batch: int | None
@@ -64,6 +67,8 @@ class ScenarioInfo:
     amp: str | None
     parallel: str | None = None
     devices: int | None = None
+    compile: tuple[str, ...] = ()
+    compile_optimizer: bool = False
 
 
 @guarded(frozen=True, slots=True)
@@ -227,6 +232,22 @@ class Phases:
 
 
 @guarded(frozen=True, slots=True)
+class CompiledInfo:
+    """What torch.compile made of the step, as the release `torch` does: `graphs` were compiled, with a backward each
+    in training. `eager_ops`: ops of the compiled modules that run by themselves.
+
+    `saved_bytes` of buffers wait for the backward. It computes values of `recomputed_bytes` again, which would have
+    to be saved else.
+    """
+
+    torch: str
+    graphs: int
+    eager_ops: int
+    saved_bytes: int
+    recomputed_bytes: int
+
+
+@guarded(frozen=True, slots=True)
 class Multipliers:
     """Ratios; None where they do not apply.
 
@@ -309,6 +330,7 @@ class Report:
     gpu: GpuFit | None = None
     max_batch: LargestBatch | None = None
     device: DeviceInfo | None = None
+    compiled: CompiledInfo | None = None
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
 
     def _repr_html_(self) -> str:

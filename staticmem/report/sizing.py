@@ -45,6 +45,7 @@ class CardRow:
 
     `headroom_bytes` is what the expected need leaves of the usable memory, `missing_bytes` what it is short of.
     `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
+    `device_compiled_bytes` is what the step needs with the model under torch.compile, None where that was not asked.
     `max_batch` is the largest batch that was tried and "fits" (0: not even the smallest), None where the batch is
     fixed. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a second. `assumed` names
     figures of the card without a source.
@@ -67,6 +68,7 @@ class CardRow:
     fit_with_checkpointing: str | None
     max_batch: int | None
     max_batch_with_checkpointing: int | None
+    device_compiled_bytes: int | None
     counts: tuple[Count, ...]
     bandwidth_gb_s: int | None
     tflops: Mapping[str, float]

@@ -36,7 +36,23 @@ def optimizer_name(scenario: ScenarioInfo) -> str:
     name = OPTIMIZER_NAMES.get(scenario.optimizer, scenario.optimizer)
     if scenario.momentum:
         name += f" with momentum {scenario.momentum:g}"
+    if scenario.compile_optimizer:
+        return f"{name} (compiled)"
     return name if scenario.optimizer_impl == "foreach" else f"{name} ({scenario.optimizer_impl})"
+
+
+def compiled_rows(report: Report, view: View) -> list[tuple[str, str]]:
+    """What torch.compile made of the step, as rows of a title and a text; none of an eager step."""
+    compiled = report.compiled
+    if compiled is None:
+        return []
+    rows = [("torch.compile", f"{plural(compiled.graphs, 'graph')}, as PyTorch {compiled.torch} compiles them")]
+    if report.scenario.mode == "train":
+        rows.append(("saved", f"{view.size(compiled.saved_bytes)} for the backward"))
+        rows.append(("computed again", f"{view.size(compiled.recomputed_bytes)} in the backward"))
+    if compiled.eager_ops:
+        rows.append(("not compiled", f"{plural(compiled.eager_ops, 'op')} between the graphs"))
+    return rows
 
 
 def place(at: Peak | PhasePeak) -> str:
@@ -59,6 +75,10 @@ def step_name(report: Report) -> str:
         parts.append(f"in {scenario.dtype}")
     if scenario.amp is not None:
         parts.append(f"autocast to {scenario.amp}")
+    if scenario.compile:
+        parts.append(
+            "compiled" if report.scenario.compile == ("all",) else f"{' and '.join(scenario.compile)} compiled"
+        )
     if scenario.parallel is not None:
         parts.append(f"{TITLES.get(scenario.parallel, scenario.parallel)}, one of {scenario.devices} devices")
     return ", ".join(parts)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from staticmem.documents import DocumentError, Node
 from staticmem.errors import closest
 from staticmem.scenario.options import Option
+from staticmem.scenario.step import WHOLE
 from staticmem.units import parse_bytes, parse_limit
 
 UNKNOWN_KEY, WRONG_VALUE = "SM194", "SM195"
@@ -191,6 +192,22 @@ class Several:
         return {"anyOf": [self.kind.schema(), listed]} if self.bare else listed
 
 
+class Modules:
+    """`true`: the whole model; else modules by class or path; `false` and `none`: nothing."""
+
+    def __init__(self, example: str) -> None:
+        self.names = Several(Text(example))
+
+    def read(self, node: Node) -> tuple[str, ...]:
+        if node.value in (None, "none") or isinstance(node.value, bool):
+            return (WHOLE,) if node.value is True else ()
+        return self.names.read(node)
+
+    def schema(self) -> dict[str, Any]:
+        listed = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+        return {"anyOf": [{"type": ["boolean", "null"]}, {"type": "string"}, listed]}
+
+
 class Named:
     """Values of a kind by names that the user chooses."""
 
@@ -221,6 +238,7 @@ def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
         "resolution": Resolution,
         "segments": Segments,
         "dims": lambda: Named(Whole("512")),
+        "modules": lambda: Modules("Block"),
         "names": lambda: Several(Text(one.example.strip("[]"))),
         "text": lambda: Text(one.example),
     }
@@ -232,7 +250,9 @@ def plain(kind: str, text: str) -> Any:
     text = text.strip()
     if kind == "switch":
         return SWITCHES.get(text.lower(), text)
-    if kind == "names":
+    if kind == "modules" and text.lower() in SWITCHES:
+        return SWITCHES[text.lower()]
+    if kind in ("names", "modules"):
         return [part.strip() for part in text.split(",")]
     if kind == "dims":
         pairs = (part.rpartition("=") for part in text.split(","))

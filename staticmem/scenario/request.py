@@ -17,7 +17,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
-from staticmem.scenario.step import LEVER_OPTIONS, OPTIMIZERS, STRATEGIES, Levers, Scenario, check_owner
+from staticmem.scenario.step import LEVER_OPTIONS, OPTIMIZERS, STRATEGIES, WHOLE, Levers, Scenario, check_owner
 from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
 
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
@@ -80,6 +80,12 @@ class Request(Levers):
         choices=("auto", "cudnn", "flash", "efficient", "math"), example="auto",
         details="As on an sm_90 GPU; the report says what was chosen and why. Where PyTorch has no such kernel for the "
         "inputs (flash takes no mask and no float32), the automatic choice stands and the report says so",
+    )
+    compile: bool | str | tuple[str, ...] = option(
+        (), STEP, "modules", "CLASS|PATH", "runs under torch.compile: the whole model, or modules by class or path",
+        example="true",
+        details="Without a value the whole model; each module of a class or path is compiled for itself. `*` stands "
+        "for one part of a path. The loss and the optimizer stay eager ([compile](compile.md))",
     )
     unfold_batchnorm: bool = option(
         False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
@@ -157,6 +163,7 @@ class Request(Levers):
         for name in ("checkpoint", "input_grad"):
             value = getattr(self, name)  # the command line and configs give lists
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "compile", _modules(self.compile))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
         elif self.resolution is not None and len(self.resolution) != 2:
@@ -196,18 +203,34 @@ class Request(Levers):
         if mode == "train" and optimizer is not None:
             text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
             notes.append(Note("assumption", "SM300", text))
+        assert isinstance(self.compile, tuple)
+        if self.compile and self.parallel is not None:
+            raise UsageError(
+                f"--compile and --parallel {self.parallel} cannot be combined",
+                "What compiled code does under a parallel strategy is not covered.",
+                "Leave one of them out.",
+                code="SM167",
+            )
         # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
         torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
         sdpa = self._choice("sdpa")
-        scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, **levers)
+        scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, **levers)
         return scenario, notes
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""
         value = getattr(self, name)
         return value if value is None else checked_choice(name.replace("_", "-"), value, OPTIONS[name].choices)
+
+
+def _modules(value: bool | str | Iterable[str] | None) -> tuple[str, ...]:
+    """`compile` as names of modules."""
+    if isinstance(value, bool) or value is None:
+        return (WHOLE,) if value else ()
+    names = (value,) if isinstance(value, str) else tuple(value)
+    return (WHOLE,) if WHOLE in names else tuple([name for name in names if name != "none"])
 
 
 OPTIONS = declared(Request)
@@ -232,7 +255,9 @@ def as_flags(options: Mapping[str, Any]) -> str:
         one = OPTIONS[name]
         if value == one.default or (name == "dims" and not value):
             continue
-        if one.kind == "switch":
+        if name == "compile" and value == (WHOLE,):
+            parts.append(one.flag)
+        elif one.kind == "switch":
             parts.append(one.flag if value else f"--no-{one.flag[2:]}")
         elif name == "resolution":
             parts.append(f"{one.flag} {value[0]}x{value[1]}")

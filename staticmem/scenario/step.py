@@ -30,6 +30,8 @@ TITLES = {
 STRATEGIES = tuple(TITLES)
 SQRT = "sqrt"
 HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
+WHOLE = "all"  # for `compile`: the whole model
+COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
@@ -87,6 +89,10 @@ class Levers:
         details="The graph then ends with the function that called it. A loop that keeps the loss in a variable keeps "
         "its graph through the next forward too, which is not counted",
     )
+    compile_optimizer: bool = option(
+        False, LEVERS, "switch", "", "torch.compile(optimizer.step): the update makes no temporary tensor",
+        owners=COMPILED_OPTIMIZERS, details="[compile](compile.md)",
+    )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
     )
@@ -108,6 +114,8 @@ class Scenario(Levers):
 
     `sdpa` is the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 device.
 
+    `compile` has the modules that run under torch.compile, by class or path, or `WHOLE`.
+
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
@@ -125,6 +133,7 @@ class Scenario(Levers):
     amp: DType | None = None
     sdpa: str = "auto"
     torch: tuple[int, int] = REFERENCE_RELEASE
+    compile: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")
@@ -170,7 +179,7 @@ class Scenario(Levers):
                 "Use --optimizer-impl foreach.",
                 code="SM133",
             )
-        for name in ("nesterov", "dampening", "amsgrad", "centered"):
+        for name in ("nesterov", "dampening", "amsgrad", "centered", "compile_optimizer"):
             check_owner(LEVER_OPTIONS[name], getattr(self, name), self.optimizer, "SM161")
         if self.nesterov and (not self.momentum or self.dampening):
             raise UsageError(

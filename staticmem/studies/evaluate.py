@@ -21,7 +21,9 @@ from staticmem.studies.study import Key, key_of
 
 # Options that change the optimizer's part of a step and nothing else of it. All other options divide groups.
 # That they change nothing else is checked at every step that is run: `_Group._add`.
-OPTIMIZER_OPTIONS = tuple("optimizer optimizer_impl momentum dampening weight_decay nesterov amsgrad centered".split())
+OPTIMIZER_OPTIONS = tuple(
+    "optimizer optimizer_impl momentum dampening weight_decay nesterov amsgrad centered compile_optimizer".split()
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
-from staticmem.scenario.step import DROPPED, FUSED, HELD, OPTIMIZERS
+from staticmem.scenario.step import COMPILED_OPTIMIZERS, DROPPED, FUSED, HELD, OPTIMIZERS, WHOLE
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.trials import Lever, Trials
@@ -55,6 +55,9 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
 def candidates(study: Study) -> Iterator[Lever]:
     request, scenario = study.request, study.scenario
     yield from _precision(request)
+    if not request.compile and request.parallel is None:
+        note = "the first step takes minutes longer; what is saved is in docs/compile.md"
+        yield Lever("torch.compile(model)", {"compile": (WHOLE,)}, SAME, note)
     if scenario.training:
         yield from _checkpoints(study)
         yield from _accumulation(study)
@@ -74,7 +77,10 @@ def candidates(study: Study) -> Iterator[Lever]:
 
 def _without_training() -> dict[str, Any]:
     blank = Request()
-    names = ("momentum", "optimizer_impl", "checkpoint", "checkpoint_segments", "accumulate", "freeze", "nesterov")
+    names = (
+        "momentum", "optimizer_impl", "checkpoint", "checkpoint_segments", "accumulate", "freeze", "nesterov",
+        "compile_optimizer",
+    )  # fmt: skip
     return {name: getattr(blank, name) for name in names}
 
 
@@ -136,13 +142,15 @@ def _optimizers(study: Study) -> Iterator[Lever]:
         yield Lever("the fused optimizer", {"optimizer_impl": "fused"}, SAME)
     if study.scenario.optimizer_impl == "foreach":
         yield Lever("the optimizer parameter by parameter", {"optimizer_impl": "for-loop"}, SAME, "a slower step")
+    if optimizer in COMPILED_OPTIMIZERS and not request.compile_optimizer and not request.offload_optimizer:
+        yield Lever("torch.compile(optimizer.step)", {"compile_optimizer": True}, SAME)
     if not request.offload_optimizer:
         yield Lever("optimizer state on the CPU", {"offload_optimizer": True}, SAME, "gradients and parameters move")
     plain = {"momentum": 0.0, "nesterov": False, "dampening": 0.0, "amsgrad": False, "centered": False}
     for other in _LIGHTER:
         fits = not other.endswith("-8bit") or other == f"{optimizer}-8bit" or not other.startswith("adam")
         if other in OPTIMIZERS and other != optimizer and fits:
-            options = {**plain, "optimizer": other, "optimizer_impl": "foreach"}
+            options = {**plain, "optimizer": other, "optimizer_impl": "foreach", "compile_optimizer": False}
             yield Lever(f"{other} in place of {optimizer}", options, TRAINING)
     if optimizer == "sgd" and request.momentum:
         yield Lever("sgd without momentum", {**plain}, TRAINING)

@@ -10,6 +10,7 @@ without a rule widen the band of any file, one with a recording too.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from staticmem.engine.step import StepResult
@@ -21,6 +22,7 @@ from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
+from staticmem.scenario.step import WHOLE
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
@@ -54,15 +56,31 @@ class LiveBand:
             return None
         graph, peak = self.graph, self.lifetimes.peak_bytes
         low, high = peak, peak
-        if graph.recorded is None:  # else nothing of this is open
+        # else nothing of this is open; nor is it in compiled code, which decides by itself what lives how long
+        if graph.recorded is None and WHOLE not in self.scenario.compile:
             low, high = self._ends_of_peak() or (peak, peak)
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
             low, high = low - less - kept[0], high + more + kept[1]
             high += self._moved_by_folded_norms()
+        if self.result.compiled is not None and self.result.compiled.unpredicted:
+            low, high = self._ends_of_compiled(low, high)
         unknown = moved_by_unknown_ops(self.result, self.scenario.training)
         low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
+
+    def _ends_of_compiled(self, low: int, high: int) -> tuple[int, int]:
+        """Bounds where the compiled code of some ops cannot be predicted: nothing is saved of them, or the step is
+        eager."""
+        assert self.result.compiled is not None
+        ops, trace, lifetimes = set(self.result.compiled.unpredicted), self.result.trace, self.lifetimes
+        buffers, kernels = trace.buffers, trace.kernels
+        alive = lifetimes.alive_ids(lifetimes.peak_tick)
+        made = [
+            id for id in alive if buffers.categories[id] == "activation" and kernels.ops[buffers.kernels[id]] in ops
+        ]
+        eager = step_of(self.model, self.graph, replace(self.scenario, compile=()))[1].peak_bytes
+        return low - sum(lifetimes.sizes[id] for id in made), max(high, eager)
 
     def _moved_by_folded_norms(self) -> int:
         """Bytes by which the peak of training is higher if the export folded a batch norm into every convolution with

@@ -14,6 +14,7 @@ from staticmem.report.sizing import SCHEMA, CardRow, Count, Lever, Point, Price,
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
 from staticmem.scenario.request import as_flags
+from staticmem.scenario.step import WHOLE
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
@@ -30,7 +31,7 @@ DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what on
 NOT_INCLUDED = (
     "other processes on the GPU, a desktop, and what a data loader or metrics keep there",
     "the moments of start-up (loading a checkpoint, moving a model to the GPU)",
-    "torch.compile and CUDA graphs",
+    "CUDA graphs",
 )
 
 
@@ -131,11 +132,22 @@ class _Sizing:
             fit_with_checkpointing=self._with_checkpointing(card, outcome.fit),
             max_batch=plain.largest(card) if plain else None,
             max_batch_with_checkpointing=with_blocks.largest(card) if with_blocks else None,
+            device_compiled_bytes=self._compiled(card),
             counts=tuple(self._count(name, card, outcome.fit) for name in self.strategies),
             bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
             price_class=card.price_class, price=self.options.prices.get(card.slug),
             assumed=(*card.assumed, *card.unread),
         )  # fmt: skip
+
+    def _compiled(self, card: Gpu) -> int | None:
+        """The need with the model under torch.compile; None where it is so already, or the graph is large."""
+        request = self.request
+        if request.compile or request.parallel is not None or self.study.result.trace.ticks > LIMIT:
+            return None
+        try:
+            return self.bench.verdict(replace(request, compile=(WHOLE,)), card).needed[1]
+        except StaticmemError:
+            return None
 
     def _with_checkpointing(self, card: Gpu, fit: Fit) -> str | None:
         if self.checkpointed is None:
@@ -197,7 +209,7 @@ def _checkpointed(request: Request, blocks: str | None) -> Request | None:
 
 def _strategies(study: Study) -> tuple[str, ...]:
     """Those that can make the need of a device smaller; none where the step is that of a rank already."""
-    if study.request.parallel is not None:
+    if study.request.parallel is not None or study.request.compile:
         return ()
     return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", "tp", "pp")
 

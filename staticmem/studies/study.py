@@ -29,7 +29,7 @@ from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import HELD, Scenario
+from staticmem.scenario.step import HELD, WHOLE, Scenario
 from staticmem.studies.steps import Step, step_of
 from staticmem.units import format_bytes
 
@@ -210,7 +210,7 @@ class Study:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.training and self.scenario.outputs == HELD:
             notes += _held_outputs(self.lifetimes)
-        if self.live_band is not None:
+        if self.live_band is not None and WHOLE not in self.scenario.compile:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"

@@ -147,6 +147,7 @@ def test_no_cuda_here() -> None:
     [
         ({"optimizer": "adam", "checkpoint": ["Block"]}, "SM226"),
         ({"optimizer": "adam", "checkpoint_segments": 2}, "SM226"),
+        ({"optimizer": "adam", "compile": True}, "SM226"),
         ({"optimizer": "adam", "parallel": "ddp", "devices": 2}, "SM226"),
         ({"optimizer": "lion"}, "SM226"),
         ({"optimizer": "adam-8bit"}, "SM226"),

@@ -1,15 +1,46 @@
-"""In-place ops without writes: the tensor that was written to, and all views of it, have new values from then on.
+"""In-place ops without writes: a tensor that was written to has a new value from then on, and so have its views.
 
-Source: torch/_subclasses/functional_tensor.py, aten/src/ATen/FunctionalStorageImpl.cpp (a write to a view goes to its
-base by the inverse of the view; other views are made again from the base).
+A write to a view goes to its base by the inverse of the view (`slice_scatter`), and views are made again from the base
+when they are next read. In the backward, autograd cuts what the write hid out of the base's gradient.
+
+Sources: torch/_subclasses/functional_tensor.py, aten/src/ATen/FunctionalStorageImpl.cpp (`apply_update`),
+FunctionalInverses.cpp, torch/csrc/autograd/functions/tensor.cpp (`CopySlices::apply`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from staticmem.compiler.aot.tracer import Tracer
-from staticmem.compiler.nodes import PLACEHOLDER, Node
+from staticmem.compiler.aot.tracer import Gradients, Tracer
+from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
+from staticmem.eager import strides as layout
+
+# Calls of the graph that give views
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in "alias view permute unsqueeze squeeze expand slice select diagonal as_strided split_with_sizes".split()
+)
+Replay = Callable[[Node], Node]
+
+
+class _View:
+    """What autograd knows of a view: its base, and the calls that make it."""
+
+    __slots__ = ("base", "replays")
+
+    def __init__(self, base: Node, replays: tuple[Replay, ...]) -> None:
+        self.base, self.replays = base, replays
+
+
+class _Outdated:
+    """A view whose base was written to, until it is read."""
+
+    __slots__ = ("value", "view")
+
+    def __init__(self, view: _View) -> None:
+        self.view = view
+        self.value: Node | None = None
 
 
 class Storages:
@@ -18,26 +49,180 @@ class Storages:
     def __init__(self, t: Tracer, env: dict[str, Any]) -> None:
         self.t, self.env = t, env
         self.of_module: dict[Node, Node] = {}  # the present value of a placeholder -> the placeholder
+        self._views: dict[Node, _View] = {}
 
-    def write(self, old: Node, new: Node) -> Node:
-        """`old` has the value `new` from now on."""
-        if any(
-            isinstance(value, Node) and value is not old and _base(value) is _base(old) for value in self.env.values()
-        ):
-            raise ValueError("an op writes to a tensor that has views, which is not traced")
-        placeholder = old if old.target == PLACEHOLDER else self.of_module.get(old)
-        if placeholder is not None:
-            self.t.writes[placeholder] = new
-            self.of_module[new] = placeholder
+    def view_of(self, source: Any, results: Sequence[Any], replay: Callable[[Node], Sequence[Any]]) -> None:
+        """Tells that `replay(source)` gave `results`, of which some may be views of `source`."""
+        if not isinstance(source, Node):
+            return
+        before = self._views.get(source) or _View(source, ())
+        root = _path(source)[0]
+        for k, result in enumerate(results):
+            if not isinstance(result, Node) or result is source or result in self._views:
+                continue
+            if _path(result)[0] is root:
+                again: Replay = lambda node, k=k: _node(replay(node)[k])  # type: ignore[misc]  # noqa: E731
+                self._views[result] = _View(before.base, (*before.replays, again))
+
+    def value(self, name: str) -> Any:
+        """The present value of a name; a view of what was written to is made again."""
+        value = self.env[name]
+        if not isinstance(value, _Outdated):
+            return value
+        if value.value is None:
+            node = value.view.base
+            for replay in value.view.replays:
+                node = replay(node)
+            value.value = node
+            self._views[node] = value.view
+        self.env[name] = value.value
+        return value.value
+
+    def rename(self, old: Node, new: Node) -> Node:
+        """`transpose_` and its like: another view in the place of one."""
         for name, value in self.env.items():
             if value is old:
                 self.env[name] = new
         return new
 
+    def write(self, old: Node, new: Node) -> Node:
+        """`old` has the value `new` from now on."""
+        view = self._views.get(old)
+        base = old if view is None else view.base
+        written = new if view is None else self._into_base(base, old, new)
+        placeholder = base if base.target == PLACEHOLDER else self.of_module.get(base)
+        if placeholder is not None:
+            self.t.writes[placeholder] = written
+            self.of_module[written] = placeholder
+        if not self.t.grad_enabled:
+            self._keep_history(base, written)
+        result: Any = written
+        again: dict[int, _Outdated] = {}
+        for name, value in self.env.items():
+            if value is base:
+                self.env[name] = written
+                continue
+            known = value.view if isinstance(value, _Outdated) else self._views.get(value) if _is_node(value) else None
+            if known is not None and known.base is base:
+                outdated = again.setdefault(id(value), _Outdated(_View(written, known.replays)))
+                self.env[name] = outdated
+        if view is not None:
+            result = again.get(id(old)) or _Outdated(_View(written, view.replays))
+        return result  # type: ignore[no-any-return]
 
-def _base(node: Node) -> Node:
-    from staticmem.ops import kinds_of
+    def _keep_history(self, base: Node, written: Node) -> None:
+        """A write under `torch.no_grad` leaves the history of a tensor as it was."""
+        t = self.t
+        t.grad_enabled = t.training
+        t.record(written, [base], lambda grads, need: grads)
+        t.grad_enabled = False
 
-    while "view" in kinds_of(node.base) and node.inputs:
+    def _into_base(self, base: Node, old: Node, new: Node) -> Node:
+        """The base with `new` in the place of its view `old`."""
+        t = self.t
+        path = _path(old)[1][len(_path(base)[1]) :]
+        entry = t.entry_of(new)
+        written = _inverse(t, base, path, new)
+        if entry is None:
+            return written
+        if entry.inputs[0] is not old or not t.forget(entry):
+            raise ValueError("an op that is composed of others writes to a view, which is not traced")
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            new_one = t.new(
+                "aten::new_empty_strided", (grad, base.shape, base.strides), base.shape, base.dtype, base.strides
+            )
+            whole = copied(t, new_one, grad)
+            part = _again(t, whole, path)
+            strides = layout.dense_like(part.shape, part.strides)
+            results = list(entry.gradient([t.clone(part, strides)], entry.need))
+            hidden = results[0] if entry.need[0] else None
+            if need[0]:
+                hidden = t.full(part.shape, 0, part.dtype) if hidden is None else hidden
+                results[0] = _inverse(t, whole, path, copied(t, part, hidden))
+            return results
+
+        t.record(written, [base, *entry.inputs[1:]], gradient)
+        return written
+
+
+def copied(t: Tracer, self: Node, source: Node) -> Node:
+    """`copy_` as a value: the layout of what is written to."""
+    return t.new("aten::copy", (self, source), self.shape, self.dtype, layout.dense_like(self.shape, self.strides))
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Node)
+
+
+def _node(value: Any) -> Node:
+    assert isinstance(value, Node)
+    return value
+
+
+def _path(node: Node) -> tuple[Node, list[Node]]:
+    """The tensor that a node is a view of, and the views from it to the node."""
+    path = []
+    while True:
+        if node.target == GETITEM and node.inputs[0].base in _VIEWS:
+            path.append(node)
+            node = node.inputs[0]
+        if node.base not in _VIEWS:
+            return node, path[::-1]
+        path.append(node)
         node = node.inputs[0]
+
+
+def _again(t: Tracer, base: Node, path: Sequence[Node]) -> Node:
+    """The views of `path` of another base, which has the form of theirs."""
+    node = base
+    for view in path:
+        args = tuple([node if arg is view.inputs[0] else arg for arg in view.args])
+        node = t.node(view.target, args, view.form, view.kwargs)
     return node
+
+
+def _inverse(t: Tracer, base: Node, path: Sequence[Node], new: Node) -> Node:
+    """`apply_update`: the base in which the last view of `path` has the value `new`."""
+    sources = [base]
+    for view in path[:-1]:
+        sources.append(_again(t, sources[-1], [view]))
+    value = new
+    for source, view in zip(reversed(sources), reversed(path), strict=True):
+        value = _scattered(t, source, view, value)
+    return value
+
+
+def _scattered(t: Tracer, source: Node, view: Node, value: Node) -> Node:
+    """FunctionalInverses.cpp, for one view."""
+    base, rest = view.base, view.args[1:]
+    strides = layout.dense_like(source.shape, source.strides)
+    if base == "aten::alias":
+        return value
+    if base == "aten::view":
+        return t.view(value, source.shape)
+    if base == "aten::permute":
+        return t.permute(value, tuple([view.args[1].index(d) for d in range(len(view.args[1]))]))
+    if base == "aten::unsqueeze":
+        return t.squeeze(value, rest)
+    if base == "aten::squeeze":
+        dims = [d for d, size in enumerate(source.shape) if size == 1]
+        if rest:
+            asked = rest[0] if isinstance(rest[0], tuple) else rest[:1]
+            dims = [d for d in dims if d in {source.dim(a) for a in asked}]
+        for d in dims:
+            value = t.unsqueeze(value, d)
+        return value
+    if base == "aten::expand":
+        return t.sum_to(value, source.shape)
+    scatter = {
+        "aten::slice": "aten::slice_scatter",
+        "aten::select": "aten::select_scatter",
+        "aten::diagonal": "aten::diagonal_scatter",
+        "aten::as_strided": "aten::as_strided_scatter",
+    }.get(base)
+    if scatter is None:
+        raise ValueError(f"an op writes to a view by {view.target}, which is not traced")
+    return t.new(scatter, (source, value, *rest), source.shape, source.dtype, strides)

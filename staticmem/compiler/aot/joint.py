@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from staticmem.compiler.aot import autocast
+from staticmem.compiler.aot import autocast, fallback
 from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.aot.registry import lookup
@@ -23,6 +23,10 @@ from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.ops.whole_model_cast import WholeModelCast
 
 HALVES = (dtypes.float16, dtypes.bfloat16)
+
+
+# What a call may raise whose arguments do not fit
+REFUSALS = (ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError)
 
 
 class NotTracedError(Exception):
@@ -63,9 +67,12 @@ def trace(
         t.grad_enabled = training and op.grad
         try:
             run.call(op)
-        except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError) as error:
+        except REFUSALS as error:
             raise NotTracedError(index, str(error)) from error
-    return run.finish(outputs)
+    try:
+        return run.finish(outputs)
+    except REFUSALS as error:  # the backward of an op
+        raise NotTracedError(max(run.t.op, start), str(error)) from error
 
 
 class _Trace:
@@ -74,7 +81,7 @@ class _Trace:
         self.cast = WholeModelCast(cast) if cast in HALVES else None
         self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
         self.t = Tracer(training)
-        self.t.sdpa = sdpa
+        self.t.sdpa, self.t.autocast = sdpa, amp is not None
         self.env: dict[str, Any] = {}
         self.owned: list[Node] = []  # placeholders of parameters and buffers
         self.storages = Storages(self.t, self.env)
@@ -117,23 +124,47 @@ class _Trace:
         if function is None and writes:
             base, _, overload = target.partition(".")
             function = lookup(f"{base[:-1]}.{overload}" if overload else base[:-1])
-        if function is None:
-            raise LookupError(f"{op.target} is not in the table of traced calls")
+        if function is None and rule is None:
+            raise LookupError(f"{op.target} has no trace and no rule")
         dtype = self.amp if op.amp is True else op.amp or None
         if dtype is not None and rule is not None and rule.autocast and not writes:
             args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
-        result = function(self.t, *args, **kwargs)
-        results = [result] if isinstance(result, Node) else list(result or ())
-        if writes:
+        try:
+            results = _listed(function(self.t, *args, **kwargs)) if function is not None else None
+        except REFUSALS:  # arguments that the function does not know
+            if rule is None:
+                raise
+            results = None
+        if results is None:
+            results = self._fallback(op, args, kwargs)
+        if "view" in rules.kinds_of(op.base) and function is not None:
+            if writes:
+                results[0] = self.storages.rename(args[0], results[0])
+            else:
+                again = lambda source: _listed(function(self.t, source, *args[1:], **kwargs))  # noqa: E731
+                self.storages.view_of(args[0], results, again)
+        elif writes:
             results[0] = self.storages.write(args[0], self.t.cast(results[0], args[0].dtype))
         for name, value in zip(op.outputs, results, strict=False):
             if name:
                 self.env[name] = value
 
+    def _fallback(self, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """An extern call, as the op's rule describes it: that of the op without a write, where the op writes."""
+        target = op.target
+        if rules.in_place(op.base):
+            base, _, overload = target.partition(".")
+            target = f"{base[:-1]}.{overload}" if overload else base[:-1]
+        rule = rules.lookup(target)
+        if rule is None and target is not op.target:  # nothing but a tensor like the one that it writes to
+            return [self.t.node(target, tuple(args), args[0].form, kwargs)]
+        assert rule is not None
+        return [*fallback.call(self.t, rule, target, args, kwargs)]
+
     def finish(self, outputs: Sequence[str]) -> JointGraph:
         t = self.t
         t.op, t.region = -1, 0
-        values = [self.outside[name][1] if name in self.outside else self.env[name] for name in outputs]
+        values = [self.outside[name][1] if name in self.outside else self.storages.value(name) for name in outputs]
         returned = [value if isinstance(value, Node) else None for value in values]
         primals = tuple([node for node in t.nodes if node.target == PLACEHOLDER])
         gradients: dict[Node, Node] = {}
@@ -147,7 +178,7 @@ class _Trace:
             t.node("aten::copy_", (placeholder, value), placeholder.form)
         nodes = (*primals, *tangents, *[node for node in t.nodes if node.target != PLACEHOLDER])
         every = (*returned, *[gradients.get(node) for node in primals])
-        return JointGraph(nodes, every, len(returned), primals, tuple(tangents), tuple(self.owned))
+        return JointGraph(nodes, every, len(returned), primals, tuple(tangents), tuple(self.owned), dict(t.fallbacks))
 
     def _upcast(self, op: Op, source: Node) -> None:
         """A cast to float32 that did nothing in the export: inside the module its name is the copy, outside the input
@@ -161,8 +192,12 @@ class _Trace:
             rebound = self.outside.get(arg.name)
             if rebound is not None and op.modules[: len(rebound[0])] != rebound[0]:
                 return rebound[1]
-            return self.env[arg.name]
+            return self.storages.value(arg.name)
         return tuple([self._resolve(a, op) for a in arg]) if isinstance(arg, tuple) else arg
+
+
+def _listed(result: Any) -> list[Any]:
+    return [result] if isinstance(result, Node) else list(result or ())
 
 
 def _tangent(output: Node) -> Form:

@@ -67,7 +67,7 @@ def _remove_no_ops(graph: GraphEditor) -> None:
         if condition is None or not isinstance(node.form, Form):
             continue
         source = node.args[0][0] if node.base == "aten::cat" else node.args[0]
-        if node.base == "aten::slice_scatter":
+        if node.base in ("aten::slice_scatter", "aten::copy"):
             source = node.args[1]
         if not isinstance(source, Node) or not _equal(source.form, node.form):
             continue
@@ -125,6 +125,7 @@ _NO_OPS: dict[str, Callable[..., bool]] = {
     "aten::view": _always,
     "aten::alias": _always,
     "aten::clone": _always,
+    "aten::copy": _always,
 }
 
 

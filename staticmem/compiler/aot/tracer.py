@@ -48,7 +48,10 @@ class Tracer:
         op, region: what new nodes are marked with (`Node.op`, `Node.must_recompute`).
         training: of the step; dropout and batch norm ask.
         grad_enabled: whether `record` records.
+        autocast: the backward runs under `torch.autocast` as the forward does (`backward_pass_autocast` of
+            torch/_functorch/config.py), so that sums of autograd's own have float32 results.
         writes: buffers of the module that take a new value when the forward is over.
+        fallbacks: how many calls of an op are one extern call for want of a trace (`aot.fallback`).
     """
 
     def __init__(self, training: bool) -> None:
@@ -56,7 +59,9 @@ class Tracer:
         self.op, self.region = -1, 0
         self.training = self.grad_enabled = training
         self.writes: dict[Node, Node] = {}
+        self.fallbacks: dict[str, int] = {}
         self.sdpa = "auto"
+        self.autocast = False
         self._tape: list[Entry] = []
         self._history: dict[Node, tuple[Entry, int]] = {}
         self._leaves: set[Node] = set()
@@ -159,6 +164,11 @@ class Tracer:
         """A copy, contiguous unless `strides` are given."""
         return self.new("aten::clone", (self_,), self_.shape, self_.dtype, strides, memory_format="contiguous_format")
 
+    def iota(self, size: int) -> Node:
+        """The positions of a dimension (`arange` of one number)."""
+        kwargs = {"start": 0, "step": 1, "dtype": dtypes.int64, "requires_grad": False}
+        return self.node("prims::iota", (size,), form((size,), dtypes.int64), kwargs)
+
     def random(self, shape: Shape, dtype: DType = dtypes.float32) -> Node:
         """Uniform numbers; torch/_inductor/fx_passes/replace_random.py takes seeds of the graph for them."""
         if self._seeds is None:
@@ -173,14 +183,17 @@ class Tracer:
     # -- views ---------------------------------------------------------------------------------------------------
 
     def view(self, self_: Node, shape: Sequence[int]) -> Node:
-        """`view` where strides allow it, else a contiguous copy first (`reshape`)."""
-        shape = sized(shape, self_.numel)
-        if shape == self_.shape:
-            return self_
+        """`view` where strides allow it, else a contiguous copy first (`reshape`), also to the sizes that it has.
+
+        -1 stays in the arguments where ATen leaves it (`reshape_symint`): equal nodes are merged by their arguments.
+        """
+        asked, shape = tuple(shape), sized(shape, self_.numel)
         strides = layout.view_strides(self_.shape, self_.strides, shape)
         if strides is None:
             self_ = self.clone(self_)
-        return self.new("aten::view", (self_, shape), shape, self_.dtype, strides)
+        if strides is None or not layout.is_contiguous(self_.shape, self_.strides):
+            asked = shape
+        return self.new("aten::view", (self_, asked), shape, self_.dtype, strides)
 
     def permute(self, self_: Node, dims: Sequence[int]) -> Node:
         order = tuple([self_.dim(d) for d in dims])
@@ -191,30 +204,36 @@ class Tracer:
         order = list(range(self_.ndim))
         a, b = self_.dim(a), self_.dim(b)
         order[a], order[b] = b, a
-        return self.permute(self_, order) if order != sorted(order) else self_
+        return self.permute(self_, order) if a != b else self.alias(self_)
 
     def expand(self, self_: Node, shape: Sequence[int]) -> Node:
         missing = len(shape) - self_.ndim
         target = tuple([self_.shape[k - missing] if size == -1 else size for k, size in enumerate(shape)])
-        if target == self_.shape:
-            return self_
         strides = layout.expand_strides(self_.shape, self_.strides, target)
-        return self.new("aten::expand", (self_, target), target, self_.dtype, strides)
+        return self.new("aten::expand", (self_, tuple(shape)), target, self_.dtype, strides)
+
+    def alias(self, self_: Node) -> Node:
+        """Another node of the same values, without a history."""
+        return self.new("aten::alias", (self_,), self_.shape, self_.dtype, self_.strides)
 
     def unsqueeze(self, self_: Node, dim: int) -> Node:
-        given, dim = dim, dim if dim >= 0 else dim + self_.ndim + 1
+        at = dim if dim >= 0 else dim + self_.ndim + 1
         shape, strides = list(self_.shape), list(self_.strides)
-        strides.insert(dim, shape[dim] * strides[dim] if dim < len(shape) else 1)
-        shape.insert(dim, 1)
-        return self.new("aten::unsqueeze", (self_, given), tuple(shape), self_.dtype, tuple(strides))
+        strides.insert(at, shape[at] * strides[at] if at < len(shape) else 1)
+        shape.insert(at, 1)
+        return self.new("aten::unsqueeze", (self_, dim), tuple(shape), self_.dtype, tuple(strides))
 
-    def squeeze(self, self_: Node, dims: Sequence[int]) -> Node:
-        gone = {self_.dim(d) for d in dims if self_.shape[self_.dim(d)] == 1}
-        if not gone:
-            return self_
+    def squeeze(self, self_: Node, dims: Sequence[int] | int | None) -> Node:
+        """Without the dimensions of size 1 among `dims`, all of them where it is None. Each is a call of its own."""
+        asked = range(self_.ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
+        gone = {self_.dim(d) for d in asked if self_.shape and self_.shape[self_.dim(d)] == 1}
         kept = [d for d in range(self_.ndim) if d not in gone]
         shape, strides = tuple([self_.shape[d] for d in kept]), tuple([self_.strides[d] for d in kept])
-        return self.new("aten::squeeze.dims", (self_, tuple(sorted(gone))), shape, self_.dtype, strides)
+        if dims is None:
+            return self.new("aten::squeeze", (self_,), shape, self_.dtype, strides)
+        if isinstance(dims, int):
+            return self.new("aten::squeeze.dim", (self_, dims), shape, self_.dtype, strides)
+        return self.new("aten::squeeze.dims", (self_, tuple(dims)), shape, self_.dtype, strides)
 
     def squeeze_dim(self, self_: Node, dim: int) -> Node:
         """Without a dimension of size 1."""
@@ -223,17 +242,16 @@ class Tracer:
         return self.new("aten::squeeze.dim", (self_, dim), shape, self_.dtype, strides)
 
     def slice(self, self_: Node, dim: int, start: int, end: int, step: int = 1) -> Node:
-        """`start` and `end` are within the tensor."""
-        dim = self_.dim(dim)
-        if (start, end, step) == (0, self_.shape[dim], 1):
-            return self_
+        """`start` and `end` as in Python: from the end where they are negative, cut to the tensor."""
+        at = self_.dim(dim)
         shape, strides = list(self_.shape), list(self_.strides)
-        shape[dim], strides[dim] = max(0, -(-(end - start) // step)), strides[dim] * step
+        first, last, _ = slice(start, end).indices(shape[at])
+        shape[at], strides[at] = max(0, -(-(last - first) // step)), strides[at] * step
         return self.new("aten::slice.Tensor", (self_, dim, start, end, step), tuple(shape), self_.dtype, tuple(strides))
 
     def select(self, self_: Node, dim: int, index: int) -> Node:
-        dim = self_.dim(dim)
-        shape, strides = self_.shape[:dim] + self_.shape[dim + 1 :], self_.strides[:dim] + self_.strides[dim + 1 :]
+        at = self_.dim(dim)
+        shape, strides = self_.shape[:at] + self_.shape[at + 1 :], self_.strides[:at] + self_.strides[at + 1 :]
         return self.new("aten::select.int", (self_, dim, index), shape, self_.dtype, strides)
 
     # -- sums and products ---------------------------------------------------------------------------------------
@@ -255,10 +273,26 @@ class Tracer:
         return self.reduce("aten::sum.dim_IntList", self_, dims, keepdim, dtype)
 
     def mm(self, a: Node, b: Node) -> Node:
-        return self.new("aten::mm", (a, b), (a.shape[0], b.shape[1]), a.dtype)
+        """A product; an outer one is elementwise (`mm` of torch/_inductor/decomposition.py)."""
+        rows, shared, columns = a.shape[0], a.shape[1], b.shape[1]
+        if shared != b.shape[0]:
+            raise ValueError(f"cannot multiply {list(a.shape)} by {list(b.shape)}")
+        if shared == 1 and rows != 1 and columns != 1:
+            return self.outer(a, b)
+        return self.new("aten::mm", (a, b), (rows, columns), a.dtype)
 
     def bmm(self, a: Node, b: Node) -> Node:
-        return self.new("aten::bmm", (a, b), (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+        """As `mm`, for each of a batch (`bmm` there)."""
+        batch, rows, shared = a.shape
+        if (batch, shared) != b.shape[:2]:
+            raise ValueError(f"cannot multiply {list(a.shape)} by {list(b.shape)}")
+        if shared == 1:
+            return self.outer(a, b)
+        return self.new("aten::bmm", (a, b), (batch, rows, b.shape[2]), a.dtype)
+
+    def outer(self, a: Node, b: Node) -> Node:
+        """An elementwise product, in float32 where its operands have half precision (`pw_cast_for_opmath`)."""
+        return self.cast(self.pointwise("aten::mul.Tensor", self.opmath(a), self.opmath(b)), a.dtype)
 
     # -- autograd ------------------------------------------------------------------------------------------------
 
@@ -275,6 +309,18 @@ class Tracer:
         self._tape.append(entry)
         for k, output in enumerate(outputs):
             self._history[output] = (entry, k)
+
+    def entry_of(self, node: Node) -> Entry | None:
+        """The call on the tape that gave a node."""
+        entry = self._history.get(node)
+        return entry[0] if entry is not None else None
+
+    def forget(self, entry: Entry) -> bool:
+        """Takes the last call off the tape again; False where another is the last."""
+        if self._tape[-1] is not entry:
+            return False
+        self._tape.pop()
+        return True
 
     def backward(self, outputs: Iterable[tuple[Node, Node]]) -> dict[Node, Node]:
         """Adds the backward of `outputs`, each with its tangent; gives the gradients of the leaves.
@@ -311,17 +357,22 @@ class Tracer:
         return self.cast(self.sum_to(gradient, node.shape), node.dtype)
 
     def sum_to(self, gradient: Node, shape: Shape) -> Node:
-        """`at::sum_to`: one sum with all dimensions kept, and a view without the leading ones."""
+        """`at::sum_to`: one sum with all dimensions kept, and a view without the leading ones. `sum` is a call that
+        autocast runs in float32 (`fp32_set_opt_dtype`)."""
         if gradient.shape == shape:
             return gradient
+        is_wide = not self.autocast or not gradient.dtype.is_floating_point or gradient.dtype is dtypes.float64
+        kwargs: dict[str, Argument] = {} if is_wide else {"dtype": dtypes.float32}
+        dtype = gradient.dtype if is_wide else dtypes.float32
         if not shape:
-            return self.new("aten::sum", (gradient,), (), gradient.dtype)
+            return self.node("aten::sum", (gradient,), form((), dtype), kwargs)
         leading = gradient.ndim - len(shape)
         dims = [*range(leading)]
         dims += [k for k in range(leading, gradient.ndim) if shape[k - leading] == 1 and gradient.shape[k] != 1]
         if dims:
-            gradient = self.sum(gradient, dims, keepdim=True)
-        return self.view(gradient, shape)
+            summed = form(reduced(gradient.shape, dims, True), dtype)
+            gradient = self.node("aten::sum.dim_IntList", (gradient, tuple(dims), True), summed, kwargs)
+        return self.view(gradient, shape) if leading else gradient
 
 
 def form(shape: Sequence[int], dtype: DType, strides: Strides | None = None) -> Form:

@@ -27,6 +27,7 @@ def plan(
     forms: Mapping[Node, Form] | None = None,
     freeable: Collection[Node] = (),
     donated: Collection[Node] = (),
+    dynamic: bool = False,
 ) -> Plan:
     """The plan of a graph after AOTAutograd.
 
@@ -36,8 +37,11 @@ def plan(
         forms: of placeholders that have other strides than their nodes, such as what a forward saved.
         freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
         donated: placeholders whose memory this graph may write over.
+        dynamic: sizes of inputs are symbols (Dynamo has seen others): no channels last, no padding.
     """
-    low = Lowering(graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback).run()
+    low = Lowering(
+        graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback, dynamic=dynamic
+    ).run()
     number = {node: buffer.number for node, buffer in zip(graph.placeholders, low.inputs, strict=True)}
     given = {buffer.number: buffer for buffer in low.inputs}
     schedule = Schedule(low, [given[number[node]] for node in donated])

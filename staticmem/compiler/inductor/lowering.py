@@ -82,13 +82,15 @@ class Lowering:
         visible: int | None = None,
         forms: Mapping[Node, Form] | None = None,
         fallback: Rule | None = None,
+        dynamic: bool = False,
     ) -> None:
         shown = range(len(graph.outputs) if visible is None else visible)
         graph = rewrite(graph)
         self.graph, self.inference, self.backward = graph, inference, backward
         self.fallback = fallback
         self.users = users_of(graph.nodes)
-        self.layout_opt = layout.decide_layout_opt(graph, inference)
+        self.dynamic = dynamic  # then `decide_layout_opt` says no, and strides are not padded (pad_dynamic_shapes)
+        self.layout_opt = not dynamic and layout.decide_layout_opt(graph, inference)
         self.prefers = layout.prefer_channels_last(graph) if self.layout_opt else set()
         self.forms = restrided(graph, forms or {})
         self.returned = {node for node in graph.outputs if node is not None}
@@ -115,7 +117,7 @@ class Lowering:
     @property
     def pads(self) -> bool:
         """The node that is lowered does not dislike padding."""
-        return self.current not in self.dislikes
+        return not self.dynamic and self.current not in self.dislikes
 
     def _dislike_padding(self) -> set[Node]:
         """`mark_nodes_dislike_padding`: what leads to a convolution other than through a reduction, and outputs."""

@@ -94,12 +94,10 @@ def _in_order_of_engine(joint: JointGraph, backward: list[Node], placeholders: s
     place = {node: i for i, node in enumerate(backward)}
     done = set(placeholders)
     result: list[Node] = []
-    for node in [
-        *backward[first:],
-        *(output for output in joint.outputs[joint.forward_outputs :] if output is not None),
-    ]:
+    gradients = [output for output in joint.outputs[joint.forward_outputs :] if output is not None]
+    for roots in [*([node] for node in backward[first:]), gradients]:
         pulled: list[Node] = []
-        stack = [node]
+        stack = roots
         while stack:
             cur = stack.pop()
             if cur not in done:

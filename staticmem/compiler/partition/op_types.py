@@ -2,7 +2,7 @@
 
 Source: `get_default_op_list` of torch/_functorch/partitioners.py (2.15; 2.13 has the same lists), which adds every ATen
 op with an overload that is tagged `pointwise` (aten/src/ATen/native/tags.yaml). Those in place are left out: the graphs
-are functional. `tests/compiler/partition/test_op_types.py` compares the lists with an installed PyTorch.
+are functional. `tests/compiler/partition/test_partition_op_types.py` compares the lists with an installed PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _names(namespace: str, words: str, prefix: str = "") -> frozenset[str]:
 POINTWISE = _names(
     "aten",
     """
-    __and__ __ilshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__ abs acos acosh add addcdiv addcmul angle asin
+    __ilshift__ __ixor__ __lshift__ __rshift__ __xor__ abs acos acosh add addcdiv addcmul angle asin
     asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil
     celu clamp clamp_max clamp_min clip clone conj_physical copysign cos cosh deg2rad digamma div elu eq equal erf erfc
     erfinv exp exp2 expm1 float_power floor fmax fmin fmod frac frexp gcd ge gelu gelu_backward gt hardshrink
@@ -51,9 +51,9 @@ VIEWS = _names("aten", "alias as_strided expand permute select slice split squee
 _OTHERS = _names(
     "aten",
     """
-    _grad_sum_to_size _to_copy _unsafe_view amax any arange argmax broadcast_tensors empty empty_like full full_like
-    gather index lift_fresh_copy mean new_zeros ones reshape scalar_tensor std sum sum_to_size to triu type_as var
-    var_mean zeros zeros_like
+    __and__ __or__ _grad_sum_to_size _to_copy _unsafe_view amax any arange argmax broadcast_tensors empty empty_like
+    full full_like gather index lift_fresh_copy mean new_zeros ones reshape scalar_tensor std sum sum_to_size to triu
+    type_as var var_mean zeros zeros_like
     """,
 ) | _names(
     "prims", "_low_memory_max_pool_offsets_to_indices convert_element_type div iota prepare_softmax_online sum var"

@@ -11,6 +11,7 @@ from staticmem.report.verdict import (
     METER,
     METERS,
     category_name,
+    compiled_rows,
     joined,
     meter_rows,
     of_size,
@@ -23,6 +24,7 @@ from staticmem.report.verdict import (
     tensor_name,
     verdict,
 )
+from staticmem.scenario.step import WHOLE
 from staticmem.units import format_count
 
 _BAR = 24  # columns
@@ -52,6 +54,9 @@ def render(report: Report, view: View = PLAIN) -> str:
     if report.device is not None:
         _device(text, report)
     _phases(text, report)
+    if report.compiled is not None:
+        text.heading("Compiled code")
+        text.columns([(f"{name:<15}", value) for name, value in compiled_rows(report, view)])
     if view.explain:
         _explain(text, report)
     elif report.top_tensors:
@@ -108,7 +113,8 @@ def _categories(text: Text, report: Report) -> None:
     text.lines.append(f"  {'total':<15}  {total:>{wide}}  {plural(peak.tensors, 'tensor')}")
     band = peak.bands["live"]
     if band.low < band.high:
-        between = f"between {size(band.low)} and {size(band.high)}, by what the code keeps in variables"
+        by = "the compiled code of some ops" if WHOLE in report.scenario.compile else "what the code keeps in variables"
+        between = f"between {size(band.low)} and {size(band.high)}, by {by}"
         text.lines.append(f"  {'band':<15}  {between}")
 
 

@@ -10,6 +10,7 @@ from staticmem.report.model import NoteInfo, Report
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import (
     category_name,
+    compiled_rows,
     joined,
     meter_rows,
     of_size,
@@ -77,7 +78,8 @@ def _model(report: Report, view: View) -> str:
 
 def _phases(report: Report, view: View) -> str:
     rows = [(name, view.size(nbytes), code(at)) for name, nbytes, at, _ in phase_rows(report.phases)]
-    return table(("phase", "peak", "at"), rows)
+    phases, compiled = table(("phase", "peak", "at"), rows), compiled_rows(report, view)
+    return phases if not compiled else "\n\n".join((phases, table(("compiled code", ""), compiled)))
 
 
 def _list(notes: Sequence[NoteInfo]) -> str:

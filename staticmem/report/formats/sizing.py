@@ -30,7 +30,7 @@ _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 _FIELDS = """
     slug name vendor form architecture nominal_bytes nvml_bytes usable_bytes device_low_bytes device_bytes
     device_high_bytes fit headroom_bytes missing_bytes fit_with_checkpointing max_batch max_batch_with_checkpointing
-    bandwidth_gb_s tdp_w link year price_class
+    device_compiled_bytes bandwidth_gb_s tdp_w link year price_class
 """.split()
 _TYPES = "fp32 tf32 fp16 bf16 fp8 int8".split()
 
@@ -63,10 +63,12 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
 def _table(sizing: Sizing, view: View) -> list[str]:
     batches = any(row.max_batch is not None for row in sizing.cards)
     pairs = any(row.max_batch_with_checkpointing is not None for row in sizing.cards)
+    compiled = any(row.device_compiled_bytes is not None for row in sizing.cards)
     heads = [
         *_HEADS,
         *["max batch"] * batches,
         *["checkpointed"] * pairs,
+        *["compiled"] * compiled,
         *[TITLES[name] for name in sizing.strategies],
     ]
     heads += ["GB/s", "TFLOPS", "W", "year", "price"] if view.verbose else []
@@ -75,6 +77,7 @@ def _table(sizing: Sizing, view: View) -> list[str]:
         cells = [row.name, *map(view.size, (row.usable_bytes, row.device_bytes, row.device_high_bytes)), outcome(row)]
         cells.append(view.size(row.headroom_bytes) if row.headroom_bytes else "")
         cells += [batch_text(row.max_batch)] * batches + [batch_text(row.max_batch_with_checkpointing)] * pairs
+        cells += [view.size(row.device_compiled_bytes or 0)] * compiled
         cells += [count_text(count) for count in row.counts]
         if view.verbose:
             cells += [str(row.bandwidth_gb_s or ""), tflops_text(row.tflops), str(row.tdp_w or "")]

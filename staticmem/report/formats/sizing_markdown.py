@@ -49,7 +49,7 @@ def _inputs(sizing: Sizing) -> str:
 
 def _cards(sizing: Sizing, view: View) -> str:
     heads = ["GPU", "form", "nominal", "usable", "low", "expected", "high", "", "headroom"]
-    heads += ["max batch", "checkpointed", *(TITLES[name] for name in sizing.strategies)]
+    heads += ["max batch", "checkpointed", "compiled", *(TITLES[name] for name in sizing.strategies)]
     heads += ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     rows = []
     for row in sizing.cards:
@@ -59,6 +59,8 @@ def _cards(sizing: Sizing, view: View) -> str:
         cells += [view.size(n, 1) for n in sizes]
         cells += [escape(outcome(row)), view.size(row.headroom_bytes, 1) if row.headroom_bytes else ""]
         cells += [batch_text(row.max_batch), batch_text(row.max_batch_with_checkpointing)]
+        compiled = row.device_compiled_bytes
+        cells.append(view.size(compiled, 1) if compiled is not None else "")
         cells += [count_text(count) for count in row.counts]
         cells += [str(row.bandwidth_gb_s or ""), escape(tflops_text(row.tflops)), str(row.tdp_w or "")]
         cells += [escape(row.link or ""), str(row.year or ""), escape(price_text(row))]

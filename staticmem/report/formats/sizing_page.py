@@ -72,7 +72,18 @@ def _inputs(sizing: Sizing) -> str:
 
 
 def _cards(sizing: Sizing, view: View) -> str:
-    heads = ["GPU", "nominal", "usable", "needs", "low to high", "", "headroom", "max batch", "checkpointed"]
+    heads = [
+        "GPU",
+        "nominal",
+        "usable",
+        "needs",
+        "low to high",
+        "",
+        "headroom",
+        "max batch",
+        "checkpointed",
+        "compiled",
+    ]
     heads += [TITLES[text] for text in sizing.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     right = [i for i, head in enumerate(heads) if head not in ("GPU", "", "link", "price")]
     rows = [_row(row, sizing, view) for row in sizing.cards]
@@ -100,6 +111,8 @@ def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
     cells += [f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>']
     cells.append(view.size(row.headroom_bytes, 1) if row.headroom_bytes else "")
     cells += [batch_text(row.max_batch), batch_text(row.max_batch_with_checkpointing)]
+    compiled = row.device_compiled_bytes
+    cells.append(view.size(compiled, 1) if compiled is not None else "")
     cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
     cells += [str(row.bandwidth_gb_s or ""), esc(tflops_text(row.tflops)), str(row.tdp_w or "")]
     return [*cells, esc(row.link or ""), str(row.year or ""), esc(price_text(row))]

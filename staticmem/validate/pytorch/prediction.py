@@ -25,7 +25,9 @@ from staticmem.studies.device import device_of
 from staticmem.units import GIB
 
 # levers of a model's code, which a graph does not have, or of other packages
-_REFUSED = ("checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler")
+_REFUSED = (
+    "checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler", "compile", "compile_optimizer",
+)  # fmt: skip
 CODE_OPTIONS = (*_REFUSED, "checkpoint_every", "checkpoint_sequential", "devices")  # and what belongs to these
 
 

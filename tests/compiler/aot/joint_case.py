@@ -8,49 +8,25 @@ to, are cloned in both, because AOTAutograd keeps such aliases out of its graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from fx import nodes_of
 from observe import Case
+from our_joint import Program, ours
 from torch._functorch.aot_autograd import aot_function
 from torch.utils._pytree import tree_leaves
 from torch_side import group, make
 
-from staticmem.compiler.aot import joint
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
-from staticmem.eager.strides import Form, form_of
+from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Op, Ref, Value
-from staticmem.ops.registry import in_place
 
+__all__ = ["ours", "real", "text", "traced_module"]
 _DEVICE = ["meta"]  # where calls without tensors make them
 _UNREAD = ("device", "layout", "pin_memory", "memory_format", "non_blocking")  # forms have what matters of them
-
-
-@dataclass
-class Program:
-    """A case with clones where they are needed."""
-
-    case: Case
-    pattern: tuple[bool, ...]
-    cloned: list[bool]  # which results share memory with an input or with another result
-
-    def run(self, op: Callable[..., Any], flat: Sequence[Any]) -> list[Any]:
-        def call(target: str, *args: Any, **kwargs: Any) -> Any:
-            if in_place(target.split(".", 1)[0]):
-                written = next((k for k, value in enumerate(flat) if value is args[0]), None)
-                if written is not None and any(self.pattern):
-                    args = (op("aten::clone", args[0]), *args[1:])
-            return op(target, *args, **kwargs)
-
-        result = self.case.program(call, *group(self.case.inputs, flat))
-        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        outputs = [out for out in outputs if out is not None]
-        return [op("aten::clone", out) if cloned else out for out, cloned in zip(outputs, self.cloned, strict=True)]
 
 
 class _Tried(Exception):  # noqa: N818
@@ -135,35 +111,6 @@ def _converted(value: Any, key: str = "") -> Any:
     if isinstance(value, (tuple, list)):
         return [_converted(v) for v in value]
     return getattr(torch, value) if key == "memory_format" else value
-
-
-def ours(program: Program, counts: Sequence[int]) -> tuple[list[Node], tuple[Any, ...]]:
-    """Our graph of the same program.
-
-    Raises:
-        NotTracedError: the table lacks a call.
-    """
-    given = iter(counts)
-    ops: list[Op] = []
-
-    def op(target: str, *args: Any, **kwargs: Any) -> Any:
-        count = next(given)
-        names = tuple([f"{len(ops)}.{k}" for k in range(count or 1)])
-        arguments = tuple([tuple(a) if isinstance(a, list) else a for a in args])
-        ops.append(Op(f"op{len(ops)}", target, arguments, kwargs, names))
-        return tuple([Ref(name) for name in names]) if count else Ref(names[0])
-
-    case = program.case
-    refs = [Ref(f"in{k}") for k in range(len(case.flat))]
-    outputs = tuple([ref.name for ref in program.run(op, refs)])
-    values = [Value(ref.name, spec.dtype, spec.shape) for ref, spec in zip(refs, case.flat, strict=True)]
-    graph = Graph("case", "pt2", "", tuple(values), (), (), tuple(ops), outputs)
-    forms = {r.name: form_of(s.shape, s.layout, s.dtype) for r, s in zip(refs, case.flat, strict=True)}
-    needed = {ref.name for ref, needs in zip(refs, program.pattern, strict=True) if needs}
-    made = joint.trace(graph, 0, len(ops), forms, needed, outputs, any(program.pattern))
-    by_name = dict(zip([p.name for p in made.primals], made.outputs[made.forward_outputs :], strict=True))
-    gradients = tuple([by_name.get(ref.name) for ref in refs]) if any(program.pattern) else ()
-    return list(made.nodes), (*made.outputs[: made.forward_outputs], *gradients)
 
 
 def text(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[str]:

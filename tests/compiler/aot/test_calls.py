@@ -11,6 +11,7 @@ import pytest
 from observe import Case
 from suite import CASES
 
+from staticmem.compiler.aot.joint import NotTracedError
 from staticmem.compiler.aot.registry import lookup
 from staticmem.ops.registry import in_place
 
@@ -20,7 +21,15 @@ if importlib.util.find_spec("torch") is not None:
 pytestmark = marks
 
 # What ours does differently, by a pattern of the names of cases, each with its reason. A case that agrees is an error.
-DIFFERENT: dict[str, str] = {}
+DIFFERENT: dict[str, str] = {
+    r"^addmm\(.*f32\[4x1\], f32\[1x3\]\)": "PyTorch 2.13 multiplies by 1; 2.15 does not",
+    r"^index_select\(b16": "2.13 falls back; 2.15 adds bfloat16 on sm_90 (_inductor/decomposition.py, index_add)",
+    r"^roll\(f32\[2x3x4x6/72x1x18x3\], .*, ": "the tangent has the layout of the meta device's roll",
+    r"^lift_fresh\(": "a constant of the graph, which PyTorch's functionalization views",
+    r"^(as_strided|unfold)\(": "its backward is not traced",
+    r"^(unsqueeze|squeeze|transpose|t)_[.(]": "an in-place view is traced as a write",
+    r"^broadcast_tensors\(": "PyTorch's graph has no gradients for its inputs here",
+}
 
 
 def _traced(target: str) -> bool:
@@ -47,7 +56,10 @@ def test_nodes_are_those_of_aotautograd(case: Case) -> None:
     for pattern in case.patterns():
         nodes, outputs, program, counts = joint_case.real(case, pattern)
         expected = joint_case.text(nodes, outputs)
-        found = joint_case.text(*joint_case.ours(program, counts))
+        try:
+            found = joint_case.text(*joint_case.ours(program, counts))
+        except NotTracedError as error:
+            found = [f"not traced: {error}"]
         if reason is None:
             difference = "\n".join(difflib.unified_diff(expected, found, "PyTorch", "ours", n=99, lineterm=""))
             assert not difference, f"with gradients for {pattern}:\n{difference}"

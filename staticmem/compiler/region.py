@@ -1,0 +1,103 @@
+"""Compiles a stretch of a graph as `torch.compile` does: from ops to what its two compiled graphs do to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from staticmem.compiler.aot.joint import trace
+from staticmem.compiler.aot.joint_passes import run_joint_passes
+from staticmem.compiler.inductor import plan
+from staticmem.compiler.nodes import PLACEHOLDER, Node, Partition
+from staticmem.compiler.partition import partition
+from staticmem.compiler.plan import NO_TRACE, CompiledCall, Plan
+from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
+from staticmem.compiler.workspaces import with_convolutions
+from staticmem.eager.strides import Form
+from staticmem.ir.graph import Graph
+from staticmem.scenario.step import Scenario
+
+
+def compile_region(
+    graph: Graph,
+    start: int,
+    end: int,
+    forms: Mapping[str, Form],
+    needs_grad: Collection[str],
+    scenario: Scenario,
+    regions: Callable[[int], int] | None = None,
+    dynamic: bool = False,
+) -> CompiledCall:
+    """The compiled graphs of the ops [start, end).
+
+    `forms` are those of all values that these ops read from outside, and `needs_grad` the names among them that need a
+    gradient. `regions` gives the number of the checkpoint that an op is in, 0 for none. `dynamic`: sizes of inputs are
+    symbols.
+
+    Raises:
+        NotTracedError: an op has no trace, so that the region runs eagerly.
+    """
+    outputs = returned(graph, start, end)
+    joint = trace(
+        graph, start, end, forms, needs_grad, outputs,
+        training=scenario.training, amp=scenario.amp, regions=regions, sdpa=scenario.sdpa, cast=scenario.dtype,
+    )  # fmt: skip
+    inputs = tuple([node.name for node in joint.primals])
+    notes = tuple([(NO_TRACE, op) for op in joint.fallbacks])
+    joint = run_joint_passes(joint)
+    if not joint.tangents:
+        forward = with_convolutions(plan(joint, inference=True, dynamic=dynamic), joint)
+        return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
+    parts = partition(joint)
+    forward = with_convolutions(plan(parts.forward, visible=len(outputs), dynamic=dynamic), parts.forward)
+    backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic), parts)
+    backward = with_convolutions(backward, parts.backward)
+    return CompiledCall(
+        start, end, inputs, outputs, forward, backward,
+        saved=tuple([_described(node, graph) for node in parts.saved]),
+        differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
+        recomputed_bytes=recomputed_bytes(parts),
+        notes=(*notes, *forward.notes, *backward.notes),
+    )  # fmt: skip
+
+
+def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool) -> Plan:
+    """The plan of the backward, which is compiled for the strides that the forward's outputs have.
+
+    It may write over what the forward saved for it alone: no input, and nothing that the module returns
+    (`donated_buffer` of torch/_functorch/_aot_autograd/graph_compile.py).
+    """
+    placeholders = parts.backward.placeholders
+    saved = [output for output in forward.outputs[returned:] if output is not None]
+    given = {output.storage for output in forward.outputs[:returned] if output is not None}
+    own = [
+        placeholder
+        for placeholder, output in zip(placeholders, saved, strict=False)
+        if output.storage >= forward.inputs and output.storage not in given
+    ]
+    return plan(
+        parts.backward,
+        backward=True,
+        forms={placeholder: output.form for placeholder, output in zip(placeholders, saved, strict=False)},
+        freeable=[p for p, node in zip(placeholders, parts.saved, strict=False) if node.target != PLACEHOLDER],
+        donated=own,
+        dynamic=dynamic,
+    )
+
+
+def returned(graph: Graph, start: int, end: int) -> tuple[str, ...]:
+    """Names of the values that the ops [start, end) give and later ops or the caller read, in order."""
+    read = {*graph.outputs}
+    for op in graph.ops[end:]:
+        read.update(op.refs())
+    names = (name for op in graph.ops[start:end] for name in op.outputs if name in read)
+    return tuple(dict.fromkeys(names))
+
+
+def _described(node: Node, graph: Graph) -> str:
+    """What a saved tensor is: "aten::convolution of layer1.0.conv1"."""
+    if node.target == PLACEHOLDER:
+        return node.name
+    modules = graph.ops[node.op].modules if node.op >= 0 else ()
+    path = modules[-1].path if modules else ""
+    call = node.inputs[0] if node.target.startswith("operator::") else node
+    return f"{call.base} of {path}" if path else call.base

@@ -1,0 +1,187 @@
+"""The compiled regions of a step: which there are, what they did, and the notes on them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+from staticmem.compiler.plan import NO_TRACE, CompiledCall
+from staticmem.compiler.region import compile_region
+from staticmem.eager.strides import Form
+from staticmem.engine.compiled import CompiledRegion
+from staticmem.ir.graph import Graph, Note, Region
+from staticmem.ir.record import record
+from staticmem.passes.compile_regions import breaks_of, compile_regions
+from staticmem.scenario.step import Scenario
+
+VERSION = "2.15"  # the PyTorch whose compiler is followed
+# what decides plans; other options change the step around them
+_DECIDE = (
+    "compile mode dtype amp sdpa torch checkpoint checkpoint_every checkpoint_segments checkpoint_sequential".split()
+)
+
+
+@record(frozen=True)
+class CompiledStep:
+    """What was compiled, as the release `torch` does it.
+
+    `graphs`: how many stretches of ops. `saved_bytes` are those of their buffers that wait for the backward,
+    `recomputed_bytes` those of values that the backward computes again and would read from memory else.
+    """
+
+    torch: str
+    graphs: int
+    saved_bytes: int
+    recomputed_bytes: int
+    breaks: tuple[int, ...]  # ops at which torch.compile breaks the graph, as indices
+    unpredicted: tuple[int, ...]  # ops that run by themselves because their compiled code cannot be predicted
+    notes: tuple[Note, ...]
+
+
+class Sizes:
+    """Sizes of the inputs that Dynamo has seen in calls of one class, whose modules share their code.
+
+    A size that differs from that of the first compilation is a symbol from then on; those of parameters and buffers are
+    not (torch/_dynamo/pgo.py and variables/builder.py, `automatic_dynamic_shapes`, `force_parameter_static_shapes`).
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def differ(self, graph: Graph, forms: Mapping[str, Form]) -> bool:
+        """Whether a size of the inputs is a symbol now."""
+        owned = {p.value.name for p in (*graph.parameters, *graph.buffers)}
+        shapes = [form.shape for name, form in forms.items() if name not in owned]
+        new = shapes[len(self.shapes) :]
+        differs = any(a != b for a, b in zip(self.shapes, shapes, strict=False))
+        self.shapes += new
+        return differs
+
+
+class CompiledRegions:
+    """The regions of a graph under a scenario. They are kept with the graph, so that each is compiled once, and do not
+    refer to it."""
+
+    def __init__(self, graph: Graph, scenario: Scenario, checkpoints: Sequence[Region]) -> None:
+        wanted = compile_regions(graph, scenario)
+        self.breaks: list[int] = []
+        self.regions: list[CompiledRegion] = []
+        self.within = [c for c in checkpoints if any(w.start <= c.start and c.end <= w.end for w in wanted)]
+        number = _numbers(self.within)
+        seen: dict[str, Sizes] = {}
+        for region in wanted:
+            frames = graph.ops[region.start].modules[: region.depth] if region.name else ()
+            sizes = seen.setdefault(frames[-1].cls or region.name, Sizes()) if frames else None
+            compile_stretch = partial(_compile, scenario, number, sizes)
+            start = region.start
+            for at in (*breaks_of(graph, region), region.end):
+                if start < at:
+                    self.regions.append(CompiledRegion(start, at, region.name, compile_stretch))
+                start = at + 1
+                if at < region.end:
+                    self.breaks.append(at)
+
+    def outside(self, checkpoints: Sequence[Region]) -> tuple[Region, ...]:
+        """The checkpoints that eager code calls: others are inside of compiled code."""
+        return tuple([c for c in checkpoints if c not in self.within])
+
+    def done(self, graph: Graph) -> CompiledStep:
+        """What the step has compiled."""
+        calls = [stretch.call for region in self.regions for stretch in region.calls]
+        refused = {op: why for region in self.regions for op, why in region.refused.items()}
+        compiled = {index for call in calls for index in range(call.start, call.end)}
+        every = {index for region in self.regions for index in range(region.start, region.end)}
+        return CompiledStep(
+            torch=VERSION,
+            graphs=len(calls),
+            saved_bytes=sum(map(_saved, calls)),
+            recomputed_bytes=sum(call.recomputed_bytes for call in calls),
+            breaks=tuple(self.breaks),
+            unpredicted=tuple(sorted(every - compiled)),
+            notes=tuple(self._notes(graph, calls, refused)),
+        )
+
+    def _notes(self, graph: Graph, calls: Sequence[CompiledCall], refused: Mapping[int, str]) -> Iterator[Note]:
+        ops = graph.ops
+        text = (
+            f"compiled code is predicted from the graph, as the Inductor of PyTorch {VERSION} makes it in its default "
+            "mode; other releases save and order a little differently"
+        )
+        yield Note("assumption", "SM343", text, len(calls))
+        for target, count in sorted(Counter(ops[index].target for index in self.breaks).items()):
+            text = (
+                f"torch.compile breaks the graph at {target}, whose result follows from data: it runs by itself, and "
+                "the ops before and behind it are compiled for themselves"
+            )
+            yield Note("assumption", "SM344", text, count)
+        if refused:
+            first = next(iter(refused))
+            text = (
+                f"compiled code could not be predicted for {_listed({ops[index].target for index in refused})} "
+                f"({refused[first][:120]}): these ops run eagerly "
+                "here, between compiled stretches; the band is from nothing saved for them to the eager step"
+            )
+            yield Note("warning", "SM204", text, len(refused))
+        found = Counter(note for call in calls for note in dict.fromkeys(call.notes))
+        extern = {text: count for (code, text), count in found.items() if code == NO_TRACE}
+        if extern:
+            text = (
+                f"what compiled code makes of {_listed(extern)} is not known: each is one call that does what eager "
+                "code does, so that more may be saved here than compiled code saves"
+            )
+            yield Note("warning", "SM205", text, sum(extern.values()))
+        for (code, text), count in found.items():
+            if code != NO_TRACE:
+                yield Note("assumption", "SM345", text, count)
+
+
+def regions_of_step(graph: Graph, scenario: Scenario, checkpoints: Sequence[Region]) -> CompiledRegions:
+    """The regions of a step, which are worked out once for each graph and what decides them."""
+    key = "compiled " + " ".join([repr(getattr(scenario, name)) for name in _DECIDE])
+    known: CompiledRegions | None = graph.derived.get(key)
+    if known is None:
+        known = graph.derived[key] = CompiledRegions(graph, scenario, checkpoints)
+    return known
+
+
+def _compile(
+    scenario: Scenario,
+    number: Callable[[int], int] | None,
+    sizes: Sizes | None,
+    graph: Graph,
+    start: int,
+    end: int,
+    forms: Mapping[str, Form],
+    needs_grad: Collection[str],
+) -> CompiledCall:
+    dynamic = sizes is not None and sizes.differ(graph, forms)
+    return compile_region(graph, start, end, forms, needs_grad, scenario, number, dynamic)
+
+
+def _numbers(checkpoints: Sequence[Region]) -> Callable[[int], int] | None:
+    """The number of the outermost checkpoint that an op is in, from 1; 0 for none."""
+    if not checkpoints:
+        return None
+    outer: list[Region] = []
+    for region in checkpoints:  # in order, outer ones first
+        if not outer or region.start >= outer[-1].end:
+            outer.append(region)
+    starts = [region.start for region in outer]
+
+    def number(op: int) -> int:
+        place = bisect_right(starts, op)
+        return place if place and op < outer[place - 1].end else 0
+
+    return number
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _saved(call: CompiledCall) -> int:
+    plan = call.forward
+    saved = {output.storage for output in plan.outputs[len(call.outputs) :] if output is not None}
+    return sum(plan.buffers[number - plan.inputs].form.nbytes for number in saved if number >= plan.inputs)

@@ -1,0 +1,65 @@
+"""Which ops of a graph `torch.compile` compiles: the whole model, or the modules that a scenario names, each for
+itself.
+
+Dynamo ends a graph at an op whose sizes, or whose branches, follow from the contents of a tensor, runs it by itself,
+and begins another graph behind it.
+
+Source: torch/_dynamo/config.py (`capture_dynamic_output_shape_ops`, `capture_scalar_outputs`: False), the tags
+`dynamic_output_shape` and `data_dependent_output` of aten/src/ATen/native/native_functions.yaml (PyTorch 2.15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Graph, Op, Ref, Region
+from staticmem.passes.module_spans import calls_of, region_of, selected
+from staticmem.scenario.step import WHOLE, Scenario
+
+_BREAKS = frozenset(
+    "aten::_local_scalar_dense aten::item aten::equal aten::is_nonzero aten::nonzero aten::nonzero_numpy "
+    "aten::argwhere aten::masked_select aten::bincount aten::unique aten::_unique aten::_unique2 "
+    "aten::unique_consecutive aten::unique_dim torchvision::nms".split()
+)
+
+
+def compile_regions(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
+    """The regions that are compiled, in order; none is inside of another.
+
+    Raises:
+        UsageError: a name that no module has.
+    """
+    if WHOLE in scenario.compile:
+        return (Region(0, len(graph.ops), 0, ""),)
+    regions: list[Region] = []
+    for call in selected(calls_of(graph), scenario.compile, "--compile"):
+        if not regions or call.start >= regions[-1].end:
+            regions.append(region_of([call]))
+    return tuple(regions)
+
+
+def breaks_of(graph: Graph, region: Region) -> Iterator[int]:
+    """The ops of a region at which Dynamo breaks the graph."""
+    bases = graph.bases
+    if _BREAKS.isdisjoint(bases) and "aten::index" not in bases and "aten::repeat_interleave" not in bases:
+        return
+    for index in range(region.start, region.end):
+        op = graph.ops[index]
+        if op.base in _BREAKS or _is_mask(graph, op) or _repeats_by_tensor(op):
+            yield index
+
+
+def _is_mask(graph: Graph, op: Op) -> bool:
+    """`x[mask]`: as many elements as the mask has True."""
+    if op.base != "aten::index" or len(op.args) < 2 or not isinstance(op.args[1], tuple):
+        return False
+    values = [graph.values.get(arg.name) for arg in op.args[1] if isinstance(arg, Ref)]
+    return any(value is not None and value.dtype is dtypes.bool_ for value in values)
+
+
+def _repeats_by_tensor(op: Op) -> bool:
+    """`repeat_interleave(x, repeats)` with a tensor of repeats, whose sum nobody gives (`output_size`)."""
+    if op.base != "aten::repeat_interleave" or op.kwargs.get("output_size") is not None:
+        return False
+    return op.target.endswith(".Tensor") or (len(op.args) > 1 and isinstance(op.args[1], Ref))

@@ -1,0 +1,49 @@
+"""The lists of ops, against an installed PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from staticmem.compiler.nodes import GETITEM
+from staticmem.compiler.partition import op_types
+
+
+def names(packets: Any) -> set[str]:
+    """ATen and prims ops, spelt as `Node.base`, without those in place."""
+    found = {str(packet).replace(".", "::", 1) for packet in packets if "OpOverloadPacket" in type(packet).__name__}
+    return {name for name in found if not name.endswith("_") or name.endswith("__")}
+
+
+@pytest.mark.torch
+def test_lists_are_those_of_pytorch() -> None:
+    partitioners: Any = pytest.importorskip("torch._functorch.partitioners")
+    types = partitioners.get_default_op_list()
+    assert names(types.recomputable_ops) == op_types.RECOMPUTABLE - {GETITEM}
+    assert names(types.fusible_ops) == op_types.FUSIBLE - {GETITEM}
+    assert names(types.view_ops) == op_types.VIEWS
+    assert names(types.random_ops) == op_types.RANDOM
+    assert names(types.compute_intensive_ops) == op_types.COMPUTE_INTENSIVE
+    assert names(partitioners.pointwise_ops()) == op_types.POINTWISE
+
+
+@pytest.mark.torch
+def test_what_is_never_merged_is_random_or_writes() -> None:
+    torch: Any = pytest.importorskip("torch")
+    inductor_prims: Any = pytest.importorskip("torch._inductor.inductor_prims")
+    assert inductor_prims
+    listed: Any = pytest.importorskip("torch._functorch.compile_utils").rand_ops
+    known = names(listed) | {"aten::empty", "aten::copy_"}
+    for name in op_types.NEVER_MERGED - known:
+        namespace, _, base = name.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), base)
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
+        assert any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads), name
+
+
+def test_an_overload_has_the_types_of_its_op() -> None:
+    assert op_types.types_of("aten::mul.Tensor") == op_types.types_of("aten::mul.Scalar")
+    assert op_types.types_of("aten::mul.Tensor").fusible
+    assert op_types.types_of("aten::mm").compute_intensive
+    assert not op_types.types_of("aten::mm").recomputable
