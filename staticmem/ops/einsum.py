@@ -31,7 +31,7 @@ def _labels(term: str) -> list[str]:
     return list(term.replace(" ", "").replace("...", ELLIPSIS))
 
 
-def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
     """Labels of each operand and of the output; the dimensions of an ellipsis are labels "0", "1"..."""
     left, arrow, right = equation.partition("->")
     terms = [_labels(term) for term in left.split(",")]
@@ -85,7 +85,7 @@ def _einsum_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
 def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
     """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
     tensors = list(tensors)
-    terms, output = _parse(equation, [t.ndim for t in tensors])
+    terms, output = parse_equation(equation, [t.ndim for t in tensors])
     summed = sorted({label for term in terms for label in term} - set(output))
     order = [*output, *summed]
     operands = [_aligned(e, t, term, order) for t, term in zip(tensors, terms, strict=True)]

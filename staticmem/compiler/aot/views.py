@@ -75,7 +75,7 @@ def permute(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
     if sorted(order) != list(range(self.ndim)):
         raise ValueError(f"the dimensions {list(dims)} of a tensor with {self.ndim}")
     back = sorted(range(self.ndim), key=order.__getitem__)
-    return derive(t, t.permute(self, order), self, lambda grad: t.permute(grad, back))
+    return derive(t, t.permute(self, dims), self, lambda grad: t.permute(grad, back))
 
 
 @traced("transpose swapaxes swapdims")
@@ -150,6 +150,8 @@ def slice_(
     if step < 1:
         raise ValueError(f"a slice with the step {step}")
     first, last = 0 if start is None else start, _END if end is None else end
+    if first == 0 and last >= self.shape[self.dim(dim)] and step == 1:
+        return self  # indexing in Python makes no call (`applySlice`, aten/src/ATen/TensorIndexing.h)
 
     def back(grad: Node) -> Node:
         zeros = t.full(self.shape, 0, grad.dtype)

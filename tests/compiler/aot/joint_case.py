@@ -148,9 +148,12 @@ def _placeholder(name: str) -> str:
 
 
 def _arguments(node: Node, numbers: dict[Node, str]) -> list[str]:
-    """By the names of the schema, with its defaults. A view has the sizes of its result in place of -1."""
+    """By the names of the schema, with its defaults. A view has the sizes of its result in place of -1, and
+    dimensions count from the front."""
     if node.target == GETITEM:
         return [_shown(a, numbers) for a in node.args]
+    if node.target == "aten::permute":
+        return [_shown(node.args[0], numbers), str([dim % len(node.args[1]) for dim in node.args[1]])]
     if node.target == "aten::view":
         return [_shown(node.args[0], numbers), str(list(node.shape))]
     values = list(node.args)
