@@ -49,7 +49,7 @@ def compile_region(
         return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
     parts = partition(joint)
     forward = with_convolutions(plan(parts.forward, visible=len(outputs), dynamic=dynamic), parts.forward)
-    backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic), parts)
+    backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic, not scenario.retain_graph), parts)
     backward = with_convolutions(backward, parts.backward)
     return CompiledCall(
         start, end, inputs, outputs, forward, backward,
@@ -60,11 +60,12 @@ def compile_region(
     )  # fmt: skip
 
 
-def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool) -> Plan:
+def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, once: bool) -> Plan:
     """The plan of the backward, which is compiled for the strides that the forward's outputs have.
 
     It may write over what the forward saved for it alone: no input, and nothing that the module returns
-    (`donated_buffer` of torch/_functorch/_aot_autograd/graph_compile.py).
+    (`donated_buffer` of torch/_functorch/_aot_autograd/graph_compile.py); nor anything where the graph is kept, which
+    the backward knows when it is compiled (`saved_tensors_use_once` of runtime_wrappers.py). `once`: it is not.
     """
     placeholders = parts.backward.placeholders
     saved = [output for output in forward.outputs[returned:] if output is not None]
@@ -72,7 +73,7 @@ def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool) -> 
     own = [
         placeholder
         for placeholder, output in zip(placeholders, saved, strict=False)
-        if output.storage >= forward.inputs and output.storage not in given
+        if once and output.storage >= forward.inputs and output.storage not in given
     ]
     return plan(
         parts.backward,

@@ -1,38 +1,24 @@
-"""Runs the regions of a graph that `torch.compile` compiles: the plan of the forward graph in the place of the region's
-ops, and one node of autograd, whose backward runs the plan of the backward graph.
-
-The node gives up what it has saved, and the engine the gradients that come in, before the backward's code runs: it lets
-go of each after its last use. All gradients are returned together. The forward's inputs are the caller's.
-
-Source: torch/_functorch/_aot_autograd/runtime_wrappers.py (`CompiledFunction`: `ctx.maybe_clear_saved_tensors()`,
-`steal_args`, `boxed_grads_call`; `coerce_to_expected_memory_format`), torch/_inductor/codegen/wrapper.py
-(`args.clear()`, `del` after the last use), torch/autograd/function.py (`materialize_grads`).
+"""The regions of a graph that `torch.compile` compiles: where the step reaches one, it is compiled for the tensors that
+are there, and `compiled_code` runs it in the place of the ops. What cannot be compiled runs by itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from staticmem.compiler.aot.joint import NotTracedError
-from staticmem.compiler.plan import CompiledCall, Plan
-from staticmem.eager.context import Eager
+from staticmem.compiler.plan import CompiledCall
 from staticmem.eager.strides import Form, contiguous_strides
-from staticmem.eager.tensor import Grads, Owner, Storage, TakingNode, Tensor
-from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
+from staticmem.eager.tensor import Storage, Tensor
+from staticmem.engine.compiled_code import CompiledStretch
+from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Op, Ref
 from staticmem.ops.size_arithmetic import SIZE_OPS
-from staticmem.passes.frames.policy import common_depth
-
-NODE = "CompiledFunctionBackward"
-COMPILED, RECOMPUTED = "compiled", "recomputed in backward"  # kinds of holds
 
 MOST_REFUSED = 32  # targets of a region whose ops run by themselves; with more of them the rest does too
 
-End = Callable[[], object]  # ends a hold
 # The plans of the ops [start, end) of a graph: of the forms of what they read from outside, and the names of what needs
 # a gradient
 Compile = Callable[[Graph, int, int, Mapping[str, Form], Collection[str]], CompiledCall]
@@ -150,213 +136,3 @@ def _filled(arg: Arg, sizes: Mapping[str, int]) -> Arg:
     if isinstance(arg, Ref):
         return sizes.get(arg.name, arg)
     return tuple([_filled(a, sizes) for a in arg]) if isinstance(arg, tuple) else arg
-
-
-class CompiledStretch:
-    """A stretch of ops with its plans. `op` stands for them: it reads what they read."""
-
-    def __init__(self, graph: Graph, call: CompiledCall, name: str = "") -> None:
-        self.call, self.name = call, name
-        self.start, self.end = call.start, call.end
-        ops = graph.ops[self.start : self.end]
-        stacks = list({id(op.modules): op.modules for op in ops if op.modules}.values())
-        stack = stacks[0] if stacks else ()
-        for other in stacks[1:]:
-            stack = stack[: common_depth(stack, other)]
-        reads = tuple([Ref(name) for name in call.inputs])
-        self.op = Op(f"compiled {name or 'model'}", "staticmem::compiled", reads, NO_KWARGS, call.outputs, stack)
-        targets = Counter([op.target for op in ops])
-        for target in [t for t in targets if t in SIZE_OPS or t.split(".", 1)[0] in SIZE_OPS]:
-            del targets[target]
-        self.covered: Mapping[str, int] = targets  # how often each target is run, without arithmetic of sizes
-
-    def run(self, interpreter: Interpreter) -> None:
-        """Runs the forward in the place of the ops."""
-        e, op = interpreter.e, self.op
-        interpreter.index = self.end - 1  # all of it has run when a checkpoint stops it
-        e.trace.op = self.start
-        if op.modules and interpreter.recorded is None:
-            interpreter.enter(op)
-        e.open_scope()
-        try:
-            results = self.forward(e, [interpreter.value(name, op) for name in op.refs()])
-            for name, tensor in zip(op.outputs, results, strict=True):
-                if tensor is not None:
-                    interpreter.bind(name, tensor, op)
-        except (ValueError, *BAD_ARGUMENTS) as error:
-            raise interpreter.explained(interpreter.graph.ops[self.start], error) from error
-        e.close_scope()
-        interpreter.covered.update(self.covered)
-        self._release(interpreter)
-
-    def _release(self, interpreter: Interpreter) -> None:
-        """Ends the values from before that the region's ops read last."""
-        e, owners, frames = interpreter.e, interpreter.owners, interpreter.frames
-        for names in interpreter.released_after[self.start : self.end]:
-            for name in (names,) if type(names) is str else names or ():
-                held = owners.pop(name, None)
-                if held is not None:
-                    depth = interpreter.held_by_frames.get(name)
-                    if depth is not None and depth < len(frames):
-                        e.hold(held[0], frames[depth][1])
-                    e.end(*held)
-
-    def forward(self, e: Eager, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """Runs the forward over tensors that the caller holds. What it returns has its history, and belongs to the
-        present scope."""
-        call = self.call
-        code = _Code(e, call.forward, inputs, ())
-        code.run()
-        tensors = code.outputs()
-        results, saved = tensors[: len(call.outputs)], tensors[len(call.outputs) :]
-        if call.backward is not None and e.needs_grad(*inputs):
-            self._record(e, inputs, results, [tensor for tensor in saved if tensor is not None])
-        code.leave()
-        return results
-
-    def _record(
-        self, e: Eager, inputs: Sequence[Tensor], results: Sequence[Tensor | None], saved: Sequence[Tensor]
-    ) -> None:
-        outputs = [results[k] for k in self.call.differentiable]
-        differentiable = [tensor for tensor in outputs if tensor is not None]
-        node = CompiledNode(self, e.sequence, differentiable)
-        e.sequence += 1
-        e.record(node.name, differentiable, inputs, (), saved if e.saved_hooks else (), node)
-        if not e.saved_hooks:
-            node.save(e, saved)
-
-
-class CompiledNode(TakingNode):
-    """`CompiledFunctionBackward` of one call of a region. `forms` are those of the outputs that have a gradient."""
-
-    __slots__ = ("forms", "region", "tensors")
-
-    def __init__(self, region: CompiledStretch, sequence: int, outputs: Sequence[Tensor]) -> None:
-        super().__init__(f"{NODE} of {region.name or 'the model'}", sequence, -1)
-        self.region, self.forms = region, [tensor.form for tensor in outputs]
-        self.tensors: list[Tensor] = []  # what it has saved
-
-    def save(self, e: Eager, tensors: Sequence[Tensor]) -> None:
-        """Saves tensors, each for the op that it was computed for."""
-        holds, ticks, call = e.trace.holds, e.trace.ticks, self.region.call
-        plan = call.forward
-        numbers = [output.storage - plan.inputs for output in plan.outputs[len(call.outputs) :] if output is not None]
-        self.tensors, self.saved, self.hold = list(tensors), [tensor.storage for tensor in tensors], len(holds)
-        for tensor, number in zip(tensors, numbers, strict=True):
-            op = plan.buffers[number].op if number >= 0 else -1
-            holds.take(tensor.storage.id, "saved", self.name, ticks, op)
-            tensor.storage.refs += 1
-
-    def run(self, e: Eager, waiting: Owner, slots: Grads, retain_graph: bool) -> list[Tensor | None]:
-        plan = self.region.call.backward
-        assert plan is not None
-        if self.packed is not None:
-            self.packed.unpack(e, slots)
-        own = Owner("gradient", self.name)
-        gradients = self._gradients(e, waiting, own, slots)
-        saved, ends = self._given_up(e, retain_graph)
-        ends += [partial(e.drop, *gradient) for gradient in gradients]
-        code = _Code(e, plan, [*saved, *(tensor for tensor, _ in gradients)], ends)
-        code.run()
-        results = code.outputs()
-        code.leave()
-        e.trace.op = self.op
-        for tensor, hold in own.held:
-            e.leave_to_scope(tensor, hold)
-        if self.packed is not None:
-            self.packed.applied(e)
-        return results
-
-    def _gradients(self, e: Eager, waiting: Owner, own: Owner, slots: Grads) -> list[tuple[Tensor, Owner]]:
-        """The incoming gradients, each with who holds it: zeros where none came, a copy where its strides are others
-        than the backward was compiled for, which are those of the output."""
-        found: list[tuple[Tensor, Owner]] = []
-        for form, slot in zip(self.forms, slots, strict=True):
-            if slot is not None and slot.strides == form.strides:
-                found.append((slot, waiting))
-                continue
-            kernel = "aten.zeros.default" if slot is None else "aten.copy_.default"
-            made = e.empty(form.shape, form.dtype if slot is None else slot.dtype, form.strides, kernel)
-            e.hold(made, own)
-            if slot is not None:
-                e.drop(slot, waiting)
-            found.append((made, own))
-        return found
-
-    def _given_up(self, e: Eager, retain_graph: bool) -> tuple[list[Tensor], list[End | None]]:
-        """The saved tensors, and for each what ends its hold."""
-        if self.packed is not None:  # a checkpoint around the region has computed them again
-            held = self.packed.tensors()
-            return [tensor for tensor, _ in held], [partial(e.release, owner) for _, owner in held]
-        if retain_graph:
-            return self.tensors, [None] * len(self.tensors)
-        storages, self.saved = self.saved, ()
-        return self.tensors, [partial(e.let_go, storage, self.hold + k) for k, storage in enumerate(storages)]
-
-
-class _Code:
-    """One run of a plan. `ends` has for each of its inputs what lets go of it; none where the caller keeps them all."""
-
-    def __init__(self, e: Eager, plan: Plan, inputs: Sequence[Tensor], ends: Sequence[End | None]) -> None:
-        assert len(inputs) == plan.inputs, f"{len(inputs)} inputs of {plan.inputs}"
-        self.e, self.plan, self.ends = e, plan, ends
-        self.tensors: list[Tensor | None] = [*inputs, *([None] * len(plan.buffers))]
-        self.holds: dict[int, int] = {}  # of what it has allocated and not freed, by number
-
-    def run(self) -> None:
-        e, plan, tensors, holds, ends = self.e, self.plan, self.tensors, self.holds, self.ends
-        inputs, buffers, trace = plan.inputs, plan.buffers, e.trace
-        if ends:
-            for number in plan.unread:
-                self._let_go(number)
-        for step in plan.steps:
-            trace.op = step.op
-            e.kernel(step.kernel)
-            for read in step.reads:
-                e.reads(read)
-            for number in step.allocates:
-                buffer = buffers[number - inputs]
-                form = buffer.form
-                tensor = tensors[number] = e.empty(form.shape, form.dtype, form.strides)
-                kind = RECOMPUTED if buffer.recomputed else COMPILED
-                holds[number] = e.take(tensor, kind, buffer.what, buffer.op)
-                if buffer.recomputed:
-                    e.categorise(tensor, "activation", "")
-            for number in step.frees:
-                if number < inputs:
-                    if ends:
-                        self._let_go(number)
-                else:
-                    freed = tensors[number]
-                    assert freed is not None
-                    e.end(freed, holds.pop(number))
-
-    def _let_go(self, number: int) -> None:
-        end = self.ends[number]
-        if end is not None:
-            end()
-
-    def outputs(self) -> list[Tensor | None]:
-        """What it returns: tensors that nobody holds, over the storages of the plan."""
-        found: list[Tensor | None] = []
-        for output in self.plan.outputs:
-            if output is None:
-                found.append(None)
-                continue
-            source, form = self.tensors[output.storage], output.form
-            assert source is not None
-            tensor = Tensor(source.storage, form.shape, form.strides, form.dtype)
-            tensor.known_form = form
-            found.append(tensor)
-        return found
-
-    def leave(self) -> None:
-        """It returns: the present scope, in which it allocated, frees what nobody has taken by its end."""
-        ends, ticks = self.e.trace.holds.ends, self.e.trace.ticks
-        for number, hold in self.holds.items():
-            tensor = self.tensors[number]
-            assert tensor is not None
-            ends[hold] = ticks
-            tensor.refs -= 1
-            tensor.storage.refs -= 1
-        self.holds.clear()

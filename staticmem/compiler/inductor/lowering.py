@@ -146,7 +146,8 @@ class Lowering:
 
     def new_buffer(self, shape: Shape, dtype: DType, strides: Strides | None = None, *, fresh: bool = False) -> Buffer:
         node = self.current
-        buffer = Buffer(len(self.buffers), shape, dtype, strides, fresh=fresh, what=node.target, op=node.op)
+        what = node.name if node.target == PLACEHOLDER else node.target  # a copy of an input
+        buffer = Buffer(len(self.buffers), shape, dtype, strides, fresh=fresh, what=what, op=node.op)
         self.buffers.append(buffer)
         return buffer
 
@@ -160,7 +161,7 @@ class Lowering:
         node = self.current
         self.add(
             Operation(
-                len(self.operations), buffer, [r.buffer for r in loops.reads], loops=loops, what=node.target, op=node.op
+                len(self.operations), buffer, [r.buffer for r in loops.reads], loops=loops, what=buffer.what, op=node.op
             )
         )
         return buffer
