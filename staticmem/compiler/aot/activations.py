@@ -206,27 +206,75 @@ def elu(t: Tracer, self: Node, alpha: float = 1, scale: float = 1, input_scale: 
     return _decomposed(t, self, forward, lambda grad, x: _elu_backward(t, grad, x, alpha, scale, input_scale))
 
 
+@traced("elu_")
+def elu_(t: Tracer, self: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node:
+    """In place, the backward reads the result."""
+    x = t.opmath(self)
+    high, above = t.compare("gt", x, 0), t.mul(x, scale)
+    value = t.where(high, above, t.mul(_call(t, "expm1", t.mul(x, input_scale)), alpha * scale))
+    return _elu_of_result(t, t.cast(value, self.dtype), self, alpha, scale, input_scale)
+
+
+def _elu_of_result(t: Tracer, out: Node, self: Node, alpha: float, scale: float, input_scale: float) -> Node:
+    def backward(grad: Node) -> Node:
+        grad, y = t.opmath(grad), t.opmath(out)
+        low = t.compare("le", y, 0)
+        below = t.mul(t.mul(grad, input_scale), t.add(y, alpha * scale))
+        return t.cast(t.where(low, below, t.mul(grad, scale)), self.dtype)
+
+    return _recorded(t, out, self, backward)
+
+
+@traced("selu_")
+def selu_(t: Tracer, self: Node) -> Node:
+    return elu_(t, self, _SELU_ALPHA, _SELU_SCALE)
+
+
 @traced("selu")
 def selu(t: Tracer, self: Node) -> Node:
     return elu(t, self, _SELU_ALPHA, _SELU_SCALE)
 
 
+def _celu(t: Tracer, x: Node, alpha: float) -> Node:
+    value = _call(t, "expm1", x if alpha == 1 else t.div(x, alpha))
+    value = value if alpha == 1 else t.mul(value, alpha)
+    return t.where(t.compare("gt", x, 0), x, value)
+
+
+@traced("celu_")
+def celu_(t: Tracer, self: Node, alpha: float = 1.0) -> Node:
+    out = t.cast(_celu(t, t.opmath(self), alpha), self.dtype)
+    return _elu_of_result(t, out, self, alpha, 1, 1 / alpha)
+
+
 @traced("celu")
 def celu(t: Tracer, self: Node, alpha: float = 1.0) -> Node:
-    def forward(x: Node) -> Node:
-        value = _call(t, "expm1", x if alpha == 1 else t.div(x, alpha))
-        value = value if alpha == 1 else t.mul(value, alpha)
-        return t.where(t.compare("gt", x, 0), x, value)
-
-    return _decomposed(t, self, forward, lambda grad, x: _elu_backward(t, grad, x, alpha, 1, 1 / alpha))
+    return _decomposed(
+        t, self, lambda x: _celu(t, x, alpha), lambda grad, x: _elu_backward(t, grad, x, alpha, 1, 1 / alpha)
+    )
 
 
 @traced("leaky_relu")
 def leaky_relu(t: Tracer, self: Node, negative_slope: float = 0.01) -> Node:
-    def sloped(condition_of: Node, value: Node) -> Node:
-        return t.where(t.compare("gt", condition_of, 0), value, t.mul(value, negative_slope))
+    slope = negative_slope
+    return _decomposed(t, self, lambda x: _sloped(t, x, x, slope), lambda grad, x: _sloped(t, x, grad, slope))
 
-    return _decomposed(t, self, lambda x: sloped(x, x), lambda grad, x: sloped(x, grad))
+
+@traced("leaky_relu_")
+def leaky_relu_(t: Tracer, self: Node, negative_slope: float = 0.01) -> Node:
+    """In place, the backward reads the result."""
+    x = t.opmath(self)
+    out = t.cast(_sloped(t, x, x, negative_slope), self.dtype)
+
+    def backward(grad: Node) -> Node:
+        grad = t.opmath(grad)
+        return t.cast(_sloped(t, t.opmath(out), grad, negative_slope), self.dtype)
+
+    return _recorded(t, out, self, backward)
+
+
+def _sloped(t: Tracer, condition_of: Node, value: Node, slope: float) -> Node:
+    return t.where(t.compare("gt", condition_of, 0), value, t.mul(value, slope))
 
 
 @traced("rrelu")

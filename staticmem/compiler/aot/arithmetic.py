@@ -21,6 +21,12 @@ def tensor(value: Any) -> Node | None:
     return value if type(value) is Node else None
 
 
+def _real(t: Tracer, out: Node) -> Node:
+    if out.dtype.kind == "complex" and t.grad_enabled:
+        raise ValueError("gradients of complex numbers are not traced")
+    return out
+
+
 def _scaled(t: Tracer, grad: Node, alpha: float) -> Node:
     return grad if alpha == 1 else t.pointwise("aten::mul.Scalar", grad, alpha)
 
@@ -28,6 +34,8 @@ def _scaled(t: Tracer, grad: Node, alpha: float) -> Node:
 def _sum(t: Tracer, target: str, self: Any, other: Any, alpha: float, sign: int) -> Node:
     more: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
     out = t.pointwise(target, self, other, **more)
+    if any(type(value) is Node and value.dtype.kind != out.dtype.kind for value in (self, other)):
+        _real(t, out)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
@@ -68,7 +76,7 @@ def rsub(t: Tracer, self: Any, other: Any, alpha: float = 1) -> Node:
 
 
 def _product(t: Tracer, target: str, self: Any, other: Any) -> Node:
-    out = t.pointwise(target, self, other)
+    out = _real(t, t.pointwise(target, self, other))
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         by_other = t.mul(grads[0], self) if need[1] else None
@@ -93,7 +101,7 @@ def _quotient(t: Tracer, target: str, self: Any, other: Any) -> Node:
     operands = [value for value in (self, other) if type(value) is Node]
     whole = all(node.dtype.kind in ("int", "bool") for node in operands) and not isinstance(self, float)
     dtype = dtypes.float32 if whole and not isinstance(other, float) else None
-    out = t.pointwise(target, self, other, dtype=dtype)
+    out = _real(t, t.pointwise(target, self, other, dtype=dtype))
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         """`div_tensor_self_backward`, `div_tensor_other_backward`."""
@@ -129,7 +137,7 @@ def div_mode(t: Tracer, self: Any, other: Any, *, rounding_mode: str | None = No
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
-        return [t.zeros_like(grads[0]) if wanted else None for wanted in need]
+        return [t.zeros_like(grads[0]) if wanted else None for wanted in reversed(need)][::-1]
 
     t.record(out, [tensor(self), tensor(other)], gradient)
     return out
@@ -151,7 +159,7 @@ def neg(t: Tracer, self: Node) -> Node:
     return out
 
 
-@traced("pow.Tensor_Scalar pow")
+@traced("pow.Tensor_Scalar pow pow_.Scalar")
 def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
     """`pow_backward`: grad * (exponent * self ** (exponent - 1))."""
     if type(exponent) is Node:

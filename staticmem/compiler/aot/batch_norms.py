@@ -158,7 +158,8 @@ def instance_norm(
     out, *new = _normalize(t, flat, weight, bias, running, use_input_stats or mean is None, eps)
     for buffer, value in zip((running_mean, running_var), new, strict=True):
         if buffer is not None and value is not None:
-            t.writes[buffer] = t.reduce("aten::mean.dim", t.view(value, (batch, channels)), (0,))
+            mean_of_batch = t.reduce("aten::mean.dim", t.view(value, (batch, channels)), (0,))
+            t.writes[buffer] = t.new("aten::copy", (buffer, mean_of_batch), buffer.shape, buffer.dtype)
     return view(t, out, input.shape)
 
 

@@ -27,10 +27,18 @@ def conv(
 ) -> Node:  # fmt: skip
     rank = weight.ndim - 2
     if padding == "valid":
-        padding = 0
+        return convolution(t, input, weight, bias, stride, (0,), dilation, False, (0,), groups)
     if isinstance(padding, str):
         input, padding = _same(t, input, weight, each(stride, rank), each(dilation, rank))
     return convolution(t, input, weight, bias, stride, padding, dilation, False, 0, groups)
+
+
+@traced("conv1d.padding conv2d.padding conv3d.padding")
+def conv_by_word(
+    t: Tracer, input: Node, weight: Node, bias: Node | None = None, stride: Sizes | int = 1, padding: str = "valid",
+    dilation: Sizes | int = 1, groups: int = 1,
+) -> Node:  # fmt: skip
+    return conv(t, input, weight, bias, stride, padding, dilation, groups)
 
 
 def _same(t: Tracer, input: Node, weight: Node, strides: Sizes, dilations: Sizes) -> tuple[Node, Sizes]:
@@ -73,8 +81,9 @@ def convolution(
     outer = input
     if input.ndim == rank + 1:
         input = t.unsqueeze(outer, 0)
-    strides, paddings, dilations = each(stride, rank), each(padding, rank), each(dilation, rank)
-    more = each(output_padding, rank)
+    places = (stride, padding, dilation, output_padding)
+    strides, paddings, dilations, more = [each(value, rank) for value in places]
+    written = [each(value, rank) if isinstance(value, int) else tuple(value) for value in places]
     sizes, channels = [], weight.shape[1] * groups if transposed else weight.shape[0]
     for k, (size, kernel) in enumerate(zip(input.shape[2:], weight.shape[2:], strict=True)):
         reach = dilations[k] * (kernel - 1)
@@ -89,7 +98,7 @@ def convolution(
     def result(shape: Shape, dtype: DType) -> Form:
         return form(shape, dtype, layout.channels_last_strides(shape) if last else None)
 
-    args = (input, weight, bias, strides, paddings, dilations, transposed, more, groups)
+    args = (input, weight, bias, *written[:3], transposed, written[3], groups)
     out = t.node("aten::convolution", args, result((input.shape[0], channels, *sizes), input.dtype))
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
@@ -102,7 +111,7 @@ def convolution(
         if not any(mask):
             return [None, None, by_bias]
         bias_sizes = (0,) if bias is None else bias.shape
-        arguments = (grad, input, weight, bias_sizes, strides, paddings, dilations, transposed, more, groups, mask)
+        arguments = (grad, input, weight, bias_sizes, *written[:3], transposed, written[3], groups, mask)
         wanted = [
             result(of.shape, grad.dtype) if needed else None for of, needed in zip((input, weight), need, strict=False)
         ]

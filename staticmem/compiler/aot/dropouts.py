@@ -11,21 +11,23 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from staticmem.compiler.aot.arithmetic import mul, tensor
+from staticmem.compiler.aot.arithmetic import mul
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.nodes import Node
 from staticmem.eager import strides as layout
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
 
 
-def _uniform(t: Tracer, like: Node) -> Node:
+def _drawn(t: Tracer, like: Node, dtype: DType) -> Node:
     """`rand_like`: drawn contiguous in the order of memory, then permuted and copied (torch/_inductor/decomposition.py,
     `_rand_like`)."""
-    if not layout.prefers_channels_last(like.shape, like.strides):
-        return t.random(like.shape, like.dtype)
-    order = [0, *range(2, like.ndim), 1]
-    drawn = t.random(tuple([like.shape[d] for d in order]), like.dtype)
-    view = t.permute(drawn, (0, like.ndim - 1, *range(1, like.ndim - 1)))
+    order = sorted(range(like.ndim), key=lambda d: -like.strides[d])
+    drawn = t.random(tuple([like.shape[d] for d in order]), dtype)
+    if order == sorted(order):
+        return drawn
+    view = t.permute(drawn, [order.index(d) for d in range(like.ndim)])
     return t.clone(view, view.strides)
 
 
@@ -34,21 +36,33 @@ def dropout(t: Tracer, input: Node, p: float, train: bool) -> Node:
     return native_dropout(t, input, p, train)[0]
 
 
+@traced("dropout_")
+def dropout_(t: Tracer, input: Node, p: float, train: bool) -> Node:
+    """Not fused: noise, and a product."""
+    if not train or not t.training or p == 0:
+        return input
+    return mul(t, input, t.pointwise("aten::div.Scalar", _noise(t, input, p, False), 1 - p))
+
+
 @traced("native_dropout")
 def native_dropout(t: Tracer, input: Node, p: float, train: bool | None = True) -> list[Node]:
     if not train or not t.training or p == 0:
         return [input]
     if p == 1:
-        raise ValueError("a dropout of everything is not traced")
-    scale = 1.0 / (1.0 - p)
-    mask = t.compare("gt", _uniform(t, input), p)
-    out = t.mul(t.mul(mask, input), scale)
+        scale, out = 0.0, t.full(input.shape, 0, input.dtype)
+        mask = t.full(input.shape, False, dtypes.bool_)
+    else:
+        scale = 1.0 / (1.0 - p)
+        mask = t.compare("gt", _drawn(t, input, input.dtype), p)
+        out = t.mul(t.mul(mask, input), scale)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        """`native_dropout_backward`; its copy at the end is dropped as one without effect."""
+        """`native_dropout_backward`."""
         grad = grads[0]
         assert grad is not None
-        return [t.mul(grad, t.mul(t.cast(mask, grad.dtype), scale))]
+        result = t.mul(grad, t.mul(t.cast(mask, grad.dtype), scale))
+        last = layout.prefers_channels_last(grad.shape, grad.strides)
+        return [t.clone(result, layout.channels_last_strides(grad.shape) if last else None)]
 
     t.record(out, [input], gradient)
     return [out, mask]
@@ -57,20 +71,31 @@ def native_dropout(t: Tracer, input: Node, p: float, train: bool | None = True) 
 @traced("bernoulli.p")
 def bernoulli_p(t: Tracer, self: Node, p: float, *, generator: Any = None) -> Node:
     """Drawn as float32 in the input's sizes; `bernoulli_` casts the result."""
-    return t.compare("lt", t.random(self.shape), p)
+    return _without_gradient(t, t.compare("lt", _drawn(t, self, dtypes.float32), p), self)
+
+
+def _without_gradient(t: Tracer, out: Node, self: Node) -> Node:
+    """derivatives.yaml: zeros."""
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [t.zeros_like(grads[0])]
+
+    t.record(out, [self], gradient)
+    return out
 
 
 @traced("bernoulli")
 def bernoulli(t: Tracer, self: Node, p: Any = None, *, generator: Any = None) -> Node:
-    if isinstance(p, (int, float)):
-        return t.cast(bernoulli_p(t, self, p), self.dtype)
-    return t.cast(t.compare("lt", t.random(self.shape), self if tensor(p) is None else p), self.dtype)
+    out = t.compare("lt", _drawn(t, self, dtypes.float32), self if p is None else p)
+    return _without_gradient(t, t.cast(out, self.dtype), self)
 
 
 def _noise(t: Tracer, input: Node, p: float, features: bool) -> Node:
     """1 where a value stays; one number for each map of features, or for each value."""
-    shape = (*input.shape[:2], *[1] * (input.ndim - 2)) if features else input.shape
-    return t.cast(t.compare("lt", t.random(shape), 1 - p), input.dtype)
+    shape = (*input.shape[:2], *[1] * (input.ndim - 2))
+    drawn = t.random(shape) if features else _drawn(t, input, dtypes.float32)
+    return t.cast(t.compare("lt", drawn, 1 - p), input.dtype)
 
 
 @traced("feature_dropout")

@@ -19,7 +19,7 @@ def concatenated(t: Tracer, tensors: Sequence[Node], dim: int) -> Node:
     shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
     last = all(layout.prefers_channels_last(node.shape, node.strides) for node in tensors)
     strides = layout.channels_last_strides(shape) if last else None
-    return t.new("aten::cat", (tuple(tensors), axis), shape, promoted(tensors), strides)
+    return t.new("aten::cat", (tuple(tensors), dim), shape, promoted(tensors), strides)
 
 
 @traced("cat concat concatenate")
@@ -37,7 +37,7 @@ def cat(t: Tracer, tensors: Sequence[Node], dim: int = 0) -> Node:
     elif all(node is kept[0] for node in kept):
         out = _repeated(t, kept[0], axis, len(kept))
     else:
-        out = concatenated(t, kept, axis)
+        out = concatenated(t, kept, dim)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad, start = grads[0], 0
@@ -67,22 +67,21 @@ def _repeated(t: Tracer, self: Node, axis: int, times: int) -> Node:
 @traced("stack")
 def stack(t: Tracer, tensors: Sequence[Node], dim: int = 0) -> Node:
     """A cat and a view of it; over a new last dimension a cat of unsqueezed tensors (torch/_refs, `stack`)."""
-    first = tensors[0]
-    axis = dim + first.ndim + 1 if dim < 0 else dim
-    out = stacked(t, tensors, axis)
+    out = stacked(t, tensors, dim)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
-        return [t.select(grads[0], axis, k) if wanted else None for k, wanted in enumerate(need)]
+        return [t.select(grads[0], dim, k) if wanted else None for k, wanted in enumerate(need)]
 
     t.record(out, list(tensors), gradient)
     return out
 
 
-def stacked(t: Tracer, tensors: Sequence[Node], axis: int) -> Node:
+def stacked(t: Tracer, tensors: Sequence[Node], dim: int) -> Node:
     first = tensors[0]
+    axis = dim + first.ndim + 1 if dim < 0 else dim
     if axis == first.ndim:
-        return concatenated(t, [t.unsqueeze(node, axis) for node in tensors], axis)
+        return concatenated(t, [t.unsqueeze(node, axis) for node in tensors], dim)
     shape = list(first.shape)
     shape.insert(axis, len(tensors))
     return t.view(concatenated(t, tensors, axis), shape)
@@ -95,12 +94,12 @@ def split(t: Tracer, self: Node, split_size: Any, dim: int = 0) -> list[Node]:
         return split_with_sizes(t, self, split_size, dim)
     size, step = self.shape[axis], max(split_size, 1)
     sizes = [min(step, size - start) for start in range(0, size, step)] or [0]
-    return _split(t, "aten::split.Tensor", self, split_size, sizes, axis)
+    return _split(t, "aten::split.Tensor", self, split_size, sizes, dim)
 
 
 @traced("split.sizes split_with_sizes unsafe_split_with_sizes")
 def split_with_sizes(t: Tracer, self: Node, split_sizes: Sequence[int], dim: int = 0) -> list[Node]:
-    return _split(t, "aten::split_with_sizes", self, split_sizes, split_sizes, self.dim(dim))
+    return _split(t, "aten::split_with_sizes", self, split_sizes, split_sizes, dim)
 
 
 @traced("chunk unsafe_chunk")
@@ -110,9 +109,10 @@ def chunk(t: Tracer, self: Node, chunks: int, dim: int = 0) -> list[Node]:
     return split(t, self, -(-size // chunks), dim)
 
 
-def _split(t: Tracer, target: str, self: Node, given: Any, sizes: Sequence[int], axis: int) -> list[Node]:
+def _split(t: Tracer, target: str, self: Node, given: Any, sizes: Sequence[int], dim: int) -> list[Node]:
+    axis = self.dim(dim)
     shapes = [(*self.shape[:axis], size, *self.shape[axis + 1 :]) for size in sizes]
-    outs = _parts(t, target, (self, given, axis), [form(shape, self.dtype, self.strides) for shape in shapes])
+    outs = _parts(t, target, (self, given, dim), [form(shape, self.dtype, self.strides) for shape in shapes])
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         dtype = next(grad.dtype for grad in grads if grad is not None)
@@ -134,27 +134,19 @@ def _parts(t: Tracer, target: str, args: tuple[Any, ...], forms: Sequence[Any]) 
 def unbind(t: Tracer, self: Node, dim: int = 0) -> list[Node]:
     axis = self.dim(dim)
     shape, strides = self.shape[:axis] + self.shape[axis + 1 :], self.strides[:axis] + self.strides[axis + 1 :]
-    outs = _parts(t, "aten::unbind.int", (self, axis), [form(shape, self.dtype, strides)] * self.shape[axis])
+    outs = _parts(t, "aten::unbind.int", (self, dim), [form(shape, self.dtype, strides)] * self.shape[axis])
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         dtype = next(grad.dtype for grad in grads if grad is not None)
         given = [grad if grad is not None else t.expand(t.full((), 0, dtype), shape) for grad in grads]
-        return [stacked(t, given, axis)]
+        return [stacked(t, given, dim)]
 
     t.record(outs, [self], gradient)
     return outs
 
 
-def _wrapped(names: str, dims: int, axis: int) -> None:
-    def run(t: Tracer, tensors: Sequence[Node]) -> Node:
-        """Tensors of at least so many dimensions, joined."""
-        if any(node.ndim < dims for node in tensors):
-            raise ValueError(f"{names} of tensors with few dimensions is not traced")
-        return cat(t, tensors, 0 if tensors[0].ndim == 1 else axis)
-
-    traced(names)(run)
-
-
-_wrapped("hstack", 1, 1)
-_wrapped("vstack row_stack", 2, 0)
-_wrapped("dstack", 3, 2)
+@traced("hstack")
+def hstack(t: Tracer, tensors: Sequence[Node]) -> Node:
+    if any(node.ndim == 0 for node in tensors):
+        raise ValueError("hstack of tensors without dimensions is not traced")
+    return cat(t, tensors, 0 if tensors[0].ndim == 1 else 1)

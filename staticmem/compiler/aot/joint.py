@@ -144,7 +144,7 @@ class _Trace:
                 again = lambda source: _listed(function(self.t, source, *args[1:], **kwargs))  # noqa: E731
                 self.storages.view_of(args[0], results, again)
         elif writes:
-            results[0] = self.storages.write(args[0], self.t.cast(results[0], args[0].dtype))
+            results[0] = self.storages.write(args[0], self.t.written(results[0], args[0].dtype))
         for name, value in zip(op.outputs, results, strict=False):
             if name:
                 self.env[name] = value

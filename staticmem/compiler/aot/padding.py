@@ -53,7 +53,9 @@ def _constant(t: Tracer, self: Node, pads: tuple[int, ...], value: float) -> Nod
 
 
 def iota(t: Tracer, length: int, start: int = 0) -> Node:
-    return t.node("prims::iota", (length,), form((length,), dtypes.int64), {"start": start, "step": 1})
+    return t.node(
+        "prims::iota", (length,), form((length,), dtypes.int64), {"start": start, "step": 1, "requires_grad": False}
+    )
 
 
 def unsafe_index(t: Tracer, self: Node, indices: Sequence[Node | None]) -> Node:

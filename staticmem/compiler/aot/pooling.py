@@ -42,6 +42,7 @@ class _Window:
         self.stride = _each(stride, rank) if stride not in (None, ()) else self.kernel
         self.padding, self.dilation = _each(padding, rank), _each(dilation, rank)
         self.ceil_mode, self.rank = ceil_mode, rank
+        self.given_stride = self.stride if stride not in (None, ()) else ()
 
     def shape(self, input: Node) -> tuple[int, ...]:
         sizes = [
@@ -64,9 +65,9 @@ def _max_pool(t: Tracer, input: Node, window: _Window) -> tuple[Node, Node]:
     shape = window.shape(input)
     values, offsets = form(shape, input.dtype, _like(input, shape)), form(shape, dtypes.int64, _like(input, shape))
     places = (window.stride, window.padding, window.dilation)
+    given = (input, window.kernel, window.given_stride, window.padding, window.dilation, window.ceil_mode)
     if math.prod(window.kernel) > _LARGEST_WINDOW:
-        args = (input, window.kernel, *places, window.ceil_mode)
-        out, indices = t.several(f"aten::max_pool{window.rank}d_with_indices", args, [values, offsets])
+        out, indices = t.several(f"aten::max_pool{window.rank}d_with_indices", given, [values, offsets])
     else:
         args = (input, window.kernel, *places, window.ceil_mode)
         small = form(shape, dtypes.int8, _like(input, shape))
@@ -81,7 +82,7 @@ def _max_pool(t: Tracer, input: Node, window: _Window) -> tuple[Node, Node]:
         if window.rank == 2:
             return [_scattered(t, grads[0], input, indices)]
         target = f"aten::max_pool{window.rank}d_with_indices_backward"
-        return [t.new(target, (grads[0], *args, indices), input.shape, input.dtype, _like(input, input.shape))]
+        return [t.new(target, (grads[0], *given, indices), input.shape, input.dtype, _like(input, input.shape))]
 
     t.record(out, [input], gradient)
     return out, indices
@@ -163,20 +164,28 @@ def _row(value: Any, other: int) -> tuple[int, ...]:
     return (other, *values) if values else ()
 
 
-@traced("max_pool1d max_pool1d_with_indices")
+@traced("max_pool1d_with_indices")
+def max_pool1d_with_indices(
+    t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Sequence[Node]:  # fmt: skip
+    stride = () if stride is None else stride
+    places = (_row(kernel_size, 1), _row(stride, 1), _row(padding, 0), _row(dilation, 1))
+    pooled, indices = _max_pool(t, _as_row(t, self), _Window(2, *places, ceil_mode))
+    return _of_row(t, pooled), t.squeeze_dim(indices, -2)
+
+
+@traced("max_pool1d")
 def max_pool1d(
     t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Node:  # fmt: skip
-    row = _as_row(t, self)
-    stride = () if stride is None else stride
-    pooled = max_pool2d(t, row, _row(kernel_size, 1), _row(stride, 1), _row(padding, 0), _row(dilation, 1), ceil_mode)
-    return _of_row(t, pooled)
+    return max_pool1d_with_indices(t, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
 
 def _avg_pool(t: Tracer, self: Node, window: _Window, count_include_pad: bool, divisor_override: int | None) -> Node:
     shape = window.shape(self)
-    args = (window.kernel, window.stride, window.padding, window.ceil_mode, count_include_pad, divisor_override)
+    args = (window.kernel, window.given_stride, window.padding, window.ceil_mode, count_include_pad, divisor_override)
     target = f"aten::avg_pool{window.rank}d"
     out = t.new(target, (self, *args), shape, self.dtype, _like(self, shape))
 
@@ -209,7 +218,7 @@ def avg_pool1d(
     t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Node:  # fmt: skip
-    window = _Window(2, _row(kernel_size, 1), _row(stride or (), 1), _row(padding, 0), 1, ceil_mode)
+    window = _Window(2, _row(kernel_size, 1), _row(stride or kernel_size, 1), _row(padding, 0), 1, ceil_mode)
     return _of_row(t, _avg_pool(t, _as_row(t, self), window, count_include_pad, None))
 
 

@@ -322,6 +322,14 @@ class Tracer:
         self._tape.pop()
         return True
 
+    def written(self, self_: Node, dtype: DType) -> Node:
+        """The result of a call in the dtype of the tensor that it is written to; its gradient has that dtype."""
+        out = self.cast(self_, dtype)
+        if out is not self_ and self_ in self._history:
+            entry, k = self._history[out] = self._history.pop(self_)
+            entry.outputs = [out if index == k else output for index, output in enumerate(entry.outputs)]
+        return out
+
     def backward(self, outputs: Iterable[tuple[Node, Node]]) -> dict[Node, Node]:
         """Adds the backward of `outputs`, each with its tangent; gives the gradients of the leaves.
 

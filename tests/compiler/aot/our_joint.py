@@ -66,7 +66,7 @@ def traced(program: Program, counts: Sequence[int]) -> JointGraph:
     graph = Graph("case", "pt2", "", tuple(values), (), (), tuple(ops), outputs)
     forms = {r.name: form_of(s.shape, s.layout, s.dtype) for r, s in zip(refs, case.flat, strict=True)}
     needed = {ref.name for ref, needs in zip(refs, program.pattern, strict=True) if needs}
-    return joint.trace(graph, 0, len(ops), forms, needed, outputs, any(program.pattern))
+    return joint.trace(graph, 0, len(ops), forms, needed, outputs, training=True)
 
 
 def ours(program: Program, counts: Sequence[int]) -> tuple[list[Node], tuple[Any, ...]]:
