@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from staticmem.compiler.aot.arithmetic import add, mul
+from staticmem.compiler.aot.arithmetic import add, mul_scalar
 from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.dropouts import dropout
 from staticmem.compiler.aot.linear import matmul
@@ -19,7 +19,7 @@ from staticmem.compiler.aot.padding import constant_pad
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.repeating import repeat_interleave
 from staticmem.compiler.aot.softmax import softmax_forward, softmax_gradient
-from staticmem.compiler.aot.tracer import Gradients, Tracer, form
+from staticmem.compiler.aot.tracer import Gradients, Tracer, form, reduced
 from staticmem.compiler.aot.views import expand, slice_, transpose
 from staticmem.compiler.nodes import GETITEM, Node
 from staticmem.eager import strides as layout
@@ -49,16 +49,20 @@ def scaled_dot_product_attention(
     if kernel == "math":
         return _math(t, query, key, value, mask, dropout_p, is_causal, scale)
     if kernel == "flash":
-        return _flash(t, query, key, value, dropout_p, is_causal, scale)
-    if mask is not None and kernel == "efficient":
+        return _padded_flash(t, query, key, value, dropout_p, is_causal, scale)
+    if kernel == "cudnn":
+        out: Node = cudnn(t, query, key, value, mask, records, dropout_p, is_causal, scale=scale)[0]
+        return out
+    if mask is not None:
+        records = records or (t.grad_enabled and t.needs_grad(mask))
         mask = _prepared(t, mask, (*query.shape[:3], key.shape[2]))
-    run = _efficient if kernel == "efficient" else _cudnn
-    return run(t, query, key, value, mask, dropout_p, is_causal, scale)
+    return efficient(t, query, key, value, mask, records, dropout_p, is_causal, scale=scale)[0]
 
 
 def _float_mask(t: Tracer, mask: Node, dtype: DType) -> Node:
-    """`convert_boolean_attn_mask`: 0 where it takes part, minus infinity elsewhere."""
-    zero, least = t.full((), 0.0, dtype), t.full((), float("-inf"), dtype)
+    """`convert_boolean_attn_mask`: 0 where it takes part, minus infinity (the last argument, made first) elsewhere."""
+    least = t.full((), float("-inf"), dtype)
+    zero = t.full((), 0.0, dtype)
     return t.pointwise("aten::where.self", mask, zero, least, dtype=dtype)
 
 
@@ -100,25 +104,27 @@ def _heads_inside(shape: tuple[int, ...], dtype: DType) -> Form:
     return form(shape, dtype, (s[0], s[2], s[1], s[3]))
 
 
-def _efficient(
-    t: Tracer, q: Node, k: Node, v: Node, mask: Node | None, p: float, causal: bool, scale: float | None
-) -> Node:
-    inputs = [q, k, v, mask]
-    records = t.grad_enabled and t.needs_grad(*inputs)
-    (batch, heads, length, _), size = q.shape, v.shape[-1]
-    sums = form((batch, heads, -(-length // 32) * 32 if records else 0), dtypes.float32)
-    results = [_heads_inside((batch, heads, length, size), q.dtype), sums, _SEEDS, _SEEDS]
-    parts = _fused(t, "efficient", (q, k, v, mask, records, p, causal), 5, scale, results)
+@traced("_scaled_dot_product_efficient_attention")
+def efficient(
+    t: Tracer, query: Node, key: Node, value: Node, attn_bias: Node | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+) -> list[Node]:  # fmt: skip
+    """Memory-efficient attention; the sums have rows of a multiple of 32."""
+    inputs = [query, key, value, attn_bias]
+    (batch, heads, length, _), size = query.shape, value.shape[-1]
+    sums = form((batch, heads, -(-length // 32) * 32 if compute_log_sumexp else 0), dtypes.float32)
+    results = [_heads_inside((batch, heads, length, size), query.dtype), sums, _SEEDS, _SEEDS]
+    args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
+    out = _fused(t, "efficient", args, 5, scale, results)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        forms: list[Form | None] = [_heads_inside(of.shape, of.dtype) for of in (q, k, v)]
-        forms.append(_mask_gradient(mask) if mask is not None and need[3] else None)
-        wanted = (*need[:3], need[3])
-        args = (grads[0], q, k, v, mask, parts[0], parts[1], parts[2], parts[3], p, wanted)
-        return _backward(t, "efficient", (*args, True) if causal else args, scale, forms)
+        forms: list[Form | None] = [_heads_inside(of.shape, of.dtype) for of in (query, key, value)]
+        forms.append(_mask_gradient(attn_bias) if attn_bias is not None and need[3] else None)
+        given = (grads[0], query, key, value, attn_bias, *[out[k] for k in range(4)], dropout_p, tuple(need))
+        return _backward(t, "efficient", (*given, True) if is_causal else given, scale, forms)
 
-    t.record(parts[0], inputs, gradient)
-    return parts[0]
+    t.record(out[0], inputs, gradient)
+    return [out[k] for k in range(4)]
 
 
 def _mask_gradient(mask: Node) -> Form:
@@ -128,50 +134,62 @@ def _mask_gradient(mask: Node) -> Form:
     return form(mask.shape, mask.dtype, strides)
 
 
-def _cudnn(
-    t: Tracer, q: Node, k: Node, v: Node, mask: Node | None, p: float, causal: bool, scale: float | None
-) -> Node:
-    (batch, heads, length, _), keys = q.shape, k.shape[2]
-    records = t.grad_enabled and t.needs_grad(q, k, v)
-    out = form((batch, heads, length, v.shape[-1]), q.dtype, like_query(q, v.shape[-1]))
-    results = [out, form((batch, heads, length, 1), dtypes.float32), None, None, None, None, _SEEDS, _SEEDS, None]
-    parts = _fused(t, "cudnn", (q, k, v, mask, records, p, causal), 5, scale, results)
+@traced("_scaled_dot_product_cudnn_attention")
+def cudnn(
+    t: Tracer, query: Node, key: Node, value: Node, attn_bias: Node | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    (batch, heads, length, _), keys = query.shape, key.shape[2]
+    result = form((batch, heads, length, value.shape[-1]), query.dtype, like_query(query, value.shape[-1]))
+    results = [result, form((batch, heads, length, 1), dtypes.float32), *[None] * 4, _SEEDS, _SEEDS, None]
+    args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
+    out = _fused(t, "cudnn", args, 5, scale, results)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        saved = (grads[0], q, k, v, parts[0], parts[1], parts[6], parts[7])
-        return _backward(
-            t, "cudnn", (*saved, mask, None, None, length, keys, p, causal), scale, [_like(of) for of in (q, k, v)]
-        )  # fmt: skip
+        saved = (grads[0], query, key, value, out[0], out[1], out[6], out[7])
+        given = (*saved, attn_bias, None, None, length, keys, dropout_p, is_causal)
+        return _backward(t, "cudnn", given, scale, [_like(of) for of in (query, key, value)])
 
-    t.record(parts[0], [q, k, v], gradient)
-    return parts[0]
+    t.record(out[0], [query, key, value], gradient)
+    return [out.get(k) for k in range(9)]
 
 
 def _like(node: Node) -> Form:
     return form(node.shape, node.dtype, layout.dense_like(node.shape, node.strides))
 
 
-def _flash(t: Tracer, q: Node, k: Node, v: Node, p: float, causal: bool, scale: float | None) -> Node:
+def _padded_flash(t: Tracer, query: Node, key: Node, value: Node, p: float, causal: bool, scale: float | None) -> Node:
     """Heads are padded to a multiple of 8 outside of the kernel (`pad_last_dim`); the scale is that of real ones."""
-    size = q.shape[-1]
+    size = query.shape[-1]
     missing = -size % _ALIGNMENT
-    factor = scale if scale is not None else 1 / sqrt(size)
+    scale = scale if scale is not None else 1 / sqrt(size)
     if missing:
-        q, k, v = (constant_pad(t, of, (0, missing)) for of in (q, k, v))
-    (batch, heads, length, _), keys = q.shape, k.shape[2]
-    out = form((batch, heads, length, v.shape[-1]), q.dtype, like_query(q, v.shape[-1]))
+        query, key, value = (constant_pad(t, of, (0, missing)) for of in (query, key, value))
+    out: Node = flash(t, query, key, value, p, causal, scale=scale)[0]
+    return slice_(t, out, -1, 0, size) if missing else out
+
+
+@traced("_scaled_dot_product_flash_attention")
+def flash(
+    t: Tracer, query: Node, key: Node, value: Node, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """None where a result is no tensor, or is none that CUDA makes."""
+    (batch, heads, length, _), keys = query.shape, key.shape[2]
     results = [
-        out, form((batch, heads, length), dtypes.float32), None, None, None, None, form((2,), dtypes.uint64),
-        form((), dtypes.uint64), form((0,), q.dtype),
+        form((batch, heads, length, value.shape[-1]), query.dtype, like_query(query, value.shape[-1])),
+        form((batch, heads, length), dtypes.float32), *[None] * 4, form((2,), dtypes.uint64),
+        form((), dtypes.uint64), form((0,), query.dtype),
     ]  # fmt: skip
-    parts = _fused(t, "flash", (q, k, v, p, causal), 3, factor, results)
+    out = _fused(t, "flash", (query, key, value, dropout_p, is_causal), 3, scale, results)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        saved = (grads[0], q, k, v, parts[0], parts[1], None, None, length, keys, p, causal, parts[6], parts[7])
-        return _backward(t, "flash", saved, factor, [_like(of) for of in (q, k, v)])
+        saved = (grads[0], query, key, value, out[0], out[1], None, None, length, keys, dropout_p, is_causal)
+        forms = [_like(of) for of in (query, key, value)]
+        return _backward(t, "flash", (*saved, out[6], out[7]), scale, forms)
 
-    t.record(parts[0], [q, k, v], gradient)
-    return slice_(t, parts[0], -1, 0, size) if missing else parts[0]
+    t.record(out[0], [query, key, value], gradient)
+    return [out.get(k) for k in range(9)]
 
 
 def _math(
@@ -181,14 +199,14 @@ def _math(
     dtype = t.computes_in(query.dtype)
     q, k, v = (of if of.dtype is dtype else to_copy(t, of, dtype) for of in (query, key, value))
     factor = sqrt(abs(scale) if scale is not None else 1 / sqrt(query.shape[-1]))
-    q = mul(t, q, -factor if scale is not None and scale < 0 else factor)
+    q = mul_scalar(t, q, -factor if scale is not None and scale < 0 else factor)
     if causal:
         square = t.full((q.shape[-2], k.shape[-2]), True, dtypes.bool_)
         mask = _float_mask(t, _lower_triangle(t, square), dtype)
     if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
         k = repeat_interleave(t, k, q.shape[-3] // k.shape[-3], -3)
         v = repeat_interleave(t, v, q.shape[-3] // v.shape[-3], -3)
-    scores = matmul(t, q, mul(t, transpose(t, k, -2, -1), factor))
+    scores = matmul(t, q, mul_scalar(t, transpose(t, k, -2, -1), factor))
     if mask is not None:
         scores = add(t, scores, mask)
     weights = safe_softmax(t, scores, -1)
@@ -212,7 +230,7 @@ def safe_softmax(t: Tracer, self: Node, dim: int, dtype: DType | None = None) ->
     out = softmax_forward(t, self, dim)
     is_masked = t.compare("eq", self, float("-inf"))
     some = t.pointwise("aten::logical_not", is_masked, dtype=dtypes.bool_)
-    some = t.reduce("aten::any.dim", some, (dim,), True)
+    some = t.new("aten::any.dim", (some, dim, True), reduced(out.shape, [out.dim(dim)], True), dtypes.bool_)
     empty = t.pointwise("aten::logical_not", some, dtype=dtypes.bool_)
     out = t.where(empty, t.full(out.shape, 0, out.dtype), out)
 
