@@ -9,6 +9,7 @@ from staticmem.compiler.inductor.fusion import Fusion
 from staticmem.compiler.inductor.kernels import fallback
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.compiler.inductor.order import Sizes, reorder
+from staticmem.compiler.inductor.padding import notes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.inductor.wrapper import Planner, Wrapper
 from staticmem.compiler.nodes import Node, NodeGraph
@@ -49,4 +50,4 @@ def plan(
     nodes = reorder(Sizes(schedule, Fusion(schedule).run(), may_go))
     wrapper = Wrapper(schedule, nodes, may_go)
     wrapper.write()
-    return Planner(wrapper).plan(tuple(low.notes.items()))
+    return Planner(wrapper).plan(notes(graph))

@@ -11,6 +11,7 @@ and the check of combined tilings. They change which kernels there are more than
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from staticmem.compiler.inductor.schedule import STAR, Access, Schedule, SNode, linear, topological
 from staticmem.eager.strides import numel
@@ -327,6 +328,7 @@ def reads_what_is_written(read: Access, written: Access) -> bool:
     return read == written or merged(read) == merged(written)
 
 
+@lru_cache(1 << 14)
 def merged(access: Access) -> Access:
     """Loops that are one in memory made one (`MemoryDep.normalize`)."""
     strides, sizes, offset = access
@@ -339,6 +341,7 @@ def merged(access: Access) -> Access:
     return tuple(row[0] for row in rows), tuple(row[1] for row in rows), offset
 
 
+@lru_cache(1 << 14)
 def by_stride(access: Access) -> Access:
     """The same whatever the order of loops (`normalize_with_stride_order`)."""
     if not isinstance(access[0], tuple):

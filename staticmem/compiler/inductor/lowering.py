@@ -85,7 +85,7 @@ class Lowering:
         dynamic: bool = False,
     ) -> None:
         shown = range(len(graph.outputs) if visible is None else visible)
-        graph = rewrite(graph)
+        graph = rewrite(graph, inference=inference)
         self.graph, self.inference, self.backward = graph, inference, backward
         self.fallback = fallback
         self.users = users_of(graph.nodes)
@@ -101,7 +101,6 @@ class Lowering:
         self.buffers: list[Buffer] = []
         self.inputs: list[Buffer] = []
         self.outputs: list[Value | None] = []
-        self.notes: dict[str, str] = {}
         # values that read an input which the graph writes to, by the number of its buffer (`name_to_users`)
         self.readers: dict[int, list[Value]] = {}
         self.overwritten = {node.args[0] for node in graph.nodes if node.target == "aten::copy_"}

@@ -1,13 +1,13 @@
 """The passes between AOTAutograd's graph and its lowering that decide memory.
 
 Source: `torch/_inductor/fx_passes/post_grad.py` of PyTorch 2.15: `unfuse_bias_add_to_pointwise`, `addmm`,
-`prepare_softmax_replacement`. Left out: `reorder_for_locality` (inference), which moves what is inlined anyway, and
-what makes another spelling of the same.
+`prepare_softmax_replacement`, and `reorder_for_locality` for inference. Left out is what makes another spelling of the
+same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, Node, NodeGraph, users_of
 from staticmem.eager.strides import Form
@@ -55,8 +55,10 @@ def is_pointwise_use(
     return True
 
 
-def rewrite(graph: NodeGraph) -> NodeGraph:
+def rewrite(graph: NodeGraph, *, inference: bool = False) -> NodeGraph:
     """The graph as Inductor lowers it. Placeholders stay the same nodes."""
+    if inference:
+        graph = near_their_readers(graph)
     users = users_of(graph.nodes)
     returned = {node for node in graph.outputs if node is not None}
     absorbed: set[Node] = set()
@@ -109,6 +111,47 @@ def rewrite(graph: NodeGraph) -> NodeGraph:
         else:
             nodes.append(node)
     return NodeGraph(tuple(nodes), tuple(None if node is None else new.get(node, node) for node in graph.outputs))
+
+
+def near_their_readers(graph: NodeGraph) -> NodeGraph:
+    """Each call right before its first reader, unless there is a `copy_` behind it (`reorder_for_locality`)."""
+    count = len(graph.nodes)
+    place = {node: at for at, node in enumerate(graph.nodes)}
+    waiting = [0] * count  # readers that are not passed yet
+    for users in users_of(graph.nodes).items():
+        waiting[place[users[0]]] = len(set(users[1]))
+    for node in {node for node in graph.outputs if node is not None}:
+        waiting[place[node]] += 1
+    # a list with links, as `torch.fx.Graph` is; its last entry is the node "output"
+    before, after = [at - 1 for at in range(count + 1)], [at + 1 for at in range(count + 1)]
+    copies = [at for at, node in enumerate(graph.nodes) if node.target == "aten::copy_"]
+    moving = not copies
+
+    def visit(reader: int, reads: Iterable[Node]) -> None:
+        for node in reads:
+            at = place[node]
+            waiting[at] -= 1
+            if not moving or waiting[at] or node.target in (PLACEHOLDER, GETITEM) or before[reader] == at:
+                continue
+            before[after[at]] = before[at]
+            if before[at] >= 0:
+                after[before[at]] = after[at]
+            before[at], after[at] = before[reader], reader
+            if before[reader] >= 0:
+                after[before[reader]] = at
+            before[reader] = at
+
+    visit(count, dict.fromkeys(node for node in graph.outputs if node is not None))
+    order = []
+    at = before[count]
+    while at >= 0:
+        node = graph.nodes[at]
+        visit(at, node.inputs)
+        order.append(node)
+        moving = moving or (bool(copies) and at == copies[0])
+        at = before[at]
+    order.reverse()
+    return NodeGraph(tuple(order), graph.outputs)
 
 
 def _unfused(
