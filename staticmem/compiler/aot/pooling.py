@@ -226,7 +226,9 @@ def _adaptive_avg(t: Tracer, self: Node, output_size: Sizes) -> Node:
     """The mean where one value is left, else a call of its own."""
     rank = len(output_size)
     if all(size == 1 for size in output_size):
-        return _global_mean(t, self, tuple(range(-1, -1 - rank, -1)))
+        mean = _global_mean(t, self, tuple(range(-1, -1 - rank, -1)))
+        last = self.ndim == 4 and layout.prefers_channels_last(self.shape, self.strides)
+        return _in_channels_last(t, mean) if last else mean
     sizes = [size if wanted is None else wanted for size, wanted in zip(self.shape[-rank:], output_size, strict=True)]
     shape = (*self.shape[:-rank], *sizes)
     target = f"aten::_adaptive_avg_pool{rank}d"
@@ -236,6 +238,32 @@ def _adaptive_avg(t: Tracer, self: Node, output_size: Sizes) -> Node:
         assert grads[0] is not None
         strides = _like(self, self.shape)
         return [t.new(f"{target}_backward", (grads[0], self), self.shape, self.dtype, strides)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+def _in_channels_last(t: Tracer, self: Node) -> Node:
+    """`as_strided_` of [N, C, 1, 1]; its backward writes the gradient into zeros of the input's storage
+    (`as_strided_backward` of FunctionsManual.cpp)."""
+    batch, channels = self.shape[:2]
+    strides = (channels, 1, channels, channels)
+    out = t.new("aten::as_strided", (self, self.shape, strides), self.shape, self.dtype, strides)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        for dim in (3, 2, 1, 0):
+            if grad.shape[dim] == 1:
+                grad = t.squeeze_dim(grad, dim)
+        kept = tuple([s for size, s in zip(self.shape, strides, strict=True) if size != 1])
+        flat = t.full((batch * channels,), 0, grad.dtype)
+        place = t.new("aten::as_strided", (flat, grad.shape, kept, 0), grad.shape, grad.dtype, kept)
+        written = t.new("aten::copy", (place, grad), grad.shape, grad.dtype, kept)
+        args = (flat, written, grad.shape, kept, 0)
+        flat = t.new("aten::as_strided_scatter", args, flat.shape, grad.dtype)
+        back = (flat, self.shape, self.strides, 0)
+        return [t.new("aten::as_strided", back, self.shape, grad.dtype, self.strides)]
 
     t.record(out, [self], gradient)
     return out

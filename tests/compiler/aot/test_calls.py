@@ -31,7 +31,6 @@ DIFFERENT: dict[str, str] = {
     r"^dropout\(f32\[(2x4x5x6/120x1x24x4|4x5/1x4)\], 1.0": "a constant in the layout of the input",
     r"^bernoulli_.float\(b16": "a constant in the layout of the input",
     r"^_convolution\(": "what torch.jit traced; PyTorch's graph keeps its flags",
-    r"^adaptive_avg_pool2d\(f32\[2x4x7x9/252x1x36x4\], \(1,1\)\)": "strides of dimensions of size 1 are written",
     r"^conv.*168x1x28x4": "cuDNN's layout, which the meta device does not have",
     r"circular": "a circular padding has no trace",
     r"pad.*60x1x15x3.*\((1,1,1,1|.*re(flect|plicate))\)": "on CUDA, such a padding is contiguous",
