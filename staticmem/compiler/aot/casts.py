@@ -1,14 +1,16 @@
-"""Changes of dtype."""
+"""Changes of dtype, copies, and writes to all of a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from staticmem.compiler.aot.registry import traced
-from staticmem.compiler.aot.tracer import Gradients, Tracer, form
+from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.nodes import Node
 from staticmem.eager import strides as layout
 from staticmem.eager.strides import Strides
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
 
@@ -50,7 +52,7 @@ def strides_in(self: Node, memory_format: str | None) -> Strides:
 @traced("copy copy_")
 def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
     """A write to all of a tensor as a value: what was there is gone."""
-    out = t.new("aten::copy", (self, src), self.shape, self.dtype, layout.dense_like(self.shape, self.strides))
+    out = t.new("aten::copy", (self, src), self.shape, self.dtype, self.strides)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
@@ -65,8 +67,7 @@ def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
 @traced("fill.Scalar fill_.Scalar zero zero_")
 def fill(t: Tracer, self: Node, value: float = 0) -> Node:
     """One number everywhere; nothing flows back."""
-    strides = layout.dense_like(self.shape, self.strides)
-    out = t.node("aten::full", (self.shape, value), form(self.shape, self.dtype, strides), {"dtype": self.dtype})
+    out = t.full_like(self, value)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
@@ -74,3 +75,46 @@ def fill(t: Tracer, self: Node, value: float = 0) -> Node:
 
     t.record(out, [self], gradient)
     return out
+
+
+@traced("_to_copy to_copy")
+def to_dtype(t: Tracer, self: Node, *, dtype: DType | None = None, memory_format: str | None = None, **_: Any) -> Node:
+    """`_to_copy`: a copy even where the dtype is that of its input."""
+    if dtype is None or dtype is self.dtype:
+        return clone(t, self, memory_format)
+    out = to_copy(t, self, dtype)
+    strides = strides_in(self, memory_format)
+    return out if strides == out.strides else clone(t, out, memory_format)
+
+
+@traced("to.dtype")
+def to(
+    t: Tracer, self: Node, dtype: DType, non_blocking: bool = False, copy: bool = False,
+    memory_format: str | None = None,
+) -> Node:  # fmt: skip
+    if dtype is self.dtype and not copy and memory_format in (None, "preserve_format"):
+        return self
+    return to_dtype(t, self, dtype=dtype, memory_format=memory_format)
+
+
+@traced("float")
+def to_float(t: Tracer, self: Node) -> Node:
+    """A name that exporters write."""
+    return to(t, self, dtypes.float32)
+
+
+@traced("to.dtype_layout to.device")
+def to_keywords(t: Tracer, self: Node, device: Any = None, dtype: DType | None = None, **more: Any) -> Node:
+    """Devices are all one."""
+    more = {name: value for name, value in more.items() if name in ("copy", "memory_format")}
+    return to(t, self, dtype or self.dtype, **more)
+
+
+@traced("type_as to.other")
+def type_as(t: Tracer, self: Node, other: Node, *_: Any) -> Node:
+    return to(t, self, other.dtype)
+
+
+@traced("prims::convert_element_type")
+def convert_element_type(t: Tracer, self: Node, dtype: DType) -> Node:
+    return to_copy(t, self, dtype)

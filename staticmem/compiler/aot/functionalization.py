@@ -150,7 +150,7 @@ class Storages:
 
 def copied(t: Tracer, self: Node, source: Node) -> Node:
     """`copy_` as a value: the layout of what is written to."""
-    return t.new("aten::copy", (self, source), self.shape, self.dtype, layout.dense_like(self.shape, self.strides))
+    return t.new("aten::copy", (self, source), self.shape, self.dtype, self.strides)
 
 
 def _is_node(value: Any) -> bool:

@@ -156,9 +156,17 @@ class Tracer:
         return self.node("aten::full", (shape, value), form(shape, dtype), {"dtype": dtype})
 
     def zeros_like(self, self_: Node) -> Node:
-        return self.new(
-            "aten::full", (self_.shape, 0), self_.shape, self_.dtype, layout.dense_like(self_.shape, self_.strides)
-        )
+        return self.full_like(self_, 0)
+
+    def full_like(self, self_: Node, value: float, dtype: DType | None = None) -> Node:
+        """One value in the layout of a tensor: dimensions in the order of memory, and a view (torch/_refs, `full_like`,
+        `empty_permuted`)."""
+        strides = layout.dense_like(self_.shape, self_.strides)
+        if layout.is_contiguous(self_.shape, strides):
+            return self.full(self_.shape, value, dtype or self_.dtype)
+        order = sorted(range(self_.ndim), key=lambda d: -strides[d])
+        made = self.full(tuple([self_.shape[d] for d in order]), value, dtype or self_.dtype)
+        return self.permute(made, [order.index(d) for d in range(self_.ndim)])
 
     def clone(self, self_: Node, strides: Strides | None = None) -> Node:
         """A copy, contiguous unless `strides` are given."""
@@ -169,16 +177,23 @@ class Tracer:
         kwargs = {"start": 0, "step": 1, "dtype": dtypes.int64, "requires_grad": False}
         return self.node("prims::iota", (size,), form((size,), dtypes.int64), kwargs)
 
-    def random(self, shape: Shape, dtype: DType = dtypes.float32) -> Node:
-        """Uniform numbers; torch/_inductor/fx_passes/replace_random.py takes seeds of the graph for them."""
+    def random(self, shape: Shape, dtype: DType = dtypes.float32, mode: str = "rand") -> Node:
+        """Random numbers; torch/_inductor/fx_passes/replace_random.py takes seeds of the graph for them."""
+        result = self.new("prims::inductor_random", (shape, self._seed(), mode), shape, dtypes.float32)
+        return self.cast(result, dtype)
+
+    def random_integers(self, low: int, high: int, shape: Shape, dtype: DType) -> Node:
+        result = self.new("prims::inductor_randint", (low, high, shape, self._seed()), shape, dtypes.int64)
+        return self.cast(result, dtype)
+
+    def _seed(self) -> Node:
         if self._seeds is None:
             self._seeds = self.new("prims::inductor_seeds", (0,), (0,), dtypes.int64)
         seed = self.new("prims::inductor_lookup_seed", (self._seeds, self._random_calls), (), dtypes.int64)
         self._random_calls += 1
         self._seeds.args = (self._random_calls,)
         self._seeds.form = form((self._random_calls,), dtypes.int64)
-        result = self.new("prims::inductor_random", (shape, seed, "rand"), shape, dtypes.float32)
-        return self.cast(result, dtype)
+        return seed
 
     # -- views ---------------------------------------------------------------------------------------------------
 

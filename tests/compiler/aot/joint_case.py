@@ -26,6 +26,7 @@ from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
 
 __all__ = ["ours", "real", "text", "traced_module"]
+_SEEDS = ("prims::inductor_seeds", "prims::inductor_lookup_seed")
 _DEVICE = ["meta"]  # where calls without tensors make them
 _UNREAD = ("device", "layout", "pin_memory", "memory_format", "non_blocking")  # forms have what matters of them
 
@@ -37,7 +38,7 @@ class _Tried(Exception):  # noqa: N818
 def real(case: Case, pattern: tuple[bool, ...]) -> tuple[list[Node], tuple[Any, ...], Program, list[int]]:
     """PyTorch's graph; the program, and how many results each of its calls has."""
     module, program, counts = traced_module(case, pattern)
-    nodes, results = nodes_of(_without_random(module).graph)
+    nodes, results = nodes_of(module.graph)
     return nodes, results, program, counts
 
 
@@ -86,14 +87,6 @@ def _decompositions() -> Any:
     return select_decomp_table()
 
 
-def _without_random(module: Any) -> Any:
-    from torch._inductor.fx_passes.replace_random import replace_random_passes
-
-    if any("rand" in str(node.target) or "bernoulli" in str(node.target) for node in module.graph.nodes):
-        replace_random_passes(module)
-    return module
-
-
 def _call(target: str, *args: Any, **kwargs: Any) -> Any:
     namespace, _, name = target.partition("::")
     name, _, overload = name.partition(".")
@@ -114,6 +107,12 @@ def _converted(value: Any, key: str = "") -> Any:
     return getattr(torch, value) if key == "memory_format" else value
 
 
+def lost_gradients(outputs: Sequence[Any], pattern: Sequence[bool]) -> bool:
+    """`torch.ops` gives no gradients for some calls that are composed in Python, which their functions do."""
+    gradients = outputs[-len(pattern) :] if any(pattern) else ()
+    return any(needs and gradient is None for needs, gradient in zip(pattern, gradients, strict=False))
+
+
 def text(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[str]:
     """The nodes that anything depends on, one a line, in order; placeholders have the numbers of the inputs."""
     keep: set[Node] = set()
@@ -128,27 +127,38 @@ def text(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[str]:
     for node in nodes:
         if node.target == PLACEHOLDER:
             numbers[node] = _placeholder(node.name)
-        elif _does_nothing(node):
+        elif _is_a_copy(node):
             numbers[node] = numbers[node.inputs[0]]
-        elif node.target in ("prims::inductor_seeds", "prims::inductor_lookup_seed"):
-            continue  # a joint-graph pass makes them of `rand`, but not on the meta device
-        elif node in keep:
-            numbers[node] = f"%{len(lines)}"
-            call = f"{node.target}({', '.join(_arguments(node, numbers))})"
-            if node.target == "aten::scalar_tensor":  # a joint-graph pass makes it a `full`; ours are from the start
-                call = f"aten::full(size=[], fill_value={_shown(node.args[0], numbers)})"
-            elif node.target == "prims::inductor_random":
-                call = f"aten::rand(size={_shown(node.args[0], numbers)})"
-            lines.append(f"%{len(lines)} {call}: {_shown_form(node.form)}")
+        elif node in keep and node.base not in _SEEDS:
+            for line in _lines(node, numbers, len(lines)):
+                numbers[node] = f"%{len(lines)}"
+                lines.append(f"%{len(lines)} {line}")
     return [*lines, f"return {', '.join([_shown(out, numbers) for out in outputs])}"]
 
 
-def _does_nothing(node: Node) -> bool:
-    """Joint-graph passes drop `detach` of what autograd saves, its copies of what is written to later, and views of the
-    same sizes."""
+def _lines(node: Node, numbers: dict[Node, str], first: int) -> list[str]:
+    """A node as it is after joint-graph passes, in one line or two."""
+    shown = _shown_form(node.form)
+    if node.target == "aten::scalar_tensor":
+        return [f"aten::full(size=[], fill_value={_shown(node.args[0], numbers)}): {shown}"]
+    if node.target == "prims::inductor_random":  # passes draw it from seeds
+        return [f"aten::{node.args[2]}(size={_shown(node.args[0], numbers)}): {shown}"]
+    if node.target in ("prims::inductor_randint", "aten::randint.low"):
+        return [f"aten::randint.low({', '.join([_shown(a, numbers) for a in node.args[:3]])}): {shown}"]
+    if node.target in ("aten::rand", "aten::randn") and node.dtype.name != "float32":  # passes draw float32
+        drawn = shown.replace(node.dtype.name, "float32")
+        cast = f"prims::convert_element_type(a=%{first}, dtype={node.dtype}): {shown}"
+        return [f"{node.target}(size={_shown(node.args[0], numbers)}): {drawn}", cast]
+    return [f"{node.target}({', '.join(_arguments(node, numbers))}): {shown}"]
+
+
+def _is_a_copy(node: Node) -> bool:
+    """What a joint-graph pass removes: `detach` of what is saved, and copies in the same layout."""
     if node.target == "aten::alias":
         return True
-    return node.target in ("aten::clone", "aten::view") and node.form == node.inputs[0].form
+    if node.target not in ("aten::clone", "aten::view"):
+        return False
+    return _shown_form(node.form) == _shown_form(node.inputs[0].form)
 
 
 def _placeholder(name: str) -> str:
@@ -171,9 +181,11 @@ def _arguments(node: Node, numbers: dict[Node, str]) -> list[str]:
         return [_shown(node.args[0], numbers), str(list(node.shape))]
     values = list(node.args)
     named = dict(node.kwargs)
-    shown = []
     schema = _schema(node.target)
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+    if schema is None:
+        return [*[_shown(a, numbers) for a in values], "NOT OF PYTORCH"]
+    shown = []
+    for position, argument in enumerate(schema.arguments):
         value = values[position] if position < len(values) else named.pop(argument.name, argument.default_value)
         if argument.name in _UNREAD or (argument.name == "dtype" and position >= len(values)):
             continue

@@ -22,7 +22,6 @@ pytestmark = marks
 
 # What ours does differently, by a pattern of the names of cases, each with its reason. A case that agrees is an error.
 DIFFERENT: dict[str, str] = {
-    r"^(relu6|selu|hardshrink|prelu|alpha_dropout)\(": "on the meta device, PyTorch's graph has no gradients here",
     r"^(square|selu)_\(": "on the meta device, PyTorch's graph has no gradients here",
     r"^(mish|log_sigmoid)_?\(": "2.13 decomposes it otherwise; CUDA keeps no buffer of a log_sigmoid",
     r"^group_norm\((?!f32\[2x6x5\], 3, f32\[6\])": "the backward of 2.13 has mul and sub for addcmul",
@@ -34,14 +33,15 @@ DIFFERENT: dict[str, str] = {
     r"^conv.*168x1x28x4": "cuDNN's layout, which the meta device does not have",
     r"circular": "a circular padding has no trace",
     r"pad.*60x1x15x3.*\((1,1,1,1|.*re(flect|plicate))\)": "on CUDA, such a padding is contiguous",
-    r"(add|mul).Tensor\(c64": "gradients of complex numbers have no trace",
     r"^addmm\(.*f32\[4x1\], f32\[1x3\]\)": "PyTorch 2.13 multiplies by 1; 2.15 does not",
     r"^index_select\(b16": "2.13 falls back; 2.15 adds bfloat16 on sm_90 (_inductor/decomposition.py, index_add)",
     r"^roll\(f32\[2x3x4x6/72x1x18x3\], .*, ": "the tangent has the layout of the meta device's roll",
     r"^lift_fresh\(": "a constant of the graph, which PyTorch's functionalization views",
     r"^(as_strided|unfold)\(": "its backward is not traced",
     r"^(unsqueeze|squeeze|transpose|t)_[.(]": "an in-place view is traced as a write",
-    r"^broadcast_tensors\(": "PyTorch's graph has no gradients for its inputs here",
+    r"^linalg_vector_norm\(.*, 3, ": "a norm of another order than 1 or 2 falls back where it needs a gradient",
+    r"^in-place product with a slice": "autograd saves a copy of what is written to, which has another layout",
+    r"^relu_ on a slice": "autograd reads the result from the tensor that was written to",
 }
 
 
@@ -52,8 +52,13 @@ def _traced(target: str) -> bool:
     return in_place(base) and lookup(f"{base[:-1]}.{overload}" if overload else base[:-1]) is not None
 
 
+COMPLEX = ("complex64", "complex128")  # Inductor leaves complex numbers to eager kernels
 # `torch.autocast` of the meta device is not CUDA's; the table may lack calls.
-TRACED = [case for case in CASES if not case.autocast and all(map(_traced, case.targets))]
+TRACED = [
+    case
+    for case in CASES
+    if not case.autocast and all(map(_traced, case.targets)) and not any(s.dtype.name in COMPLEX for s in case.flat)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +73,8 @@ def test_nodes_are_those_of_aotautograd(case: Case) -> None:
     equal = True
     for pattern in case.patterns():
         nodes, outputs, program, counts = joint_case.real(case, pattern)
+        if joint_case.lost_gradients(outputs, pattern):
+            continue
         expected = joint_case.text(nodes, outputs)
         try:
             found = joint_case.text(*joint_case.ours(program, counts))

@@ -1,0 +1,193 @@
+"""Tensors that no tensor decides: constants, ranges, random numbers.
+
+Sources: torch/_refs (`arange`, `linspace`, `eye`), torch/_decomp, torch/_inductor/decomposition.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.compiler.aot.registry import traced
+from staticmem.compiler.aot.tracer import Tracer, form
+from staticmem.compiler.nodes import Node
+from staticmem.eager import strides as layout
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+
+
+def _kind(value: Any) -> DType:
+    if isinstance(value, bool):
+        return dtypes.bool_
+    return dtypes.int64 if isinstance(value, int) else dtypes.float32
+
+
+@traced("zeros")
+def zeros(t: Tracer, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.full(tuple(size), 0, dtype or dtypes.float32)
+
+
+@traced("ones")
+def ones(t: Tracer, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.full(tuple(size), 1, dtype or dtypes.float32)
+
+
+@traced("full")
+def full(t: Tracer, size: Sequence[int], fill_value: Any, *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.full(tuple(size), fill_value, dtype or _kind(fill_value))
+
+
+@traced("scalar_tensor")
+def scalar_tensor(t: Tracer, s: Any, *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.full((), s, dtype or dtypes.float32)
+
+
+@traced("zeros_like")
+def zeros_like(t: Tracer, self: Node, *, dtype: DType | None = None, **more: Any) -> Node:
+    return _like(t, self, 0, dtype, more)
+
+
+@traced("ones_like")
+def ones_like(t: Tracer, self: Node, *, dtype: DType | None = None, **more: Any) -> Node:
+    return _like(t, self, 1, dtype, more)
+
+
+@traced("full_like")
+def full_like(t: Tracer, self: Node, fill_value: Any, *, dtype: DType | None = None, **more: Any) -> Node:
+    return _like(t, self, fill_value, dtype, more)
+
+
+def _like(t: Tracer, self: Node, value: Any, dtype: DType | None, more: dict[str, Any]) -> Node:
+    if more.get("memory_format") == "contiguous_format":
+        return t.full(self.shape, value, dtype or self.dtype)
+    return t.full_like(self, value, dtype)
+
+
+@traced("new_zeros")
+def new_zeros(t: Tracer, self: Node, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.full(tuple(size), 0, dtype or self.dtype)
+
+
+@traced("new_ones")
+def new_ones(t: Tracer, self: Node, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.full(tuple(size), 1, dtype or self.dtype)
+
+
+@traced("new_full")
+def new_full(t: Tracer, self: Node, size: Sequence[int], fill_value: Any, *, dtype: DType | None = None,
+             **_: Any) -> Node:  # fmt: skip
+    return t.full(tuple(size), fill_value, dtype or self.dtype)
+
+
+def _empty(t: Tracer, shape: Sequence[int], dtype: DType) -> Node:
+    return t.node("aten::empty.memory_format", (tuple(shape),), form(shape, dtype), {"dtype": dtype})
+
+
+@traced("empty")
+def empty(t: Tracer, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return _empty(t, size, dtype or dtypes.float32)
+
+
+@traced("new_empty")
+def new_empty(t: Tracer, self: Node, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return _empty(t, size, dtype or self.dtype)
+
+
+@traced("empty_like")
+def empty_like(t: Tracer, self: Node, *, dtype: DType | None = None, **more: Any) -> Node:
+    """In the order of memory, and a view."""
+    strides = layout.dense_like(self.shape, self.strides)
+    if more.get("memory_format") == "contiguous_format" or layout.is_contiguous(self.shape, strides):
+        return _empty(t, self.shape, dtype or self.dtype)
+    order = sorted(range(self.ndim), key=lambda d: -strides[d])
+    made = _empty(t, [self.shape[d] for d in order], dtype or self.dtype)
+    return t.permute(made, [order.index(d) for d in range(self.ndim)])
+
+
+def iota(t: Tracer, length: int, start: int = 0, step: int = 1, dtype: DType = dtypes.int64) -> Node:
+    how = {"start": start, "step": step, "dtype": dtype, "requires_grad": False}
+    return t.node("prims::iota", (length,), form((length,), dtype), how)
+
+
+@traced("arange arange.start arange.start_step")
+def arange(t: Tracer, start: Any, end: Any = None, step: Any = 1, *, dtype: DType | None = None, **_: Any) -> Node:
+    """Integers, of which fractions are made."""
+    if end is None:
+        start, end = 0, start
+    whole = not any(isinstance(value, float) for value in (start, end, step))
+    dtype = dtype or (dtypes.int64 if whole else dtypes.float32)
+    length = math.ceil((end - start) / step)
+    if dtype.kind == "int" or whole:
+        made = iota(t, length, int(start), int(step), dtype if dtype.kind == "int" else dtypes.int64)
+        return t.cast(made, dtype) if dtype.kind != "int" else made
+    index = t.cast(iota(t, length), dtypes.float32 if dtype is not dtypes.float64 else dtype)
+    return t.cast(t.add(t.mul(index, step), start), dtype)
+
+
+@traced("linspace")
+def linspace(t: Tracer, start: float, end: float, steps: int, *, dtype: DType | None = None, **_: Any) -> Node:
+    dtype = dtype or dtypes.float32
+    if steps < 2:
+        return t.full((steps,), start, dtype)
+    index = iota(t, steps)
+    size = (end - start) / (steps - 1)
+    first_half = t.compare("lt", index, steps / 2)
+    rising = t.add(t.mul(t.cast(index, dtype), size), start)
+    rest = t.cast(t.sub(steps - 1, index), dtype)
+    return t.where(first_half, rising, t.sub(end, t.mul(rest, size)))
+
+
+@traced("eye eye.m")
+def eye(t: Tracer, n: int, m: int | None = None, *, dtype: DType | None = None, **_: Any) -> Node:
+    m = n if m is None else m
+    small = max(n, m) <= 127  # `_strength_reduce_integer`
+    dtype_of_range = dtypes.uint8 if small else dtypes.int16 if max(n, m) <= 32767 else dtypes.int32
+    rows, columns = iota(t, n, dtype=dtype_of_range), iota(t, m, dtype=dtype_of_range)
+    same = t.compare("eq", t.unsqueeze(rows, -1), columns)
+    return t.cast(same, dtype or dtypes.float32)
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+@traced("rand")
+def rand(t: Tracer, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.random(tuple(size), dtype or dtypes.float32)
+
+
+@traced("randn")
+def randn(t: Tracer, size: Sequence[int], *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.random(tuple(size), dtype or dtypes.float32, "randn")
+
+
+@traced("rand_like")
+def rand_like(t: Tracer, self: Node, *, dtype: DType | None = None, **_: Any) -> Node:
+    return drawn_like(t, self, dtype or self.dtype, "rand")
+
+
+@traced("randn_like")
+def randn_like(t: Tracer, self: Node, *, dtype: DType | None = None, **_: Any) -> Node:
+    return drawn_like(t, self, dtype or self.dtype, "randn")
+
+
+def drawn_like(t: Tracer, like: Node, dtype: DType, mode: str) -> Node:
+    """Drawn contiguous in the order of memory, then permuted (torch/_inductor/decomposition.py, `_rand_like`)."""
+    strides = layout.dense_like(like.shape, like.strides)
+    if layout.is_contiguous(like.shape, strides):
+        return t.random(like.shape, dtype, mode)
+    order = sorted(range(like.ndim), key=lambda d: -strides[d])
+    drawn = t.random(tuple([like.shape[d] for d in order]), dtype, mode)
+    return t.permute(drawn, [order.index(d) for d in range(like.ndim)])
+
+
+@traced("randint randint.low")
+def randint(t: Tracer, *args: Any, dtype: DType | None = None, **_: Any) -> Node:
+    *bounds, size = args
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    return t.random_integers(low, high, tuple(size), dtype or dtypes.int64)
+
+
+@traced("randperm")
+def randperm(t: Tracer, n: int, *, dtype: DType | None = None, **_: Any) -> Node:
+    return t.node("aten::randperm", (n,), form((n,), dtype or dtypes.int64), {"dtype": dtype or dtypes.int64})
