@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Container
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
-from staticmem.compiler.partition.classify import SAVED, Classified
+from staticmem.compiler.partition.classify import FAR, SAVED, Classified
 from staticmem.ir.record import record
 
 LONG_CHAIN = 100  # `solve_min_cut`: "100 is arbitrary choice to try and prevent degenerate cases"
@@ -119,34 +119,30 @@ class Bans:
     def _ban_used_far_apart(self) -> None:
         """Of several readers, those behind the first op that does not fuse are not computed again."""
         facts, order = self.facts, self.facts.order
+        first_unfusible = self._first_unfusible()
         for i, is_forward in enumerate(facts.forward):
             if not is_forward:
                 continue
             users = [user for user in facts.users[i] if facts.forward[user]]
-            if not users:
+            if len(users) < 2:  # nothing is behind the last reader
                 continue
-            first = self._first_unfusible(users, max(order[user] for user in users))
+            first = min(first_unfusible[user] for user in users)
             for user in users:
                 if order[user] > first and user not in self.reasons and self.is_fusible(i, user):
                     self._ban(user, "used far apart")
 
-    def _first_unfusible(self, starts: list[int], last: int) -> int:
-        """The order of the first node downstream that does not fuse with what it reads; `last` where there is none."""
+    def _first_unfusible(self) -> list[int]:
+        """For each node the order of the first one downstream that does not fuse with what it reads, `FAR` where there
+        is none. `find_first_unfusible` searches for it from each node anew."""
         facts, order = self.facts, self.facts.order
-        heap = [(order[start], True, start) for start in starts]
-        heapq.heapify(heap)
-        seen = set(heap)
-        while heap:
-            place, fusible, node = heapq.heappop(heap)
-            if not fusible:
-                return place
-            for user in facts.users[node]:
-                if facts.forward[user] and order[user] <= last:
-                    entry = (order[user], self.is_fusible(node, user), user)
-                    if entry not in seen:
-                        seen.add(entry)
-                        heapq.heappush(heap, entry)
-        return last
+        first = [FAR] * len(facts.nodes)
+        for i in range(len(facts.nodes) - 1, -1, -1):
+            for user in facts.users[i]:
+                if facts.forward[user]:
+                    reached = first[user] if self.is_fusible(i, user) else order[user]
+                    if reached < first[i]:
+                        first[i] = reached
+        return first
 
     def _ban_long_chains(self) -> None:
         facts, order = self.facts, self.facts.order

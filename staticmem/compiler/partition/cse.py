@@ -75,16 +75,21 @@ def merged(joint: JointGraph) -> JointGraph:
 
 def copied(node: Node, replaced: dict[Node, Node]) -> Node:
     """The node with other nodes as its arguments."""
-    args = tuple(substituted(arg, replaced) for arg in node.args)
-    kwargs = {key: substituted(arg, replaced) for key, arg in node.kwargs.items()} if node.kwargs else node.kwargs
-    return Node(node.target, args, node.form, kwargs, node.op, node.name, node.must_recompute)
+    new = Node.__new__(Node)  # its inputs are known: they need not be collected again
+    new.target, new.form, new.op, new.name = node.target, node.form, node.op, node.name
+    new.must_recompute, new.kwargs = node.must_recompute, node.kwargs
+    new.args = tuple([substituted(arg, replaced) for arg in node.args])
+    if node.kwargs:
+        new.kwargs = {key: substituted(arg, replaced) for key, arg in node.kwargs.items()}
+    new.inputs = tuple(dict.fromkeys([replaced.get(read, read) for read in node.inputs]))
+    return new
 
 
 def substituted(arg: Argument, replaced: dict[Node, Node]) -> Argument:
     """An argument with other nodes in place of those that are replaced."""
     if type(arg) is Node:
         return replaced.get(arg, arg)
-    return tuple(substituted(item, replaced) for item in arg) if type(arg) is tuple else arg
+    return tuple([substituted(item, replaced) for item in arg]) if type(arg) is tuple else arg
 
 
 def _with_inputs(node: Node, replaced: dict[Node, Node]) -> Node:
@@ -100,7 +105,7 @@ def _flatten(arg: Argument, leaves: list[object]) -> object:
     """Adds the leaves with their types, floats by their bits: 1, 1.0 and True differ, as do 0.0 and -0.0. Gives how
     they are nested."""
     if type(arg) is tuple:
-        return tuple(_flatten(item, leaves) for item in arg)
+        return tuple([_flatten(item, leaves) for item in arg])
     leaves.append((float, struct.pack("<d", arg)) if type(arg) is float else (type(arg), arg))
     return None
 
