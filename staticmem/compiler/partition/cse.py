@@ -110,13 +110,18 @@ def _flatten(arg: Argument, leaves: list[object]) -> object:
     return None
 
 
-def _aliases_of_outputs(nodes: Iterable[Node], outputs: Iterable[Node | None]) -> set[Node]:
-    """Nodes that share their storage with an output: these stay separate tensors, as in eager mode."""
+def storages(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """The first node with the same storage, for each node."""
     storage: dict[Node, Node] = {}
-    nodes = list(nodes)
     for node in nodes:
         base = node.base
         shared = base in ALIASES or (base == GETITEM and node.inputs[0].base in ALIASES)
         storage[node] = storage[node.inputs[0]] if shared and node.inputs else node
+    return storage
+
+
+def _aliases_of_outputs(nodes: list[Node], outputs: Iterable[Node | None]) -> set[Node]:
+    """Nodes that share their storage with an output: these stay separate tensors, as in eager mode."""
+    storage = storages(nodes)
     returned = {storage[output] for output in outputs if output is not None}
     return {node for node in nodes if storage[node] in returned and not isinstance(node.form, tuple)}

@@ -25,39 +25,42 @@ def saved_by_cut(network: Network) -> list[int]:
 
 
 def sink_side(edges: dict[tuple[int, int], int]) -> set[int]:
-    """Vertices on the side of the sink, in the cut nearest to it."""
-    fed = _fed(edges)
+    """Vertices on the side of the sink, in the cut nearest to it. Every edge leads to a smaller number or from the
+    source."""
+    after: dict[int, list[int]] = defaultdict(list)
+    for start, end in edges:
+        after[start].append(end)
+    fed = _fed(after)
     side = {SINK}
     pieces: dict[int, list[Edge]] = defaultdict(list)
     piece_of = _pieces(edges, fed)
     for (start, end), capacity in edges.items():
-        for vertex in (start, end):
-            if vertex not in fed:
-                side.add(vertex)  # nothing flows there, and it reaches the sink
         if start in fed and (start, end) != (SOURCE, SINK):
             pieces[piece_of[start if start != SOURCE else end]].append((start, end, capacity))
     solved: dict[tuple[Edge, ...], frozenset[int]] = {}
     for piece in pieces.values():
         names = {SOURCE: SOURCE, SINK: SINK}
         renamed = tuple(
-            (names.setdefault(start, len(names)), names.setdefault(end, len(names)), capacity)
-            for start, end, capacity in piece
+            [
+                (names.setdefault(start, len(names)), names.setdefault(end, len(names)), capacity)
+                for start, end, capacity in piece
+            ]
         )
         if renamed not in solved:
             solved[renamed] = _solve(renamed)
         on_sink_side = solved[renamed]
         side.update(vertex for vertex, name in names.items() if name in on_sink_side)
+    for vertex in sorted(after.keys() - fed):  # nothing flows on their edges
+        if not side.isdisjoint(after[vertex]):
+            side.add(vertex)
     return side
 
 
-def _fed(edges: dict[tuple[int, int], int]) -> set[int]:
+def _fed(after: dict[int, list[int]]) -> set[int]:
     """Vertices that the source reaches."""
-    after: dict[int, list[int]] = defaultdict(list)
-    for start, end in edges:
-        after[start].append(end)
     fed, stack = {SOURCE, SINK}, [SOURCE]
     while stack:
-        for end in after[stack.pop()]:
+        for end in after.get(stack.pop(), ()):
             if end not in fed:
                 fed.add(end)
                 stack.append(end)

@@ -23,6 +23,8 @@ OPS: list[tuple[Any, tuple[tuple[int, ...], ...], tuple[Any, ...], dict[str, Any
     (aten.sub.Tensor, (MATRIX, COLUMN), (), {}),
     (aten.add.Tensor, (STACK, STACK), (), {}),
     (aten.mm.default, (MATRIX, SQUARE), (), {}),
+    (aten.addmm.default, (ROW, MATRIX, SQUARE), (), {}),
+    (aten.addmm.default, (MATRIX, MATRIX, SQUARE), (), {}),
     (aten.mm.default, (STACK, MATRIX), (), {}),
     (aten.mm.default, (NARROW, MATRIX), (), {}),
     (aten.cumsum.default, (MATRIX, ), (1,), {}),

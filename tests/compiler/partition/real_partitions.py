@@ -21,7 +21,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import CheckpointPolicy
 
 from staticmem.compiler.nodes import JointGraph
-from staticmem.compiler.partition import saved_values
+from staticmem.compiler.partition import Partitioner
 from staticmem.compiler.partition.classify import classify
 from staticmem.compiler.partition.cse import live_nodes
 from staticmem.compiler.partition.extract import halves, partition_of
@@ -59,9 +59,17 @@ def alive(joint: JointGraph) -> JointGraph:
     )  # fmt: skip
 
 
+def partitioner_of(joint: JointGraph) -> Partitioner:
+    """One that merges nothing."""
+    partitioner = Partitioner.__new__(Partitioner)
+    partitioner.facts = classify(alive(joint))
+    return partitioner
+
+
 def ours(joint: JointGraph, names: dict[Any, str], budget: float = 1.0) -> Sides:
-    facts = classify(alive(joint))
-    parts = halves(facts.joint, [facts.nodes[i] for i in saved_values(facts)])
+    partitioner = partitioner_of(joint)
+    facts = partitioner.facts
+    parts = halves(facts.joint, [facts.nodes[i] for i in partitioner.saved_values(budget)])
     made = partition_of(facts.joint, parts)
     assert len(made.backward.nodes) == len(parts.saved) + len(joint.tangents) + len(parts.backward)
     return Sides(
@@ -71,9 +79,11 @@ def ours(joint: JointGraph, names: dict[Any, str], budget: float = 1.0) -> Sides
     )
 
 
-def real(module: Any, forward_outputs: int, static: Sequence[int] = ()) -> tuple[Sides, tuple[Any, Any]]:
+def real(
+    module: Any, forward_outputs: int, static: Sequence[int] = (), budget: float = 1.0
+) -> tuple[Sides, tuple[Any, Any]]:
     """PyTorch's, and its two modules. It writes to the module."""
-    with config.patch(cse=False):
+    with config.patch(cse=False, activation_memory_budget=budget):
         halves = min_cut_rematerialization_partition(
             module, None, num_fwd_outputs=forward_outputs, static_lifetime_input_indices=list(static)
         )
@@ -82,14 +92,14 @@ def real(module: Any, forward_outputs: int, static: Sequence[int] = ()) -> tuple
     return Sides(forward, backward, saved), halves
 
 
-def of_model(model: Any, inputs: Sequence[Any]) -> list[tuple[Sides, Sides]]:
+def of_model(model: Any, inputs: Sequence[Any], budget: float = 1.0) -> list[tuple[Sides, Sides]]:
     """Ours and PyTorch's for each graph of a model that `torch.compile` compiles for training, on the CPU."""
     found: list[tuple[Sides, Sides]] = []
 
     def partition(module: Any, _: Any, *, num_fwd_outputs: int, static_lifetime_input_indices: Any, **__: Any) -> Any:
         joint, names = joint_of(module, num_fwd_outputs, static_lifetime_input_indices or ())
-        mine = ours(joint, names)
-        theirs, both = real(module, num_fwd_outputs, static_lifetime_input_indices or ())
+        mine = ours(joint, names, budget)
+        theirs, both = real(module, num_fwd_outputs, static_lifetime_input_indices or (), budget)
         found.append((mine, theirs))
         return both
 

@@ -93,3 +93,16 @@ def test_models_are_cut_as_pytorch_cuts_them(name: str) -> None:
         assert mine.saved == theirs.saved
         assert mine.forward == theirs.forward
         assert mine.backward == theirs.backward
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.15, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("name", ["transformer", "convolutions", "checkpoint between others"])
+def test_budgets_are_met_as_pytorch_meets_them(name: str, budget: float) -> None:
+    from real_partitions import of_model
+
+    make: Any
+    make, shape = MODELS[name]
+    for mine, theirs in of_model(make().train(), [torch.ones(shape, requires_grad=True)], budget):
+        assert mine.saved == theirs.saved
+        assert mine.forward == theirs.forward
+        assert mine.backward == theirs.backward

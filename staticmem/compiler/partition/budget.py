@@ -1,0 +1,196 @@
+"""Partitions for an `activation_memory_budget` below 1: what is worth computing again to save memory.
+
+1 is what `torch.compile` saves by default, 0 saves nothing but the inputs. Between them a knapsack chooses which of the
+banned nodes are saved, by their bytes and by the FLOPs that computing them again takes.
+
+Sources: `choose_saved_values_set` and `estimate_runtime` (mode "flops") of torch/_functorch/partitioners.py;
+`dp_knapsack` of torch/_functorch/_activation_checkpointing/knapsack.py, the default solver ("dp" in
+torch/_functorch/config.py); formulas of torch/utils/flop_counter.py. Where no banned node can be computed again 2.15
+takes the cut of the most aggressive options, 2.13 saves the inputs alone: here it is as in 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
+
+from staticmem.compiler.nodes import JointGraph, Node, Partition
+from staticmem.compiler.partition.bans import Bans, Options
+from staticmem.compiler.partition.classify import FAR, SAVED, classify
+from staticmem.compiler.partition.cse import merged, storages
+from staticmem.compiler.partition.cut import saved_by_cut
+from staticmem.compiler.partition.extract import halves, partition_of
+from staticmem.compiler.partition.network import build
+from staticmem.eager.strides import Form, Shape
+from staticmem.errors import UsageError
+
+GIGA = 1e9  # `estimate_activations_size`
+STEPS = 10000  # `dp_knapsack` rounds sizes to this part of what a budget can save
+
+# `choose_saved_values_set`: what is allowed to be computed again, in steps.
+DEFAULT = Options()
+MORE = Options(used_far_apart=False, long_fusible_chains=False, materialized_backward=False)
+MOST = Options(used_far_apart=False, long_fusible_chains=False, materialized_backward=False, not_in_allowlist=False)
+
+
+class Partitioner:
+    """Partitions of one joint graph, for any budget; what budgets share is computed once."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.facts = classify(merged(joint))
+
+    def partition(self, budget: float = 1.0) -> Partition:
+        """The forward and the backward for a budget.
+
+        Raises:
+            UsageError: the budget is not between 0 and 1.
+            StaticmemError: the graph has no cut.
+        """
+        nodes = self.facts.nodes
+        joint = self.facts.joint
+        return partition_of(joint, halves(joint, [nodes[i] for i in self.saved_values(budget)]))
+
+    def saved_values(self, budget: float = 1.0) -> list[int]:
+        """Indices of the nodes that are saved, in order, those among them that no gradient reads too."""
+        if not 0 <= budget <= 1:
+            raise UsageError(
+                f"an activation memory budget of {budget}",
+                "It is the share of memory that the default partition saves, from 0 to 1.",
+                "Choose 0.5 to halve it, or 1 for the default.",
+            )
+        if not self.facts.has_backward:
+            return []
+        if budget == 0:
+            return self._inputs
+        if budget == 1 or self._bytes(self._default) <= self._bytes(self._inputs):
+            return self._default
+        for saved in (self._saved(MORE), self._saved(MOST)):
+            if self._ratio(saved) < budget:
+                return saved
+        if not self.candidates:
+            return self._saved(MOST)
+        again = self._chosen(budget)
+        return saved_by_cut(build(self.facts, Bans(self.facts, MOST, again)))
+
+    @cached_property
+    def candidates(self) -> list[int]:
+        """Banned nodes that could be computed again, the largest first (`all_recomputable_banned_nodes`)."""
+        facts = self.facts
+        storage = storages(facts.nodes)
+        given = {storage[node] for node in facts.joint.primals}
+        found = [
+            i
+            for i in self._most_banned
+            if facts.distance[i] < FAR
+            and facts.must_recompute[i] != SAVED
+            and (not isinstance(facts.nodes[i].form, Form) or storage[facts.nodes[i]] not in given)
+        ]
+        return sorted(found, key=lambda i: -facts.sizes[i])
+
+    @cached_property
+    def _inputs(self) -> list[int]:
+        given = set(self.facts.joint.primals)
+        return [i for i, node in enumerate(self.facts.nodes) if node in given]
+
+    @cached_property
+    def _default(self) -> list[int]:
+        return self._saved(DEFAULT)
+
+    @cached_property
+    def _most_banned(self) -> list[int]:
+        return list(Bans(self.facts, MOST).reasons)
+
+    @cached_property
+    def _known(self) -> dict[Options, list[int]]:
+        return {}
+
+    def _saved(self, options: Options) -> list[int]:
+        if options not in self._known:
+            self._known[options] = saved_by_cut(build(self.facts, Bans(self.facts, options)))
+        return self._known[options]
+
+    def _bytes(self, saved: Sequence[int]) -> float:
+        return sum(self.facts.sizes[i] for i in saved) / GIGA
+
+    @property
+    def _range(self) -> float:
+        return self._bytes(self._default) - self._bytes(self._inputs)
+
+    def _ratio(self, saved: Sequence[int]) -> float:
+        return (self._bytes(saved) - self._bytes(self._inputs)) / self._range
+
+    def _chosen(self, budget: float) -> set[int]:
+        """Candidates that are computed again."""
+        span = self._range
+        sizes = [round(self.facts.sizes[i] / GIGA / span * STEPS) for i in self.candidates]
+        saved = knapsack(sizes, [runtime(self.facts.nodes[i]) for i in self.candidates], round(budget * STEPS))
+        return {i for i, is_saved in zip(self.candidates, saved, strict=True) if not is_saved}
+
+
+def knapsack(sizes: Sequence[int], values: Sequence[float], limit: int) -> list[bool]:
+    """Which items of the greatest value fit, with the ties and the 32-bit sums of `dp_knapsack`."""
+    import numpy as np
+
+    best = np.zeros(limit + 1, np.float32)
+    taken = np.zeros((len(sizes), limit + 1), np.bool_)
+    for i, (size, value) in enumerate(zip(sizes, np.array(values, np.float32), strict=True)):
+        before = best
+        best = before.copy()
+        if size == 0:
+            best = before + value
+        elif size <= limit:
+            best[size:] = np.maximum(before[size:], before[:-size] + value)
+        np.not_equal(best, before, out=taken[i])
+    result = [False] * len(sizes)
+    left = limit
+    for i in range(len(sizes) - 1, -1, -1):
+        if taken[i, left]:
+            result[i] = True
+            left -= sizes[i]
+    return result
+
+
+def runtime(node: Node) -> int:
+    """What the knapsack takes for the time of a node: its FLOPs, at least 1."""
+    formula = _FLOPS.get(node.base)
+    return max(formula(node), 1) if formula is not None else 1
+
+
+def _shape(node: Node, position: int) -> Shape:
+    arg = node.args[position]
+    return arg.shape if type(arg) is Node else ()
+
+
+def _product(first: int) -> Callable[[Node], int]:
+    """Two for each multiply-add of a product whose factors are two arguments: batches, rows, columns, length."""
+
+    def flops(node: Node) -> int:
+        a, b = _shape(node, first), _shape(node, first + 1)
+        return 2 * prod(a) * b[-1]
+
+    return flops
+
+
+def _convolution(node: Node) -> int:
+    x, weight, transposed = _shape(node, 0), _shape(node, 1), node.args[6]
+    return 2 * x[0] * prod((x if transposed else node.shape)[2:]) * prod(weight)
+
+
+def _attention(node: Node) -> int:
+    query, key, value = _shape(node, 0), _shape(node, 1), _shape(node, 2)
+    return 2 * prod(query) * key[2] + 2 * prod(query[:3]) * key[2] * value[3]
+
+
+_FLOPS: dict[str, Callable[[Node], int]] = {
+    "aten::mm": _product(0),
+    "aten::_scaled_mm": _product(0),
+    "aten::addmm": _product(1),
+    "aten::bmm": _product(0),
+    "aten::baddbmm": _product(1),
+    "aten::convolution": _convolution,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
+}
