@@ -95,7 +95,7 @@ def test_models_are_cut_as_pytorch_cuts_them(name: str) -> None:
         assert mine.backward == theirs.backward
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.15, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("budget", [0.3, 0.7])
 @pytest.mark.parametrize("name", ["transformer", "convolutions", "checkpoint between others"])
 def test_budgets_are_met_as_pytorch_meets_them(name: str, budget: float) -> None:
     from real_partitions import of_model
