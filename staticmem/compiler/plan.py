@@ -98,6 +98,7 @@ class CompiledCall:
             `differentiable` lists; its outputs are gradients of `inputs`, None where one needs none.
         saved: what each saved tensor is, for reports: "aten::convolution of layer1.0.conv1".
         differentiable: positions in `outputs`.
+        padded: ops with a matrix product that Inductor may pad, each with the bytes that this would take while it runs.
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
     """
 
@@ -110,4 +111,5 @@ class CompiledCall:
     saved: tuple[str, ...] = ()
     differentiable: tuple[int, ...] = ()
     recomputed_bytes: int = 0
+    padded: tuple[tuple[int, int], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

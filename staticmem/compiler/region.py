@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.inductor import plan
-from staticmem.compiler.nodes import PLACEHOLDER, Node, Partition
+from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
+from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph, Partition
 from staticmem.compiler.partition import partition
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Plan
 from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
@@ -46,7 +47,9 @@ def compile_region(
     joint = run_joint_passes(joint)
     if not joint.tangents:
         forward = with_convolutions(plan(joint, inference=True, dynamic=dynamic), joint)
-        return CompiledCall(start, end, inputs, outputs, forward, None, notes=(*notes, *forward.notes))
+        return CompiledCall(
+            start, end, inputs, outputs, forward, None, padded=padded_products(joint), notes=(*notes, *forward.notes)
+        )
     parts = partition(joint)
     forward = with_convolutions(plan(parts.forward, visible=len(outputs), dynamic=dynamic), parts.forward)
     backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic, not scenario.retain_graph), parts)
@@ -55,7 +58,7 @@ def compile_region(
         start, end, inputs, outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
-        recomputed_bytes=recomputed_bytes(parts),
+        recomputed_bytes=recomputed_bytes(parts), padded=padded_products(parts.forward, parts.backward),
         notes=(*notes, *forward.notes, *backward.notes),
     )  # fmt: skip
 
@@ -83,6 +86,16 @@ def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, onc
         donated=own,
         dynamic=dynamic,
     )
+
+
+def padded_products(*graphs: NodeGraph) -> tuple[tuple[int, int], ...]:
+    """The ops whose products Inductor may pad, with the bytes that it would take (`inductor.padding`)."""
+    extra: dict[int, int] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.base in PRODUCTS and (nbytes := extra_bytes(node)):
+                extra[node.op] = max(nbytes, extra.get(node.op, 0))
+    return tuple(extra.items())
 
 
 def returned(graph: Graph, start: int, end: int) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ class CompiledStep:
     recomputed_bytes: int
     breaks: tuple[int, ...]  # ops at which torch.compile breaks the graph, as indices
     unpredicted: tuple[int, ...]  # ops that run by themselves because their compiled code cannot be predicted
+    padded: Mapping[int, int]  # bytes that padding of the op's matrix product would take while it runs
     notes: tuple[Note, ...]
 
 
@@ -100,6 +101,7 @@ class CompiledRegions:
             recomputed_bytes=sum(call.recomputed_bytes for call in calls),
             breaks=tuple(self.breaks),
             unpredicted=tuple(sorted(every - compiled)),
+            padded={op: nbytes for call in calls for op, nbytes in call.padded},
             notes=tuple(self._notes(graph, calls, refused)),
         )
 

@@ -27,6 +27,7 @@ from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
 
+PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 
 
@@ -63,24 +64,29 @@ class LiveBand:
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
             low, high = low - less - kept[0], high + more + kept[1]
             high += self._moved_by_folded_norms()
-        if self.result.compiled is not None and self.result.compiled.unpredicted:
+        if self.result.compiled is not None:
             low, high = self._ends_of_compiled(low, high)
         unknown = moved_by_unknown_ops(self.result, self.scenario.training)
         low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
 
     def _ends_of_compiled(self, low: int, high: int) -> tuple[int, int]:
-        """Bounds where the compiled code of some ops cannot be predicted: nothing is saved of them, or the step is
-        eager."""
-        assert self.result.compiled is not None
-        ops, trace, lifetimes = set(self.result.compiled.unpredicted), self.result.trace, self.lifetimes
-        buffers, kernels = trace.buffers, trace.kernels
-        alive = lifetimes.alive_ids(lifetimes.peak_tick)
-        made = [
-            id for id in alive if buffers.categories[id] == "activation" and kernels.ops[buffers.kernels[id]] in ops
-        ]
-        eager = step_of(self.model, self.graph, replace(self.scenario, compile=()))[1].peak_bytes
-        return low - sum(lifetimes.sizes[id] for id in made), max(high, eager)
+        """Bounds where the compiled code of some ops cannot be predicted, nothing saved of them or the step eager; and
+        where Inductor pads every matrix product that it may."""
+        compiled = self.result.compiled
+        assert compiled is not None
+        buffers, kernels, lifetimes = self.result.trace.buffers, self.result.trace.kernels, self.lifetimes
+        if compiled.padded:
+            for kernel, born in zip(buffers.kernels, buffers.born, strict=True):
+                if kernel >= 0 and kernels.names[kernel] in PRODUCTS:
+                    high = max(high, int(lifetimes.live[born]) + compiled.padded.get(kernels.ops[kernel], 0))
+        if compiled.unpredicted:
+            ops = set(compiled.unpredicted)
+            alive = [id for id in lifetimes.alive_ids(lifetimes.peak_tick) if buffers.categories[id] == "activation"]
+            low -= sum(lifetimes.sizes[id] for id in alive if kernels.ops[buffers.kernels[id]] in ops)
+            eager = step_of(self.model, self.graph, replace(self.scenario, compile=()))[1].peak_bytes
+            high = max(high, eager)
+        return low, high
 
     def _moved_by_folded_norms(self) -> int:
         """Bytes by which the peak of training is higher if the export folded a batch norm into every convolution with
