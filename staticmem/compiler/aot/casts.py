@@ -51,7 +51,15 @@ def strides_in(self: Node, memory_format: str | None) -> Strides:
 
 @traced("copy copy_")
 def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
-    """A write to all of a tensor as a value: what was there is gone."""
+    """A write to all of a tensor as a value: what was there is gone.
+
+    Exporters write `x[...] = number` as a copy of an expanded scalar; Dynamo calls `fill_`.
+    """
+    number = src
+    while number.base in ("aten::expand", "aten::view", "aten::alias"):
+        number = number.inputs[0]
+    if number.target == "aten::full" and not number.shape:
+        return fill(t, self, number.args[1])
     out = t.new("aten::copy", (self, src), self.shape, self.dtype, self.strides)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
