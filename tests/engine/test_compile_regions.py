@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from blocks import chain, value
 
+from staticmem.compiler.region import returned
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph, Op, Ref, Region, Value
+from staticmem.ir.graph import Graph, Op, Recorded, Ref, Region, Value
 from staticmem.passes.compile_regions import breaks_of, compile_regions
 from staticmem.scenario.step import WHOLE, Scenario
 
@@ -58,3 +59,12 @@ def test_dynamo_breaks_at_what_follows_from_data(target: str, args: Any, breaks:
     values = {"mask": Value("mask", dtypes.bool_, (64, 16)), "places": Value("places", dtypes.int64, (4,))}
     graph = replace(graph, ops=(graph.ops[0], op, graph.ops[2]), values={**values, "y": value("y", 64, 8)})
     assert list(breaks_of(graph, Region(0, 3, 0, ""))) == ([1] if breaks else [])
+
+
+def test_a_region_returns_what_a_module_keeps() -> None:
+    """`self.last = y` in compiled code is a result of its graph (torch/_dynamo/side_effects.py)."""
+    graph = chain(1)
+    assert returned(graph, 0, 3) == ("y",)
+    kept = Recorded({}, ("a0",), (), (), {})
+    assert returned(replace(graph, recorded=kept), 0, 3) == ("a0", "y")
+    assert returned(graph, 0, 2) == ("a0",)
