@@ -74,6 +74,8 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
             strides = tuple(s for d, s in enumerate(strides) if d != dim)
         elif kind == "shift":
             offset -= step[2] * strides[step[1]]
+        elif kind == "split":
+            strides = (*strides[:-1], strides[-1] * step[1], strides[-1])
         elif kind == "strided":
             strides, offset = step[1], step[2]
         else:
@@ -129,6 +131,8 @@ def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> i
             at = (*at[: step[1]], step[2], *at[step[1] :])
         elif kind == "shift":
             at = tuple(i - step[2] if d == step[1] else i for d, i in enumerate(at))
+        elif kind == "split":
+            at = (*at[:-2], at[-2] * step[1] + at[-1])
         elif kind == "strided":
             first: int = step[2]
             return first + dot(at, step[1])

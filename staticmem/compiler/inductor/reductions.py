@@ -187,7 +187,7 @@ def layers(
             if block * parts == count:
                 views = chain(views, ("reshape", (*outer, parts, block)), (*outer, count))
             else:
-                views = (*views, ("gather", ("split", parts), (*outer, parts, block)))
+                views = (*views, ("split", block, (*outer, parts, block)))
             wide.append(Read(read.buffer, views))
         between = dtype if dtype.bits >= 32 or dtype.kind != "float" else dtypes.float32
         if type_ == "online_softmax":

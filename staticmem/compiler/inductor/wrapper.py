@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
+from staticmem.compiler.inductor.fusion import by_stride
 from staticmem.compiler.inductor.order import Sizes
 from staticmem.compiler.inductor.schedule import Schedule, SNode
 from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
-from staticmem.eager.strides import form_of
+from staticmem.eager.strides import form_of, numel
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 
 SHRINKS_TO = 0.95  # can_match_buffer_size: a buffer that is taken over in place is used to 95 % at least
+# should_use_persistent_reduction (choices.py): elements of a row, or of a column, that a kernel holds at once
+ROW_AT_ONCE, COLUMN_AT_ONCE = 1024, 64
 
 
 @record(frozen=True, slots=True)
@@ -228,6 +231,7 @@ class Wrapper:
                 for user in self.schedule.readers(buffer.number)
             )
         }
+        local -= self._kept_between_loops(node)
         chains: dict[int, list[int]] = {}
         for new, old in taken.items():
             chain = chains.pop(old, [old])
@@ -239,6 +243,23 @@ class Wrapper:
         for number in local:
             taken.pop(number, None)
         self.removed |= local
+
+    def _kept_between_loops(self, node: SNode) -> set[int]:
+        """Values that a kernel computes in one loop over a row and reads in a later one (`must_keep_buffers`): a row that
+        is too long to be held at once is gone over once more behind each reduction."""
+        outer, inner = node.group
+        if not node.reduction or inner <= (ROW_AT_ONCE if runs_along_rows(node) else COLUMN_AT_ONCE):
+            return set()
+        loop: dict[int, int] = {}  # in which loop each buffer is written
+        kept: set[int] = set()
+        for op in node.ops:
+            single = self.schedule.single[op.number]
+            inside = [number for number in single.reads if number in loop]
+            mine = max((loop[number] for number in inside), default=0)
+            kept.update(number for number in inside if loop[number] < mine)
+            loop[op.output.number] = mine + single.reduction
+        whole = {op.output.number for op in node.ops if self.schedule.single[op.number].group == (outer * inner, 1)}
+        return kept & whole
 
     def _only_reader(self, number: int, op: Operation, at: int) -> bool:
         """This operation is the last reader, reads where it writes, and so do all others in its kernel."""
@@ -262,7 +283,8 @@ class Wrapper:
         writer = buffer.operation
         if writer is not None and self.group.get(writer.number) == at:
             accesses |= set(self.schedule.single[writer.number].writes.values())
-        return mine is not None and mine.in_place and len(accesses) <= 1
+        # loops of one kernel are in one order by now
+        return mine is not None and mine.in_place and len({by_stride(access) for access in accesses}) <= 1
 
     # ---- the pool
 
@@ -293,6 +315,19 @@ class Wrapper:
                 pool.setdefault((buffer.dtype, buffer.allocated), []).append(len(settled))
             settled.append(line)
         return [line for line in settled if line is not None]
+
+
+def runs_along_rows(node: SNode) -> bool:
+    """All that it reads over a whole row is next to one another (`ReductionHint.INNER`)."""
+    total = node.group[0] * node.group[1]
+    found = False
+    for accesses in node.reads.values():
+        for access in accesses:
+            if isinstance(access[0], tuple) and numel(access[1]) == total:
+                found = True
+                if access[0][-1] != 1:
+                    return False
+    return found
 
 
 def pooled(buffer: Buffer) -> bool:
