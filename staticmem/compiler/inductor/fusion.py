@@ -57,7 +57,7 @@ class Fusion:
             first, second = self.now(one), self.now(other)
             if first is second or not self.can_fuse(first, second, reorder) or self.makes_cycle(first, second):
                 continue
-            node = merge(*self.aligned(first, second)[:2] if reorder else (first, second))
+            node = merge(*self.aligned(first, second, reorder)[:2])
             for at in bits(node.own):
                 self.group[at] = node
             for low in range(node.first + 1, node.last + 1):
@@ -104,8 +104,8 @@ class Fusion:
         if len(one.ops) + len(other.ops) > NODES_AT_MOST:
             return False
         shared = self.shared(one, other)
-        if reorder and shared < SHARED_AT_LEAST:
-            one, other, shared = self.aligned(one, other)
+        if shared < SHARED_AT_LEAST:
+            one, other, shared = self.aligned(one, other, reorder)
         if not shared or self.raises_peak(one, other, shared):
             return False
         if one.own & other.ancestors:
@@ -124,12 +124,43 @@ class Fusion:
                 total += sum(self.bytes_of(number, access) for access in common)
         return total
 
-    def aligned(self, one: SNode, other: SNode) -> tuple[SNode, SNode, int]:
-        """Both, where they share little: one of them with its loops in the order of the other's, and what they share
-        then (`shared_data_after_reordering_loop`)."""
+    def aligned(self, one: SNode, other: SNode, reorder: bool) -> tuple[SNode, SNode, int]:
+        """Both, where they share little: one of them with its loops in another order, and what they share then."""
         shared = self.shared(one, other)
         if shared >= SHARED_AT_LEAST:
             return one, other, shared
+        if reorder:
+            one, other, shared = self.in_one_order(one, other, shared)
+        if shared < SHARED_AT_LEAST:
+            turned = self.inverted(one, other)
+            if turned is not None:
+                return one, turned, self.shared(one, turned)
+        return one, other, shared
+
+    def inverted(self, one: SNode, other: SNode) -> SNode | None:
+        """A copy in another order of what `one` writes, which goes through it in the order of `one` and writes here and
+        there instead (`shared_data_after_inverting_indexing`)."""
+        if len(other.ops) != 1 or other.reduction or len(other.reads) != 1 or other.weak:
+            return None
+        (number, reads), (target, written) = next(iter(other.reads.items())), next(iter(other.writes.items()))
+        source = one.writes.get(number)
+        buffer = self.schedule.buffers[number]
+        loops = other.ops[0].loops
+        if source is None or len(reads) != 1 or loops is None or not isinstance(source[0], tuple):
+            return None
+        flat = merged(source)
+        size = numel(buffer.shape)
+        if flat != ((1,), (size,), 0) or merged(written) != flat:
+            return None
+        if any(step[0] not in ("reshape", "permute") for step in loops.reads[0].views):
+            return None
+        made = merge(other)
+        made.reads, made.writes = {number: {source}}, {target: ("inverted", target)}
+        made.ranges = one.ranges[:1]
+        return made
+
+    def in_one_order(self, one: SNode, other: SNode, shared: int) -> tuple[SNode, SNode, int]:
+        """One of them with its loops in the order of the other's (`shared_data_after_reordering_loop`)."""
         best: tuple[bool, int, int, Access, Access] | None = None
         for number in {*one.reads, *one.writes} & {*other.reads, *other.writes}:
             mine = one.writes.get(number) or next(iter(one.reads[number]))
@@ -163,7 +194,7 @@ class Fusion:
         found = self.sizes.get(key)
         if found is None:
             buffer = self.schedule.buffers[number]
-            if access[0] == "indirect" or not isinstance(access[0], tuple):
+            if not isinstance(access[0], tuple):
                 count = numel(buffer.shape)
             else:
                 strides, sizes = access[0], access[1]

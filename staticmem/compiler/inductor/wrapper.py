@@ -245,8 +245,8 @@ class Wrapper:
         self.removed |= local
 
     def _kept_between_loops(self, node: SNode) -> set[int]:
-        """Values that a kernel computes in one loop over a row and reads in a later one (`must_keep_buffers`): a row that
-        is too long to be held at once is gone over once more behind each reduction."""
+        """Values that a kernel computes in one loop over a row and reads in a later one (`must_keep_buffers`): it goes
+        over a row that is too long to be held at once again behind each reduction."""
         outer, inner = node.group
         if not node.reduction or inner <= (ROW_AT_ONCE if runs_along_rows(node) else COLUMN_AT_ONCE):
             return set()
