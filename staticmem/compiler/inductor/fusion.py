@@ -35,13 +35,14 @@ class Fusion:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.position = {node.ops[0].number: at for at, node in enumerate(schedule.nodes)}
-        self.group: list[SNode] = list(schedule.nodes)
+        self.nodes = [merge(node) for node in schedule.nodes]  # their loops change
+        self.group: list[SNode] = list(self.nodes)
         self.across = [0] * (len(schedule.nodes) + 1)
         self.keys: dict[int, tuple[object, int] | None] = {}
         self.sizes: dict[tuple[int, Access], int] = {}
 
     def run(self) -> list[SNode]:
-        nodes = self.schedule.nodes
+        nodes = self.nodes
         for _ in range(ROUNDS):
             fused = self.once(nodes, reorder=False)
             if len(fused) == len(nodes) or len(fused) == 1:
@@ -57,7 +58,7 @@ class Fusion:
             first, second = self.now(one), self.now(other)
             if first is second or not self.can_fuse(first, second, reorder) or self.makes_cycle(first, second):
                 continue
-            node = merge(*self.aligned(first, second, reorder)[:2])
+            node = merge(first, second)
             for at in bits(node.own):
                 self.group[at] = node
             for low in range(node.first + 1, node.last + 1):
@@ -98,21 +99,26 @@ class Fusion:
     # ---- may they be fused
 
     def can_fuse(self, one: SNode, other: SNode, reorder: bool) -> bool:
-        """`_can_fuse`, with `other` behind `one`."""
+        """`_can_fuse`, with `other` behind `one`. Where yes, loops that were put in another order for it stay so."""
         if one is other or not one.real or not other.real or other.own & one.ancestors:
             return False
         if len(one.ops) + len(other.ops) > NODES_AT_MOST:
             return False
         shared = self.shared(one, other)
+        first, second = one, other
         if shared < SHARED_AT_LEAST:
-            one, other, shared = self.aligned(one, other, reorder)
+            first, second, shared = self.aligned(one, other, shared, reorder)
         if not shared or self.raises_peak(one, other, shared):
             return False
         if one.own & other.ancestors:
-            return self.vertical(one, other) and compatible(one, other)
-        if shared < SHARED_AT_LEAST or max(abs(one.first - other.last), abs(other.first - one.last)) > DISTANCE:
-            return False
-        return compatible(one, other)
+            fits = self.vertical(first, second) and compatible(first, second)
+        else:
+            far = max(abs(one.first - other.last), abs(other.first - one.last)) > DISTANCE
+            fits = shared >= SHARED_AT_LEAST and not far and compatible(first, second)
+        if fits:
+            for node, made in ((one, first), (other, second)):
+                node.reads, node.writes, node.ranges = made.reads, made.writes, made.ranges
+        return fits
 
     def shared(self, one: SNode, other: SNode) -> int:
         """Bytes that both touch at the same index (`score_fusion_memory`)."""
@@ -124,17 +130,15 @@ class Fusion:
                 total += sum(self.bytes_of(number, access) for access in common)
         return total
 
-    def aligned(self, one: SNode, other: SNode, reorder: bool) -> tuple[SNode, SNode, int]:
+    def aligned(self, one: SNode, other: SNode, shared: int, reorder: bool) -> tuple[SNode, SNode, int]:
         """Both, where they share little: one of them with its loops in another order, and what they share then."""
-        shared = self.shared(one, other)
-        if shared >= SHARED_AT_LEAST:
-            return one, other, shared
         if reorder:
             one, other, shared = self.in_one_order(one, other, shared)
         if shared < SHARED_AT_LEAST:
             turned = self.inverted(one, other)
             if turned is not None:
-                return one, turned, self.shared(one, turned)
+                number, reads = next(iter(turned.reads.items()))
+                return one, turned, self.bytes_of(number, next(iter(reads)))
         return one, other, shared
 
     def inverted(self, one: SNode, other: SNode) -> SNode | None:
@@ -146,7 +150,9 @@ class Fusion:
         source = one.writes.get(number)
         buffer = self.schedule.buffers[number]
         loops = other.ops[0].loops
-        if source is None or len(reads) != 1 or loops is None or not isinstance(source[0], tuple):
+        if source is None or len(reads) != 1 or loops is None:
+            return None
+        if not isinstance(source[0], tuple) or not isinstance(written[0], tuple):
             return None
         flat = merged(source)
         size = numel(buffer.shape)
@@ -155,8 +161,8 @@ class Fusion:
         if any(step[0] not in ("reshape", "permute") for step in loops.reads[0].views):
             return None
         made = merge(other)
-        made.reads, made.writes = {number: {source}}, {target: ("inverted", target)}
-        made.ranges = one.ranges[:1]
+        made.reads, made.writes = {number: {flat}}, {target: ("inverted", target)}
+        made.ranges = ((size,),)
         return made
 
     def in_one_order(self, one: SNode, other: SNode, shared: int) -> tuple[SNode, SNode, int]:
