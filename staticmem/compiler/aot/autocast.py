@@ -19,6 +19,12 @@ from staticmem.ops.registry import Autocast
 _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
+def sees(target: str) -> bool:
+    """False for `upsample_bilinear2d.vec` and its like: eager code casts in the call that they make, compiled code
+    decomposes them before (`py_impl(DispatchKey.Autograd)` in torch/_decomp/decompositions.py)."""
+    return not (target.endswith(".vec") and "upsample" in target)
+
+
 def cast_arguments(
     t: Tracer, rule: Autocast, amp: DType, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer, form, promoted
+from staticmem.compiler.aot.views import unsqueeze, view
 from staticmem.compiler.nodes import GETITEM, Node
 from staticmem.eager import strides as layout
 
@@ -147,6 +148,24 @@ def unbind(t: Tracer, self: Node, dim: int = 0) -> list[Node]:
 
 @traced("hstack")
 def hstack(t: Tracer, tensors: Sequence[Node]) -> Node:
-    if any(node.ndim == 0 for node in tensors):
-        raise ValueError("hstack of tensors without dimensions is not traced")
-    return cat(t, tensors, 0 if tensors[0].ndim == 1 else 1)
+    rows = [_at_least(t, node, 1) for node in tensors]
+    return cat(t, rows, 0 if rows[0].ndim == 1 else 1)
+
+
+@traced("vstack row_stack")
+def vstack(t: Tracer, tensors: Sequence[Node]) -> Node:
+    return cat(t, [_at_least(t, node, 2) for node in tensors], 0)
+
+
+@traced("dstack")
+def dstack(t: Tracer, tensors: Sequence[Node]) -> Node:
+    return cat(t, [_at_least(t, node, 3) for node in tensors], 2)
+
+
+def _at_least(t: Tracer, self: Node, dims: int) -> Node:
+    """TensorTransformations.cpp, `atleast_2d`, `atleast_3d`: a third dimension comes last."""
+    if self.ndim == 0:
+        return view(t, self, (1,) * dims)
+    if self.ndim == 1 and dims > 1:
+        self = unsqueeze(t, self, 0)
+    return unsqueeze(t, self, -1) if self.ndim == 2 and dims == 3 else self

@@ -127,7 +127,7 @@ class _Trace:
         if function is None and rule is None:
             raise LookupError(f"{op.target} has no trace and no rule")
         dtype = self.amp if op.amp is True else op.amp or None
-        if dtype is not None and rule is not None and rule.autocast and not writes:
+        if dtype is not None and rule is not None and rule.autocast and not writes and autocast.sees(target):
             args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
         try:
             results = _listed(function(self.t, *args, **kwargs)) if function is not None else None

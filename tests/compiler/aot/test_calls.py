@@ -30,6 +30,7 @@ DIFFERENT: dict[str, str] = {
     r"^dropout\(f32\[(2x4x5x6/120x1x24x4|4x5/1x4)\], 1.0": "a constant in the layout of the input",
     r"^bernoulli_.float\(b16": "a constant in the layout of the input",
     r"^_convolution\(": "what torch.jit traced; PyTorch's graph keeps its flags",
+    r"^pixel_shuffle\(f32\[2x4x6x6/144x1x24x4\]": "the tangent has the layout of the kernel's result",
     r"^conv.*168x1x28x4": "cuDNN's layout, which the meta device does not have",
     r"circular": "a circular padding has no trace",
     r"pad.*60x1x15x3.*\((1,1,1,1|.*re(flect|plicate))\)": "on CUDA, such a padding is contiguous",
