@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, JointGraph, Node
 from staticmem.compiler.partition.op_types import ALIASES, NEVER_MERGED, WRITES
@@ -63,14 +64,8 @@ def merged(joint: JointGraph) -> JointGraph:
         if first is None or first[1] == structure:
             known[key] = (new, structure, region)
         result.append(new)
-    return JointGraph(
-        tuple(result),
-        tuple(None if output is None else replaced.get(output, output) for output in joint.outputs),
-        joint.forward_outputs,
-        joint.primals,
-        joint.tangents,
-        joint.static_primals,
-    )
+    outputs = tuple([None if output is None else replaced.get(output, output) for output in joint.outputs])
+    return replace(joint, nodes=tuple(result), outputs=outputs)
 
 
 def copied(node: Node, replaced: dict[Node, Node]) -> Node:
