@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, JointGraph, Node, Result
 from staticmem.compiler.partition import Partitioner, partition
 from staticmem.compiler.partition.budget import knapsack, runtime
-from staticmem.compiler.partition.cut import sink_side
+from staticmem.compiler.partition.cut import sink_side, solve_large, solve_small
 from staticmem.compiler.partition.network import SINK, SOURCE, UNLIMITED
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.errors import StaticmemError, UsageError
@@ -133,6 +135,21 @@ def test_the_cut_nearest_the_sink_is_taken() -> None:
     edges = {(SOURCE, 4): 7, (4, 3): UNLIMITED, (3, SINK): 7, (5, 2): 5, (2, SINK): 9, (6, 3): 2}
     assert sink_side(edges) == {SINK, 2, 5}
     assert sink_side({(SOURCE, 3): 6, (3, 2): UNLIMITED, (2, SINK): 7}) == {SINK, 2, 3}
+
+
+def test_both_solvers_take_the_same_cut() -> None:
+    for seed in range(200):
+        random = Random(seed)
+        count = random.randrange(3, 12)
+        edges = {(SOURCE, count): random.randrange(1, 9), (2, SINK): random.randrange(1, 9)}
+        for start in range(3, count + 1):
+            for _ in range(random.randrange(1, 4)):
+                edges[start, random.randrange(1, start)] = random.choice([1, 1, 2, 3, 5, UNLIMITED])
+            if random.random() < 0.4:
+                edges[SOURCE, start] = random.randrange(1, 9)
+        edges = {edge: 4 if edge[1] == SINK and capacity == UNLIMITED else capacity for edge, capacity in edges.items()}
+        listed = tuple((start, end, capacity) for (start, end), capacity in edges.items())
+        assert solve_small(listed) == solve_large(listed)
 
 
 def test_the_knapsack_takes_the_most_valuable_that_fit() -> None:
