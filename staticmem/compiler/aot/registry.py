@@ -18,8 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # The files of this folder that register calls, the most common ones first; a target stands in one of them.
 FAMILIES = (
     "linear", "convolution", "batch_norms", "activations", "arithmetic", "views", "layer_norm", "softmax", "pooling",
-    "joining", "dropouts", "padding", "upsampling", "shuffles", "casts", "repeating", "indexing", "attention", "einsum",
-    "unary", "elementwise", "factories", "reductions", "sorting", "scattering",
+    "joining", "dropouts", "padding", "upsampling", "shuffles", "casts", "repeating", "indexing", "attention",
+    "einsum", "unary", "elementwise", "factories", "reductions", "sorting", "scattering", "losses",
 )  # fmt: skip
 TRACED: dict[str, Callable[..., Any]] = {}
 _imported = 0
