@@ -33,9 +33,10 @@ def run_joint_passes(joint: AnyGraph) -> AnyGraph:
     """The graph as the partitioner gets it. Its nodes are changed in place; dead ones are gone."""
     graph = GraphEditor(joint.nodes, joint.outputs)
     graph.finish()
-    _remove_no_ops(graph)
+    remove_no_ops(graph)
     fold(graph)
     _rewrite(graph, _same_view, _pair_of_views, _pair_of_permutes)
+    _fuse_attention(graph, isinstance(joint, JointGraph) and bool(joint.tangents))
     _rewrite(graph, _pair_of_casts, _one_product, _scatter_into_constant)
     _rewrite(graph, stable_scaled_softmax)
     return replace(joint, nodes=tuple(graph.finish()), outputs=tuple(graph.outputs))
@@ -50,10 +51,24 @@ def _rewrite(graph: GraphEditor, *patterns: Callable[[GraphEditor, Node], None])
                 pattern(graph, node)
 
 
+def _fuse_attention(graph: GraphEditor, training: bool) -> None:
+    for node in graph:
+        if node.target == "aten::amax" and is_widened(node.args[0]):
+            from staticmem.compiler.aot.attention_patterns import fuse_attention  # few models have it written out
+
+            fuse_attention(graph, training)
+            return
+
+
+def is_widened(node: Node) -> bool:
+    """Whether a value is one of half precision in float32."""
+    return node.target == "prims::convert_element_type" and node.args[0].dtype in (dtypes.float16, dtypes.bfloat16)
+
+
 # -- calls that do nothing ---------------------------------------------------------------------------------------------
 
 
-def _remove_no_ops(graph: GraphEditor) -> None:
+def remove_no_ops(graph: GraphEditor) -> None:
     """`remove_noop_ops`: what gives its input with the same sizes and strides. A copy stays where the result and an
     input, or two results, would share memory, and where its input is written to."""
     storage: dict[Node, Node] = {}

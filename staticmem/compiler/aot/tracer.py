@@ -85,6 +85,10 @@ class Tracer:
             self._leaves.add(node)
         return node
 
+    def leaf(self, node: Node) -> None:
+        """`backward` gives a gradient for a node from elsewhere."""
+        self._leaves.add(node)
+
     def several(
         self, target: str, args: tuple[Argument, ...], forms: Sequence[Form | None], **kwargs: Argument
     ) -> list[Node]:

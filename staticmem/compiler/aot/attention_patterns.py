@@ -1,0 +1,249 @@
+"""Attention that is written out, in half precision: its products and softmax become one call, with their backward.
+
+Source: torch/_inductor/fx_passes/fuse_attention.py. A pattern is the graph of the code that PyTorch gives for it
+(`_sfdp_pattern_1` and so on), forward and backward, traced as any other; a piece of a joint graph that has the same
+calls, none of whose values is read elsewhere, is replaced. In float32 nothing is: the check there asks for matrix
+products in TF32, which are off by default (`torch.backends.cuda.matmul.fp32_precision`).
+
+Patterns whose masks are filled in (15, 17 to 20), those of T5 (21 to 27, which CUDA's builds leave out or which have
+another dtype inside), and those of float16 alone (7 to 10) are not among these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from staticmem.compiler.aot.arithmetic import add, div, mul
+from staticmem.compiler.aot.attention import scaled_dot_product_attention
+from staticmem.compiler.aot.dropouts import dropout
+from staticmem.compiler.aot.linear import matmul
+from staticmem.compiler.aot.softmax import softmax
+from staticmem.compiler.aot.tracer import Tracer, form
+from staticmem.compiler.aot.views import contiguous, permute, transpose
+from staticmem.compiler.edit import GraphEditor
+from staticmem.compiler.nodes import PLACEHOLDER, Node, users_of
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ir.record import record
+
+_HALVES = (dtypes.float16, dtypes.bfloat16)
+_SCALE, _DROPOUT = 7.25, 0.113377  # what stands for a number in a pattern, as `scalar_workaround` there
+_SIZES = ("aten::view", "aten::expand", "aten::full")  # their numbers are sizes, which differ from place to place
+_DRAWN = "prims::inductor_random"
+
+
+@record(frozen=True)
+class Pattern:
+    """The code of a pattern: heads before the length (`permuted`: behind it), scores divided or multiplied by a number,
+    a mask that is added, dropout; `strided`: inputs that products copy."""
+
+    permuted: bool
+    divides: bool
+    masked: bool
+    drops: bool
+    strided: bool = False
+
+    def search(self, t: Tracer, q: Node, k: Node, v: Node, mask: Node | None) -> Node:
+        if self.permuted:
+            q, k, v = (permute(t, of, (0, 2, 1, 3)) for of in (q, k, v))
+        scores = (div if self.divides else mul)(t, matmul(t, q, transpose(t, k, -2, -1)), _SCALE)
+        if mask is not None:
+            scores = add(t, scores, mask)
+        weights = softmax(t, scores, -1)
+        return matmul(t, dropout(t, weights, _DROPOUT, True) if self.drops and t.training else weights, v)
+
+    def replace(self, t: Tracer, q: Node, k: Node, v: Node, mask: Node | None, scale: float, p: float) -> Node:
+        if self.permuted:
+            q, k, v = (transpose(t, of, 1, 2) for of in (q, k, v))
+        if self.strided:
+            q, k, v = (contiguous(t, of) for of in (q, k, v))
+        if mask is not None:
+            mask = t.cast(mask, q.dtype)
+        factor = 1.0 / scale if self.divides else scale
+        return scaled_dot_product_attention(t, q, k, v, mask, p, False, factor)
+
+
+# 1, 2, 3, 4, 5, 6, 11, 12, 14, 28
+PATTERNS = (
+    Pattern(False, True, False, False), Pattern(False, False, False, False), Pattern(False, True, False, True),
+    Pattern(False, False, False, True), Pattern(False, True, True, False), Pattern(False, True, True, True),
+    Pattern(True, True, False, False), Pattern(True, True, False, True), Pattern(True, True, True, False),
+    Pattern(False, False, False, True, True),
+)  # fmt: skip
+
+
+class _Graph:
+    """A pattern's nodes: the inputs (query, key, value and a mask), the tangent, the result and three gradients."""
+
+    def __init__(self, pattern: Pattern, training: bool) -> None:
+        from staticmem.compiler.aot.joint_passes import remove_no_ops
+
+        self.pattern, self.training = pattern, training
+        t = Tracer(training)
+        shape = (2, 4, 8, 16)
+        given_form = form(shape, dtypes.float16, (512, 16, 64, 1) if pattern.strided else None)
+        given = [t.placeholder(name, given_form, training) for name in ("q", "k", "v")]
+        length = shape[1] if pattern.permuted else shape[2]
+        mask = t.placeholder("mask", form((1, 1, length, length), dtypes.float16)) if pattern.masked else None
+        result = pattern.search(t, given[0], given[1], given[2], mask)
+        outputs, self.tangent = [result], None
+        if training:
+            self.tangent = t.placeholder("tangent", result.tensor)
+            gradients = t.backward([(result, self.tangent)])
+            outputs += [gradients[of] for of in given]
+        graph = GraphEditor(t.nodes, outputs)
+        graph.finish()
+        remove_no_ops(graph)
+        self.nodes = [node for node in graph.finish() if node.target not in (PLACEHOLDER, "prims::inductor_seeds")]
+        self.nodes = [node for node in self.nodes if node.target != "prims::inductor_lookup_seed"]
+        self.given, self.mask = given, mask
+        self.outputs = [node for node in graph.outputs if node is not None]
+        users = users_of(graph.finish())
+        self.reads = {node: len(users[node]) for node in self.nodes}
+        self.anchor = next(node for node in self.nodes if node.target == "aten::amax")
+
+
+@cache
+def _graphs(training: bool) -> tuple[_Graph, ...]:
+    return tuple(
+        [_Graph(pattern, training) for pattern in PATTERNS if training or not pattern.drops or pattern.strided]
+    )
+
+
+def fuse_attention(graph: GraphEditor, training: bool) -> None:
+    """Replaces what is written out, wherever a pattern fits."""
+    from staticmem.compiler.aot.joint_passes import is_widened
+
+    for node in list(graph):
+        if node.target == "aten::amax" and graph.alive(node) and is_widened(node.args[0]):
+            for made in _graphs(training):
+                found = _Match(made, graph)
+                if found.fits(node):
+                    _replace(found)
+                    break
+
+
+class _Match:
+    """Which node of a graph stands for which of a pattern."""
+
+    def __init__(self, pattern: _Graph, graph: GraphEditor) -> None:
+        self.pattern, self.graph = pattern, graph
+        self.found: dict[Node, Node] = {}
+        self.numbers: dict[float, Any] = {}
+
+    def fits(self, anchor: Node) -> bool:
+        if not self._pair(self.pattern.anchor, anchor):
+            return False
+        while True:
+            missing = [node for node in self.pattern.nodes if node not in self.found]
+            if not missing:
+                return self._holds()
+            if not any(self._find(node) for node in missing):
+                return False
+
+    def _find(self, node: Node) -> bool:
+        """Looks for a node among those that read a value which is known."""
+        known = next((read for read in node.inputs if read in self.found), None)
+        if known is None:
+            return False
+        taken = set(self.found.values())
+        for user in self.graph.users(self.found[known]):
+            if user.target == node.target and user not in taken:
+                before = dict(self.found), dict(self.numbers)
+                if self._pair(node, user):
+                    return True
+                self.found, self.numbers = before
+        return False
+
+    def _pair(self, mine: Node, theirs: Any) -> bool:
+        if mine in self.found:
+            return self.found[mine] is theirs
+        if not isinstance(theirs, Node):
+            return False
+        if mine.target != PLACEHOLDER and (
+            mine.target != theirs.target
+            or len(mine.args) != len(theirs.args)
+            or not isinstance(theirs.form, type(mine.form))
+        ):
+            return False
+        self.found[mine] = theirs
+        if mine.target in (PLACEHOLDER, _DRAWN):
+            return True
+        is_sized = mine.base in _SIZES
+        return all(self._same(a, b, is_sized) for a, b in zip(mine.args, theirs.args, strict=True))
+
+    def _same(self, mine: Any, theirs: Any, is_sized: bool) -> bool:
+        if isinstance(mine, Node):
+            return self._pair(mine, theirs)
+        if isinstance(mine, tuple):
+            if is_sized:
+                return isinstance(theirs, tuple)
+            return (
+                isinstance(theirs, tuple)
+                and len(mine) == len(theirs)
+                and all(self._same(a, b, False) for a, b in zip(mine, theirs, strict=True))
+            )
+        if isinstance(mine, DType):
+            return theirs is mine or (mine in _HALVES and theirs in _HALVES)
+        if isinstance(mine, float):
+            return isinstance(theirs, (int, float)) and self.numbers.setdefault(mine, theirs) == theirs
+        return bool(mine == theirs)
+
+    def _holds(self) -> bool:
+        """Operands of one dtype, a mask that the call takes, and nothing that is read elsewhere."""
+        made, graph = self.pattern, self.graph
+        inputs = [self.found[of] for of in made.given]
+        if inputs[0].dtype not in _HALVES or any(of.dtype is not inputs[0].dtype or of.ndim != 4 for of in inputs):
+            return False
+        if made.mask is not None:
+            mask = self.found[made.mask]
+            if not mask.ndim or mask.dtype not in (inputs[0].dtype, dtypes.float32):
+                return False
+        inner = [node for node in made.nodes if node not in made.outputs]
+        return all(
+            graph.user_count(self.found[node]) == made.reads[node] and not graph.is_output(self.found[node])
+            for node in inner
+        )
+
+
+def _replace(match: _Match) -> None:
+    made, graph, found = match.pattern, match.graph, match.found
+    result = found[made.outputs[0]]
+    given = [found[of] for of in made.given]
+    mask = None if made.mask is None else found[made.mask]
+    p = float(match.numbers.get(_DROPOUT, 0.0))
+    t = Tracer(made.training)
+    t.op, t.region = result.op, result.must_recompute
+    for node in given if made.training else ():
+        t.leaf(node)
+    fused = made.pattern.replace(t, given[0], given[1], given[2], mask, match.numbers[_SCALE], p)
+    forward = len(t.nodes)
+    replaced: dict[Node, Node] = {result: fused}
+    if made.tangent is not None:
+        gradients = t.backward([(fused, found[made.tangent])])
+        replaced |= {found[old]: gradients[of] for old, of in zip(made.outputs[1:], given, strict=True)}
+    graph.insert(t.nodes[:forward], before=result)
+    if made.tangent is not None:
+        graph.insert(t.nodes[forward:], before=_first_reader(match))
+    _swap(graph, replaced, [found[node] for node in made.nodes])
+
+
+def _first_reader(match: _Match) -> Node:
+    """The first node of the backward, in the graph's order."""
+    assert match.pattern.tangent is not None
+    late = {match.pattern.tangent}
+    for node in match.pattern.nodes:
+        if any(read in late for read in node.inputs):
+            late.add(node)
+    theirs = {match.found[node] for node in late if node is not match.pattern.tangent}
+    return next(node for node in match.graph if node in theirs)
+
+
+def _swap(graph: GraphEditor, replaced: Mapping[Node, Node], old: list[Node]) -> None:
+    for node, by in replaced.items():
+        graph.replace(node, by)
+    for node in reversed(old):
+        if graph.alive(node) and not graph.user_count(node) and not graph.is_output(node):
+            graph.erase(node)
