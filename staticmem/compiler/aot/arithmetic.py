@@ -161,7 +161,7 @@ def neg(t: Tracer, self: Node) -> Node:
 
 @traced("pow.Tensor_Scalar pow pow_.Scalar")
 def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
-    """`pow_backward`: grad * (exponent * self ** (exponent - 1))."""
+    """`pow_backward`: grad * (exponent * self ** (exponent - 1)), where the exponent is a float: so x ** 1.0 stays."""
     if type(exponent) is Node:
         return pow_tensor(t, self, exponent) if type(self) is Node else pow_of_number(t, self, exponent)
     out = t.pointwise("aten::pow.Tensor_Scalar", self, exponent)
@@ -169,8 +169,8 @@ def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         if exponent == 0:
             return [t.zeros_like(self)]
-        power = t.pointwise("aten::pow.Tensor_Scalar", self, exponent - 1)
-        return [t.mul(grads[0], t.pointwise("aten::mul.Scalar", power, exponent))]
+        power = t.pointwise("aten::pow.Tensor_Scalar", self, float(exponent) - 1)
+        return [t.mul(grads[0], t.pointwise("aten::mul.Scalar", power, float(exponent)))]
 
     t.record(out, [self], gradient)
     return out
