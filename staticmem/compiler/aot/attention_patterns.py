@@ -19,6 +19,7 @@ from staticmem.compiler.aot.arithmetic import add, div, mul
 from staticmem.compiler.aot.attention import scaled_dot_product_attention
 from staticmem.compiler.aot.dropouts import dropout
 from staticmem.compiler.aot.linear import matmul
+from staticmem.compiler.aot.no_ops import is_widened, remove_no_ops
 from staticmem.compiler.aot.softmax import softmax
 from staticmem.compiler.aot.tracer import Tracer, form
 from staticmem.compiler.aot.views import contiguous, permute, transpose
@@ -78,8 +79,6 @@ class _Graph:
     """A pattern's nodes: the inputs (query, key, value and a mask), the tangent, the result and three gradients."""
 
     def __init__(self, pattern: Pattern, training: bool) -> None:
-        from staticmem.compiler.aot.joint_passes import remove_no_ops
-
         self.pattern, self.training = pattern, training
         t = Tracer(training)
         shape = (2, 4, 8, 16)
@@ -114,8 +113,6 @@ def _graphs(training: bool) -> tuple[_Graph, ...]:
 
 def fuse_attention(graph: GraphEditor, training: bool) -> None:
     """Replaces what is written out, wherever a pattern fits."""
-    from staticmem.compiler.aot.joint_passes import is_widened
-
     for node in list(graph):
         if node.target == "aten::amax" and graph.alive(node) and is_widened(node.args[0]):
             for made in _graphs(training):

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from staticmem.compiler.aot.no_ops import is_widened, remove_no_ops
 from staticmem.compiler.aot.softmax_scaling import stable_scaled_softmax
 from staticmem.compiler.aot.tracer import Tracer, form
 from staticmem.compiler.aot.uniform_values import fold
 from staticmem.compiler.edit import GraphEditor
-from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, Result
-from staticmem.eager.strides import Form
+from staticmem.compiler.nodes import JointGraph, Node, NodeGraph
 from staticmem.ir import dtypes
 
 AnyGraph = TypeVar("AnyGraph", JointGraph, NodeGraph)
-END = 2**63 - 1  # of a slice without one
-_VIEWS = frozenset(
-    [
-        f"aten::{name}"
-        for name in "alias view permute expand slice select squeeze unsqueeze as_strided t transpose diagonal".split()
-    ]
-)
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 
 
@@ -58,90 +51,6 @@ def _fuse_attention(graph: GraphEditor, training: bool) -> None:
 
             fuse_attention(graph, training)
             return
-
-
-def is_widened(node: Node) -> bool:
-    """Whether a value is one of half precision in float32."""
-    return node.target == "prims::convert_element_type" and node.args[0].dtype in (dtypes.float16, dtypes.bfloat16)
-
-
-# -- calls that do nothing ---------------------------------------------------------------------------------------------
-
-
-def remove_no_ops(graph: GraphEditor) -> None:
-    """`remove_noop_ops`: what gives its input with the same sizes and strides. A copy stays where the result and an
-    input, or two results, would share memory, and where its input is written to."""
-    storage: dict[Node, Node] = {}
-    for node in graph:
-        storage[node] = storage[node.inputs[0]] if node.base in _VIEWS and node.inputs else node
-    of_inputs = {node for node in graph if node.target == PLACEHOLDER}
-    of_outputs = {storage[node] for node in graph.outputs if node is not None}
-    written = {storage[node.inputs[0]] for node in graph if node.target == "aten::copy_"}
-    for node in graph:
-        condition = _NO_OPS.get(node.target) or _NO_OPS.get(node.base)
-        if condition is None or not isinstance(node.form, Form):
-            continue
-        source = node.args[0][0] if node.base == "aten::cat" else node.args[0]
-        if node.base in ("aten::slice_scatter", "aten::copy"):
-            source = node.args[1]
-        if not isinstance(source, Node) or not _equal(source.form, node.form):
-            continue
-        if storage[node] is not storage[source]:
-            own, theirs = storage[node], storage[source]
-            if own in of_outputs and (theirs in of_inputs or theirs in of_outputs):
-                continue
-            if theirs in written:
-                continue
-        if condition(*node.args):
-            graph.replace(node, source)
-            graph.erase(node)
-
-
-def _equal(a: Result, b: Result) -> bool:
-    if not isinstance(a, Form) or not isinstance(b, Form):
-        return False
-    return a is b or (a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype)
-
-
-def _whole_slice(self: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
-    if start is None or end is None:
-        return False
-    return bool(start == 0 and end >= self.shape[dim] and step == 1)
-
-
-def _whole_scatter(
-    self: Node, source: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> bool:
-    end = END if end is None else end
-    return self.shape == source.shape and not start and end >= self.shape[dim] and step == 1
-
-
-def _always(*_: Any) -> bool:
-    return True
-
-
-def _of_integers(self: Node, *_: Any) -> bool:
-    return self.dtype.kind in ("int", "bool")
-
-
-# Target -> whether the call gives its input, if forms are equal
-_NO_OPS: dict[str, Callable[..., bool]] = {
-    "aten::slice": _whole_slice,
-    "aten::slice_scatter": _whole_scatter,
-    "aten::repeat": lambda self, repeats: all(r == 1 for r in repeats),
-    "aten::constant_pad_nd": lambda self, padding, value=0: not any(padding),
-    "prims::convert_element_type": _always,
-    "aten::ceil": _of_integers,
-    "aten::floor": _of_integers,
-    "aten::round": _of_integers,
-    "aten::trunc": _of_integers,
-    "aten::pow": lambda a, b: isinstance(b, int) and b == 1,
-    "aten::cat": lambda tensors, dim=0: len(tensors) == 1,
-    "aten::view": _always,
-    "aten::alias": _always,
-    "aten::clone": _always,
-    "aten::copy": _always,
-}
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------
