@@ -13,7 +13,7 @@ from staticmem.compiler.plan import CompiledCall
 from staticmem.eager.strides import Form, contiguous_strides
 from staticmem.eager.tensor import Storage, Tensor
 from staticmem.engine.compiled_code import CompiledStretch
-from staticmem.engine.interpreter import Interpreter
+from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Op, Ref
 from staticmem.ops.size_arithmetic import SIZE_OPS
 
@@ -36,10 +36,12 @@ class CompiledRegion:
         self.start, self.end, self.name, self.compile = start, end, name, compile_stretch
         self.calls: list[CompiledStretch] = []
         self.refused: dict[int, str] = {}
+        self.sizes: dict[str, int] = {}  # that it computes for later ops
 
     def run(self, interpreter: Interpreter) -> None:
         """Runs the forward in the place of the ops."""
         if self.calls or self.refused:
+            interpreter.env.update(self.sizes)
             at = self.start
             for stretch in self.calls:
                 interpreter.run_eager(at, stretch.start)
@@ -55,6 +57,10 @@ class CompiledRegion:
                 eager = next((k for k in range(at, self.end) if ops[k].target in targets), self.end)
             while at < eager:
                 compiled = self._compiled(interpreter, at, eager)
+                if compiled is None:
+                    interpreter.run_eager(at, eager)
+                    at = eager
+                    break
                 if not isinstance(compiled, int):
                     self.calls.append(compiled)
                     compiled.run(interpreter)
@@ -66,9 +72,9 @@ class CompiledRegion:
             interpreter.run_eager(at, min(after, self.end))
             at = after
 
-    def _compiled(self, interpreter: Interpreter, start: int, end: int) -> CompiledStretch | int:
-        """The stretch of these ops, or the op among them that is refused."""
-        graph = with_sizes(interpreter, start, end)
+    def _compiled(self, interpreter: Interpreter, start: int, end: int) -> CompiledStretch | int | None:
+        """The stretch of these ops, or the op among them that is refused; None where all of them are."""
+        graph = with_sizes(interpreter, start, end, self.sizes)
         produced: set[str] = set()
         forms: dict[str, Form] = {}
         needs_grad: set[str] = set()
@@ -87,11 +93,14 @@ class CompiledRegion:
             refused = min(max(error.op, start), end - 1)
             self.refused[refused] = error.reason
             return refused
+        except (ValueError, AssertionError, *BAD_ARGUMENTS) as error:  # a graph that contradicts itself
+            self.refused[start] = f"{type(error).__name__}: {error}"
+            return None
 
 
-def with_sizes(interpreter: Interpreter, start: int, end: int) -> Graph:
+def with_sizes(interpreter: Interpreter, start: int, end: int, given: dict[str, int]) -> Graph:
     """The graph with the sizes that the ops [start, end) read from outside, or compute for later ops, as numbers:
-    Dynamo specialises a graph for them. The interpreter has those that were computed."""
+    Dynamo specialises a graph for them. The interpreter, and `given`, have those that were computed."""
     graph, env = interpreter.graph, interpreter.env
     ops = graph.ops[start:end]
     made = {name for op in ops for name in op.outputs}
@@ -103,7 +112,7 @@ def with_sizes(interpreter: Interpreter, start: int, end: int) -> Graph:
             continue
         args = [_size_argument(arg, env, graph) for arg in op.args]
         if None not in args:
-            sizes[op.outputs[0]] = env[op.outputs[0]] = scalar(*args)
+            given[op.outputs[0]] = sizes[op.outputs[0]] = env[op.outputs[0]] = scalar(*args)
             left_out.add(index)
     if not sizes:
         return graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from staticmem.compiler.plan import CompiledCall, Output, Plan, PlannedBuffer, S
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.engine.compiled import CompiledRegion
 from staticmem.engine.step import StepResult, _Step
-from staticmem.ir.graph import Graph
+from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.liveness import liveness
 from staticmem.liveness.why import reasons
 from staticmem.scenario.step import Scenario
@@ -187,6 +188,39 @@ def test_an_op_that_is_refused_runs_by_itself(refused: int) -> None:
     }
     eager = _Step(graph, scenario, "expected").train()[0]
     assert list(compiled.trace.buffers) == list(eager.trace.buffers)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ValueError("no"), AssertionError("never"), TypeError("what")])
+def test_a_region_whose_plans_fail_is_eager(error: Exception) -> None:
+    def compile_stretch(*_: object) -> CompiledCall:
+        raise error
+
+    graph, scenario = clean(chain(1)), Scenario(**TRAIN)
+    step = _Step(graph, scenario, "expected")
+    region = CompiledRegion(0, 3, "", compile_stretch)
+    step.interpreter.compiled = (region,)
+    compiled = step.train()[0]
+    assert list(region.refused) == [0]
+    assert list(compiled.trace.buffers) == list(_eager().trace.buffers)
+
+
+def test_sizes_that_a_region_computes_are_known_behind_it() -> None:
+    """An export computes the batch where the first block reads it; a reshape of the last op reads it too."""
+    graph = chain(1)
+    size = Op("size", "aten::sym_size.int", (Ref("x"), 0), {}, ("s",), graph.ops[0].modules)
+    view = Op("view", "aten::view", (Ref("y"), (Ref("s"), 8)), {}, ("z",), graph.ops[2].modules)
+    graph = replace(graph, ops=(size, *graph.ops, view), outputs=("z",))
+
+    def compile_stretch(graph: Graph, *_: object) -> CompiledCall:
+        assert graph.ops[0].outputs == ()  # no result of the compiled code
+        return CompiledCall(0, 4, CALL.inputs, ("y",), FORWARD, BACKWARD, CALL.saved, (0,))
+
+    region = CompiledRegion(0, 4, "", compile_stretch)
+    for _ in range(2):  # the second step has what the first one compiled
+        step = _Step(clean(graph), Scenario(**TRAIN), "expected")
+        step.interpreter.compiled = (region,)
+        assert step.train()[0].output_shapes == ((BATCH, 8),)
+    assert region.sizes == {"s": BATCH}
 
 
 def test_a_region_among_eager_ops() -> None:
