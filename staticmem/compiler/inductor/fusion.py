@@ -4,8 +4,8 @@ Source: `torch/_inductor/scheduler.py` (`fuse_nodes_once`, `get_possible_fusions
 `score_fusion_memory`, `can_fusion_increase_peak_memory`), `torch/_inductor/choices.py` (`can_fuse`, `score_fusion`) and
 `torch/_inductor/codegen/simd.py` (`can_fuse`) of PyTorch 2.15.
 
-Left out: templates of autotuned products, nested reductions, reductions of mixed orders (of 5 Mi elements and more),
-and the check of combined tilings. They change which kernels there are more than what is in memory.
+Left out: templates of autotuned products, nested reductions, and reductions of mixed orders (of 5 Mi
+elements and more). They change which kernels there are more than what is in memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from staticmem.compiler.inductor.schedule import STAR, Access, Schedule, SNode, linear, topological
+from staticmem.compiler.inductor.tiling import compatible
 from staticmem.eager.strides import numel
 
 ROUNDS = 10  # fuse_nodes
@@ -386,29 +387,3 @@ def by_stride(access: Access) -> Access:
     strides, sizes, offset = access
     pairs = sorted(zip(strides, sizes, strict=True), key=lambda pair: -pair[0])
     return merged((tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), offset))
-
-
-def compatible(one: SNode, other: SNode) -> bool:
-    """`SIMDScheduling.can_fuse`: the loops of one fit those of the other."""
-    if one.reduction and other.reduction:
-        return one.group == other.group
-    if not one.reduction and not other.reduction:
-        return one.group == other.group
-    simple, reduction = (other, one) if one.reduction else (one, other)
-    outer, inner = reduction.group
-    if simple.group[0] == outer * inner:
-        return all(splits_into(ranges, outer) for ranges in simple.ranges)
-    return simple.group[0] == outer
-
-
-def splits_into(sizes: Sequence[int], outer: int) -> bool:
-    """`SIMDKernel.is_compatible`: the first loops make up `outer`, perhaps with a part of one."""
-    left = outer
-    for size in sizes:
-        if left == 1:
-            return True
-        if left % size == 0:
-            left //= size
-        else:
-            return size % left == 0
-    return left == 1
