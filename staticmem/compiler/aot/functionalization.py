@@ -66,7 +66,9 @@ class Storages:
 
     def value(self, name: str) -> Any:
         """The present value of a name; a view of what was written to is made again."""
-        value = self.env[name]
+        value = self.env.get(name)
+        if value is None and name not in self.env:
+            raise LookupError(f"{name} is read, which no traced call gives: a number that the data decide")
         if not isinstance(value, _Outdated):
             return value
         if value.value is None:

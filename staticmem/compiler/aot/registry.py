@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FAMILIES = (
     "linear", "convolution", "batch_norms", "activations", "arithmetic", "views", "layer_norm", "softmax", "pooling",
     "joining", "dropouts", "padding", "upsampling", "shuffles", "casts", "repeating", "indexing", "attention",
-    "einsum", "unary", "elementwise", "factories", "reductions", "sorting", "scattering", "losses",
+    "einsum", "unary", "elementwise", "factories", "reductions", "sorting", "scattering", "losses", "composites",
 )  # fmt: skip
 TRACED: dict[str, Callable[..., Any]] = {}
 _imported = 0

@@ -73,7 +73,8 @@ def _quiet() -> None:
 def test_nodes_are_those_of_aotautograd(case: Case) -> None:
     reason = next((why for pattern, why in DIFFERENT.items() if re.search(pattern, case.name)), None)
     equal = True
-    for pattern in case.patterns():
+    patterns = case.patterns()
+    for pattern in dict.fromkeys([*patterns[:2], patterns[-1]]):  # all gradients, all but the last, none
         nodes, outputs, program, counts = joint_case.real(case, pattern)
         if joint_case.lost_gradients(outputs, pattern):
             continue
