@@ -100,6 +100,7 @@ class CompiledCall:
         differentiable: positions in `outputs`.
         padded: ops with a matrix product that Inductor may pad, each with the bytes that this would take while it runs.
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
+        recomputed_flops: of the products, convolutions and attentions that it computes again.
     """
 
     start: int
@@ -111,5 +112,6 @@ class CompiledCall:
     saved: tuple[str, ...] = ()
     differentiable: tuple[int, ...] = ()
     recomputed_bytes: int = 0
+    recomputed_flops: int = 0
     padded: tuple[tuple[int, int], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

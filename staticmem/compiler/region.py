@@ -10,6 +10,7 @@ from staticmem.compiler.inductor import plan
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
 from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph, Partition
 from staticmem.compiler.partition import partition
+from staticmem.compiler.partition.budget import flops
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Plan
 from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
 from staticmem.compiler.workspaces import with_convolutions
@@ -50,7 +51,7 @@ def compile_region(
         return CompiledCall(
             start, end, inputs, outputs, forward, None, padded=padded_products(joint), notes=(*notes, *forward.notes)
         )
-    parts = partition(joint)
+    parts = partition(joint, scenario.activation_memory_budget)
     forward = with_convolutions(plan(parts.forward, visible=len(outputs), dynamic=dynamic), parts.forward)
     backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic, not scenario.retain_graph), parts)
     backward = with_convolutions(backward, parts.backward)
@@ -58,7 +59,8 @@ def compile_region(
         start, end, inputs, outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
-        recomputed_bytes=recomputed_bytes(parts), padded=padded_products(parts.forward, parts.backward),
+        recomputed_bytes=recomputed_bytes(parts), recomputed_flops=sum(map(flops, parts.recomputed)),
+        padded=padded_products(parts.forward, parts.backward),
         notes=(*notes, *forward.notes, *backward.notes),
     )  # fmt: skip
 

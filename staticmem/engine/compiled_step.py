@@ -19,8 +19,9 @@ from staticmem.scenario.step import Scenario
 VERSION = "2.15"  # the PyTorch whose compiler is followed
 # what decides plans; other options change the step around them
 _DECIDE = (
-    "compile mode dtype amp sdpa torch checkpoint checkpoint_every checkpoint_segments checkpoint_sequential".split()
-)
+    "compile activation_memory_budget mode dtype amp sdpa torch "
+    "checkpoint checkpoint_every checkpoint_segments checkpoint_sequential"
+).split()
 
 
 @record(frozen=True)
@@ -35,6 +36,7 @@ class CompiledStep:
     graphs: int
     saved_bytes: int
     recomputed_bytes: int
+    recomputed_flops: int
     breaks: tuple[int, ...]  # ops at which torch.compile breaks the graph, as indices
     unpredicted: tuple[int, ...]  # ops that run by themselves because their compiled code cannot be predicted
     padded: Mapping[int, int]  # bytes that padding of the op's matrix product would take while it runs
@@ -99,6 +101,7 @@ class CompiledRegions:
             graphs=len(calls),
             saved_bytes=sum(map(_saved, calls)),
             recomputed_bytes=sum(call.recomputed_bytes for call in calls),
+            recomputed_flops=sum(call.recomputed_flops for call in calls),
             breaks=tuple(self.breaks),
             unpredicted=tuple(sorted(every - compiled)),
             padded={op: nbytes for call in calls for op, nbytes in call.padded},

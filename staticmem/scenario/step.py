@@ -93,6 +93,11 @@ class Levers:
         False, LEVERS, "switch", "", "torch.compile(optimizer.step): the update makes no temporary tensor",
         owners=COMPILED_OPTIMIZERS, details="[compile](compile.md)",
     )
+    activation_memory_budget: float = option(
+        1.0, LEVERS, "fraction", "SHARE", "share of what the compiler would save for the backward that it may save",
+        example="0.5", details="With `compile`. PyTorch's `torch._functorch.config.activation_memory_budget`: 1 saves "
+        "what is cheapest in time, 0 computes all of the forward again ([compile](compile.md))",
+    )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
     )
@@ -187,6 +192,20 @@ class Scenario(Levers):
                 "torch.optim.SGD says the same.",
                 "Add --momentum 0.9.",
                 code="SM161",
+            )
+        if not 0 <= self.activation_memory_budget <= 1:
+            raise UsageError(
+                f"--activation-memory-budget {self.activation_memory_budget} is not a share",
+                "It is between 0 (nothing is saved but inputs) and 1 (the default).",
+                "Try 0.5.",
+                code="SM168",
+            )
+        if self.activation_memory_budget < 1 and not self.compile:
+            raise UsageError(
+                "--activation-memory-budget needs --compile",
+                "The budget is an option of the compiler's partitioner; eager code saves what each op reads.",
+                "Add --compile, or use --checkpoint.",
+                code="SM168",
             )
         if self.weight_decay < 0:
             raise UsageError(

@@ -58,6 +58,10 @@ def candidates(study: Study) -> Iterator[Lever]:
     if not request.compile and request.parallel is None:
         note = "the first step takes minutes longer; what is saved is in docs/compile.md"
         yield Lever("torch.compile(model)", {"compile": (WHOLE,)}, SAME, note)
+    elif scenario.training and scenario.activation_memory_budget == 1:
+        for share in (0.75, 0.5, 0.25):
+            does = f"an activation memory budget of {share:.0%} for the compiler"
+            yield Lever(does, {"activation_memory_budget": share}, SAME, "torch._functorch.config has it")
     if scenario.training:
         yield from _checkpoints(study)
         yield from _accumulation(study)
@@ -79,7 +83,7 @@ def _without_training() -> dict[str, Any]:
     blank = Request()
     names = (
         "momentum", "optimizer_impl", "checkpoint", "checkpoint_segments", "accumulate", "freeze", "nesterov",
-        "compile_optimizer",
+        "compile_optimizer", "activation_memory_budget",
     )  # fmt: skip
     return {name: getattr(blank, name) for name in names}
 

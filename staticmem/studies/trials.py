@@ -70,7 +70,11 @@ class Trials:
 
     def _operations(self, one: Study) -> int:
         """Operations of the step that the base takes, whatever its division into micro-batches."""
-        return self.counter(one.scenario.training).of(one.scenario).total * self.study.request.accumulate
+        counted = self.counter(one.scenario.training).of(one.scenario)
+        again = counted.again
+        if one.result.compiled is not None:  # then the compiler decides what checkpoints compute again
+            again = max(again, one.result.compiled.recomputed_flops)
+        return (counted.forward + counted.backward + again) * self.study.request.accumulate
 
     def counter(self, training: bool) -> Counter:
         if training not in self._counters:

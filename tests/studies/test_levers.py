@@ -10,6 +10,7 @@ import pytest
 
 import staticmem
 from staticmem.cli.main import main
+from staticmem.errors import UsageError
 from staticmem.report.formats.levers import verdict
 from staticmem.report.json import to_json
 from staticmem.report.schema import schema
@@ -222,3 +223,15 @@ def test_from_python() -> None:
     assert found.rows
     with pytest.raises(staticmem.StaticmemError, match="is not a size"):
         staticmem.levers(MODELS / "seed.pt2", budget="much")
+
+
+def test_a_compiled_step_can_have_a_budget() -> None:
+    """Saved less, computed again more: what `activation_memory_budget` of torch._functorch.config does."""
+    study = Study.open("models/resnet18.pt2", Request(batch=4, optimizer="sgd", compile=True))
+    rows = {row.does: row for row in levers(study).rows}
+    half = rows["an activation memory budget of 50% for the compiler"]
+    assert half.saved_bytes > 0
+    assert half.compute > 0
+    assert half.flags == "--activation-memory-budget 0.5"
+    with pytest.raises(UsageError, match="needs --compile"):
+        _ = study.ask(Request(batch=4, optimizer="sgd", activation_memory_budget=0.5)).scenario

@@ -151,10 +151,15 @@ def knapsack(sizes: Sequence[int], values: Sequence[float], limit: int) -> list[
     return result
 
 
+def flops(node: Node) -> int:
+    """Floating-point operations of a product, a convolution or an attention; 0 for all other calls."""
+    formula = _FLOPS.get(node.base)
+    return formula(node) if formula is not None else 0
+
+
 def runtime(node: Node) -> int:
     """What the knapsack takes for the time of a node: its FLOPs, at least 1."""
-    formula = _FLOPS.get(node.base)
-    return max(formula(node), 1) if formula is not None else 1
+    return max(flops(node), 1)
 
 
 def _shape(node: Node, position: int) -> Shape:
