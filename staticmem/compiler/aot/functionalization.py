@@ -43,13 +43,47 @@ class _Outdated:
         self.value: Node | None = None
 
 
+class Names(dict[str, Any]):
+    """The values of names. A write asks for those of one memory, so these are found without a look at all others."""
+
+    def __init__(self, views: dict[Node, _View]) -> None:
+        super().__init__()
+        self._views = views
+        self._sharing: dict[Node, dict[str, None]] = {}
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        before = self._base(self.get(name))
+        if before is not None:
+            self._sharing[before].pop(name, None)
+        base = self._base(value)
+        if base is not None:
+            self._sharing.setdefault(base, {})[name] = None
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, value: Any = None) -> Any:
+        if name not in self:
+            self[name] = value
+        return self[name]
+
+    def sharing(self, base: Node) -> list[tuple[str, Any]]:
+        """The names, with their values, that are the tensor `base` or views of it."""
+        return [(name, self[name]) for name in self._sharing.get(base, ())]
+
+    def _base(self, value: Any) -> Node | None:
+        if isinstance(value, Node):
+            view = self._views.get(value)
+            return value if view is None else view.base
+        return value.view.base if isinstance(value, _Outdated) else None
+
+
 class Storages:
     """What the names of a trace share. `env` has the values of names; a write replaces those that are affected."""
 
-    def __init__(self, t: Tracer, env: dict[str, Any]) -> None:
-        self.t, self.env = t, env
-        self.of_module: dict[Node, Node] = {}  # the present value of a placeholder -> the placeholder
+    def __init__(self, t: Tracer) -> None:
+        self.t = t
         self._views: dict[Node, _View] = {}
+        self.env = Names(self._views)
+        self.of_module: dict[Node, Node] = {}  # the present value of a placeholder -> the placeholder
 
     def view_of(self, source: Any, results: Sequence[Any], replay: Callable[[Node], Sequence[Any]]) -> None:
         """Tells that `replay(source)` gave `results`, of which some may be views of `source`."""
@@ -82,7 +116,8 @@ class Storages:
 
     def rename(self, old: Node, new: Node) -> Node:
         """`transpose_` and its like: another view in the place of one."""
-        for name, value in self.env.items():
+        view = self._views.get(old)
+        for name, value in self.env.sharing(old if view is None else view.base):
             if value is old:
                 self.env[name] = new
         return new
@@ -100,14 +135,12 @@ class Storages:
             self._keep_history(base, written)
         result: Any = written
         again: dict[int, _Outdated] = {}
-        for name, value in self.env.items():
+        for name, value in self.env.sharing(base):
             if value is base:
                 self.env[name] = written
                 continue
-            known = value.view if isinstance(value, _Outdated) else self._views.get(value) if _is_node(value) else None
-            if known is not None and known.base is base:
-                outdated = again.setdefault(id(value), _Outdated(_View(written, known.replays)))
-                self.env[name] = outdated
+            known = value.view if isinstance(value, _Outdated) else self._views[value]
+            self.env[name] = again.setdefault(id(value), _Outdated(_View(written, known.replays)))
         if view is not None:
             result = again.get(id(old)) or _Outdated(_View(written, view.replays))
         return result  # type: ignore[no-any-return]
@@ -153,10 +186,6 @@ class Storages:
 def copied(t: Tracer, self: Node, source: Node) -> Node:
     """`copy_` as a value: the layout of what is written to."""
     return t.new("aten::copy", (self, source), self.shape, self.dtype, self.strides)
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Node)
 
 
 def _node(value: Any) -> Node:

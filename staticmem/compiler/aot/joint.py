@@ -82,9 +82,9 @@ class _Trace:
         self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
         self.t = Tracer(training)
         self.t.sdpa, self.t.autocast = sdpa, amp is not None
-        self.env: dict[str, Any] = {}
         self.owned: list[Node] = []  # placeholders of parameters and buffers
-        self.storages = Storages(self.t, self.env)
+        self.storages = Storages(self.t)
+        self.env = self.storages.env
 
     def place(self, ops: Sequence[Op], forms: Mapping[str, Form], needs_grad: Collection[str]) -> None:
         """Placeholders in the order in which ops first read them, what the module owns before others in one op
