@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -83,6 +84,8 @@ def traced_module(case: Case, pattern: tuple[bool, ...], device: str = "meta") -
 @cache
 def _decompositions() -> Any:
     from torch._inductor.decomposition import select_decomp_table
+
+    import_module("torch._inductor.lowering")  # the decomposition of max_pool2d asks it
 
     return select_decomp_table()
 
