@@ -237,7 +237,7 @@ def _scattered(t: Tracer, source: Node, view: Node, value: Node) -> Node:
     if base == "aten::permute":
         return t.permute(value, tuple([view.args[1].index(d) for d in range(len(view.args[1]))]))
     if base == "aten::unsqueeze":
-        return t.squeeze(value, rest)
+        return t.squeeze_dim(value, rest[0])
     if base == "aten::squeeze":
         dims = [d for d, size in enumerate(source.shape) if size == 1]
         if rest:
