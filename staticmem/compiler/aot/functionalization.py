@@ -18,9 +18,9 @@ from staticmem.eager import strides as layout
 
 # Calls of the graph that give views
 _VIEWS = frozenset(
-    f"aten::{name}"
-    for name in "alias view permute unsqueeze squeeze expand slice select diagonal as_strided split_with_sizes".split()
+    f"aten::{name}" for name in "alias view permute unsqueeze squeeze expand slice select diagonal as_strided".split()
 )
+_SPLITS = ("aten::split", "aten::split_with_sizes")
 Replay = Callable[[Node], Node]
 
 
@@ -195,23 +195,30 @@ def _node(value: Any) -> Node:
 
 def _path(node: Node) -> tuple[Node, list[Node]]:
     """The tensor that a node is a view of, and the views from it to the node."""
-    path = []
+    path: list[Node] = []
     while True:
-        if node.target == GETITEM and node.inputs[0].base in _VIEWS:
-            path.append(node)
-            node = node.inputs[0]
-        if node.base not in _VIEWS:
+        source = _source(node)
+        if source is None:
             return node, path[::-1]
         path.append(node)
-        node = node.inputs[0]
+        node = source
+
+
+def _source(node: Node) -> Node | None:
+    """What a node is a view of, one step; a part of a split is one of what is split."""
+    if node.target == GETITEM and node.inputs[0].base in _SPLITS:
+        return node.inputs[0].inputs[0]
+    return node.inputs[0] if node.base in _VIEWS else None
 
 
 def _again(t: Tracer, base: Node, path: Sequence[Node]) -> Node:
     """The views of `path` of another base, which has the form of theirs."""
     node = base
     for view in path:
-        args = tuple([node if arg is view.inputs[0] else arg for arg in view.args])
-        node = t.node(view.target, args, view.form, view.kwargs)
+        calls = [view.inputs[0], view] if view.target == GETITEM else [view]
+        for call in calls:
+            args = tuple([node if arg is call.inputs[0] else arg for arg in call.args])
+            node = t.node(call.target, args, call.form, call.kwargs)
     return node
 
 
@@ -232,6 +239,13 @@ def _scattered(t: Tracer, source: Node, view: Node, value: Node) -> Node:
     strides = layout.dense_like(source.shape, source.strides)
     if base == "aten::alias":
         return value
+    if view.target == GETITEM:
+        call, part = view.args
+        dim = call.args[2] if len(call.args) > 2 else 0
+        sizes = [form.shape[source.dim(dim)] for form in call.form]
+        start = sum(sizes[:part])
+        rest = (value, dim, start, start + sizes[part])
+        return t.new("aten::slice_scatter", (source, *rest), source.shape, source.dtype, strides)
     if base == "aten::view":
         return t.view(value, source.shape)
     if base == "aten::permute":
