@@ -37,7 +37,6 @@ DIFFERENT: dict[str, str] = {
     r"^addmm\(.*f32\[4x1\], f32\[1x3\]\)": "PyTorch 2.13 multiplies by 1; 2.15 does not",
     r"^index_select\(b16": "2.13 falls back; 2.15 adds bfloat16 on sm_90 (_inductor/decomposition.py, index_add)",
     r"^roll\(f32\[2x3x4x6/72x1x18x3\], .*, ": "the tangent has the layout of the meta device's roll",
-    r"^lift_fresh\(": "a constant of the graph, which PyTorch's functionalization views",
     r"^(as_strided|unfold)\(": "its backward is not traced",
     r"^(unsqueeze|squeeze|transpose|t)_[.(]": "an in-place view is traced as a write",
     r"^cross_entropy_loss\(f32\[4x7\], i64\[4\], .*, 0.1\)": "`torch.ops` loses the gradient of its nll_loss",
