@@ -18,9 +18,9 @@ from staticmem.scenario.step import Scenario
 
 VERSION = "2.15"  # the PyTorch whose compiler is followed
 # what decides plans; other options change the step around them
-_DECIDE = (
+DECIDE = (
     "compile activation_memory_budget mode dtype amp sdpa torch "
-    "checkpoint checkpoint_every checkpoint_segments checkpoint_sequential"
+    "checkpoint checkpoint_every checkpoint_segments checkpoint_sequential input_grad retain_graph"
 ).split()
 
 
@@ -144,7 +144,7 @@ class CompiledRegions:
 
 def regions_of_step(graph: Graph, scenario: Scenario, checkpoints: Sequence[Region]) -> CompiledRegions:
     """The regions of a step, which are worked out once for each graph and what decides them."""
-    key = "compiled " + " ".join([repr(getattr(scenario, name)) for name in _DECIDE])
+    key = "compiled " + " ".join([repr(getattr(scenario, name)) for name in DECIDE])
     known: CompiledRegions | None = graph.derived.get(key)
     if known is None:
         known = graph.derived[key] = CompiledRegions(graph, scenario, checkpoints)

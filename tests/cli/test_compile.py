@@ -15,6 +15,7 @@ import pytest
 
 import staticmem
 from staticmem.cli.main import main
+from staticmem.engine.compiled_step import DECIDE
 from staticmem.errors import UsageError
 from staticmem.report.load import load_report
 from staticmem.scenario.request import Request, as_flags, request_of
@@ -175,3 +176,11 @@ def test_a_name_that_no_module_has(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "analyze", RESNET, "--compile", "BasicBlok")
     assert code == 2
     assert "--compile 'BasicBlok' names no module [SM163]" in err
+
+
+@pytest.mark.parametrize("option", [{"retain_graph": True}, {"input_grad": "all"}, {"checkpoint": "BasicBlock"}])
+def test_plans_are_kept_for_what_decides_them(option: dict[str, Any]) -> None:
+    """The graph of a file is kept for the next analysis, with what was compiled for another step."""
+    plain: dict[str, Any] = {"batch": 4, "optimizer": "sgd", "compile": True}
+    one, other = (request_of(options).scenario()[0] for options in (plain, plain | option))
+    assert any(getattr(one, name) != getattr(other, name) for name in DECIDE)
