@@ -133,12 +133,12 @@ def all_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False) -> Node
 
 @traced("_is_all_true")
 def is_all_true(t: Tracer, self: Node) -> Node:
-    return all_(t, self)
+    return t.node("aten::_is_all_true", (self,), form((), dtypes.bool_))
 
 
 @traced("_is_any_true")
 def is_any_true(t: Tracer, self: Node) -> Node:
-    return any_(t, self)
+    return t.node("aten::_is_any_true", (self,), form((), dtypes.bool_))
 
 
 # -- variances ---------------------------------------------------------------------------------------------------------
