@@ -68,7 +68,7 @@ def compile_region(
 def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, once: bool) -> Plan:
     """The plan of the backward, which is compiled for the strides that the forward's outputs have.
 
-    It may write over what the forward saved for it alone: no input, and nothing that the module returns
+    It may write over what the forward saved for it alone: no input or copy of one, and nothing that the module returns
     (`donated_buffer` of torch/_functorch/_aot_autograd/graph_compile.py); nor anything where the graph is kept, which
     the backward knows when it is compiled (`saved_tensors_use_once` of runtime_wrappers.py). `once`: it is not.
     """
@@ -77,8 +77,9 @@ def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, onc
     given = {output.storage for output in forward.outputs[:returned] if output is not None}
     own = [
         placeholder
-        for placeholder, output in zip(placeholders, saved, strict=False)
-        if once and output.storage >= forward.inputs and output.storage not in given
+        for placeholder, output, node in zip(placeholders, saved, parts.saved, strict=False)
+        if once and node.target != PLACEHOLDER
+        if output.storage >= forward.inputs and output.storage not in given
     ]
     return plan(
         parts.backward,

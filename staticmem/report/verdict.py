@@ -46,7 +46,7 @@ def compiled_rows(report: Report, view: View) -> list[tuple[str, str]]:
     compiled = report.compiled
     if compiled is None:
         return []
-    rows = [("torch.compile", f"{plural(compiled.graphs, 'graph')}, as PyTorch {compiled.torch} compiles them")]
+    rows = [("torch.compile", f"{plural(compiled.graphs, 'graph')}, by the rules of PyTorch {compiled.torch}")]
     if report.scenario.mode == "train":
         rows.append(("saved", f"{view.size(compiled.saved_bytes)} for the backward"))
         rows.append(("computed again", f"{view.size(compiled.recomputed_bytes)} in the backward"))
