@@ -6,12 +6,16 @@ allocates. A value that takes the memory of a dead one, in place or from the poo
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import cached_property
+from typing import Literal, Protocol, TypeAlias
 
 from staticmem.eager.strides import Form
 from staticmem.eager.trace import Read
 from staticmem.ir.record import record
 
+# The kernels that Inductor is expected to make; none fused with another; nor a result that writes over what dies in it.
+Kernels: TypeAlias = Literal["expected", "apart", "fresh"]
 NO_TRACE = "no trace"  # the code of a note whose text is an op that is one extern call because it has no trace
 
 
@@ -85,6 +89,14 @@ class Plan:
         return tuple([number for number in range(self.inputs) if number not in used])
 
 
+class Plans(Protocol):
+    """The graphs of a region, from which plans are made."""
+
+    def plans(self, kernels: Kernels = "expected") -> tuple[Plan, Plan | None]:
+        """The plans of the forward and of the backward; see `inductor.plan`."""
+        ...
+
+
 @record(frozen=True)
 class CompiledCall:
     """A region of a graph that `torch.compile` compiles: what it reads and gives, and the plans of its two graphs.
@@ -100,6 +112,7 @@ class CompiledCall:
         differentiable: positions in `outputs`.
         padded: ops with a matrix product that Inductor may pad, each with the bytes that this would take while it runs.
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
+        graphs: what other plans of the same region are made from.
         recomputed_flops: of the products, convolutions and attentions that it computes again.
     """
 
@@ -113,5 +126,6 @@ class CompiledCall:
     differentiable: tuple[int, ...] = ()
     recomputed_bytes: int = 0
     recomputed_flops: int = 0
+    graphs: Plans | None = field(default=None, repr=False, compare=False)
     padded: tuple[tuple[int, int], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 
 from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.inductor import plan
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph, Partition
+from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, Partition
 from staticmem.compiler.partition import partition
 from staticmem.compiler.partition.budget import flops
-from staticmem.compiler.plan import NO_TRACE, CompiledCall, Plan
+from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
 from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
 from staticmem.compiler.workspaces import with_convolutions
 from staticmem.eager.strides import Form
@@ -43,29 +44,52 @@ def compile_region(
         graph, start, end, forms, needs_grad, outputs,
         training=scenario.training, amp=scenario.amp, regions=regions, sdpa=scenario.sdpa, cast=scenario.dtype,
     )  # fmt: skip
-    inputs = tuple([node.name for node in joint.primals])
     notes = tuple([(NO_TRACE, op) for op in joint.fallbacks])
-    joint = run_joint_passes(joint)
-    if not joint.tangents:
-        forward = with_convolutions(plan(joint, inference=True, dynamic=dynamic), joint)
+    graphs = Graphs(
+        run_joint_passes(joint), outputs, dynamic, not scenario.retain_graph, scenario.activation_memory_budget
+    )
+    forward, backward = graphs.plans()
+    if backward is None:
+        joint = graphs.joint
         return CompiledCall(
-            start, end, inputs, outputs, forward, None, padded=padded_products(joint), notes=(*notes, *forward.notes)
-        )
-    parts = partition(joint, scenario.activation_memory_budget)
-    forward = with_convolutions(plan(parts.forward, visible=len(outputs), dynamic=dynamic), parts.forward)
-    backward = with_recomputed(_backward(parts, forward, len(outputs), dynamic, not scenario.retain_graph), parts)
-    backward = with_convolutions(backward, parts.backward)
+            start, end, tuple([node.name for node in joint.primals]), outputs, forward, None,
+            padded=padded_products(joint), notes=(*notes, *forward.notes), graphs=graphs,
+        )  # fmt: skip
+    parts = graphs.parts
     return CompiledCall(
-        start, end, inputs, outputs, forward, backward,
+        start, end, tuple([node.name for node in joint.primals]), outputs, forward, backward,
         saved=tuple([_described(node, graph) for node in parts.saved]),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
         recomputed_bytes=recomputed_bytes(parts), recomputed_flops=sum(map(flops, parts.recomputed)),
         padded=padded_products(parts.forward, parts.backward),
-        notes=(*notes, *forward.notes, *backward.notes),
+        notes=(*notes, *forward.notes, *backward.notes), graphs=graphs,
     )  # fmt: skip
 
 
-def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, once: bool) -> Plan:
+class Graphs:
+    """The graphs of a region before Inductor, from which its plans are made: those that are expected, and others for
+    the band of the peak. `joint` is after the passes over it, `once`: the backward runs once."""
+
+    def __init__(self, joint: JointGraph, outputs: Sequence[str], dynamic: bool, once: bool, budget: float) -> None:
+        self.joint, self.returned, self.dynamic, self.once, self.budget = joint, len(outputs), dynamic, once, budget
+
+    @cached_property
+    def parts(self) -> Partition:
+        return partition(self.joint, self.budget)
+
+    def plans(self, kernels: Kernels = "expected") -> tuple[Plan, Plan | None]:
+        """The plans of the forward and of the backward; inference has no backward. `kernels`: see `inductor.plan`."""
+        joint, dynamic = self.joint, self.dynamic
+        if not joint.tangents:
+            return with_convolutions(plan(joint, inference=True, dynamic=dynamic, kernels=kernels), joint), None
+        parts = self.parts
+        forward = plan(parts.forward, visible=self.returned, dynamic=dynamic, kernels=kernels)
+        forward = with_convolutions(forward, parts.forward)
+        backward = _backward(parts, forward, self.returned, dynamic, self.once, kernels)
+        return forward, with_convolutions(with_recomputed(backward, parts), parts.backward)
+
+
+def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, once: bool, kernels: Kernels) -> Plan:
     """The plan of the backward, which is compiled for the strides that the forward's outputs have.
 
     It may write over what the forward saved for it alone: no input or copy of one, and nothing that the module returns
@@ -88,6 +112,7 @@ def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, onc
         freeable=[p for p, node in zip(placeholders, parts.saved, strict=False) if node.target != PLACEHOLDER],
         donated=own,
         dynamic=dynamic,
+        kernels=kernels,
     )
 
 

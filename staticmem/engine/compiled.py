@@ -5,11 +5,12 @@ are there, and `compiled_code` runs it in the place of the ops. What cannot be c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from staticmem.compiler.aot.joint import NotTracedError
-from staticmem.compiler.plan import CompiledCall
+from staticmem.compiler.plan import CompiledCall, Kernels
 from staticmem.eager.strides import Form, contiguous_strides
 from staticmem.eager.tensor import Storage, Tensor
 from staticmem.engine.compiled_code import CompiledStretch
@@ -71,6 +72,19 @@ class CompiledRegion:
             after = eager + 1 if len(targets) < MOST_REFUSED else self.end
             interpreter.run_eager(at, min(after, self.end))
             at = after
+
+    def with_kernels(self, kernels: Kernels) -> CompiledRegion:
+        """The same region, which has run, with plans of other kernels (`compiler.inductor.plan`)."""
+        other = copy(self)
+        other.calls = []
+        for stretch in self.calls:
+            again = copy(stretch)
+            graphs = stretch.call.graphs
+            if graphs is not None:
+                forward, backward = graphs.plans(kernels)
+                again.call = replace(stretch.call, forward=forward, backward=backward)
+            other.calls.append(again)
+        return other
 
     def _compiled(self, interpreter: Interpreter, start: int, end: int) -> CompiledStretch | int | None:
         """The stretch of these ops, or the op among them that is refused; None where all of them are."""

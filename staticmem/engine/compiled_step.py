@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 
-from staticmem.compiler.plan import NO_TRACE, CompiledCall
+from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels
 from staticmem.compiler.region import compile_region
 from staticmem.eager.strides import Form
 from staticmem.engine.compiled import CompiledRegion
@@ -90,6 +91,12 @@ class CompiledRegions:
         """The checkpoints that eager code calls: others are inside of compiled code."""
         return tuple([c for c in checkpoints if c not in self.within])
 
+    def with_kernels(self, kernels: Kernels) -> CompiledRegions:
+        """The same regions, which have run, with plans of other kernels."""
+        other = copy(self)
+        other.regions = [region.with_kernels(kernels) for region in self.regions]
+        return other
+
     def done(self, graph: Graph) -> CompiledStep:
         """What the step has compiled."""
         calls = [stretch.call for region in self.regions for stretch in region.calls]
@@ -142,13 +149,16 @@ class CompiledRegions:
                 yield Note("assumption", "SM345", text, count)
 
 
-def regions_of_step(graph: Graph, scenario: Scenario, checkpoints: Sequence[Region]) -> CompiledRegions:
-    """The regions of a step, which are worked out once for each graph and what decides them."""
+def regions_of_step(
+    graph: Graph, scenario: Scenario, checkpoints: Sequence[Region], kernels: Kernels = "expected"
+) -> CompiledRegions:
+    """The regions of a step, which are worked out once for each graph and what decides them. `kernels`: of a step that
+    has run, with other kernels than those that are expected (`compiler.inductor.plan`)."""
     key = "compiled " + " ".join([repr(getattr(scenario, name)) for name in DECIDE])
     known: CompiledRegions | None = graph.derived.get(key)
     if known is None:
         known = graph.derived[key] = CompiledRegions(graph, scenario, checkpoints)
-    return known
+    return known if kernels == "expected" else known.with_kernels(kernels)
 
 
 def _compile(

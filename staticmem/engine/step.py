@@ -33,6 +33,7 @@ from staticmem.passes.parameters import values_of_loss
 from staticmem.scenario.step import HELD, Scenario
 
 if TYPE_CHECKING:
+    from staticmem.compiler.plan import Kernels
     from staticmem.engine.compiled_step import CompiledRegions, CompiledStep
     from staticmem.engine.gradients import GradScaler
 
@@ -55,12 +56,15 @@ class StepResult:
     compiled: CompiledStep | None = None
 
 
-def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") -> StepResult:
+def run_step(
+    graph: Graph, scenario: Scenario, locals_policy: str = "expected", kernels: Kernels = "expected"
+) -> StepResult:
     """Runs the scenario's step over a graph that the passes prepared for it (`passes.pipeline.for_step`).
 
-    `locals_policy` is one of `passes.frames.policy.POLICIES`.
+    `locals_policy` is one of `passes.frames.policy.POLICIES`; `kernels` of compiled code, of a step that has run with
+    those that are expected (`compiler.inductor.plan`).
     """
-    step = _Step(graph, scenario, locals_policy)
+    step = _Step(graph, scenario, locals_policy, kernels)
     if not scenario.training:
         return step.infer()
     result, expected, received = step.train()
@@ -68,12 +72,13 @@ def run_step(graph: Graph, scenario: Scenario, locals_policy: str = "expected") 
         # Only parameters that get a gradient have optimizer state, and a `.grad` from the step before. The graph shows
         # which ones the loss depends on, but not through which ops autograd passes nothing on (`detach`, `argmax`, a
         # formula that gives None): then only a backward shows it, and the step is run again with what it reached.
-        result, _, _ = _Step(graph, scenario, locals_policy).train(received)
+        result, _, _ = _Step(graph, scenario, locals_policy, kernels).train(received)
     return result
 
 
 class _Step:
-    def __init__(self, graph: Graph, scenario: Scenario, locals_policy: str) -> None:
+    def __init__(self, graph: Graph, scenario: Scenario, locals_policy: str, kernels: Kernels = "expected") -> None:
+        self.kernels = kernels
         self.graph, self.scenario, self.locals_policy = graph, scenario, locals_policy
         self.e = e = Eager(training=scenario.training)
         e.sdpa, e.torch = scenario.sdpa, scenario.torch
@@ -117,7 +122,7 @@ class _Step:
             return checkpoints
         from staticmem.engine.compiled_step import regions_of_step  # few steps are compiled
 
-        self.compiled = regions_of_step(self.graph, self.scenario, checkpoints)
+        self.compiled = regions_of_step(self.graph, self.scenario, checkpoints, self.kernels)
         self.interpreter.compiled = self.compiled.regions
         return self.compiled.outside(checkpoints)
 

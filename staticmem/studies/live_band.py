@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
-from staticmem.engine.step import StepResult
+from staticmem.compiler.plan import Kernels
+from staticmem.engine.step import StepResult, run_step
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import Binding, ModelFile
+from staticmem.liveness import liveness
 from staticmem.passes import pipeline
 from staticmem.passes.checkpoint_regions import has_open_regions
 from staticmem.passes.frames.releases import releases_of
@@ -28,6 +30,7 @@ from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
 
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
+OTHER_KERNELS: tuple[Kernels, ...] = ("apart", "fresh")  # of compiled code, where the expected ones are not sure
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 
 
@@ -71,11 +74,17 @@ class LiveBand:
         return (low, high) if low < high else None
 
     def _ends_of_compiled(self, low: int, high: int) -> tuple[int, int]:
-        """Bounds where the compiled code of some ops cannot be predicted, nothing saved of them or the step eager; and
-        where Inductor pads every matrix product that it may."""
+        """Bounds where the compiled code of some ops cannot be predicted, nothing saved of them or the step eager;
+        where Inductor pads every matrix product that it may; and where it makes other kernels of a training step: none
+        fused, or besides none that writes over what dies in it. The expected ones are right for most steps
+        (docs/accuracy.md)."""
         compiled = self.result.compiled
         assert compiled is not None
         buffers, kernels, lifetimes = self.result.trace.buffers, self.result.trace.kernels, self.lifetimes
+        if self.scenario.training:
+            for other in OTHER_KERNELS:
+                step = liveness(run_step(self.graph, self.scenario, kernels=other).trace)
+                low, high = min(low, step.peak_bytes), max(high, step.peak_bytes)
         if compiled.padded:
             for kernel, born in zip(buffers.kernels, buffers.born, strict=True):
                 if kernel >= 0 and kernels.names[kernel] in PRODUCTS:

@@ -91,7 +91,8 @@ def test_the_table_of_kernels(dtype: DType, head: int, mask: bool, dropout: floa
 def test_a_mask_that_learns_is_not_for_cudnn() -> None:
     bench = Bench()
     q, bias = bench.tensor(B, H, L, 16, dtype=bfloat16), bench.tensor(1, H, L, L, dtype=bfloat16)
-    assert choose_kernel(q, q, q, bias, 0.0).kernel == "efficient"
+    assert choose_kernel(q, q, q, bias, 0.0, mask_grad=True).kernel == "efficient"
+    assert choose_kernel(q, q, q, bias, 0.0).kernel == "cudnn"
 
 
 RECORDED: list[tuple[str, dict[str, Any], str, str]] = [
@@ -144,7 +145,9 @@ def test_the_kernels_that_pytorch_picked(given: dict[str, Any], single: str, hal
 
         q, k, v = (made(name, shape) for name, shape in sizes.items())
         mask = made("mask", row["mask"]) if row["mask"] is not None else None
-        choice = choose_kernel(q, k, v, mask, row.get("dropout_p", 0.0), row.get("causal", False), grad=True)
+        learns = mask is not None and mask.requires_grad
+        rest = (mask, row.get("dropout_p", 0.0), row.get("causal", False))
+        choice = choose_kernel(q, k, v, *rest, grad=True, mask_grad=learns)
         assert choice.kernel == kernel, dtype.name
 
 

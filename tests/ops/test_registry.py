@@ -12,7 +12,17 @@ from staticmem.ir.graph import Op, Ref
 from staticmem.ops import argument, in_place, kinds_of, parameters, rules
 from staticmem.ops.registry import FAMILIES
 
-SHARED = {"__init__", "registry", "dispatch", "document", "onnx", "pointwise", "rotation"}
+SHARED = {
+    "__init__",
+    "registry",
+    "dispatch",
+    "document",
+    "onnx",
+    "pointwise",
+    "rotation",
+    "size_arithmetic",
+    "whole_model_cast",
+}
 LOADED = """
 import sys
 from staticmem.ops import lookup

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import staticmem
+from staticmem.studies import Request, Study
 
 ROWS, COLUMNS = 64, 1024
 RESULT = ROWS * COLUMNS * 4  # bytes
@@ -42,3 +43,12 @@ def test_in_training_it_may_save_less_than_it_reads_and_makes(model: Path) -> No
     peak = staticmem.analyze(model, mode="train", optimizer="sgd", loss="mean").peak
     assert peak.bands["live"].low <= peak.live_bytes - RESULT
     assert peak.bands["live"].high >= peak.live_bytes + 2 * RESULT
+
+
+def test_the_band_of_a_compiled_step_has_other_kernels() -> None:
+    """None fused, and none that writes over what dies: the peak is one end or between."""
+    study = Study.open("models/mobilenet_v2.pt2", Request(batch=16, optimizer="sgd", compile=True))
+    live = study.lifetimes.peak_bytes
+    low, high = study.live_band or (live, live)
+    assert low <= live <= high
+    assert low < high

@@ -13,7 +13,7 @@ from staticmem.compiler.inductor.padding import notes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.inductor.wrapper import Planner, Wrapper
 from staticmem.compiler.nodes import Node, NodeGraph
-from staticmem.compiler.plan import Plan
+from staticmem.compiler.plan import Kernels, Plan
 from staticmem.eager.strides import Form
 
 RULE_MODULES = (movement, reductions)
@@ -29,6 +29,7 @@ def plan(
     freeable: Collection[Node] = (),
     donated: Collection[Node] = (),
     dynamic: bool = False,
+    kernels: Kernels = "expected",
 ) -> Plan:
     """The plan of a graph after AOTAutograd.
 
@@ -39,6 +40,8 @@ def plan(
         freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
         donated: placeholders whose memory this graph may write over.
         dynamic: sizes of inputs are symbols (Dynamo has seen others): no channels last, no padding.
+        kernels: the kernels that Inductor is expected to make; "apart": none is fused with another; "fresh": nor does
+            a result take over the memory of what dies in its kernel.
     """
     low = Lowering(
         graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback, dynamic=dynamic
@@ -47,7 +50,8 @@ def plan(
     given = {buffer.number: buffer for buffer in low.inputs}
     schedule = Schedule(low, [given[number[node]] for node in donated])
     may_go = {number[node] for node in freeable}
-    nodes = reorder(Sizes(schedule, Fusion(schedule).run(), may_go))
-    wrapper = Wrapper(schedule, nodes, may_go)
+    fusion = Fusion(schedule)
+    nodes = reorder(Sizes(schedule, fusion.run() if kernels == "expected" else fusion.nodes, may_go))
+    wrapper = Wrapper(schedule, nodes, may_go, takes_over=kernels != "fresh")
     wrapper.write()
     return Planner(wrapper).plan(notes(graph))

@@ -93,7 +93,9 @@ class RangeMax:
 class Wrapper:
     """Writes the lines of one graph, and makes the plan of them."""
 
-    def __init__(self, schedule: Schedule, nodes: Sequence[SNode], freeable: Collection[int]) -> None:
+    def __init__(
+        self, schedule: Schedule, nodes: Sequence[SNode], freeable: Collection[int], takes_over: bool = True
+    ) -> None:
         self.schedule, self.nodes = schedule, nodes
         self.removed = set(schedule.dead)
         self.allocated: set[int] = set()
@@ -102,6 +104,7 @@ class Wrapper:
         self.lines: list[Line] = []
         self.freeable = freeable
         self.waiting: list[int] = []  # to be freed at the next kernel
+        self.takes_over = takes_over  # results write over what dies in their kernel
         self.group = {op.number: at for at, node in enumerate(nodes) for op in node.ops}
 
     # ---- lines
@@ -113,7 +116,7 @@ class Wrapper:
             if node.nop:
                 self._allocate_outputs(node, at, {})
             else:
-                taken = self._in_place(node, at) if node.real else {}
+                taken = self._in_place(node, at) if node.real and self.takes_over else {}
                 if len(node.ops) > 1:
                     self._remove_local(node, taken)
                 self._allocate_outputs(node, at, taken)
