@@ -227,7 +227,7 @@ def test_from_python() -> None:
 
 def test_a_compiled_step_can_have_a_budget() -> None:
     """Saved less, computed again more: what `activation_memory_budget` of torch._functorch.config does."""
-    study = Study.open("models/resnet18.pt2", Request(batch=4, optimizer="sgd", compile=True))
+    study = Study.open(RESNET, Request(batch=4, optimizer="sgd", compile=True))
     rows = {row.does: row for row in levers(study).rows}
     half = rows["an activation memory budget of 50% for the compiler"]
     assert half.saved_bytes > 0

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper
 import staticmem
 from staticmem.studies import Request, Study
 
+MODELS = Path(__file__).parents[2] / "models"
+
 ROWS, COLUMNS = 64, 1024
 RESULT = ROWS * COLUMNS * 4  # bytes
 
@@ -47,7 +49,7 @@ def test_in_training_it_may_save_less_than_it_reads_and_makes(model: Path) -> No
 
 def test_the_band_of_a_compiled_step_has_other_kernels() -> None:
     """None fused, and none that writes over what dies: the peak is one end or between."""
-    study = Study.open("models/mobilenet_v2.pt2", Request(batch=16, optimizer="sgd", compile=True))
+    study = Study.open(MODELS / "mobilenet_v2.pt2", Request(batch=16, optimizer="sgd", compile=True))
     live = study.lifetimes.peak_bytes
     low, high = study.live_band or (live, live)
     assert low <= live <= high
