@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 from staticmem.errors import StaticmemError, unexpected
@@ -101,11 +103,33 @@ def _submitted(pool: ProcessPoolExecutor, tasks: Sequence[Task], run: Run[Task])
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # its own start would let the signal through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit what is blocked
+    with _interrupt_deferred():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit what is blocked
+        try:
+            return _all(pool, tasks, run)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Raises an interrupt that comes within the block at its end.
+
+    Blocking the signal in this thread does not suffice: the kernel then gives it to another thread (numpy's BLAS has
+    some), and Python still raises it here. Between the start of a process and what is written to it, that would leave
+    a process without its input. Python runs handlers in the main thread only, so no other thread needs this."""
+    handler = signal.getsignal(signal.SIGINT)  # None: not a handler of Python
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
     try:
-        return _all(pool, tasks, run)
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if caught and callable(handler):
+            handler(*caught[0])
 
 
 def _all(pool: ProcessPoolExecutor, tasks: Sequence[Task], run: Run[Task]) -> dict[Future[Any], Task]:
