@@ -17,8 +17,6 @@ from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
 
-_HALVES = (dtypes.float16, dtypes.bfloat16)
-
 
 def choose(shape: layout.Shape) -> str:
     """The loss that `auto` picks: cross-entropy where the output looks like class scores, else its mean.
@@ -81,7 +79,7 @@ def cross_entropy(e: Eager, logits: Tensor, target: Tensor) -> Tensor:
     autocast's float32 default does not apply to it. nll_loss saves its input, the target and the total weight.
     """
     log_probs = softmax(e, logits, 1, kernel="aten._log_softmax")
-    if e.autocast is not None and log_probs.dtype in _HALVES:
+    if e.autocast is not None and log_probs.dtype in dtypes.HALVES:
         log_probs = to_copy(e, log_probs, dtypes.float32)
     name = "aten.nll_loss_forward" if logits.ndim == 2 else "aten.nll_loss2d_forward"
     out = e.empty((), log_probs.dtype, kernel=f"{name}.default")
@@ -97,7 +95,7 @@ def cross_entropy(e: Eager, logits: Tensor, target: Tensor) -> Tensor:
 def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
     """Saves output and target; backward makes one tensor."""
     source = output
-    if e.autocast is not None and output.dtype in _HALVES:
+    if e.autocast is not None and output.dtype in dtypes.HALVES:
         source = to_copy(e, output, dtypes.float32)
     out = e.empty((), source.dtype, kernel="aten.mse_loss.default")
 

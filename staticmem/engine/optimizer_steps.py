@@ -250,7 +250,7 @@ def _adafactor_hf(s: Scenario) -> OptimizerFacts:
 
     def loop(shape: Shape, dtype: DType) -> Steps:
         casts: Steps = ()
-        if dtype in (dtypes.float16, dtypes.bfloat16):  # each variable is the tensor itself first, then its cast
+        if dtype in dtypes.HALVES:  # each variable is the tensor itself first, then its cast
             casts = (
                 Drop(("grad",)),
                 Make("aten._to_copy.default", "grad", dtype=full),

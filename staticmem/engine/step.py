@@ -83,7 +83,7 @@ class _Step:
         self.e = e = Eager(training=scenario.training)
         e.sdpa, e.torch = scenario.sdpa, scenario.torch
         cast = None
-        if scenario.dtype in (dtypes.float16, dtypes.bfloat16):
+        if scenario.dtype in dtypes.HALVES:
             from staticmem.ops.whole_model_cast import WholeModelCast  # few steps have it
 
             cast = WholeModelCast(scenario.dtype)

@@ -33,7 +33,7 @@ from staticmem.ir.graph import (
 )  # fmt: skip
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions
 
-_HALVES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
+_HALVES = {dtype.name: dtype for dtype in dtypes.HALVES}
 _MODES = [(training, amp) for training in (True, False) for amp in (None, *_HALVES)]
 _NUMBER = re.compile("-?[0-9]{1,12}")
 _MOST = 1 << 21  # values of a program, and items of the functions that it calls: more than those of 100,000 ops

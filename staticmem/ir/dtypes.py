@@ -71,6 +71,8 @@ float4_e2m1 = DType("float4_e2m1", 4, "float")
 bool_ = DType("bool", 8, "bool")
 string = DType("string", 0, "string")
 
+HALVES = (bfloat16, float16)  # the 16-bit types that models train and run in
+
 ALL = {
     d.name: d
     for d in (

@@ -68,7 +68,7 @@ def choose_kernel(
     `mask` is the caller's, before a boolean one is converted; `grad` says whether autograd records the call, and
     `mask_grad` whether the mask needs a gradient.
     """
-    half = q.dtype in (dtypes.float16, dtypes.bfloat16)
+    half = q.dtype in dtypes.HALVES
     kernel = why_not = ""
     for kernel in ("cudnn", "flash", "efficient") if half else ("efficient",):
         why_not = _refusal(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad) or ""
@@ -107,7 +107,7 @@ def _refusal(
 
     Inputs of other ranks than 4 had none of these kernels before 2.15, and are taken so.
     """
-    half = q.dtype in (dtypes.float16, dtypes.bfloat16)
+    half = q.dtype in dtypes.HALVES
     head, value = q.shape[-1], v.shape[-1]
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         return "takes 4-D inputs only"
@@ -286,7 +286,7 @@ def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool) -> Tensor:
     """`_scaled_dot_product_attention_math` of attention.cpp: matmul, mask, softmax, dropout, matmul, all recorded."""
-    if q.dtype in (dtypes.float16, dtypes.bfloat16):
+    if q.dtype in dtypes.HALVES:
         q, k, v = (to_copy(e, t, dtypes.float32) for t in (q, k, v))
     if is_causal:
         length, source = q.shape[-2], k.shape[-2]

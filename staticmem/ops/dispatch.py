@@ -14,8 +14,6 @@ from staticmem.ir.graph import Value
 from staticmem.ops.casts import to_copy
 from staticmem.ops.registry import Rule
 
-_HALVES = (dtypes.float16, dtypes.bfloat16)
-
 
 def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs a rule. Under autocast its floating-point tensors are cast first."""
@@ -43,7 +41,7 @@ def cast_arguments(
     if rule.autocast == "float32_dtype":
         tensors = [a for a in args if isinstance(a, Tensor)] or [a for a in kwargs.values() if isinstance(a, Tensor)]
         has_dtype = any(isinstance(a, DType) for a in (*args, *kwargs.values()))
-        if tensors and tensors[0].dtype in _HALVES and not has_dtype:
+        if tensors and tensors[0].dtype in dtypes.HALVES and not has_dtype:
             kwargs = {**kwargs, "dtype": dtypes.float32}
         return args, kwargs
     if rule.autocast == "promote":

@@ -103,7 +103,7 @@ def nll_loss(
 @scoped
 def _nll_nd(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     """nll_loss as the dispatcher calls it: autocast casts log-probabilities to float32, for as long as the call."""
-    if e.autocast is not None and log_probs.dtype in (dtypes.float16, dtypes.bfloat16):
+    if e.autocast is not None and log_probs.dtype in dtypes.HALVES:
         log_probs = to_copy(e, log_probs, dtypes.float32)
     return _nll(e, log_probs, target, weight, reduction)
 

@@ -312,7 +312,7 @@ def _composite_rms_norm(e: Eager, input: Tensor, axes: tuple[int, ...], weight: 
 def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Fused on CUDA for the first and the last dimension: saves v, g and float32 norms; both gradients in one go."""
     out = e.empty_like(v, kernel="aten._weight_norm_interface.default")
-    norms = e.empty(g.shape, dtypes.float32 if g.dtype in (dtypes.float16, dtypes.bfloat16) else g.dtype)
+    norms = e.empty(g.shape, dtypes.float32 if g.dtype in dtypes.HALVES else g.dtype)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         e.kernel("aten._weight_norm_interface_backward.default")

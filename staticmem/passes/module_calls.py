@@ -59,7 +59,6 @@ _CALL = re.compile(r"torch\.ops\.aten\.(\w+?)_\.\w+\(")
 _OPERANDS = re.compile(r"torch\.ops\.aten\.[\w.]+\(([^\[\]()]*)")
 _UNNAMED = re.compile(r"\barg\d+_1\b")  # an input of a region whose inputs the exporter did not give names
 _CAST = re.compile(r"(?:to|type_as)(?:_\d+)?$")
-_HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
 def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
@@ -166,7 +165,7 @@ def _regions(graph: Graph, keys: Sequence[str]) -> dict[str, tuple[bool, bool]]:
     for index, (op, key) in enumerate(zip(graph.ops, keys, strict=True)):
         if key:
             spans[key] = (spans.get(key, (index, index))[0], index)
-            half = any(graph.values[name].dtype in _HALVES for name in op.outputs if name in graph.values)
+            half = any(graph.values[name].dtype in dtypes.HALVES for name in op.outputs if name in graph.values)
             if half or _UNNAMED.search(op.stack[-1].text):
                 of_autocast.add(key)
     of_autocast |= _needed_for_gradients(graph, keys, spans.keys() - of_autocast)

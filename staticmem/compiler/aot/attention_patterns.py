@@ -29,7 +29,6 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 
-_HALVES = (dtypes.float16, dtypes.bfloat16)
 _SCALE, _DROPOUT = 7.25, 0.113377  # what stands for a number in a pattern, as `scalar_workaround` there
 _SIZES = ("aten::view", "aten::expand", "aten::full")  # their numbers are sizes, which differ from place to place
 _DRAWN = "prims::inductor_random"
@@ -183,7 +182,7 @@ class _Match:
                 and all(self._same(a, b, False) for a, b in zip(mine, theirs, strict=True))
             )
         if isinstance(mine, DType):
-            return theirs is mine or (mine in _HALVES and theirs in _HALVES)
+            return theirs is mine or (mine in dtypes.HALVES and theirs in dtypes.HALVES)
         if isinstance(mine, float):
             return isinstance(theirs, (int, float)) and self.numbers.setdefault(mine, theirs) == theirs
         return bool(mine == theirs)
@@ -192,7 +191,9 @@ class _Match:
         """Operands of one dtype, a mask that the call takes, and nothing that is read elsewhere."""
         made, graph = self.pattern, self.graph
         inputs = [self.found[of] for of in made.given]
-        if inputs[0].dtype not in _HALVES or any(of.dtype is not inputs[0].dtype or of.ndim != 4 for of in inputs):
+        if inputs[0].dtype not in dtypes.HALVES or any(
+            of.dtype is not inputs[0].dtype or of.ndim != 4 for of in inputs
+        ):
             return False
         if made.mask is not None:
             mask = self.found[made.mask]

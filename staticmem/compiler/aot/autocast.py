@@ -16,8 +16,6 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.registry import Autocast
 
-_HALVES = (dtypes.float16, dtypes.bfloat16)
-
 
 def sees(target: str) -> bool:
     """False for `upsample_bilinear2d.vec` and its like: eager code casts in the call that they make, compiled code
@@ -32,7 +30,7 @@ def cast_arguments(
     if rule == "float32_dtype":
         tensors = _nodes((*args, *kwargs.values()))
         has_dtype = any(isinstance(a, DType) for a in (*args, *kwargs.values()))
-        if tensors and tensors[0].dtype in _HALVES and not has_dtype:
+        if tensors and tensors[0].dtype in dtypes.HALVES and not has_dtype:
             return list(args), {**kwargs, "dtype": dtypes.float32}
         return list(args), dict(kwargs)
     if rule == "promote":

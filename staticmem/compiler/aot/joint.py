@@ -22,9 +22,6 @@ from staticmem.ops import registry as rules
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.ops.whole_model_cast import WholeModelCast
 
-HALVES = (dtypes.float16, dtypes.bfloat16)
-
-
 # What a call may raise whose arguments do not fit
 REFUSALS = (ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError)
 
@@ -78,7 +75,7 @@ def trace(
 class _Trace:
     def __init__(self, graph: Graph, training: bool, amp: DType | None, sdpa: str, cast: DType | None) -> None:
         self.graph, self.amp = graph, amp
-        self.cast = WholeModelCast(cast) if cast in HALVES else None
+        self.cast = WholeModelCast(cast) if cast in dtypes.HALVES else None
         self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
         self.t = Tracer(training)
         self.t.sdpa, self.t.autocast = sdpa, amp is not None

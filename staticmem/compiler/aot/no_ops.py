@@ -97,4 +97,4 @@ _NO_OPS: dict[str, Callable[..., bool]] = {
 
 def is_widened(node: Node) -> bool:
     """Whether a value is one of half precision in float32."""
-    return node.target == "prims::convert_element_type" and node.args[0].dtype in (dtypes.float16, dtypes.bfloat16)
+    return node.target == "prims::convert_element_type" and node.args[0].dtype in dtypes.HALVES

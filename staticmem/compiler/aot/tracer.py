@@ -147,7 +147,7 @@ class Tracer:
 
     @staticmethod
     def computes_in(dtype: DType) -> DType:
-        return dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
+        return dtypes.float32 if dtype in dtypes.HALVES else dtype
 
     def cast(self, self_: Node, dtype: DType) -> Node:
         """`_to_copy`, which decomposes to a conversion; the tensor itself where it has the dtype."""

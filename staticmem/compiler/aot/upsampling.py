@@ -52,7 +52,7 @@ def _in_layout(t: Tracer, result: Node, input: Node, fewest_channels: int) -> No
 
 def _in_float32(t: Tracer, input: Node, run: Callable[[Node], Node]) -> Node:
     """Halves are cast and cast back, which autograd sees."""
-    if input.dtype not in (dtypes.float16, dtypes.bfloat16):
+    if input.dtype not in dtypes.HALVES:
         return run(input)
     return to_copy(t, run(to_copy(t, input, dtypes.float32)), input.dtype)
 

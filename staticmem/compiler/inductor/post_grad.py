@@ -36,8 +36,6 @@ POINTWISE = frozenset(
     ).split()
 ) | {"prims::convert_element_type"}
 
-HALF = (dtypes.bfloat16, dtypes.float16)
-
 
 def is_pointwise_use(
     user: Node, users: Mapping[Node, Sequence[Node]], returned: Collection[Node], also: Collection[str] = ()
@@ -158,7 +156,7 @@ def _unfused(
     node: Node, bias: Node, users: Mapping[Node, Sequence[Node]], returned: Collection[Node], *, half: bool = False
 ) -> bool:
     """`should_prefer_unfused_addmm`; products in half types stay fused (config.keep_addmm_fused_for_half_dtypes)."""
-    if node.tensor.dtype in HALF and not half:
+    if node.tensor.dtype in dtypes.HALVES and not half:
         return False
     if node in returned or not _like_a_bias(bias, node):
         return False

@@ -286,7 +286,7 @@ def var_mean(low: Lowering, node: Node) -> Lowered:
 def _two_steps(value: Value, count: int, shape: Shape) -> bool:
     """`use_two_step_variance` on CUDA."""
     outputs = numel(shape)
-    half = value.dtype in (dtypes.bfloat16, dtypes.float16)
+    half = value.dtype in dtypes.HALVES
     if count > (TWO_STEP_UP_TO if half else UNROLLED_BELOW) or outputs == 1:
         return False
     return not (half and UNROLLED_BELOW < count < TWO_STEP_FROM)
