@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
@@ -12,7 +13,15 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Value
 from staticmem.ops.casts import to_copy
-from staticmem.ops.registry import Rule
+from staticmem.ops.registry import Autocast, Rule
+
+
+class _Typed(Protocol):
+    @property
+    def dtype(self) -> DType: ...
+
+
+T = TypeVar("T", bound=_Typed)
 
 
 def call(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -35,42 +44,58 @@ def _into(e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def cast_arguments(
     e: Eager, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments as autocast makes them for an op on one of its lists: in C++ argument order, right to left."""
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call under the autocast that is on."""
     assert e.autocast is not None
-    if rule.autocast == "float32_dtype":
-        tensors = [a for a in args if isinstance(a, Tensor)] or [a for a in kwargs.values() if isinstance(a, Tensor)]
-        has_dtype = any(isinstance(a, DType) for a in (*args, *kwargs.values()))
+    return autocast_arguments(rule.autocast, e.autocast, Tensor, partial(_cast, e), args, kwargs)
+
+
+def autocast_arguments(
+    rule: Autocast,
+    amp: DType,
+    tensor: type[T],
+    cast: Callable[[T, DType], T],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as autocast makes them for an op on one of its lists: in C++ argument order, right to left.
+
+    Source: aten/src/ATen/autocast_mode.h. `tensor` is the class of tensors among the arguments, which `cast` casts.
+    """
+    tensors = list(_instances((*args, *kwargs.values()), tensor))
+    if rule == "float32_dtype":
+        has_dtype = any(isinstance(value, DType) for value in (*args, *kwargs.values()))
         if tensors and tensors[0].dtype in dtypes.HALVES and not has_dtype:
-            kwargs = {**kwargs, "dtype": dtypes.float32}
-        return args, kwargs
-    if rule.autocast == "promote":
-        operand_dtypes = {t.dtype for t in _tensors((*args, *kwargs.values()))}
-        target = dtypes.float32 if dtypes.float32 in operand_dtypes else e.autocast
+            return list(args), {**kwargs, "dtype": dtypes.float32}
+        return list(args), dict(kwargs)
+    if rule == "promote":
+        target = dtypes.float32 if any(t.dtype is dtypes.float32 for t in tensors) else amp
     else:
-        target = e.autocast if rule.autocast == "half" else dtypes.float32
-    cast_kwargs = {k: _cast(e, v, target) for k, v in reversed(list(kwargs.items()))}
-    cast_args = [_cast(e, a, target) for a in reversed(args)]
+        target = amp if rule == "half" else dtypes.float32
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple([converted(item) for item in value])
+        if not isinstance(value, tensor) or not value.dtype.is_floating_point or value.dtype is dtypes.float64:
+            return value
+        return cast(value, target)
+
+    cast_kwargs = {name: converted(value) for name, value in reversed(list(kwargs.items()))}
+    cast_args = [converted(value) for value in reversed(args)]
     return cast_args[::-1], cast_kwargs
 
 
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    tensors: list[Tensor] = []
+def _instances(values: Sequence[Any], tensor: type[T]) -> Iterator[T]:
     for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
+        if isinstance(value, tensor):
+            yield value
         elif isinstance(value, (tuple, list)):
-            tensors.extend(_tensors(value))
-    return tensors
+            yield from _instances(value, tensor)
 
 
-def _cast(e: Eager, value: Any, dtype: DType) -> Any:
+def _cast(e: Eager, value: Tensor, dtype: DType) -> Tensor:
     """`at::autocast::cached_cast`: float32 leaf parameters are cast once and kept until autocast exits, with a history
     also where the first op that casts them runs under no_grad (aten/src/ATen/autocast_mode.cpp; seen with 2.13)."""
-    if isinstance(value, (tuple, list)):
-        return tuple(_cast(e, v, dtype) for v in value)
-    if not isinstance(value, Tensor) or not value.dtype.is_floating_point or value.dtype is dtypes.float64:
-        return value
     if value.dtype is dtype:
         return value
     cacheable = dtype is e.autocast and value.dtype is dtypes.float32
@@ -91,7 +116,7 @@ def fallback(e: Eager, target: str, args: Sequence[Any], values: Sequence[Value]
 
     That is an upper bound for ops without hidden temporaries: autograd cannot save more than what goes in and out.
     """
-    inputs = _tensors(args)
+    inputs = list(_instances(args, Tensor))
     outs = [e.empty(value.shape or (), value.dtype, kernel=target) for value in values]
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:

@@ -6,9 +6,11 @@ from Python for three operands and more, where that package is installed) operan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
@@ -81,74 +83,110 @@ def _einsum_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     return total
 
 
+class _Operand(Protocol):
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+T = TypeVar("T", bound=_Operand)
+
+
+@dataclass(frozen=True)
+class Calls(Generic[T]):
+    """The ATen calls that `einsum` is composed of, on the tensors of a step or on the nodes of a trace."""
+
+    permute: Callable[[T, Sequence[int]], T]
+    reshape: Callable[[T, Sequence[int]], T]
+    unsqueeze: Callable[[T, int], T]
+    diagonal: Callable[[T, int, int], T]  # with its dimension last
+    movedim: Callable[[T, int, int], T]
+    sum: Callable[[T, Sequence[int], bool], T]
+    mul: Callable[[T, T], T]
+    bmm: Callable[[T, T], T]
+
+    def einsum(self, equation: str, tensors: Sequence[T]) -> T:
+        terms, output = parse_equation(equation, [t.ndim for t in tensors])
+        summed = sorted({label for term in terms for label in term} - set(output))
+        order = [*output, *summed]
+        operands = [self._aligned(t, term, order) for t, term in zip(tensors, terms, strict=True)]
+        first = len(output)
+        if len(operands) == 1:
+            return self.sum(operands[0], range(first, len(order)), False) if summed else operands[0]
+        counts = [sum(t.shape[dim] != 1 for t in operands) for dim in range(len(order))]
+        result = operands[0]
+        for other in operands[1:]:
+            result = self._contract(result, other, counts, first)
+        return self.reshape(result, result.shape[:first]) if summed else result
+
+    def _aligned(self, operand: T, term: list[str], order: list[str]) -> T:
+        """The operand with one dimension for each label, in the common order."""
+        labels: list[str] = []
+        for label in term:
+            if label in labels:  # repeated: its diagonal
+                operand = self.movedim(
+                    self.diagonal(operand, labels.index(label), len(labels)), -1, labels.index(label)
+                )
+            else:
+                labels.append(label)
+        for label in order:
+            if label not in labels:
+                operand = self.unsqueeze(operand, operand.ndim)
+                labels.append(label)
+        return self.permute(operand, [labels.index(label) for label in order])
+
+    def _contract(self, a: T, b: T, counts: list[int], first: int) -> T:
+        """The product of two operands, summed over the labels that no later operand has; `counts` is of those left."""
+        both: list[int] = []
+        only: tuple[list[int], list[int]] = ([], [])
+        for dim in range(first, len(counts)):
+            if a.shape[dim] != 1 and b.shape[dim] != 1:
+                counts[dim] -= 1
+                if counts[dim] == 1:
+                    both.append(dim)
+                    counts[dim] = 0
+            elif counts[dim] == 1 and (a.shape[dim] != 1 or b.shape[dim] != 1):
+                only[a.shape[dim] == 1].append(dim)
+                counts[dim] = 0
+        a = self.sum(a, only[0], True) if only[0] else a
+        b = self.sum(b, only[1], True) if only[1] else b
+        return self._sumproduct_pair(a, b, both) if both else self.mul(a, b)
+
+    def _sumproduct_pair(self, left: T, right: T, summed: list[int]) -> T:
+        shared: list[int] = []
+        of_left: list[int] = []
+        of_right: list[int] = []
+        for dim in range(left.ndim):
+            if dim not in summed:
+                in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
+                (shared if in_left and in_right else of_left if in_left else of_right).append(dim)
+        if of_left and of_right and of_right[-1] < of_left[0]:  # so that bmm writes the result's memory order
+            left, right, of_left, of_right = right, left, of_right, of_left
+        batch, rows, inner = (numel([left.shape[d] for d in dims]) for dims in (shared, of_left, summed))
+        columns = numel([right.shape[d] for d in of_right])
+        sizes = [left.shape[d] for d in (*shared, *of_left)] + [1] * len(summed) + [right.shape[d] for d in of_right]
+        order = [*shared, *of_left, *summed, *of_right]
+        left = self.reshape(self.permute(left, order), (batch, rows, inner))
+        right = self.reshape(self.permute(right, [*shared, *summed, *of_right, *of_left]), (batch, inner, columns))
+        result = self.reshape(self.bmm(left, right), sizes)
+        return self.permute(result, [order.index(d) for d in range(len(order))])
+
+
 @rule("einsum", kinds=("product",), autocast="half", flops=_einsum_flops)
 def einsum(e: Eager, equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
     """Views of both factors, clones where their layout needs one, and bmm, which saves them; else product or sum."""
-    tensors = list(tensors)
-    terms, output = parse_equation(equation, [t.ndim for t in tensors])
-    summed = sorted({label for term in terms for label in term} - set(output))
-    order = [*output, *summed]
-    operands = [_aligned(e, t, term, order) for t, term in zip(tensors, terms, strict=True)]
-    first = len(output)
-    if len(operands) == 1:
-        return sum_(e, operands[0], tuple(range(first, len(order)))) if summed else operands[0]
-    counts = [sum(t.shape[dim] != 1 for t in operands) for dim in range(len(order))]
-    result = operands[0]
-    for other in operands[1:]:
-        result = _contract(e, result, other, counts, first)
-    return reshape(e, result, result.shape[:first]) if summed else result
-
-
-def _aligned(e: Eager, operand: Tensor, term: list[str], order: list[str]) -> Tensor:
-    """The operand with one dimension for each label, in the common order."""
-    labels: list[str] = []
-    for label in term:
-        if label in labels:  # repeated: its diagonal
-            operand = movedim(e, diagonal(e, operand, 0, labels.index(label), len(labels)), -1, labels.index(label))
-        else:
-            labels.append(label)
-    for label in order:
-        if label not in labels:
-            operand = unsqueeze(e, operand, -1)
-            labels.append(label)
-    return permute(e, operand, [labels.index(label) for label in order])
-
-
-def _contract(e: Eager, a: Tensor, b: Tensor, counts: list[int], first: int) -> Tensor:
-    both: list[int] = []
-    only: tuple[list[int], list[int]] = ([], [])
-    for dim in range(first, len(counts)):
-        if a.shape[dim] != 1 and b.shape[dim] != 1:
-            counts[dim] -= 1
-            if counts[dim] == 1:
-                both.append(dim)
-                counts[dim] = 0
-        elif counts[dim] == 1 and (a.shape[dim] != 1 or b.shape[dim] != 1):
-            only[a.shape[dim] == 1].append(dim)
-            counts[dim] = 0
-    a = sum_(e, a, tuple(only[0]), True) if only[0] else a
-    b = sum_(e, b, tuple(only[1]), True) if only[1] else b
-    return _sumproduct_pair(e, a, b, both) if both else mul(e, a, b)
-
-
-def _sumproduct_pair(e: Eager, left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
-    shared: list[int] = []
-    of_left: list[int] = []
-    of_right: list[int] = []
-    for dim in range(left.ndim):
-        if dim not in summed:
-            in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
-            (shared if in_left and in_right else of_left if in_left else of_right).append(dim)
-    if of_left and of_right and of_right[-1] < of_left[0]:  # so that bmm writes the result's memory order
-        left, right, of_left, of_right = right, left, of_right, of_left
-    batch, rows, inner = (numel([left.shape[d] for d in dims]) for dims in (shared, of_left, summed))
-    columns = numel([right.shape[d] for d in of_right])
-    shape = (*(left.shape[d] for d in (*shared, *of_left)), *(1 for _ in summed), *(right.shape[d] for d in of_right))
-    order = [*shared, *of_left, *summed, *of_right]
-    left = reshape(e, permute(e, left, order), (batch, rows, inner))
-    right = reshape(e, permute(e, right, [*shared, *summed, *of_right, *of_left]), (batch, inner, columns))
-    result = reshape(e, bmm(e, left, right), shape)
-    return permute(e, result, [order.index(d) for d in range(len(order))])
+    calls = Calls[Tensor](
+        permute=partial(permute, e),
+        reshape=partial(reshape, e),
+        unsqueeze=partial(unsqueeze, e),
+        diagonal=lambda tensor, dim1, dim2: diagonal(e, tensor, 0, dim1, dim2),
+        movedim=partial(movedim, e),
+        sum=lambda tensor, dims, keepdim: sum_(e, tensor, tuple(dims), keepdim),
+        mul=partial(mul, e),
+        bmm=partial(bmm, e),
+    )
+    return calls.einsum(equation, tensors)
 
 
 @rule("tensordot")

@@ -7,23 +7,24 @@ Sources: `fx_graph_cse` (torch/_functorch/compile_utils.py), `Graph.eliminate_de
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, JointGraph, Node
 from staticmem.compiler.partition.op_types import ALIASES, NEVER_MERGED, WRITES
 
 
-def ancestors(roots: Iterable[Node | None]) -> set[Node]:
-    """The nodes that these depend on, themselves included."""
-    found: set[Node] = set()
+def ancestors(roots: Iterable[Node | None], until: Container[Node] = ()) -> set[Node]:
+    """The nodes that these depend on, themselves included; nothing behind a node of `until`."""
+    nodes: set[Node] = set()
     stack = [root for root in roots if root is not None]
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.inputs)
-    return found
+        if node not in nodes:
+            nodes.add(node)
+            if node not in until:
+                stack.extend(node.inputs)
+    return nodes
 
 
 def live_nodes(nodes: Iterable[Node], outputs: Iterable[Node | None]) -> list[Node]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, JointGraph, Node, NodeGraph, Partition
-from staticmem.compiler.partition.cse import copied, live_nodes
+from staticmem.compiler.partition.cse import ancestors, copied, live_nodes
 from staticmem.ir.record import record
 
 
@@ -27,7 +27,7 @@ def halves(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     """What each graph computes when these nodes are saved; those that no gradient reads are dropped."""
     gradients = joint.outputs[joint.forward_outputs :]
     placeholders = {*saved, *joint.tangents}
-    needed = _needed(gradients, placeholders)
+    needed = ancestors(gradients, placeholders)
     saved = [node for node in saved if node in needed]
     backward = [node for node in joint.nodes if node in needed and node not in placeholders]
     forward = live_nodes(_without(joint.nodes, joint.tangents), [*joint.outputs[: joint.forward_outputs], *saved])
@@ -67,19 +67,6 @@ def _without(nodes: Iterable[Node], dropped: Iterable[Node]) -> list[Node]:
         else:
             kept.append(node)
     return kept
-
-
-def _needed(outputs: Iterable[Node | None], placeholders: set[Node]) -> set[Node]:
-    """What outputs depend on, no further than placeholders."""
-    found: set[Node] = set()
-    stack = [output for output in outputs if output is not None]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            if node not in placeholders:
-                stack.extend(node.inputs)
-    return found
 
 
 def _in_order_of_engine(joint: JointGraph, backward: list[Node], placeholders: set[Node]) -> list[Node]:
