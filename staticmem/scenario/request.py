@@ -290,6 +290,6 @@ def precision(name: str, word: str | None) -> DType | None:
     if word is None or word.lower() == "none":
         return None
     dtype = dtypes.parse(word)
-    if dtype is None or dtype.name not in PRECISIONS:
+    if dtype not in (dtypes.float32, *dtypes.HALVES):
         raise unknown(name, word, PRECISIONS)
     return dtype
