@@ -47,8 +47,8 @@ class CardRow:
     `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
     `device_compiled_bytes` is what the step needs with the model under torch.compile, None where that was not asked.
     `max_batch` is the largest batch that was tried and "fits" (0: not even the smallest), None where the batch is
-    fixed. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a second. `assumed` names
-    figures of the card without a source.
+    fixed. `obstacle` says why the card is no candidate, whatever its memory; empty where it is one. `tflops` are dense,
+    by type; `bandwidth_gb_s` is in 10^9 bytes a second. `assumed` names figures of the card without a source.
     """
 
     slug: str
@@ -78,6 +78,7 @@ class CardRow:
     price_class: str | None
     price: Price | None
     assumed: tuple[str, ...]
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
 from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.device import device_of
+from staticmem.studies.device import device_of, obstacle_of
 from staticmem.studies.study import Key, key_of
 from staticmem.units import Band
 
@@ -245,6 +245,10 @@ class Bench:
         """That of `analyze --gpu`; `own`: from a replay for this card alone, so that the bytes are the same too."""
         with without_cycle_search():
             return self._of(request).of(card, own)
+
+    def obstacle(self, request: Request, card: Gpu) -> str:
+        """Why a card cannot run the step, whatever its memory (`architectures.obstacle`)."""
+        return obstacle_of(self.step(request), on(self.device, card))
 
     def fits(self, request: Request, card: Gpu) -> bool:
         """Whether the whole band is within 95 %, by the replay that cards of an architecture share."""

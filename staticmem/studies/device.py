@@ -7,12 +7,14 @@ from pathlib import Path
 
 from staticmem.allocators.settings import parse_settings
 from staticmem.devices import gpus, profile
+from staticmem.devices.architectures import obstacle
 from staticmem.devices.conv_workspace import OLD_CUDNN
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
 from staticmem.devices.meters import Device, DeviceMeters
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
+from staticmem.engine.step import StepResult
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 from staticmem.version import torch_release
@@ -53,10 +55,23 @@ def without_device(report: Report) -> Report:
     return replace(report, assumptions=(*report.assumptions, NoteInfo("SM406", text, 1)))
 
 
+def obstacle_of(result: StepResult, device: Device) -> str:
+    """Why a card cannot run a step with its software, whatever its memory; empty where it can."""
+    return obstacle(device.gpu, device.setup.torch, {form.dtype.name for form in set(result.trace.buffers.forms)})
+
+
 def with_device(
-    report: Report, request: Request, device: Device, meters: DeviceMeters, spread: tuple[int, int]
+    report: Report,
+    request: Request,
+    device: Device,
+    meters: DeviceMeters,
+    spread: tuple[int, int],
+    stands_in_the_way: str = "",
 ) -> Report:
-    """The report with the meters of a card beside the live one; `spread`, what the file leaves open, widens bands."""
+    """The report with the meters of a card beside the live one; `spread`, what the file leaves open, widens bands.
+
+    `stands_in_the_way` says why the card cannot run the step (`obstacle_of`).
+    """
     meters = meters.widened(*spread)
     bands = dict(report.peak.bands)
     for name in ("allocated", "reserved", "device", "context"):
@@ -73,7 +88,11 @@ def with_device(
     )
     notes = (*report.assumptions, _note(request, device))
     fit = gpu_fit(device.gpu, meters.verdict) if request.gpu is not None else None
-    return replace(report, peak=peak, gpu=fit, device=_info(request, device, meters), assumptions=notes)
+    warnings = report.warnings
+    if stands_in_the_way and request.gpu is not None:
+        warnings = (*warnings, NoteInfo("SM285", f"the {device.gpu.name} cannot run it: {stands_in_the_way}", 1))
+    info = _info(request, device, meters)
+    return replace(report, peak=peak, gpu=fit, device=info, assumptions=notes, warnings=warnings)
 
 
 def gpu_fit(card: Gpu, outcome: Verdict) -> GpuFit:

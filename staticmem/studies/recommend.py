@@ -17,6 +17,10 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     """The sentence of the recommendation, and the slug of the card that it names first."""
     what = f"{'train' if scenario.mode == 'train' else 'run'} it at batch {scenario.batch}"
     what = what if scenario.batch is not None else what.partition(" at ")[0]
+    able = [row for row in rows if not row.obstacle]
+    if not able:
+        return f"No GPU of the list can {what}: {rows[-1].name}: {rows[-1].obstacle}.", None
+    rows = able
     one = _examined([row for row in rows if row.fit == FITS])
     if request.parallel is not None and request.devices is not None and request.devices > 1:
         return _of_ranks(one, rows, request.parallel, request.devices, what)

@@ -123,20 +123,23 @@ class _Sizing:
 
     def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:
         outcome = self.bench.verdict(self.request, card, own=len(self.options.cards) <= FEW)
+        obstacle = self.bench.obstacle(self.request, card)
+        if obstacle:
+            plain = with_blocks = None
         low, expected, high = outcome.needed
         return CardRow(
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
             architecture=card.chip or card.architecture, nominal_bytes=card.nominal, nvml_bytes=card.nvml,
             usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
             fit=outcome.fit.value, headroom_bytes=max(outcome.headroom, 0), missing_bytes=outcome.missing,
-            fit_with_checkpointing=self._with_checkpointing(card, outcome.fit),
+            fit_with_checkpointing=None if obstacle else self._with_checkpointing(card, outcome.fit),
             max_batch=plain.largest(card) if plain else None,
             max_batch_with_checkpointing=with_blocks.largest(card) if with_blocks else None,
-            device_compiled_bytes=self._compiled(card),
-            counts=tuple(self._count(name, card, outcome.fit) for name in self.strategies),
+            device_compiled_bytes=None if obstacle else self._compiled(card),
+            counts=tuple(self._count(name, card, outcome.fit, obstacle) for name in self.strategies),
             bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
             price_class=card.price_class, price=self.options.prices.get(card.slug),
-            assumed=(*card.assumed, *card.unread),
+            assumed=(*card.assumed, *card.unread), obstacle=obstacle,
         )  # fmt: skip
 
     def _compiled(self, card: Gpu) -> int | None:
@@ -156,7 +159,9 @@ class _Sizing:
             return Fit.DOES_NOT_FIT.value  # no replay is needed to see it
         return self.bench.verdict(self.checkpointed, card).fit.value
 
-    def _count(self, strategy: str, card: Gpu, fit: Fit) -> Count:
+    def _count(self, strategy: str, card: Gpu, fit: Fit, obstacle: str) -> Count:
+        if obstacle:
+            return Count(strategy, None, None, False, obstacle)
         if fit is Fit.FITS:
             return Count(strategy, 1, None, False, "")
         return fewest(self.bench, strategy, card, self.request, self.checkpointed)

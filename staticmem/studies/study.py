@@ -257,10 +257,11 @@ class Study:
         if request.parallel is not None:
             shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
             report = replace(report, scenario=shared)
-        from staticmem.studies.device import with_device, without_device
+        from staticmem.studies.device import obstacle_of, with_device, without_device
 
         if self.replays:
-            report = with_device(report, request, self.device, self.meters, self.spread)
+            obstacle = obstacle_of(result, self.device)
+            report = with_device(report, request, self.device, self.meters, self.spread, obstacle)
         else:
             report = without_device(report)
         if request.method == "textbook":

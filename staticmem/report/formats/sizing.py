@@ -25,12 +25,13 @@ _RANKS = (
 ACCURACY = (_LIVE, _DEVICE, _RANKS)
 _COLOURS = {"fits": "green", "tight": "yellow", "with checkpointing": "yellow"}
 _HEADS = ("GPU", "usable", "needs", "at most", "", "headroom")
+CANNOT = "cannot run it"
 _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 # columns of the CSV that are fields of a card
 _FIELDS = """
     slug name vendor form architecture nominal_bytes nvml_bytes usable_bytes device_low_bytes device_bytes
     device_high_bytes fit headroom_bytes missing_bytes fit_with_checkpointing max_batch max_batch_with_checkpointing
-    device_compiled_bytes bandwidth_gb_s tdp_w link year price_class
+    device_compiled_bytes bandwidth_gb_s tdp_w link year price_class obstacle
 """.split()
 _TYPES = "fp32 tf32 fp16 bf16 fp8 int8".split()
 
@@ -45,6 +46,8 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     text.lines += ["", *_table(sizing, view)]
     if checkpointing(sizing):
         text.add(f"  † with every {sizing.blocks} checkpointed")
+    for why, names in obstacles(sizing):
+        text.add(f"  {CANNOT}, {why}: {names}")
     if sizing.levers:
         text.heading("What would make it smaller")
         rows = [(view.size(lever.saved_bytes), lever.what, lever.flags) for lever in sizing.levers]
@@ -105,12 +108,23 @@ def checkpointing(sizing: Sizing) -> bool:
 
 
 def outcome(row: CardRow) -> str:
-    """`fits`, `tight`, `with checkpointing`, or `short by 3.1 GiB`."""
+    """`fits`, `tight`, `with checkpointing`, `short by 3.1 GiB`, or `cannot run it`."""
+    if row.obstacle:
+        return CANNOT
     if row.fit in (FITS, TIGHT):
         return row.fit
     if row.fit_with_checkpointing == FITS:
         return "with checkpointing"
     return f"short by {PLAIN.size(row.missing_bytes)}"
+
+
+def obstacles(sizing: Sizing) -> list[tuple[str, str]]:
+    """Why cards cannot run the step, each reason once, with the names of those cards."""
+    names: dict[str, list[str]] = {}
+    for row in sizing.cards:
+        if row.obstacle:
+            names.setdefault(row.obstacle, []).append(row.name)
+    return [(why, ", ".join(listed)) for why, listed in names.items()]
 
 
 def count_text(count: Count) -> str:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from staticmem.report.formats import Format
-from staticmem.report.formats.sizing import ACCURACY, batch_text, checkpointing, count_text, outcome, price_text
+from staticmem.report.formats.sizing import (
+    ACCURACY,
+    CANNOT,
+    batch_text,
+    checkpointing,
+    count_text,
+    obstacles,
+    outcome,
+    price_text,
+)
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.sizing import Point, Sizing
 from staticmem.report.text import PLAIN, View, printable
@@ -18,6 +27,7 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     parts += [_cards(sizing, view), ""]
     if checkpointing(sizing):
         parts += [f"† with every {code(sizing.blocks or '')} checkpointed", ""]
+    parts += [text for why, names in obstacles(sizing) for text in (escape(f"{CANNOT}, {why}: {names}"), "")]
     for title, points in (("Batch", sizing.batches), ("Resolution", sizing.resolutions)):
         if points:
             parts += [details(f"{title}: what it changes", _points(title, points, view)), ""]

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
+    CANNOT,
     batch_text,
     checkpointing,
     count_text,
+    obstacles,
     outcome,
     price_text,
 )
@@ -93,6 +95,8 @@ def _cards(sizing: Sizing, view: View) -> str:
         lead += " Under each strategy stand the fewest GPUs, of 1, 2, 4, 8 and so on."
     if checkpointing(sizing):
         lead += f" † with every {name(sizing.blocks or '')} checkpointed."
+    for why, names in obstacles(sizing):
+        lead += f" {CANNOT.capitalize()}, {esc(why)}: {esc(names)}."
     body = table(heads, rows, id="cards", right=right, classes=classes, caption="GPUs")
     return section("fit", "GPUs", f'<div class="cards">{body}</div>', lead)
 
@@ -102,6 +106,7 @@ def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
     kind = "fits" if row.fit == FITS else "tight" if row.fit == TIGHT or word == "with checkpointing" else "short"
     share = min(row.device_bytes / row.usable_bytes, 1.0)
     band = (row.device_low_bytes / row.usable_bytes, row.device_high_bytes / row.usable_bytes)
+    kind = "short" if row.obstacle else kind
     bar = stacked_bar([(f"b-{kind}", share, word)], f"{row.name}: {word}", band)
     form = f" <small>{esc(row.form)}</small>" if row.form else ""
     mark = f' <abbr title="assumed: {esc(", ".join(row.assumed))}">*</abbr>' if row.assumed else ""
