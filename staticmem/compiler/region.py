@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 
 from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
-from staticmem.compiler.inductor import plan
+from staticmem.compiler.inductor import plan, schedule_of
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
+from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, Partition
 from staticmem.compiler.partition import partition
 from staticmem.compiler.partition.budget import flops
@@ -68,52 +69,71 @@ def compile_region(
 
 class Graphs:
     """The graphs of a region before Inductor, from which its plans are made: those that are expected, and others for
-    the band of the peak. `joint` is after the passes over it, `once`: the backward runs once."""
+    the band of the peak, which differ behind the schedule. `joint` is after the passes over it, `once`: the backward
+    runs once."""
 
     def __init__(self, joint: JointGraph, outputs: Sequence[str], dynamic: bool, once: bool, budget: float) -> None:
         self.joint, self.returned, self.dynamic, self.once, self.budget = joint, len(outputs), dynamic, once, budget
+        self.backwards: dict[Hashable, Backward] = {}  # by what the forward's plan decides of it
 
     @cached_property
     def parts(self) -> Partition:
         return partition(self.joint, self.budget)
 
+    @cached_property
+    def forward(self) -> Schedule:
+        """The schedule of the forward, or of inference."""
+        if not self.joint.tangents:
+            return schedule_of(self.joint, inference=True, dynamic=self.dynamic)
+        return schedule_of(self.parts.forward, visible=self.returned, dynamic=self.dynamic)
+
     def plans(self, kernels: Kernels = "expected") -> tuple[Plan, Plan | None]:
         """The plans of the forward and of the backward; inference has no backward. `kernels`: see `inductor.plan`."""
-        joint, dynamic = self.joint, self.dynamic
+        joint = self.joint
         if not joint.tangents:
-            return with_convolutions(plan(joint, inference=True, dynamic=dynamic, kernels=kernels), joint), None
+            return with_convolutions(plan(joint, self.forward, kernels=kernels), joint), None
         parts = self.parts
-        forward = plan(parts.forward, visible=self.returned, dynamic=dynamic, kernels=kernels)
-        forward = with_convolutions(forward, parts.forward)
-        backward = _backward(parts, forward, self.returned, dynamic, self.once, kernels)
-        return forward, with_convolutions(with_recomputed(backward, parts), parts.backward)
+        forward = with_convolutions(plan(parts.forward, self.forward, kernels=kernels), parts.forward)
+        backward = self._backward(forward)
+        made = plan(parts.backward, backward.schedule, backward.freeable, kernels)
+        return forward, with_convolutions(with_recomputed(made, parts), parts.backward)
+
+    def _backward(self, forward: Plan) -> Backward:
+        """The backward, which is compiled for the strides that the forward's outputs have.
+
+        It may write over what the forward saved for it alone: no input or copy of one, and nothing that the module
+        returns (`donated_buffer` of torch/_functorch/_aot_autograd/graph_compile.py); nor anything where the graph is
+        kept, which the backward knows when it is compiled (`saved_tensors_use_once` of runtime_wrappers.py).
+        """
+        parts = self.parts
+        placeholders = parts.backward.placeholders
+        saved = [output for output in forward.outputs[self.returned :] if output is not None]
+        given = {output.storage for output in forward.outputs[: self.returned] if output is not None}
+        own = [
+            at
+            for at, (output, node) in enumerate(zip(saved, parts.saved, strict=False))
+            if self.once and node.target != PLACEHOLDER
+            if output.storage >= forward.inputs and output.storage not in given
+        ]
+        key = (tuple([output.form for output in saved]), tuple(own))
+        if key not in self.backwards:
+            schedule = schedule_of(
+                parts.backward,
+                backward=True,
+                forms={placeholder: output.form for placeholder, output in zip(placeholders, saved, strict=False)},
+                donated=[placeholders[at] for at in own],
+                dynamic=self.dynamic,
+            )
+            freeable = [p for p, node in zip(placeholders, parts.saved, strict=False) if node.target != PLACEHOLDER]
+            self.backwards[key] = Backward(schedule, freeable)
+        return self.backwards[key]
 
 
-def _backward(parts: Partition, forward: Plan, returned: int, dynamic: bool, once: bool, kernels: Kernels) -> Plan:
-    """The plan of the backward, which is compiled for the strides that the forward's outputs have.
+class Backward:
+    """The backward of a region before its plan: see `inductor.plan`."""
 
-    It may write over what the forward saved for it alone: no input or copy of one, and nothing that the module returns
-    (`donated_buffer` of torch/_functorch/_aot_autograd/graph_compile.py); nor anything where the graph is kept, which
-    the backward knows when it is compiled (`saved_tensors_use_once` of runtime_wrappers.py). `once`: it is not.
-    """
-    placeholders = parts.backward.placeholders
-    saved = [output for output in forward.outputs[returned:] if output is not None]
-    given = {output.storage for output in forward.outputs[:returned] if output is not None}
-    own = [
-        placeholder
-        for placeholder, output, node in zip(placeholders, saved, parts.saved, strict=False)
-        if once and node.target != PLACEHOLDER
-        if output.storage >= forward.inputs and output.storage not in given
-    ]
-    return plan(
-        parts.backward,
-        backward=True,
-        forms={placeholder: output.form for placeholder, output in zip(placeholders, saved, strict=False)},
-        freeable=[p for p, node in zip(placeholders, parts.saved, strict=False) if node.target != PLACEHOLDER],
-        donated=own,
-        dynamic=dynamic,
-        kernels=kernels,
-    )
+    def __init__(self, schedule: Schedule, freeable: Sequence[Node]) -> None:
+        self.schedule, self.freeable = schedule, freeable
 
 
 def padded_products(*graphs: NodeGraph) -> tuple[tuple[int, int], ...]:

@@ -19,36 +19,42 @@ from staticmem.eager.strides import Form
 RULE_MODULES = (movement, reductions)
 
 
-def plan(
+def schedule_of(
     graph: NodeGraph,
     *,
     backward: bool = False,
     inference: bool = False,
     visible: int | None = None,
     forms: Mapping[Node, Form] | None = None,
-    freeable: Collection[Node] = (),
     donated: Collection[Node] = (),
     dynamic: bool = False,
-    kernels: Kernels = "expected",
-) -> Plan:
-    """The plan of a graph after AOTAutograd.
+) -> Schedule:
+    """The operations of a graph after AOTAutograd, before any is fused with another. No plan changes it.
 
     Args:
         graph: a forward, a backward, or the graph of inference.
         visible: how many of the outputs the user sees (the others are saved for the backward); None: all.
         forms: of placeholders that have other strides than their nodes, such as what a forward saved.
-        freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
         donated: placeholders whose memory this graph may write over.
         dynamic: sizes of inputs are symbols (Dynamo has seen others): no channels last, no padding.
-        kernels: the kernels that Inductor is expected to make; "apart": none is fused with another; "fresh": nor does
-            a result take over the memory of what dies in its kernel.
     """
     low = Lowering(
         graph, inference=inference, backward=backward, visible=visible, forms=forms, fallback=fallback, dynamic=dynamic
     ).run()
-    number = {node: buffer.number for node, buffer in zip(graph.placeholders, low.inputs, strict=True)}
-    given = {buffer.number: buffer for buffer in low.inputs}
-    schedule = Schedule(low, [given[number[node]] for node in donated])
+    given = dict(zip(graph.placeholders, low.inputs, strict=True))
+    return Schedule(low, [given[node] for node in donated])
+
+
+def plan(graph: NodeGraph, schedule: Schedule, freeable: Collection[Node] = (), kernels: Kernels = "expected") -> Plan:
+    """The plan of a graph.
+
+    Args:
+        graph: as in `schedule_of`, which made the schedule.
+        freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
+        kernels: the kernels that Inductor is expected to make; "apart": none is fused with another; "fresh": nor does
+            a result take over the memory of what dies in its kernel.
+    """
+    number = {node: buffer.number for node, buffer in zip(graph.placeholders, schedule.low.inputs, strict=True)}
     may_go = {number[node] for node in freeable}
     fusion = Fusion(schedule)
     nodes = reorder(Sizes(schedule, fusion.run() if kernels == "expected" else fusion.nodes, may_go))

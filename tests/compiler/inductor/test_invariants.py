@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import plan
 
-from staticmem.compiler.inductor import plan
 from staticmem.compiler.inductor.wrapper import RangeMax
 from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
 from staticmem.compiler.plan import Plan

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from planned import plan
 
-from staticmem.compiler.inductor import plan
 from staticmem.compiler.inductor.padding import extra_bytes
 from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
 from staticmem.eager.strides import contiguous_strides, form_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.compiler.inductor import plan
+from planned import plan
+
 from staticmem.compiler.inductor.buffers import Operation
 from staticmem.compiler.inductor.kernels import fallback
 from staticmem.compiler.inductor.lowering import Lowering

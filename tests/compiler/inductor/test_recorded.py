@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned import plan
 
-from staticmem.compiler.inductor import plan
 from staticmem.compiler.nodes import Argument, Node, NodeGraph
 from staticmem.compiler.plan import Plan
 from staticmem.eager.strides import Form, form_of
