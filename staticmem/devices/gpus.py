@@ -32,6 +32,9 @@ STAND_INS = {
     "sm_60": "sm_70", "sm_61": "sm_70", "sm_103": "sm_100",
     **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950", "xe-hpc", "gaudi2", "gaudi3"), "sm_90"),
 }  # fmt: skip
+# Of NVIDIA's: those without kernels of Triton, which needs compute capability 7.0, so that Inductor has none for them
+# (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`; `GPUTooOldForTriton`)
+WITHOUT_TRITON = ("sm_60", "sm_61")
 OTHER_THREADS = 132 * 2048  # of a card of another vendor: an H100's, so that its context is that of one; assumed
 
 VENDORS = ("NVIDIA", "AMD", "Intel")
@@ -78,6 +81,11 @@ class Gpu:
         if self.vendor != "NVIDIA":
             return OTHER_THREADS
         return self.processors * THREADS[self.chip or self.architecture]
+
+    @property
+    def runs_compiled_code(self) -> bool:
+        """Whether code of `torch.compile` runs on it."""
+        return (self.chip or self.architecture) not in WITHOUT_TRITON
 
 
 def held_back(nvml_mib: int) -> int:

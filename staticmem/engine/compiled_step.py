@@ -118,8 +118,8 @@ class CompiledRegions:
     def _notes(self, graph: Graph, calls: Sequence[CompiledCall], refused: Mapping[int, str]) -> Iterator[Note]:
         ops = graph.ops
         text = (
-            f"compiled code is predicted from the graph, as the Inductor of PyTorch {VERSION} makes it in its default "
-            "mode; other releases save and order a little differently"
+            f"compiled code is predicted from the graph by the rules of PyTorch {VERSION}, whatever --torch-version "
+            "says, which is for eager ops and the device; other releases save and order a little differently"
         )
         yield Note("assumption", "SM343", text, len(calls))
         for target, count in sorted(Counter(ops[index].target for index in self.breaks).items()):

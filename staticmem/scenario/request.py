@@ -219,6 +219,11 @@ class Request(Levers):
         scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, **levers)
         return scenario, notes
 
+    @property
+    def compiles(self) -> bool:
+        """Whether code of `torch.compile` runs in the step."""
+        return bool(self.compile) or self.compile_optimizer
+
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""
         value = getattr(self, name)

@@ -307,7 +307,8 @@ def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0
     verdicts = Verdicts(result, asked, lambda: spread, tuple(cards.values()))
     rows = []
     for card in sorted(cards.values(), key=lambda card: (card.usable, card.name)):
-        if wide or card.architecture == asked.gpu.architecture:
+        runs = result.compiled is None or card.runs_compiled_code
+        if runs and (wide or card.architecture == asked.gpu.architecture):
             named = card.slug == asked.gpu.slug
             rows.append(_row(card, verdicts.of(card, own=named), named))
     return tuple(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from staticmem.devices.meters import Device, DeviceMeters
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
 from staticmem.engine.step import StepResult
+from staticmem.errors import UsageError
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 from staticmem.version import torch_release
@@ -28,10 +30,13 @@ def device_of(request: Request) -> Device:
     """The card and its software.
 
     Raises:
-        UsageError: no such card, or an option that is not understood.
+        UsageError: no such card, one that the compiled code of the request does not run on, or an option that is not
+            understood.
         CudnnError: --cudnn library is given, and there is no libcudnn.
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
+    if request.compiles and not gpu.runs_compiled_code:
+        raise too_old([gpu])
     software = profile.load(Path(request.profile) if request.profile is not None else None)
     if request.parallel is not None:
         software = replace(software, libraries=software.libraries.plus(profile.NCCL))
@@ -48,6 +53,15 @@ def device_of(request: Request) -> Device:
         multiprocessors=Multiprocessors(gpu.processors, gpus.THREADS[gpu.architecture]),
     )  # fmt: skip
     return Device(gpu, setup, parse_settings(request.alloc_conf), bounded=request.gpu is not None)
+
+
+def too_old(cards: Sequence[Gpu]) -> UsageError:
+    """The error of cards that compiled code does not run on."""
+    names = ", ".join(card.name for card in cards)
+    why = "Inductor writes its kernels in Triton, which needs compute capability 7.0 (sm_70); PyTorch raises an error."
+    return UsageError(
+        f"torch.compile does not run on: {names}", why, "Leave out --compile, or choose a newer GPU.", "SM184"
+    )
 
 
 def without_device(report: Report) -> Report:

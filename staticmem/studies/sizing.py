@@ -18,6 +18,7 @@ from staticmem.scenario.step import WHOLE
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
+from staticmem.studies.device import too_old as without_compiled_code
 from staticmem.studies.levers import candidates
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing_search import Batches, batch_range, fewest, resolutions
@@ -37,7 +38,8 @@ NOT_INCLUDED = (
 
 @dataclass(frozen=True)
 class Options:
-    """The request of a sizing report, apart from the step. `cards` are those that may be bought; `command` is shown."""
+    """The request of a sizing report, apart from the step. `cards` are those that may be bought, `too_old` those among
+    them that the compiled code of the step does not run on; `command` is shown."""
 
     cards: Sequence[Gpu]
     prices: Mapping[str, Price] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Options:
     command: str = ""
     batches: bool = True  # search the largest batches
     progress: Callable[[int, int], None] = lambda done, total: None
+    too_old: Sequence[Gpu] = ()
 
 
 def size(study: Study, options: Options) -> Sizing:
@@ -58,6 +61,12 @@ def size(study: Study, options: Options) -> Sizing:
         raise UsageError(
             "no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
+    too_old = [card for card in options.cards if study.request.compiles and not card.runs_compiled_code]
+    if too_old:
+        cards = [card for card in options.cards if card not in too_old]
+        if not cards:
+            raise without_compiled_code(too_old)
+        options = replace(options, cards=cards, too_old=too_old)
     with without_cycle_search():
         return _size(study, options)
 
@@ -101,12 +110,16 @@ class _Sizing:
         if others:
             text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
             notes.append(_note(f"{text} and PyTorch's allocator on them were not examined"))
-        ops = report.coverage
+        ops, warnings = report.coverage, report.warnings
+        if options.too_old:
+            names = ", ".join(card.name for card in options.too_old)
+            text = f"left out, as compiled code does not run on them (Triton needs sm_70): {names}"
+            warnings = (*warnings, NoteInfo("SM184", text, len(options.too_old)))
         return Sizing(
             SCHEMA, __version__, options.date, gpus.checked(), report.model, report.scenario, step_name(report),
             report.parameters.count, report.peak.live_bytes, sentence, card, tuple(rows), self.strategies, batches,
             sizes, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
-            tuple(n for n in notes if n.code not in ("SM404", "SM405")), report.warnings, NOT_INCLUDED,
+            tuple(n for n in notes if n.code not in ("SM404", "SM405")), warnings, NOT_INCLUDED,
             options.command,
         )  # fmt: skip
 
@@ -143,8 +156,11 @@ class _Sizing:
         )  # fmt: skip
 
     def _compiled(self, card: Gpu) -> int | None:
-        """The need with the model under torch.compile; None where it is so already, or the graph is large."""
+        """The need with the model under torch.compile; None where it is so already, where compiled code does not run on
+        the card, or the graph is large."""
         request = self.request
+        if not card.runs_compiled_code:
+            return None
         if request.compile or request.parallel is not None or self.study.result.trace.ticks > LIMIT:
             return None
         try:

@@ -184,3 +184,25 @@ def test_plans_are_kept_for_what_decides_them(option: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"batch": 4, "optimizer": "sgd", "compile": True}
     one, other = (request_of(options).scenario()[0] for options in (plain, plain | option))
     assert any(getattr(one, name) != getattr(other, name) for name in DECIDE)
+
+
+def test_cards_that_are_too_old(capsys: pytest.CaptureFixture[str]) -> None:
+    """`GPUTooOldForTriton`: compiled code needs compute capability 7.0. Eager code runs."""
+    old = ("--gpu", "gtx-1080-ti")
+    for words in (("analyze", "--compile"), ("analyze", "--optimizer", "adam", "--compile-optimizer")):
+        code, _, err = run(capsys, words[0], RESNET, "--batch", "2", *old, *words[1:])
+        assert code == 2
+        assert "torch.compile does not run on: GeForce GTX 1080 Ti [SM184]" in err
+    assert run(capsys, "analyze", RESNET, "--batch", "2", *old)[0] == 0
+    sizing = ("size", RESNET, "--batch", "2", "--no-batches", "-f", "json")
+    assert "SM184" in run(capsys, *sizing, *old, "--compile")[2]
+    code, out, _ = run(capsys, *sizing, *old, "--gpu", "t4")
+    cards = {card["slug"]: card for card in json.loads(out)["cards"]}
+    assert cards["gtx-1080-ti"]["device_compiled_bytes"] is None
+    assert cards["t4"]["device_compiled_bytes"] is not None
+    code, out, _ = run(capsys, *sizing, *old, "--gpu", "t4", "--compile")
+    report = json.loads(out)
+    assert [card["slug"] for card in report["cards"]] == ["t4"]
+    assert [note["text"][-19:] for note in report["warnings"] if note["code"] == "SM184"] == ["GeForce GTX 1080 Ti"]
+    need = analyzed(capsys, RESNET, "--batch", "2", "--gpu", "t4", "--compile")["peak"]["device_bytes"]
+    assert report["cards"][0]["device_bytes"] == need
