@@ -134,10 +134,19 @@ class Interpreter:
             self.keep(name, tensor)
             self.e.release(lasting[id(tensor)])
 
-    def forward(self) -> list[Tensor]:
-        """Runs all ops and returns the outputs; the caller's frame holds them under their names."""
+    def forward(self, rest: int = 0) -> list[Tensor]:
+        """Runs all ops but the last `rest`, and returns the outputs that there are; the caller's frame holds them under
+        their names."""
+        return self._outputs_of(0, len(self.graph.ops) - rest)
+
+    def forward_rest(self, rest: int) -> list[Tensor]:
+        """Runs the last `rest` ops, which are those of the training loop, and returns all outputs."""
+        end = len(self.graph.ops)
+        return self._outputs_of(end - rest, end)
+
+    def _outputs_of(self, start: int, end: int) -> list[Tensor]:
         try:
-            self.run_ops(0, len(self.graph.ops))
+            self.run_ops(start, end)
         except AssertionError as error:
             if self.recorded is None:
                 raise

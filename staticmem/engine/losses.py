@@ -36,7 +36,7 @@ def target_of(loss: str, shape: layout.Shape) -> tuple[layout.Shape, dtypes.DTyp
         if len(shape) == 3:
             return shape[:2], dtypes.int64
         return (shape[0], *shape[2:]), dtypes.int64
-    if loss == "mse":
+    if loss in ("mse", "bce"):
         return shape, dtypes.float32
     return None
 
@@ -57,11 +57,13 @@ def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
     if loss == "sum":
         total: Tensor = call(e, rule_of("aten::sum"), (output,), {})  # autocast runs it in float32
         return total
-    if loss in ("none", "outputs"):
+    if target is None:  # the output is the loss, or what backward starts from
         return output
-    assert target is not None
     if loss == "mse":
         return mse(e, output, target)
+    if loss == "bce":
+        result: Tensor = call(e, rule_of("aten::binary_cross_entropy_with_logits"), (output, target), {})
+        return result
     if output.ndim < 2:
         raise UsageError(
             "--loss cross-entropy does not fit this model",

@@ -30,12 +30,15 @@ from staticmem.ir.record import record
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import values_of_loss
-from staticmem.scenario.step import HELD, Scenario
+from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
 
 if TYPE_CHECKING:
     from staticmem.compiler.plan import Kernels
     from staticmem.engine.compiled_step import CompiledRegions, CompiledStep
     from staticmem.engine.gradients import GradScaler
+
+
+_AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
 
 
 @record(frozen=True)
@@ -152,8 +155,8 @@ class _Step:
             self._require_input_gradients()
         loss, target, notes = self._loss_and_target()
         if scenario.outputs == HELD:
-            self.outputs = HeldOutputs(e, len(graph.outputs))
-        if self.outputs is None or self.in_function or loss not in ("none", "outputs"):  # else one of the outputs is it
+            self.outputs = HeldOutputs(e, len(graph.outputs) - (loss in AFTER_THE_MODEL))
+        if self.outputs is None or self.in_function or loss not in _AN_OUTPUT:  # else one of the outputs is it
             old = e.empty((), dtypes.float32, kernel="loss of the previous step")
             e.categorise(old, "activation", "loss of the previous step")
             e.hold(old, self.loss)
@@ -287,6 +290,8 @@ class _Step:
                 text = f"--loss {loss} is not used: the recording has the loss of the code"
                 notes.append(Note("warning", "SM329", text))
             loss = "none"
+        if loss in HEAD_LOSSES:  # the graph ends with it
+            return loss, None, notes
         if loss == "auto":
             loss = losses.choose(shape)
             text = f"loss: {loss}, chosen by the output's shape {list(shape)} (--loss changes it)"
@@ -306,9 +311,12 @@ class _Step:
             checkpoints = self.interpreter.checkpoints = Checkpoints(e, regions)
         trace.begin("forward")
         e.autocast = self.scenario.amp
-        outputs = self.interpreter.forward()
+        after = int(loss_name in AFTER_THE_MODEL)
+        outputs = self.interpreter.forward(after)
         if self.outputs is not None:
             self.outputs.assign(outputs)
+        if after:
+            outputs = self.interpreter.forward_rest(after)
         e.open_scope()
         if not outputs:
             raise no_tensor_output()

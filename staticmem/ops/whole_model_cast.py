@@ -7,6 +7,8 @@ float32 is read as the code that most plausibly made it (transformers' RMSNorm a
   the module of the cast mean the input (`hidden = hidden.to(float32)` inside, the caller keeps its own variable).
 - `to(float32)` of a float32 tensor is "back to the input's dtype": a down-cast.
 - `to(float32)` of an integer tensor stays float32.
+- `to.dtype_layout` is `x.to(device)`, for which PyTorch writes down the options that `x` has: it keeps the dtype
+  (tools/autograd/templates/python_variable_methods.cpp, `dispatch_to` and its note).
 - `empty`, `zeros`, `ones`, `full` in float32 follow the model's dtype.
 """
 
@@ -19,6 +21,8 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Op
 from staticmem.ops.registry import kinds_of
+
+_TO_DEVICE = "aten::to.dtype_layout"
 
 
 class WholeModelCast:
@@ -35,6 +39,9 @@ class WholeModelCast:
         """The arguments with float32 replaced where the cast model would have the low dtype."""
         if "cast" in kinds_of(op.base):
             source = args[0]
+            if op.target == _TO_DEVICE and isinstance(getattr(source, "dtype", None), DType):
+                kept = [source.dtype if isinstance(a, DType) else a for a in args]
+                return kept, {k: source.dtype if isinstance(v, DType) else v for k, v in kwargs.items()}
             if getattr(source, "dtype", None) is not dtypes.float32:
                 return list(args), kwargs
         return [self._swap(a) for a in args], {k: self._swap(v) for k, v in kwargs.items()}
@@ -46,5 +53,5 @@ class WholeModelCast:
         """A cast that was a no-op in the float32 export and is a real one here."""
         source = args[0] if args else None
         target = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
-        casts = "cast" in kinds_of(op.base) and target is dtypes.float32
+        casts = "cast" in kinds_of(op.base) and op.target != _TO_DEVICE and target is dtypes.float32
         return casts and getattr(source, "dtype", None) is self.low

@@ -24,6 +24,7 @@ from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import Kind
+from staticmem.scenario.step import HEAD_LOSSES
 
 if TYPE_CHECKING:
     from staticmem.scenario.step import Scenario
@@ -111,6 +112,7 @@ class Asked:
     freeze: str | None = None  # the pattern, in training only
     parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
     inference: bool = False
+    head_loss: str | None = None  # a loss of `scenario.step.HEAD_LOSSES`, in training only
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -407,11 +409,18 @@ STEP = (
         "torch/nn/modules/module.py, Module.named_parameters",
         "parameters:freeze", option="freeze",
     ),
+    Pass(
+        "loss of the last linear layer",
+        "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
+        "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
+        "head_losses:end_with_loss", option="head_loss",
+        ensures="the first output is the loss",
+    ),
 )  # fmt: skip
 """Passes that depend on what the step is asked to do."""
 
 
-_ON_RECORDINGS = ("attention masks", "trained parameters", "frozen parameters")
+_ON_RECORDINGS = ("attention masks", "trained parameters", "frozen parameters", "loss of the last linear layer")
 RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
 """Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and the masks
 that transformers builds for fake tensors alone."""
@@ -493,7 +502,9 @@ def for_step(
         graph = graph.version(f"program {training} {amp}", lambda _: programs.of(training, amp))
         passes = RECORDED if passes is STEP else ()
     freeze = scenario.freeze if training else None
-    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters, not training)
+    own = graph.recorded is not None and graph.recorded.loss
+    head_loss = scenario.loss if training and scenario.loss in HEAD_LOSSES and not own else None
+    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss)
     return run(passes, graph, asked, keep=True)
 
 

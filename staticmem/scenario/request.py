@@ -17,7 +17,17 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
-from staticmem.scenario.step import LEVER_OPTIONS, OPTIMIZERS, STRATEGIES, WHOLE, Levers, Scenario, check_owner
+from staticmem.scenario.step import (
+    HEAD_LOSSES,
+    LEVER_OPTIONS,
+    LOSSES,
+    OPTIMIZERS,
+    STRATEGIES,
+    WHOLE,
+    Levers,
+    Scenario,
+    check_owner,
+)
 from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
 
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
@@ -63,9 +73,10 @@ class Request(Levers):
     )
     loss: str = option(
         "auto", STEP, "choice", "LOSS", "the loss; auto chooses by the output's shape",
-        choices=("auto", "cross-entropy", "mse", "mean", "sum", "none", "outputs"), training=True, example="auto",
+        choices=LOSSES, training=True, example="auto",
         details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
-        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size",
+        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size; the "
+        "others are those of libraries: [losses](levers.md#losses)",
     )
     dtype: str | None = option(
         None, STEP, "precision", "TYPE", "casts the whole model, as model.to(dtype)", choices=PRECISIONS,
@@ -210,6 +221,13 @@ class Request(Levers):
                 "What compiled code does under a parallel strategy is not covered.",
                 "Leave one of them out.",
                 code="SM167",
+            )
+        if self.parallel in ("tp", "pp") and loss in HEAD_LOSSES and mode == "train":
+            raise UsageError(
+                f"--loss {loss} and --parallel {self.parallel} cannot be combined",
+                "How a divided model runs this loss is not covered.",
+                "Use --loss cross-entropy.",
+                code="SM282",
             )
         # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}

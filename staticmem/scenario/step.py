@@ -17,6 +17,12 @@ TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
 # lion is timm's, adafactor-hf transformers' Adafactor, the 8-bit ones are bitsandbytes.optim's
 OPTIMIZERS = (*TORCH_OPTIMIZERS, "lion", "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit")
 FUSED = ("sgd", "adam", "adamw", "adagrad", "adam-8bit", "adamw-8bit", "lion-8bit")  # have fused kernels
+# losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
+# training loop with what the model has returned
+OF_THE_MODEL = ("causal-lm", "fused-linear-cross-entropy")
+AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy")
+HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
+LOSSES = ("auto", "cross-entropy", "mse", "bce", "mean", "sum", "none", "outputs", *HEAD_LOSSES)
 # strategies of several GPUs and how they are written
 TITLES = {
     "ddp": "DDP",
@@ -173,6 +179,13 @@ class Scenario(Levers):
                 "An optimizer's step needs those of a backward.",
                 "Use --mode train without --optimizer.",
                 code="SM166",
+            )
+        if self.training and self.loss in HEAD_LOSSES and self.compile:
+            raise UsageError(
+                f"--loss {self.loss} and --compile cannot be combined",
+                "The loss would run inside of the compiled code, which is not covered.",
+                "Use --loss cross-entropy, which runs after it.",
+                code="SM282",
             )
         self._check_optimizer()
 

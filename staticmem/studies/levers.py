@@ -66,6 +66,7 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield from _checkpoints(study)
         yield from _accumulation(study)
         yield from _outputs(study)
+        yield from _losses(study)
         yield from _optimizers(study)
         yield from _freezing(study)
     if not study.graph.inplace_known and request.inplace_activations != "all":
@@ -132,6 +133,17 @@ def _outputs(study: Study) -> Iterator[Lever]:
     if study.scenario.outputs == HELD and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // 100:
         note = "del outputs before backward(), or a function that returns the loss alone"
         yield Lever("drop the outputs before backward", {"outputs": DROPPED}, SAME, note)
+
+
+def _losses(study: Study) -> Iterator[Lever]:
+    """Cross entropy of tokens together with the last linear layer; a graph without one refuses them."""
+    result = study.result
+    if result.loss not in ("cross-entropy", "causal-lm") or 3 not in map(len, result.output_shapes[:2]):
+        return
+    liger = "gradients of the logits in the dtype of the model; Liger-Kernel"
+    yield Lever("the loss fused with the last linear layer", {"loss": "fused-linear-cross-entropy"}, NUMERICS, liger)
+    yield Lever("the last linear layer in the loss, by parts", {"loss": "linear-cross-entropy"}, SAME, "torchtune")
+    yield Lever("logits and their loss by parts", {"loss": "chunked-cross-entropy"}, SAME, "torchtune")
 
 
 # optimizers with less state than another; those of one family first

@@ -13,7 +13,7 @@ from staticmem.engine import losses
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.loss import cross_entropy_loss, mse_loss
+from staticmem.ops.loss import binary_cross_entropy_with_logits, cross_entropy_loss, mse_loss
 from staticmem.ops.reduction import mean
 from staticmem.ops.views import flatten
 
@@ -77,6 +77,17 @@ def test_cross_entropy_is_what_a_model_would_run(shape: tuple[int, ...], amp: DT
 
     dtype = amp or dtypes.float32
     assert buffers(shape, dtype, amp, added) == buffers(shape, dtype, amp, called)
+
+
+def test_bce_is_what_a_model_would_run() -> None:
+    def added(e: Eager, output: Tensor, target: Tensor) -> Tensor:
+        return losses.run(e, "bce", output, e.alias(output, output.shape, output.strides))
+
+    def called(e: Eager, output: Tensor, target: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(e, output, e.alias(output, output.shape, output.strides))
+
+    assert losses.target_of("bce", (4, 3)) == ((4, 3), dtypes.float32)
+    assert buffers((4, 3), dtypes.float32, None, added) == buffers((4, 3), dtypes.float32, None, called)
 
 
 def test_mse_and_mean_are_what_a_model_would_run() -> None:

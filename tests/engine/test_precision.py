@@ -55,6 +55,16 @@ def test_without_a_cast_the_casts_are_nothing() -> None:
     assert {b.dtype for b in made.values()} == {float32}
 
 
+def test_a_move_to_the_device_is_no_cast() -> None:
+    """`positions.to(device)` is exported with all options that the tensor has: `to.dtype_layout`."""
+    b = Builder(x=(4, 8))
+    start = b.within().call("relu", X, name="start")
+    moved = b.call("to.dtype_layout", start, float32, name="moved")
+    made = buffers(b.graph(b.call("mul.Tensor", moved, 2.0, name="out")))
+    assert "moved" not in made
+    assert made["out"].dtype is bfloat16
+
+
 @pytest.mark.parametrize(("target", "args"), [("zeros", ((4, 8),)), ("ones", ((4, 8),)), ("full", ((4, 8), 0.5))])
 def test_factories_follow_the_model(target: str, args: tuple[object, ...]) -> None:
     b = Builder(x=(4, 8))

@@ -7,6 +7,7 @@ import cases_fourier
 import cases_indexing
 import cases_layers
 import cases_linear
+import cases_losses
 import cases_more
 import cases_pointwise
 import cases_programs
@@ -24,6 +25,7 @@ CASES = [
     *cases_more.CASES,
     *cases_elementary.CASES,
     *cases_fourier.CASES,
+    *cases_losses.CASES,
 ]
 _CHECK = "a check of the exporter: returns nothing"
 _RESERVE = "only cuDNN runs it as one node, and only cuDNN knows its reserve"

@@ -50,7 +50,7 @@ def run_nodes(starts: list[Any], sources: dict[int, Any], arrived: Callable[[str
         outs: list[Any] = [None] * len(fn.next_functions)
         if any(g is not None for g in grads):
             with torch.no_grad():
-                made = fn(*grads)
+                made = (fn if callable(fn) else fn.apply)(*grads)
             outs = list(made) if isinstance(made, tuple) else [made]
             del made
         edges = fn.next_functions

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import library_losses
 import torch
 from observe import Case, Observation, Spec, View
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -113,7 +114,12 @@ def _convert(value: Any, key: str = "") -> Any:
 
 
 def op(target: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls `aten::name` or `aten::name.overload`; what takes no tensor is made on the GPU."""
+    """Calls `aten::name` or `aten::name.overload`, or the function of a library that `staticmem::name` stands for.
+
+    What takes no tensor is made on the GPU.
+    """
+    if target.startswith("staticmem::"):
+        return getattr(library_losses, target.removeprefix("staticmem::"))(*args, **kwargs)
     name, _, overload = target.removeprefix("aten::").partition(".")
     packet = getattr(torch.ops.aten, name)
     function = getattr(packet, overload) if overload else packet

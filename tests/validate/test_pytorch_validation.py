@@ -150,6 +150,7 @@ def test_no_cuda_here() -> None:
         ({"optimizer": "adam", "compile": True}, "SM226"),
         ({"optimizer": "adam", "parallel": "ddp", "devices": 2}, "SM226"),
         ({"optimizer": "lion"}, "SM226"),
+        ({"optimizer": "adam", "loss": "causal-lm"}, "SM226"),
         ({"optimizer": "adam-8bit"}, "SM226"),
         ({"optimizer": "adam", "grad_scaler": True}, "SM226"),
     ],

@@ -19,7 +19,7 @@ from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.scenario.request import OPTIONS, Request, request_of
-from staticmem.scenario.step import TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.step import HEAD_LOSSES, TORCH_OPTIMIZERS, Scenario
 from staticmem.studies import Study
 from staticmem.studies.device import device_of
 from staticmem.units import GIB
@@ -108,6 +108,13 @@ def _check(request: Request) -> None:
                 f"Leave {flag} away; 'staticmem analyze' predicts it.",
                 code="SM226",
             )
+    if request.loss in HEAD_LOSSES:
+        raise UsageError(
+            f"--loss {request.loss} cannot be run",
+            "It is a loss of a library, and a run has PyTorch alone.",
+            "Use --loss cross-entropy; 'staticmem analyze' predicts the other.",
+            code="SM226",
+        )
     if request.optimizer is not None and request.optimizer not in TORCH_OPTIMIZERS:
         raise UsageError(
             f"{request.optimizer} cannot be run",

@@ -172,6 +172,8 @@ class Steps:
             raise NotRunnableError("--loss outputs has gradients of its own for the outputs, and no loss to run")
         if self.loss_name == "mse":
             return F.mse_loss(output, self.target)
+        if self.loss_name == "bce":
+            return F.binary_cross_entropy_with_logits(output, self.target)
         if self.loss_name == "cross-entropy":
             if output.ndim == 3:
                 return F.cross_entropy(output.flatten(0, 1), self.target.flatten())

@@ -1,0 +1,162 @@
+"""Losses that stand at the end of a graph as ops of their own: `--loss causal-lm` and those that replace the last
+linear layer.
+
+`causal-lm` is computed by the model, from its labels: the op runs in the frame of the model, and its result is an
+output before the others. `chunked-cross-entropy` has the last linear layer run on each part of the sequence;
+`linear-cross-entropy` and `fused-linear-cross-entropy` run it inside of the loss. What they allocate is in
+`ops.head_losses`, with its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from staticmem.errors import UsageError
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Recorded, Ref, Value
+from staticmem.ops.head_losses import CHUNKS
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
+
+LABELS, LOSS = "target", "loss"  # values that the pass adds
+
+
+class Head(NamedTuple):
+    """The last linear layer: the op, where it stands, and its result in elements, (batch, length, classes)."""
+
+    op: Op
+    at: int
+    shape: tuple[int, ...]
+
+
+def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph with the loss as its first output, and the labels as an input.
+
+    Raises:
+        UsageError: the model has no linear layer of which the loss could be made.
+    """
+    loss = asked.head_loss
+    assert loss is not None
+    head = _head(graph, loss)
+    labels = Value(LABELS, dtypes.int64, head.shape[:-1])
+    others = graph.outputs[1:]
+    if loss == "causal-lm":
+        op = _op(loss, (Ref(graph.outputs[0]), Ref(LABELS)), head.op.modules[:-1])
+        return _with(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), ()
+    if loss == "chunked-cross-entropy":
+        made, chunks = _chunks(head)
+        op = _op(loss, (tuple(Ref(name) for name in chunks), Ref(LABELS)), _OWN)
+        return _with(graph, head, made, [op], labels, (LOSS, *chunks, *others)), ()
+    hidden, weight, bias = _linear(head.op)
+    arguments = (hidden, weight, bias, Ref(LABELS))
+    if loss == "linear-cross-entropy":  # the model returns what its last layer would read
+        assert isinstance(hidden, Ref)
+        op = _op(loss, arguments, _OWN)
+        return _with(graph, head, [], [op], labels, (LOSS, hidden.name, *others)), ()
+    op = _op(loss, arguments, head.op.modules[:-1])
+    return _with(graph, head, [], [op], labels, (LOSS, *others)), ()
+
+
+_OWN = (Frame("loss", ""),)  # the call of a loss of its own, after the model has returned
+
+
+def _op(loss: str, args: tuple[Arg, ...], modules: tuple[Frame, ...]) -> Op:
+    names = {"causal-lm": "causal_lm_loss"}
+    return Op(LOSS, f"staticmem::{names.get(loss, loss.replace('-', '_'))}", args, {}, (LOSS,), modules)
+
+
+def _linear(op: Op) -> tuple[Arg, Arg, Arg]:
+    """Input, weight and bias of a linear layer."""
+    args = (*op.args, *op.kwargs.values())
+    return args[0], args[1], args[2] if len(args) > 2 else None
+
+
+def _head(graph: Graph, loss: str) -> Head:
+    """The linear layer whose result is the first output."""
+    made = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
+    name = graph.outputs[0] if graph.outputs else ""
+    op = graph.ops[made[name]] if name in made else None
+    value = graph.values.get(name)
+    shape = value.shape if value is not None else None
+    if op is None or shape is None:
+        raise _refused(loss, "Its first output is no result of an op whose size the file has.")
+    if loss == "causal-lm":
+        if len(shape) != 3:
+            raise _refused(loss, f"Its first output has shape {list(shape)}; logits are (batch, tokens, classes).")
+        return Head(op, len(graph.ops) - 1, shape)
+    weight = _linear(op)[1] if op.base == "aten::linear" else None
+    if op.base != "aten::linear" or not isinstance(weight, Ref):
+        raise _refused(loss, f"Its first output is made by {op.target}, not by a linear layer.")
+    if weight.name not in {p.value.name for p in graph.parameters}:
+        raise _refused(loss, "The weight of the linear layer that makes its first output is no parameter.")
+    if name in graph.last_read or name in graph.outputs[1:]:
+        raise _refused(loss, "Other ops, or other outputs, need what its last linear layer returns.")
+    few = len(shape) != 3 and (loss != "fused-linear-cross-entropy" or len(shape) != 2)
+    if few or (loss == "chunked-cross-entropy" and shape[1] < 1):
+        raise _refused(loss, f"Its first output has shape {list(shape)}; logits are (batch, tokens, classes).")
+    return Head(op, made[name], shape)
+
+
+def _refused(loss: str, why: str) -> UsageError:
+    return UsageError(
+        f"--loss {loss} does not fit this model",
+        why,
+        "Use --loss cross-entropy, or export the model with a loss of yours: staticmem export --loss MODULE:FUNCTION.",
+        code="SM281",
+    )
+
+
+def _chunks(head: Head) -> tuple[list[Op], list[str]]:
+    """`[self.output(chunk) for chunk in h.chunk(CHUNKS, dim=1)]` and the results.
+
+    Source: torchtune, modules/transformer.py, `TransformerDecoder.chunked_output`.
+    """
+    hidden, weight, bias = _linear(head.op)
+    length = head.shape[1]
+    size = -(-length // CHUNKS)
+    count = -(-length // size)
+    parts = [f"{head.op.name}.hidden.{k}" for k in range(count)]
+    logits = [f"{head.op.name}.logits.{k}" for k in range(count)]
+    split = replace(
+        head.op, name=f"{head.op.name}.chunk", target="aten::chunk", args=(hidden, CHUNKS, 1), kwargs={},
+        outputs=tuple(parts), modules=head.op.modules[:-1],
+    )  # fmt: skip
+    made = [
+        replace(head.op, name=name, args=(Ref(part), weight, bias), kwargs={}, outputs=(name,))
+        for part, name in zip(parts, logits, strict=True)
+    ]
+    return [split, *made], logits
+
+
+def _with(
+    graph: Graph, head: Head, instead: Sequence[Op], last: Sequence[Op], labels: Value, outputs: tuple[str, ...]
+) -> Graph:
+    """The graph with other ops in place of the head, and the loss as its last op."""
+    before, after = graph.ops[: head.at], graph.ops[head.at + 1 :]
+    ops = (*before, *instead, *after, *last)
+    names = {name for op in ops for name in op.outputs}
+    values = {name: value for name, value in graph.values.items() if name in names or name not in head.op.outputs}
+    recorded = graph.recorded
+    if recorded is not None:
+        recorded = _moved(recorded, head, len(instead), ops, outputs)
+    inputs = (*graph.inputs, labels)
+    return replace(graph, ops=ops, inputs=inputs, outputs=outputs, values=values, recorded=recorded)
+
+
+def _moved(recorded: Recorded, head: Head, instead: int, ops: Sequence[Op], outputs: Sequence[str]) -> Recorded:
+    """What a recording says of ops by their indices, where those from the head on have moved. What the head read is
+    held until the last op that reads it now."""
+    shift = instead - 1
+    last = {name: index + shift * (index > head.at) for name, index in recorded.last_held.items()}
+    reads = {name: index for index, op in enumerate(ops) for name in op.refs()}
+    of_new = [name for op in ops[head.at : head.at + instead] for name in op.outputs]
+    last |= {name: reads[name] for name in (*head.op.refs(), *of_new) if name in last or name in of_new}
+    last = {name: index for name, index in last.items() if name not in outputs}
+    regions = tuple(
+        replace(r, start=r.start + shift * (r.start > head.at), end=r.end + shift * (r.end > head.at))
+        for r in recorded.regions
+    )
+    return replace(recorded, last_held=last, regions=regions)
