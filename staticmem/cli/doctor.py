@@ -135,10 +135,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def render(environment: Environment, view: View = PLAIN) -> str:
-    """A line for each package, and what is wrong last."""
+    """What is wrong, and a line for each package."""
     wrong = "; ".join(problems(environment)) or "Everything that is needed is installed."
+    if view.quiet:
+        return view.line(wrong)
     text, style = Text(view), view.style
-    text.add(f"staticmem {environment.staticmem}, Python {environment.python}, {environment.platform}", "bold")
+    text.answer(wrong)
+    text.heading(f"staticmem {environment.staticmem}, Python {environment.python}, {environment.platform}")
     text.lines.append("")
     wide = max(len(p.name) for p in environment.packages)
     for package in environment.packages:
@@ -147,7 +150,7 @@ def render(environment: Environment, view: View = PLAIN) -> str:
         line = f"  {package.name:<{wide}}  {style.paint(f'{state:<16}', colour)}  {package.use}"
         text.lines.append(line + (f" ({package.problem})" if package.problem else ""))
     text.heading(f"  hardware data of {environment.hardware_data}; output in {environment.encoding}", "")
-    return style.paint(view.line(wrong)[:-1], "bold") + "\n" if view.quiet else text.end(wrong)
+    return text.end()
 
 
 FORMATS = (Format("table", "txt", render), JSON)

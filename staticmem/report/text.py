@@ -11,6 +11,8 @@ from staticmem.ir.record import record
 from staticmem.units import format_bytes
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_NARROWEST = 12  # columns that a text keeps, however narrow the terminal
+_BETWEEN_WORDS = (" ", ".", "/", ":")
 _ASCII = {"—": "-", "·": "-", "…": "...", "\u00d7": "x", "█": "#", "░": ".", "│": "|", "─": "-", "≤": "<=", "→": "->"}
 
 
@@ -49,11 +51,15 @@ class Style:
         return text.encode("ascii", "replace").decode("ascii")
 
     def cut(self, text: str, room: int | None) -> str:
-        """`text` in at most `room` columns."""
+        """`text` in at most `room` columns, cut between words where one ends in the second half of the room."""
         if room is None or len(text) <= room:
             return text
         mark = "…" if self.unicode else "..."
-        return text[: max(room - len(mark), 0)] + mark if room > len(mark) else text[: max(room, 0)]
+        if room <= len(mark):
+            return text[: max(room, 0)]
+        text = text[: room - len(mark)]
+        end = max(map(text.rfind, _BETWEEN_WORDS))
+        return (text[:end].rstrip(" ,;:(") if end > len(text) // 2 else text) + mark
 
 
 def style_for(stream: TextIO, colour: str = "auto", environment: Mapping[str, str] | None = None) -> Style:
@@ -127,9 +133,14 @@ class Text:
         )  # fmt: skip
         self.lines += [self.style.paint(line, colour) for line in lines] if colour else lines
 
-    def end(self, verdict: str) -> str:
-        """The text, with its most important line last."""
-        self.heading(verdict)
+    def answer(self, text: str, next_step: str = "") -> None:
+        """The first lines: what the user came for, and what to do next."""
+        self.wrap(text, colour="bold")
+        if next_step:
+            self.wrap(next_step, colour="dim")
+
+    def end(self) -> str:
+        """The text, with its line break."""
         return "\n".join(self.lines) + "\n"
 
 
@@ -140,30 +151,55 @@ def columns(
     *,
     indent: str = "",
     widest: Mapping[int, int] | None = None,
+    optional: Iterable[int] = (),
     colour: Callable[[int, int, str], str] | None = None,
 ) -> list[str]:
     """Rows of the same length as aligned lines; an empty row is a rule.
 
+    Where the terminal is narrower than the table, columns of `optional` are left out, and then the widest texts are
+    cut.
+
     Args:
         right: columns of numbers, which are aligned to the right.
         widest: the most that a column may take; longer texts are cut.
+        optional: columns that may be left out, from the least important on.
         colour: the name of a colour, or nothing, by the numbers of row and column, and the text.
     """
     table = [[style.plain(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*filter(None, table), strict=True)]
+    widths = dict(enumerate(max(map(len, column)) for column in zip(*filter(None, table), strict=True)))
     for column, most in (widest or {}).items():
         widths[column] = min(widths[column], most)
+    if style.width is not None:
+        _fit(widths, style.width - len(indent), optional, right)
     lines = []
     for number, row in enumerate(table):
         cells = []
-        for column, (text, width) in enumerate(zip(row or ["-" * width for width in widths], widths, strict=True)):
-            text = style.cut(text, width)
+        for column, width in widths.items():
+            text = style.cut(row[column], width) if row else "-" * width
             padding = " " * (width - len(text))
             if colour is not None:
                 text = style.paint(text, colour(number, column, text))
             cells.append(padding + text if column in right else text + padding)
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
+
+
+def _fit(widths: dict[int, int], room: int, optional: Iterable[int], right: Container[int]) -> None:
+    """Takes columns and widths away until the table fits. A number is never cut."""
+
+    def excess() -> int:
+        return sum(widths.values()) + 2 * (len(widths) - 1) - room
+
+    for column in optional:
+        if excess() <= 0:
+            return
+        widths.pop(column, None)
+    texts = [column for column in widths if column not in right]
+    while texts and excess() > 0:
+        widest = max(texts, key=lambda column: widths[column])
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

@@ -150,26 +150,57 @@ def plural(n: int, word: str) -> str:
 
 
 def verdict(report: Report, view: View = PLAIN) -> str:
-    """The one line that a user came for."""
-    at = place(report.peak)
-    where = f"{_PHASES.get(report.peak.phase, report.peak.phase)}{f' ({at})' if at else ''}"
-    size = view.size(report.peak.live_bytes)
-    line = f"Peak {size} live tensor memory in {where} — {step_name(report)}."
+    """The answer: whether the step fits, how much of what; then the peak of live tensors."""
+    peak, gpu, step = report.peak, report.gpu, step_name(report)
+    live, at = view.size(peak.live_bytes), place(peak)
+    where = f"{_PHASES.get(peak.phase, peak.phase)}{f' ({at})' if at else ''}"
+    if peak.device_bytes is None:
+        return f"{live} of live tensors at the peak: {step}. The peak is in {where}."
+    device, band = view.size(peak.device_bytes), peak.bands.get("device")
+    most = f", {view.size(band.high)} at most" if band and band.high > peak.device_bytes else ""
+    if gpu is None:
+        card = f"{report.device.name}, which is assumed" if report.device else "a card that is assumed"
+        return (
+            f"{live} of live tensors at the peak, {device} on the device ({card}{most}): {step}. "
+            f"The peak is in {where}."
+        )
+    needs = f"{step} needs {device} of its {view.size(gpu.usable_bytes)}{most}{returned_text(report.device, view)}"
+    largest = largest_batch(report, view)
+    line = f"{_capital(fit_text(gpu, view).removeprefix('is '))}: {needs}. Live tensors peak at {live} in {where}."
+    return f"{line} {largest}" if largest else line
+
+
+def next_step(report: Report) -> str:
+    """What to ask next, by the answer."""
     gpu = report.gpu
     if gpu is None:
-        return line
-    device = view.size(report.peak.device_bytes or 0)
-    largest = largest_batch(report, view)
-    says = fit_text(gpu, view) + returned_text(report.device, view)
-    return f"{line} On the device {device}, which {says}.{f' {largest}' if largest else ''}"
+        return "Next: --gpu NAME says whether a card holds it; `staticmem size` compares cards."
+    if gpu.fit != "fits":
+        return "Next: `staticmem levers` lists what makes it smaller, `staticmem size` which cards hold it."
+    if report.max_batch is None and report.scenario.batch is not None:
+        return "Next: --max-batch finds the largest batch; `staticmem size` compares cards."
+    return ""
 
 
 def fit_text(gpu: GpuFit, view: View) -> str:
     """`fits a GeForce RTX 4090 with 3.10 GiB to spare`."""
+    card = with_article(gpu.name)
     if gpu.fit == "does not fit":
-        return f"does not fit a {gpu.name}: {view.size(gpu.missing_bytes)} short"
-    verb = "fits" if gpu.fit == "fits" else "is tight on"
-    return f"{verb} a {gpu.name}{' with' if gpu.fit == 'fits' else ':'} {view.size(gpu.headroom_bytes)} to spare"
+        return f"does not fit {card}, {view.size(gpu.missing_bytes)} short"
+    if gpu.fit == "fits":
+        return f"fits {card} with {view.size(gpu.headroom_bytes)} to spare"
+    return f"is tight on {card}, {view.size(gpu.headroom_bytes)} to spare"
+
+
+def with_article(name: str) -> str:
+    """`an L4`, `a T4`, `a GeForce RTX 4090`: letters that are spoken one by one begin as they are called."""
+    word = name.partition(" ")[0]
+    spelled = word.upper() == word
+    return f"{'an' if word[:1] in ('AEFHILMNORSX' if spelled else 'AEIO') else 'a'} {name}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def returned_text(device: DeviceInfo | None, view: View) -> str:

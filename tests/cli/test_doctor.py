@@ -25,12 +25,12 @@ def test_versions_are_those_of_the_packages(capsys: pytest.CaptureFixture[str]) 
     assert found["hardware_data"][:2] == "20"
 
 
-def test_table_ends_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_begins_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == "Everything that is needed is installed."
+    assert text.splitlines()[0] == "Everything that is needed is installed."
     assert main(["doctor", "-q"]) == 0
-    assert capsys.readouterr().out == text.splitlines()[-1] + "\n"
+    assert capsys.readouterr().out == text.splitlines()[0] + "\n"
 
 
 def test_problems() -> None:

@@ -66,5 +66,5 @@ def test_a_saved_report_in_every_format(report: Report, tmp_path: Path, capsys: 
         assert main(["report", str(saved), "-f", kind]) == 0
         assert capsys.readouterr().out == live
     assert main(["report", str(saved), "-o", str(tmp_path / "r.md"), "--top", "2"]) == 0
-    assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("**Peak ")
+    assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("**Fits a GeForce ")
     assert main(["report", str(tmp_path / "none.json")]) == 2

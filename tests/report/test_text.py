@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import staticmem
 from staticmem.report.formats.report import render
-from staticmem.report.model import Coverage, NoteInfo, OpCount, Report, UnknownOp
-from staticmem.report.text import Style, View, style_for
-from staticmem.report.verdict import optimizer_name, verdict
+from staticmem.report.model import Coverage, GpuFit, NoteInfo, OpCount, Report, UnknownOp
+from staticmem.report.text import Style, View, columns, style_for
+from staticmem.report.verdict import optimizer_name, verdict, with_article
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,22 +66,71 @@ def test_colour_changes_nothing_but_colour(report: Report) -> None:
 
 
 def test_verdict(report: Report) -> None:
-    assert verdict(report).endswith("training seed.pt2, batch 2, Adam.")
     # 4 tensors of 2 x 64 x 682 x 700 floats are 932.4 MiB, the outputs that the loop holds half of one; the image,
     # parameters, gradients and Adam's state the rest
-    assert verdict(report).startswith("Peak 1.04 GiB live tensor memory in backward (threshold_backward in 3)")
-    assert verdict(report, View(units="bytes")).startswith(f"Peak {report.peak.live_bytes:,} B live")
-    fused = dataclasses.replace(report.scenario, optimizer="sgd", momentum=0.9, optimizer_impl="fused")
+    assert verdict(report).startswith("1.04 GiB of live tensors at the peak, ")
+    assert "on the device (H100 SXM 80 GB, which is assumed, " in verdict(report)
+    end = ": training seed.pt2, batch 2, Adam. The peak is in backward (threshold_backward in 3)."
+    assert verdict(report).endswith(end)
+    assert verdict(report, View(units="bytes")).startswith(f"{report.peak.live_bytes:,} B of live tensors")
+    fused = replace(report.scenario, optimizer="sgd", momentum=0.9, optimizer_impl="fused")
     assert optimizer_name(fused) == "SGD with momentum 0.9 (fused)"
 
 
 def test_meter_is_explained(report: Report) -> None:
-    text = " ".join(render(report).split())
-    assert "nvidia-smi shows more" in text
+    assert "nvidia-smi shows more" in " ".join(render(report, View(verbose=True)).split())
 
 
-def test_warnings_and_unknown_ops_come_just_before_the_verdict(report: Report) -> None:
-    changed = dataclasses.replace(
+def test_the_answer_comes_first_and_says_what_to_ask_next(report: Report) -> None:
+    fit = GpuFit("l4", "L4", "sm_89", 20 << 30, "fits", 5 << 30, 0, ())
+    for words, changed in (
+        ("Fits an L4 with 5.00 GiB to spare: training seed.pt2", fit),
+        ("Tight on an L4, 1.00 GiB to spare: training seed.pt2", replace(fit, fit="tight", headroom_bytes=1 << 30)),
+        ("Does not fit an L4, 2.00 GiB short: training", replace(fit, fit="does not fit", missing_bytes=2 << 30)),
+    ):
+        answer, *_ = render(replace(report, gpu=changed)).split("\n\n")
+        assert answer.startswith(words)
+        assert answer.splitlines()[-1].startswith("Next: ")
+        assert ("levers" in answer) == (changed.fit != "fits")
+
+
+@pytest.mark.parametrize(
+    "name",
+    "an A100 PCIe, an L4, an RTX A6000, an MI300X, an Arc B580, an H200, a Tesla T4, a GeForce RTX 4090, a B200, "
+    "a V100, a GB200".split(", "),
+)
+def test_articles(name: str) -> None:
+    assert with_article(name.split(" ", 1)[1]) == name
+
+
+def test_notes_take_a_line_each_and_are_whole_on_request(report: Report) -> None:
+    long = NoteInfo("SM999", "something is assumed, " * 8 + "and that is all", 1)
+    changed = replace(report, assumptions=(long,))
+    short = render(changed)
+    assert "Assumptions (-v has them in full)\n  SM999  something is assumed, " in short
+    assert "that is all" not in short
+    assert "that is all" in render(changed, View(verbose=True))
+
+
+@given(st.integers(20, 200), st.lists(st.text("abc .", min_size=1, max_size=60), min_size=2, max_size=6))
+def test_a_table_fits_the_terminal(width: int, cells: list[str]) -> None:
+    """Columns that may go are left out from the first on; numbers are whole."""
+    style, heads = Style(width=width), [f"head {i}" for i in range(len(cells))]
+    rows = [[*heads, "number"], [*cells, "1234567"]]
+    lines = columns(rows, style, right=(len(cells),), optional=range(len(cells) - 1, 0, -1))
+    assert all(line.endswith(end) for line, end in zip(lines, ("number", "1234567"), strict=True))
+    assert max(map(len, lines)) <= max(width, 12 + 2 + 7)
+
+
+def test_texts_are_cut_between_words() -> None:
+    assert Style().cut("saved for the backward of conv1", 24) == "saved for the backward…"
+    assert Style(unicode=False).cut("layer1.0.downsample.1", 18) == "layer1.0..."
+    assert Style().cut("convolution", 6) == "convo…"
+    assert Style().cut("whole", 5) == "whole"
+
+
+def test_warnings_and_unknown_ops_come_last(report: Report) -> None:
+    changed = replace(
         report,
         warnings=(NoteInfo("SM999", "BatchNorm was folded away", 53),),
         coverage=Coverage(OpCount(5, 0, 1), (UnknownOp("custom::f", 3, 4096),)),
@@ -87,12 +138,12 @@ def test_warnings_and_unknown_ops_come_just_before_the_verdict(report: Report) -
     text = render(changed)
     assert "unknown: custom::f, 3 calls, 4.00 KiB of results" in text
     assert "Coverage: 5 of 6 ops known" in text
-    assert text.index("BatchNorm was folded away (53 places) [SM999]") > text.index("Assumptions")
+    assert text.index("SM999  BatchNorm was folded away (53 places)") > text.index("Assumptions")
 
 
 def test_control_characters_are_not_printed(report: Report) -> None:
-    entry = dataclasses.replace(report.top_tensors[0], name="evil\x1b[2J\nname", module="m\x07")
-    changed = dataclasses.replace(report, top_tensors=(entry,))
+    entry = replace(report.top_tensors[0], name="evil\x1b[2J\nname", module="m\x07")
+    changed = replace(report, top_tensors=(entry,))
     text = render(changed)
     assert "\x1b" not in text
     assert "evil?[2J?name" in text

@@ -38,17 +38,19 @@ def _count(n: int) -> str:
 
 
 def render(check: Check, view: View = PLAIN) -> str:
-    """A row for each outcome, and the headline as the last line."""
+    """The headline, and a row for each outcome."""
     if view.quiet:
         return view.line(headline(check, view))
     text, marks = Text(view), [_mark(o) for o in check.outcomes]
+    text.answer(headline(check, view))
+    text.lines.append("")
     rows = [("", *HEADS), *[(_mark(o), _metric(o), *_sizes(o, view), _configuration(o)) for o in check.outcomes]]
-    lines = columns(rows, view.style, right=(2, 3, 4))
-    text.lines = [view.style.paint(line, _COLOURS[mark]) for line, mark in zip(lines, ["", *marks], strict=True)]
+    lines = columns(rows, view.style, right=(2, 3, 4), optional=(4, 2))
+    text.lines += [view.style.paint(line, _COLOURS[mark]) for line, mark in zip(lines, ["", *marks], strict=True)]
     for outcome in check.outcomes:
         if outcome.error is not None:
             text.heading(f"{_configuration(outcome)}: {outcome.error.what}: {outcome.error.why}", "")
-    return text.end(headline(check, view))
+    return text.end()
 
 
 def _mark(o: Outcome) -> str:

@@ -88,10 +88,11 @@ def _more(rows: Sequence[object], top: int) -> str:
 
 
 def render(d: ReportDiff, view: View = PLAIN) -> str:
-    """Text with a final newline; the headline is its last line."""
+    """Text with a final newline; the headline comes first."""
     if view.quiet:
         return view.line(headline(d, view))
     text = Text(view)
+    text.answer(headline(d, view))
     text.heading("Before and after")
     for mark, side in (("-", d.before), ("+", d.after)):
         text.add(f"  {mark} {side.step}: peak in {side.phase}, {side.peak_at or 'nothing allocated'}")
@@ -105,7 +106,7 @@ def render(d: ReportDiff, view: View = PLAIN) -> str:
     if not d.complete:
         text.lines.append("")
         text.add("A saved report lists its largest tensors only: save it with --explain-peak for all of them.")
-    return text.end(headline(d, view))
+    return text.end()
 
 
 def _colour(row: int, column: int, text: str) -> str:

@@ -19,7 +19,7 @@ def render(cards: Sequence[Gpu], view: View = PLAIN) -> str:
     if view.quiet:
         return "".join(view.line(card.slug) for card in cards)
     rows = [HEADS, *[_row(card, view) for card in cards]]
-    return "\n".join(columns(rows, view.style, right=(2, 3, 4, 6, 8))) + "\n"
+    return "\n".join(columns(rows, view.style, right=(2, 3, 4, 6, 8), optional=(6, 7, 9, 5, 4, 8))) + "\n"
 
 
 def _row(card: Gpu, view: View) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from staticmem.units import format_count
 
 HEADS = "layer,input,output,parameters,activations,saved,MACs,read + write,at the peak,share".split(",")
 _WIDEST = {0: 44, 1: 26, 2: 26}
+_SPARE = (1, 7, 9, 4, 6, 2)  # columns that a narrow terminal can do without
 
 
 def render(table: LayerTable, view: View = PLAIN) -> str:
@@ -21,7 +22,7 @@ def render(table: LayerTable, view: View = PLAIN) -> str:
     heads = [name.upper() if style.colour else name for name in HEADS]
     rows: list[Sequence[str]] = [heads, *[_row(table, layer, view) for layer in layers]]
     rows += [(), ("total", *_row(table, root, view)[1:])]
-    lines = columns(rows, style, range(3, len(HEADS)), widest=_WIDEST)
+    lines = columns(rows, style, range(3, len(HEADS)), widest=_WIDEST, optional=_SPARE)
     lines[0], lines[-1] = style.paint(lines[0], "bold"), style.paint(lines[-1], "bold")
     if root.own.peak_bytes and layers:
         outside = view.size(root.own.peak_bytes)

@@ -10,10 +10,11 @@ _CHANGES = {NUMERICS: "numerics", TRAINING: "training"}
 
 
 def render(levers: Levers, view: View = PLAIN) -> str:
-    """The table, what to add to the command line for each, and the answer as the last line."""
+    """The answer, the table, and what to add to the command line for each."""
     if view.quiet:
         return view.line(verdict(levers, view))
     text, fit = Text(view), levers.gpu is not None
+    text.answer(verdict(levers, view))
     heads = ["saves", "compute", "peak", *["fit"] * fit, "changes", "do"]
     base = ["", "", _peak(levers.base, view), *[levers.base.fit or ""] * fit, "", "(as asked)"]
     rows = []
@@ -21,13 +22,13 @@ def render(levers: Levers, view: View = PLAIN) -> str:
         changes = _CHANGES.get(row.changes, "-")
         sizes = (_saved(row, view), _compute(row), _peak(row, view))
         rows.append([*sizes, *[row.fit or ""] * fit, changes, row.does])
-    text.lines = columns([heads, base, *rows], view.style, right=range(3))
-    text.lines[0] = view.style.paint(text.lines[0], "bold")
+    head, *lines = columns([heads, base, *rows], view.style, right=range(3), optional=(3 + fit,))
+    text.lines += ["", view.style.paint(head, "bold"), *lines]
     text.heading("Flags", "")
     for row in levers.rows:
         if row.flags:
             text.add(f"  {row.does}: {row.flags}")
-    return text.end(verdict(levers, view))
+    return text.end()
 
 
 def _saved(row: LeverRow, view: View) -> str:

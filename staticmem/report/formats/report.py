@@ -1,4 +1,4 @@
-"""The report of a step for a terminal: sections from the model to the verdict, which is the last line."""
+"""The report of a step for a terminal: the answer, and then the sections that it follows from."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from staticmem.report.verdict import (
     compiled_rows,
     joined,
     meter_rows,
+    next_step,
     of_size,
     optimizer_name,
     phase_rows,
@@ -49,6 +50,7 @@ def render(report: Report, view: View = PLAIN) -> str:
     if view.quiet:
         return view.line(verdict(report, view))
     text = Text(view)
+    text.answer(verdict(report, view), next_step(report))
     _model(text, report)
     _categories(text, report)
     if report.device is not None:
@@ -61,20 +63,21 @@ def render(report: Report, view: View = PLAIN) -> str:
         _explain(text, report)
     elif report.top_tensors:
         _tensors(text, report)
-    _multipliers(text, report)
+    if view.verbose:
+        _multipliers(text, report)
     if report.textbook is not None:
         _textbook(text, report)
     _coverage(text, report)
-    for title, notes, colour in (
-        ("Assumptions", report.assumptions, ""),
-        ("Notes on the file", report.notes if view.verbose else (), ""),
-        ("Warnings", report.warnings, "yellow"),
-    ):
-        if notes:
-            note_list(text, title, notes, colour)
-    text.lines.append("")
-    text.wrap(METER)
-    return text.end(verdict(report, view))
+    if report.assumptions:
+        note_list(text, "Assumptions", report.assumptions, short=not view.verbose)
+    if report.notes and view.verbose:
+        note_list(text, "Notes on the file", report.notes)
+    if report.warnings:
+        note_list(text, "Warnings", report.warnings, "yellow")
+    if view.verbose:
+        text.lines.append("")
+        text.wrap(METER)
+    return text.end()
 
 
 def _model(text: Text, report: Report) -> None:
@@ -106,10 +109,10 @@ def _categories(text: Text, report: Report) -> None:
     wide = max(map(len, [total, *[size(n) for _, n in parts]]))
     mark = "█" if style.unicode else "#"
     for category, nbytes in parts:
-        length = max(round(min(nbytes / max(peak.live_bytes, 1), 1.0) * _BAR), 1)  # what is not nothing shows
+        length = round(min(nbytes / max(peak.live_bytes, 1), 1.0) * _BAR)
         bar = style.paint(mark * length, _COLOURS.get(category, "dim"))
         of_all = share(nbytes, peak.live_bytes)
-        text.lines.append(f"  {category_name(category):<15}  {size(nbytes):>{wide}}  {of_all:>6}  {bar}")
+        text.lines.append(f"  {category_name(category):<15}  {size(nbytes):>{wide}}  {of_all:>6}  {bar}".rstrip())
     text.lines.append(f"  {'total':<15}  {total:>{wide}}  {plural(peak.tensors, 'tensor')}")
     band = peak.bands["live"]
     if band.low < band.high:
@@ -226,12 +229,28 @@ def _coverage(text: Text, report: Report) -> None:
         text.add(f"  unknown: {row.op}, {plural(row.count, 'call')}, {results}", "yellow")
 
 
-def note_list(text: Text, title: str, notes: Sequence[NoteInfo], colour: str = "", heading: str = "bold") -> None:
-    """A section of notes, each wrapped."""
+def note_list(
+    text: Text,
+    title: str,
+    notes: Sequence[NoteInfo],
+    colour: str = "",
+    heading: str = "bold",
+    short: bool = False,
+) -> None:
+    """A section of notes: each in full, or in a line each, where the heading says how to read the rest."""
+    lines = [f"{note.text}{f' ({note.count} places)' if note.count > 1 else ''}" for note in notes]
+    width = text.style.width or 100
+    if short:
+        cut = [text.style.cut(line, width - _CODE_WIDTH) for line in lines]
+        text.heading(f"{title}{' (-v has them in full)' if cut != lines else ''}", heading)
+        for note, line in zip(notes, cut, strict=True):
+            text.add(_NOTE.format(note.code, line), colour)
+        return
     text.heading(title, heading)
-    for note in notes:
-        count = f" ({note.count} places)" if note.count > 1 else ""
-        text.wrap(f"{note.text}{count} [{note.code}]", "    ", "  - ", colour)
+    for note, line in zip(notes, lines, strict=True):
+        text.wrap(line, _NOTE.format("", "     "), _NOTE.format(note.code, ""), colour)
 
 
+_NOTE = "  {}  {}"  # a code, which has five characters, and the text
+_CODE_WIDTH = 9
 FORMATS = (Format("table", "txt", render),)

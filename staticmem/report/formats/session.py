@@ -1,4 +1,4 @@
-"""The report of a session of the ONNX Runtime for a terminal; the verdict is the last line."""
+"""The report of a session of the ONNX Runtime for a terminal; the verdict comes first."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def render(report: SessionReport, view: View = PLAIN) -> str:
     if view.quiet:
         return view.line(verdict(report, view))
     text = Text(view)
+    text.answer(verdict(report, view))
     _model(text, report)
     text.heading("Meters")
     text.columns(_meters(report, view), right=(1,))
@@ -38,7 +39,7 @@ def render(report: SessionReport, view: View = PLAIN) -> str:
         note_list(text, "Assumptions", report.assumptions)
     if report.warnings:
         note_list(text, "Warnings", report.warnings, heading="yellow")
-    return text.end(verdict(report, view))
+    return text.end()
 
 
 def verdict(report: SessionReport, view: View = PLAIN) -> str:

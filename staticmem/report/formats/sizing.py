@@ -1,4 +1,4 @@
-"""The sizing report in a terminal and as CSV: the cards, what would make the step smaller, the recommendation last."""
+"""The sizing report in a terminal and as CSV: the recommendation, the cards, what would make the step smaller."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ ACCURACY = (_LIVE, _DEVICE, _RANKS)
 _COLOURS = {"fits": "green", "tight": "yellow", "with checkpointing": "yellow"}
 _HEADS = ("GPU", "usable", "needs", "at most", "", "headroom")
 CANNOT = "cannot run it"
+_SPARE = (5, 1)  # columns of _HEADS that a narrow terminal can do without
 _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 # columns of the CSV that are fields of a card
 _FIELDS = """
@@ -41,7 +42,8 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     if view.quiet:
         return view.line(sizing.recommendation)
     text, style = Text(view), view.style
-    text.add(f"Sizing: {sizing.step}", "bold")
+    text.answer(sizing.recommendation)
+    text.heading(f"Sizing: {sizing.step}")
     text.add(f"  {sizing.parameters:,} parameters, {view.size(sizing.live_bytes)} of live tensors at the peak")
     text.lines += ["", *_table(sizing, view)]
     if checkpointing(sizing):
@@ -60,7 +62,7 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     text.heading(
         f"Live memory is exact where the graph is known; the rest is a band (data of {sizing.data_checked}).", ""
     )
-    return text.end(sizing.recommendation)
+    return text.end()
 
 
 def _table(sizing: Sizing, view: View) -> list[str]:
@@ -93,7 +95,8 @@ def _table(sizing: Sizing, view: View) -> list[str]:
         return _COLOURS.get(text, "red")
 
     right = [i for i in range(len(heads)) if i not in (0, _OUTCOME)]
-    lines = columns([heads, *rows], view.style, right, indent="  ", colour=colour)
+    spare = [*range(len(heads) - 1, len(_HEADS) - 1, -1), *_SPARE]
+    lines = columns([heads, *rows], view.style, right, indent="  ", optional=spare, colour=colour)
     slugs = [row.slug for row in sizing.cards]
     lines[0] = view.style.paint(lines[0], "dim")
     if sizing.recommended in slugs:

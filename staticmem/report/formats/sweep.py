@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.model import CATEGORIES
 from staticmem.report.sweep import CardFit, Sweep, SweepRow
-from staticmem.report.text import PLAIN, View, columns
+from staticmem.report.text import PLAIN, Text, View, columns
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit": "dim"}
 _LEFT = ("name", "model", "phase", "fit")
@@ -19,17 +19,18 @@ _LARGEST = "batch device_bytes next_device_bytes safe_batch live_batch".split()
 
 
 def render(sweep: Sweep, view: View = PLAIN) -> str:
-    """The table, errors below it, and what it comes to as the last line."""
+    """What it comes to, the table, and errors below it."""
     if view.quiet:
         return view.line(verdict(sweep, view))
-    style, (heads, *rows) = view.style, _cells(sweep, view)
+    text, style, (heads, *rows) = Text(view), view.style, _cells(sweep, view)
+    text.answer(verdict(sweep, view))
     right = [i for i, name in enumerate(heads) if not name.startswith(_LEFT)]
-    lines = columns([heads, *rows], style, right, colour=_colour)
-    lines[0] = style.paint(lines[0], "bold")
+    head, *lines = columns([heads, *rows], style, right, optional=[heads.index("phase")], colour=_colour)
+    text.lines += ["", style.paint(head, "bold"), *lines]
     for row in sweep.rows:
         if row.error is not None:
-            lines.append(style.plain(f"  {row.index + 1}: {row.error.what}. {row.error.why} [{row.error.code}]"))
-    return "\n".join([*lines, "", style.plain(verdict(sweep, view))]) + "\n"
+            text.wrap(f"{row.index + 1}: {row.error.what}. {row.error.why} [{row.error.code}]", "    ", "  ")
+    return text.end()
 
 
 def _colour(row: int, column: int, text: str) -> str:

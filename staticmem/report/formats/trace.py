@@ -13,15 +13,18 @@ COLUMNS = "stage phase ops node module sign count dtype shape category bytes tot
 
 
 def render(listing: ChangeList, view: View = PLAIN) -> str:
-    """Text with a final newline: a head for each stage, its groups with + and -, the total; the peak comes last."""
-    last = ""
+    """Text with a final newline: a head for each stage, its groups with + and -, the total; the peak comes first."""
+    answer = ""
     if listing.peak is not None:
         size = view.size(listing.peak_bytes)
-        last = f"{len(listing.stages):,} of {listing.count:,} stages. Peak {size} at stage {listing.peak_stage}"
-        last += f": {_ops(listing.peak)}."
+        answer = f"{len(listing.stages):,} of {listing.count:,} stages. Peak {size} at stage {listing.peak_stage}"
+        answer += f": {_ops(listing.peak)}."
     if view.quiet:
-        return view.line(last or "no stage matches")
+        return view.line(answer or "no stage matches")
     text = Text(view)
+    if answer:
+        text.answer(answer)
+        text.lines.append("")
     for stage in listing.stages:
         text.add(f"{stage.index:>5}  {stage.phase}  {_ops(stage)}", "bold")
         for sign, groups, colour in (("+", stage.made, "red"), ("-", stage.freed, "green")):
@@ -32,7 +35,7 @@ def render(listing: ChangeList, view: View = PLAIN) -> str:
         text.add(f"       = {view.size(stage.total_bytes)}{within}{mark}")
     if not listing.stages:
         text.add("no stage matches")
-    return text.end(last) if last else "\n".join(text.lines) + "\n"
+    return text.end()
 
 
 def _ops(stage: Change) -> str:
