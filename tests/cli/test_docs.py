@@ -65,7 +65,8 @@ def test_every_example_is_found() -> None:
 def test_readme_begins_with_the_command() -> None:
     """The first line of code, the two commands, and a length that people read."""
     lines = README.read_text(encoding="utf-8").splitlines()
-    code = [line.strip() for line in lines if line.startswith("    ")]
+    blocks = re.sub(r"```.*?```", "", "\n".join(lines), flags=re.S)
+    code = [line.strip() for line in blocks.splitlines() if line.startswith("    ")]
     assert code[0] == "staticmem analyze model.onnx --optimizer adam"
     assert code[1] == "pip install . && staticmem analyze models/resnet50.onnx --optimizer adam"
     assert code[2] == 'pip install ".[dev]" && pytest'
