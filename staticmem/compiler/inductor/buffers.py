@@ -7,6 +7,7 @@ Sources, all of PyTorch 2.15: `torch/_inductor/ir.py` (`TensorBox`, `StorageBox`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.indexing import (
@@ -14,10 +15,13 @@ from staticmem.compiler.inductor.indexing import (
     Step,
     Views,
     chain,
+    dependence,
     new_shape,
+    simplest,
     stride_hints,
     strides_through,
     then,
+    without_ones,
 )
 from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of, storage_bytes
 from staticmem.ir.dtypes import DType
@@ -29,6 +33,32 @@ OPS_AT_MOST = 100  # graph.py, run_node: has_large_inner_fn(threshold=100)
 
 Weights = Mapping[object, int]  # what is computed, and how many calls of `ops` that is
 NOTHING: Weights = {}
+ANYWHERE = ("constant", "number")  # the first of keys of what is the same for each element
+
+
+class Place(NamedTuple):
+    """What is computed at another element than the one of the loops: of `shape`, through `views`. Calls with equal
+    text are one call, so that a sum written out computes what all its terms need once."""
+
+    what: object
+    shape: Shape
+    views: Views
+
+
+def at_views(weights: Weights, shape: Shape, views: Views) -> Weights:
+    """What a view of a computation of this shape computes."""
+    if not views or not weights:
+        return weights
+    return {_at(what, shape, views): count for what, count in weights.items()}
+
+
+def _at(what: object, shape: Shape, views: Views) -> object:
+    if isinstance(what, Place):
+        return _at(what.what, what.shape, then(what.views, shape, views))
+    if type(what) is tuple and what[0] in ANYWHERE:
+        return what
+    views = simplest(shape, views)
+    return Place(what, shape, views) if views else what
 
 
 class Buffer:
@@ -142,6 +172,10 @@ class Read:
         """Strides over the loops, as far as an index that is not linear has them."""
         return stride_hints(self.buffer.shape, self.buffer.place()[0], self.views)
 
+    def dependence(self) -> tuple[bool, ...]:
+        """Which loops its index depends on."""
+        return dependence(self.buffer.shape, self.buffer.place()[0], self.views)
+
 
 class Loops:
     """A computation of each element: `Pointwise`, or a `Reduction` over the last dimensions of `loops`.
@@ -172,10 +206,7 @@ class Loops:
         self.shape, self.dtype, self.weights, self.reduction = shape, dtype, weights, reduction
         self.loops = shape if loops is None else loops
         self.linear, self.kind = linear, kind
-        unique: dict[tuple[int, Views], Read] = {}
-        for read in reads:
-            unique.setdefault(read.key(), read)
-        self.reads = tuple(unique.values())
+        self.reads = once(reads, self.loops)
 
     @property
     def op_count(self) -> int:
@@ -186,6 +217,20 @@ class Loops:
         """`ComputedBuffer.get_fill_order`."""
         rows = [read.hints()[: len(shape)] for read in self.reads]
         return layout.pick_loop_order(rows, shape) if rows else None
+
+
+def once(reads: Iterable[Read], shape: Shape) -> tuple[Read, ...]:
+    """Accesses to the same elements are one."""
+    every = tuple(reads)
+    if len({read.buffer.number for read in every}) == len(every):
+        return every
+    unique: dict[object, Read] = {}
+    for read in every:
+        found = read.strides()
+        linear = found is not None and len(found[0]) == len(shape)
+        key = (without_ones(shape, found[0]), found[1]) if found is not None and linear else read.views
+        unique.setdefault((read.buffer.number, key), read)
+    return tuple(unique.values())
 
 
 class Box:
@@ -232,7 +277,8 @@ class Value:
             return (Read(data, self.views),), NOTHING
         if not self.views:
             return data.reads, data.weights
-        return tuple(Read(r.buffer, then(r.views, data.shape, self.views)) for r in data.reads), data.weights
+        moved = tuple(Read(r.buffer, then(r.views, data.shape, self.views)) for r in data.reads)
+        return moved, at_views(data.weights, data.shape, self.views)
 
     def view(self, step: Step, *, pad: bool = True) -> Value:
         """A view of this. One of a buffer decides the strides of the buffer."""

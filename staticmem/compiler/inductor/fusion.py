@@ -109,7 +109,7 @@ class Fusion:
         first, second = one, other
         if shared < SHARED_AT_LEAST:
             first, second, shared = self.aligned(one, other, shared, reorder)
-        if not shared or self.raises_peak(one, other, shared):
+        if not shared or self.raises_peak(one, other, self.shared(first, second)):
             return False
         if one.own & other.ancestors:
             fits = self.vertical(first, second) and compatible(first, second)
@@ -134,7 +134,9 @@ class Fusion:
     def aligned(self, one: SNode, other: SNode, shared: int, reorder: bool) -> tuple[SNode, SNode, int]:
         """Both, where they share little: one of them with its loops in another order, and what they share then."""
         if reorder:
-            one, other, shared = self.in_one_order(one, other, shared)
+            found = self.in_one_order(one, other)
+            if found is not None:
+                one, other, shared = found
         if shared < SHARED_AT_LEAST:
             turned = self.inverted(one, other)
             if turned is not None:
@@ -162,38 +164,34 @@ class Fusion:
         if any(step[0] not in ("reshape", "permute") for step in loops.reads[0].views):
             return None
         made = merge(other)
-        made.reads, made.writes = {number: {flat}}, {target: ("inverted", target)}
+        made.reads, made.writes = {number: {flat: None}}, {target: ("inverted", target)}
         made.ranges = ((size,),)
         return made
 
-    def in_one_order(self, one: SNode, other: SNode, shared: int) -> tuple[SNode, SNode, int]:
-        """One of them with its loops in the order of the other's (`shared_data_after_reordering_loop`)."""
+    def in_one_order(self, one: SNode, other: SNode) -> tuple[SNode, SNode, int] | None:
+        """One of them with its loops in the order of the other's (`_try_reorder_loops_for_candidates`)."""
         best: tuple[bool, int, int, Access, Access] | None = None
         for number in {*one.reads, *one.writes} & {*other.reads, *other.writes}:
-            mine = one.writes.get(number) or next(iter(one.reads[number]))
-            theirs = other.writes.get(number) or next(iter(other.reads[number]))
-            if (
-                not isinstance(mine[0], tuple)
-                or not isinstance(theirs[0], tuple)
-                or by_stride(mine) != by_stride(theirs)
-            ):
-                continue
+            mine, theirs = access_to(one, number), access_to(other, number)
             written = number in one.writes or number in other.writes
-            size = numel(mine[1])
-            if best is None or (written, size) > best[:2]:
-                best = (written, size, number, mine, theirs)
+            if by_stride(mine) == by_stride(theirs) and isinstance(mine[0], tuple):
+                size = numel([size for stride, size in zip(mine[0], mine[1], strict=True) if stride])
+                if best is None or (written, size) > best[:2]:
+                    best = (written, size, number, mine, theirs)
+            elif written and not may_be_turned(*((mine, theirs) if number in one.writes else (theirs, mine))):
+                return None
         if best is None:
-            return one, other, shared
+            return None
         _, _, number, mine, theirs = best
         if len(mine[1]) != len(theirs[1]):
-            return one, other, self.bytes_of(number, mine) if merged(mine) == merged(theirs) else shared
-        moved = reordered(one, mine, theirs) if not one.reduction else None
-        if moved is not None:
-            return moved, other, self.shared(moved, other)
-        moved = reordered(other, theirs, mine) if one.reduction and not other.reduction else None
-        if moved is not None:
-            return one, moved, self.shared(one, moved)
-        return one, other, shared
+            return (one, other, self.bytes_of(number, mine)) if merged(mine) == merged(theirs) else None
+        if not one.reduction:
+            moved = reordered(one, mine, theirs)
+            return None if moved is None else (moved, other, self.shared(moved, other))
+        if not other.reduction:
+            moved = reordered(other, theirs, mine)
+            return None if moved is None else (one, moved, self.shared(one, moved))
+        return None
 
     def bytes_of(self, number: int, access: Access) -> int:
         """`get_dep_size_hint`: elements that the loops reach."""
@@ -210,7 +208,8 @@ class Fusion:
         return found
 
     def raises_peak(self, one: SNode, other: SNode, shared: int) -> bool:
-        """`can_fusion_increase_peak_memory`: both would free a buffer that the other could take."""
+        """`can_fusion_increase_peak_memory`: both would free a buffer that the other could take. `shared`: bytes at the
+        same index, which is less than what loops that are one in memory share."""
         mine = self.single_reads(one)
         if not mine:
             return False
@@ -234,7 +233,7 @@ class Fusion:
         left: set[int] = set()
         for number in other.waits:
             written = one.writes.get(number)
-            reads = other.reads.get(number) or {STAR}
+            reads = other.reads.get(number) or (STAR,)
             if written is None or not all(reads_what_is_written(read, written) for read in reads):
                 left.add(number)
         for number, mutating in other.weak.items():
@@ -294,27 +293,43 @@ def reordered(node: SNode, mine: Access, theirs: Access) -> SNode | None:
     strides, wanted = mine[0], theirs[0]
     if len(set(strides)) != len(strides) or sorted(strides) != sorted(wanted) or count != len(strides):
         return None
+    if 0 in strides:
+        return None
     if any(other != ranges for other in node.ranges):
         return None
     order = [strides.index(stride) for stride in wanted]
 
     def moved(access: Access) -> Access:
         if access[0] == "indirect":
-            return ("indirect", access[1], tuple(access[2][at] for at in order), tuple(access[3][at] for at in order))
+            return ("indirect", access[1], *(tuple([part[at] for at in order]) for part in access[2:]))
         if not isinstance(access[0], tuple):
             return access
         full = (*access[0], *(0,) * (count - len(access[0])))
         return linear(tuple(full[at] for at in order), tuple(ranges[at] for at in order), access[2])
 
     made = merge(node)
-    made.reads = {number: {moved(access) for access in found} for number, found in node.reads.items()}
+    made.reads = {number: {moved(access): None for access in found} for number, found in node.reads.items()}
     made.writes = {number: moved(access) for number, access in node.writes.items()}
     made.ranges = tuple(tuple(sizes[at] for at in order) for sizes in node.ranges)
     return made
 
 
+def access_to(node: SNode, number: int) -> Access:
+    """Where it is written, else its last read."""
+    found = node.writes.get(number)
+    return found if found is not None else next(reversed(node.reads[number]))
+
+
+def may_be_turned(written: Access, read: Access) -> bool:
+    """The sizes of what is written are among those that are read: loops in another order may fit."""
+    if not isinstance(written[0], tuple) or not (isinstance(read[0], tuple) or read[0] == "indirect"):
+        return True
+    sizes = merged(read)[1] if isinstance(read[0], tuple) else read[3]
+    return all(size in sizes for size in merged(written)[1])
+
+
 def touched(node: SNode, number: int) -> set[Access]:
-    found = node.reads.get(number, set())
+    found = set(node.reads.get(number, ()))
     written = node.writes.get(number)
     return found if written is None else found | {written}
 
@@ -338,13 +353,13 @@ def merge(one: SNode, other: SNode | None = None) -> SNode:
     node.ops = (*one.ops, *other.ops)
     node.outputs = [*one.outputs, *other.outputs]
     node.writes = {**one.writes, **other.writes}
-    node.reads = {number: set(found) for number, found in one.reads.items()}
+    node.reads = {number: dict(found) for number, found in one.reads.items()}
     for number, found in other.reads.items():
-        node.reads.setdefault(number, set()).update(found)
+        node.reads.setdefault(number, {}).update(found)
     for number, written in node.writes.items():
         left = node.reads.get(number)
         if left is not None:
-            left.discard(written)
+            left.pop(written, None)
             if not left:
                 del node.reads[number]
     node.waits = {n: None for n in (*one.waits, *other.waits) if n not in node.writes}
@@ -363,13 +378,13 @@ def reads_what_is_written(read: Access, written: Access) -> bool:
     """`fusable_read_and_write`: the same index, over the same loops or more."""
     if not isinstance(read[0], tuple) or not isinstance(written[0], tuple):
         return False
-    return read == written or merged(read) == merged(written)
+    return read == written or (len(read[1]) != len(written[1]) and merged(read) == merged(written))
 
 
 @lru_cache(1 << 14)
 def merged(access: Access) -> Access:
     """Loops that are one in memory made one (`MemoryDep.normalize`)."""
-    strides, sizes, offset = access
+    strides, sizes, offset = access[:3]
     rows: list[list[int]] = []
     for stride, size in zip(strides, sizes, strict=True):
         if rows and rows[-1][0] == stride * size:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from staticmem.eager.strides import Shape, Strides, expand_strides, view_strides
+from staticmem.eager.strides import Shape, Strides, contiguous_strides, expand_strides, view_strides
 
-# ("select", dim, index, new) | ("shift", dim, by, new): behind others, as in a concatenation |
+# ("select", dim, index, new) | ("shift", dim, by, new): behind others |
+# ("part", dim, by, new): the same in a concatenation, whose index is not simplified (`Identity`) |
+# ("pick", what, dims, new): values pick elements; `dims` has the new dimension of each old one, -1 where one is picked
 Step = tuple[Any, ...]
 Views = tuple[Step, ...]
 NO_VIEWS: Views = ()
@@ -29,7 +31,7 @@ def chain(views: Views, step: Step, shape: Shape) -> Views:
     new = new_shape(step)
     if new == shape and step[0] in ("reshape", "expand"):
         return views
-    if step[0] == "slice" and new == shape and step[3] == 1:
+    if step[0] == "slice" and new == shape and step[2:4] == (0, 1):
         return views
     if views and step[0] == "reshape" and views[-1][0] == "reshape":
         return (*views[:-1], step)
@@ -74,6 +76,8 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
             strides = tuple(s for d, s in enumerate(strides) if d != dim)
         elif kind == "shift":
             offset -= step[2] * strides[step[1]]
+        elif kind == "part" and not strides[step[1]]:
+            pass
         elif kind == "split":
             strides = (*strides[:-1], strides[-1] * step[1], strides[-1])
         elif kind == "strided":
@@ -82,6 +86,25 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
             return None
         shape = new
     return strides, offset
+
+
+@lru_cache(KNOWN)
+def simplest(shape: Shape, views: Views) -> Views:
+    """The chain as one step where its index is linear, or none where it changes no element's place: chains to the same
+    elements are equal then."""
+    found = strides_through(shape, contiguous_strides(shape), views)
+    if not views or found is None:
+        return views
+    new = new_shape(views[-1])
+    strides = without_ones(new, found[0])
+    if new == shape and not found[1] and strides == without_ones(shape, contiguous_strides(shape)):
+        return NO_VIEWS
+    return (("strided", strides, found[1], new),)
+
+
+def without_ones(shape: Shape, strides: Strides) -> Strides:
+    """Strides of dimensions of size 1, which move nothing, as 0."""
+    return tuple([0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)])
 
 
 @lru_cache(KNOWN)
@@ -101,6 +124,37 @@ def stride_hints(shape: Shape, strides: Strides, views: Views) -> Strides:
         at = tuple(1 if d == dim else 0 for d in range(len(last)))
         found.append(_offset(shapes, strides, views, at) - origin if size > 1 else 0)
     return tuple(found)
+
+
+@lru_cache(KNOWN)
+def dependence(shape: Shape, strides: Strides, views: Views) -> tuple[bool, ...]:
+    """For each dimension: the index has its variable in it. A hint may be 0 all the same: of `i // 4`."""
+    hints = stride_hints(shape, strides, views)
+    if strides_through(shape, strides, views) is not None:
+        return tuple([bool(hint) for hint in hints])
+    shapes = [shape, *(new_shape(step) for step in views)]
+    last = shapes[-1]
+    origin = _offset(shapes, strides, views, (0,) * len(last))
+    edges = {size for passed in shapes for size in suffixes(passed)}
+
+    def moves(dim: int) -> bool:
+        at = [0] * len(last)
+        for place in sorted({last[dim] // 2, last[dim] - 1, *(edge for edge in edges if edge < last[dim])}):
+            at[dim] = place
+            if _offset(shapes, strides, views, tuple(at)) != origin:
+                return True
+        return False
+
+    return tuple([bool(hint) or moves(dim) for dim, hint in enumerate(hints)])
+
+
+def suffixes(shape: Shape) -> list[int]:
+    """Elements of the last dimension, of the last two, and so on."""
+    found, count = [], 1
+    for size in reversed(shape):
+        count *= size
+        found.append(count)
+    return found
 
 
 def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> int:
@@ -129,13 +183,15 @@ def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> i
             at = tuple(step[2] + i * step[3] if d == step[1] else i for d, i in enumerate(at))
         elif kind == "select":
             at = (*at[: step[1]], step[2], *at[step[1] :])
-        elif kind == "shift":
+        elif kind in ("shift", "part"):
             at = tuple(i - step[2] if d == step[1] else i for d, i in enumerate(at))
         elif kind == "split":
             at = (*at[:-2], at[-2] * step[1] + at[-1])
         elif kind == "strided":
             first: int = step[2]
             return first + dot(at, step[1])
+        elif kind == "pick":
+            at = tuple([at[dim] if dim >= 0 else 0 for dim in step[2]])
         else:
             same = 0
             while same < min(len(old), len(new)) and old[-1 - same] == new[-1 - same]:

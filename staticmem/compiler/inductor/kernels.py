@@ -110,7 +110,7 @@ def convolution(low: Lowering, node: Node) -> Lowered:
         return value
     view = bias.view(("reshape", (form.shape[1],) + (1,) * (rank - 2)), pad=low.pads)
     reads, weights = loads([value, view], form.shape)
-    return low.pointwise(form.shape, form.dtype, reads, {**weights, node: 1})
+    return low.pointwise(form.shape, form.dtype, reads, {**weights, node: 1, **low.rounding(form.dtype)})
 
 
 def convolution_strides(low: Lowering, form: Form, *operands: Value) -> Strides:

@@ -25,6 +25,7 @@ from staticmem.eager.strides import (
     is_dense,
     numel,
 )
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
 Lowered: TypeAlias = "Value | tuple[Value | None, ...] | None"
@@ -95,6 +96,8 @@ class Lowering:
         self.forms = restrided(graph, forms or {})
         self.returned = {node for node in graph.outputs if node is not None}
         self.visible = {node for at in shown if (node := graph.outputs[at]) is not None}
+        # what the backward reads, and this graph too
+        self.saved = set(graph.outputs[len(shown) :]) if visible is not None else set()
         self.dislikes = self._dislike_padding()
         self.env: dict[Node, Lowered] = {}
         self.operations: list[Operation] = []
@@ -129,13 +132,15 @@ class Lowering:
                 queue.append(node.inputs[0])
         found: set[Node] = set()
         for node in reversed(self.graph.nodes):
-            if not node.target.startswith("aten::"):  # an op without overload packet
+            if node.target.startswith("operator::"):  # no overload packet
                 continue
             if node.base in DISLIKE_PADDING:
                 found.add(node)
             if node in found:
                 found.update(
-                    read for read in node.inputs if read.target.startswith("aten::") and read.base not in LIKE_PADDING
+                    read
+                    for read in node.inputs
+                    if not read.target.startswith("operator::") and read.base not in LIKE_PADDING
                 )
             if node in shown and node.base not in LIKE_PADDING:
                 found.add(node)
@@ -275,6 +280,13 @@ class Lowering:
 
     def pointwise(self, shape: Shape, dtype: DType, reads: Sequence[Read], weights: b.Weights) -> Value:
         return Value.of(Loops(shape, dtype, reads, weights))
+
+    def rounding(self, dtype: DType) -> b.Weights:
+        """What `make_pointwise` computes besides: in this graph too a saved value has the digits that its type has in
+        memory (config.emulate_precision_casts_on_saved_tensors)."""
+        node = self.current
+        narrow = dtype in (dtypes.bfloat16, dtypes.float16)
+        return {("rounded", node): 2} if narrow and node in self.saved and self.users[node] else {}
 
     def overwrite(self, target: Buffer) -> None:
         """What reads the old value gets a buffer before it is gone (`mark_buffer_mutated`)."""

@@ -7,10 +7,11 @@ Source: `torch/_inductor/lowering.py` (`cat`, `pointwise_cat`, `constant_pad_nd`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from staticmem.compiler.inductor import layout
-from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read, Value
-from staticmem.compiler.inductor.indexing import Step, new_shape
+from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read, Value, at_views
+from staticmem.compiler.inductor.indexing import Step, Views, new_shape, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import gathered, loads
 from staticmem.compiler.inductor.post_grad import is_pointwise_use
@@ -21,7 +22,7 @@ from staticmem.ir import dtypes
 COMPLEX_INPUTS = 8  # config.max_complex_pointwise_cat_inputs
 SIMPLE_INPUTS = 8  # config.max_pointwise_cat_inputs
 SIMPLE_OPS = 2  # lowering.py, cat: MAX_SIMPLE_OP_COUNT
-WINDOW = 25  # elements of a window that is written out
+WINDOW = 25  # elements of a window from which it is no longer written out
 
 # ---- concatenation
 
@@ -94,13 +95,13 @@ def _as_pointwise(low: Lowering, node: Node, args: Sequence[Node], values: Seque
 
 def pointwise_cat(low: Lowering, node: Node, values: Sequence[Value], dim: int) -> Value:
     reads: list[Read] = []
-    weights: dict[object, int] = {node: 6 * len(values)}
+    weights: dict[object, int] = {node: 6 * len(values) - 1}
     at = 0
     for value in values:
         found, more = value.load()
-        step: Step = ("shift", dim, at, node.shape)
+        step: Step = ("part", dim, at, node.shape)
         reads.extend(Read(r.buffer, (*r.views, step)) for r in found)
-        weights.update(more)
+        weights.update(at_views(more, value.shape, (step,)))
         at += value.shape[dim]
     return low.pointwise(node.shape, node.tensor.dtype, reads, weights)
 
@@ -162,14 +163,49 @@ def pad(low: Lowering, node: Node) -> Lowered:
 # ---- pooling
 
 
-def window_reads(
-    value: Value, shape: Shape, kernel: Sequence[int], what: object
+def window(
+    value: Value,
+    shape: Shape,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1, 1, 1),
 ) -> tuple[list[Read], dict[object, int]]:
+    """Loads of each element of windows over the last dimensions."""
     found, weights = value.load()
-    count = numel(tuple(kernel))
-    steps: list[Step] = [("gather", (what, at), shape) for at in range(count)]
-    reads = [Read(r.buffer, (*r.views, step)) for step in steps for r in found]
-    return reads, {("window", key): n * count for key, n in weights.items()}
+    rank = len(kernel)
+    reads: list[Read] = []
+    every: dict[object, int] = {}
+    for at in product(*map(range, kernel)):
+        steps: Views = ()
+        sizes = list(value.shape)
+        for dim in range(-rank, 0):
+            sizes[dim] = shape[dim]
+            start = at[dim] * dilation[dim] - padding[dim]
+            steps = (*steps, ("slice", dim % len(sizes), start, stride[dim], tuple(sizes)))
+        reads += [Read(r.buffer, then(r.views, value.shape, steps)) for r in found]
+        every.update(at_views(weights, value.shape, steps))
+    return reads, every
+
+
+def picks(value: Value, shape: Shape, count: int, what: object) -> tuple[list[Read], dict[object, int]]:
+    """Loads of `count` elements each, whose indices are computed; of what is the same in all of the last two
+    dimensions, one."""
+    found, weights = value.load()
+    flat = tuple(1 if dim >= len(shape) - 2 else size for dim, size in enumerate(shape))
+    reads: list[Read] = []
+    for r in found:
+        if any(r.hints()[-2:]):
+            reads += [Read(r.buffer, (*r.views, ("gather", (what, at), shape))) for at in range(count)]
+        else:
+            first: list[Step] = [
+                ("slice", len(shape) - 2, 0, 1, (*value.shape[:-2], 1, value.shape[-1])),
+                ("slice", len(shape) - 1, 0, 1, flat),
+                ("expand", shape),
+            ]
+            reads.append(Read(r.buffer, then(r.views, value.shape, tuple(first))))
+    distinct = count if len(reads) > len(found) else 1
+    return reads, {("window", key): n * distinct for key, n in weights.items()}
 
 
 def pair(value: int | Sequence[int], rank: int = 2) -> tuple[int, ...]:
@@ -179,6 +215,24 @@ def pair(value: int | Sequence[int], rank: int = 2) -> tuple[int, ...]:
     return found * rank if len(found) == 1 else found
 
 
+def bounded(kernel: Sequence[int], sizes: Shape) -> int:
+    """What it takes to leave out elements beyond an edge (`constant_boundary_condition`): the index of each step in a
+    dimension is compared with both ends, and each element is masked."""
+    count = sum(4 * k for k in kernel) + 1 + len(set(sizes))
+    for dims in range(2, len(kernel) + 1):
+        count += numel(tuple(kernel[:dims]))
+    return count + numel(tuple(kernel))
+
+
+def beyond_edges(
+    value: Value, shape: Shape, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> bool:
+    """Some windows reach beyond an edge."""
+    rank = len(kernel)
+    ends = zip(value.shape[-rank:], shape[-rank:], kernel, stride, strict=True)
+    return any(padding) or any((out - 1) * step + k > size for size, out, k, step in ends)
+
+
 @rule("prims::_low_memory_max_pool_with_offsets")
 def max_pool(low: Lowering, node: Node) -> Lowered:
     value = low.value(node.args[0])
@@ -186,20 +240,39 @@ def max_pool(low: Lowering, node: Node) -> Lowered:
     assert isinstance(node.form, tuple)
     out, offsets = node.form[0], node.form[1]
     assert out is not None and offsets is not None  # noqa: PT018
-    kernel = pair(node.args[1])
-    count = numel(kernel)
-    made = []
-    for form, cost in ((out, 1), (offsets, 4)):
-        reads, weights = window_reads(value, form.shape, kernel, ("pool", node.args[1:5]))
-        made.append(low.pointwise(form.shape, form.dtype, reads, {**weights, ("pool", node): cost * count + 4}))
-    return tuple(made)
+    kernel, stride, padding, dilation = map(tuple, node.args[1:5])
+    count, rank = numel(kernel), len(kernel)
+    shape = out.shape
+    edges = beyond_edges(value, shape, kernel, stride, padding) or any(step > 1 for step in dilation)
+    masks: dict[object, int] = {("masked", node): bounded(kernel, value.shape[-rank:])} if edges else {}
+    if count >= WINDOW:
+        found, weights = gathered(value, ("pool", node.args[1:5]), (*shape, *kernel))
+        every = {**weights, **masks, node: 1}
+        return tuple(
+            pooled(low, Loops(shape, form.dtype, found, every, reduction=kind, loops=(*shape, *kernel)))
+            for form, kind in ((out, "max"), (offsets, "argmax"))
+        )
+    reads, weights = window(value, shape, kernel, stride, padding, dilation)
+    # argmax: the index of each element, 13 calls for each pair (`get_reduction_combine_fn`), and a cast
+    calls = count - 1, count + 13 * (count - 1) + 1
+    return tuple(
+        low.pointwise(shape, form.dtype, reads, {**weights, **masks, ("pool", at, node): own})
+        for at, (form, own) in enumerate(zip((out, offsets), calls, strict=True))
+    )
+
+
+def pooled(low: Lowering, loops: Loops) -> Value:
+    """A window that is too large to be written out is a reduction."""
+    made = Value.of(loops)
+    low.realize(made)
+    return made
 
 
 @rule("prims::_low_memory_max_pool_offsets_to_indices")
 def offsets_to_indices(low: Lowering, node: Node) -> Lowered:
     value = low.value(node.args[0])
     reads, weights = loads([value], node.shape)
-    return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: 3})
+    return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: 1})
 
 
 @rule("aten::avg_pool2d", "aten::avg_pool3d", "aten::avg_pool1d")
@@ -212,7 +285,8 @@ def avg_pool(low: Lowering, node: Node) -> Lowered:
         return low.fallback(low, node)
     value = low.value(node.args[0])
     low.realize_hint(value)
-    return mean_of_windows(low, node, value, kernel)
+    padding = pair(node.args[3], rank) if len(node.args) > 3 and node.args[3] else (0,) * rank
+    return mean_of_windows(low, node, value, kernel, stride, padding)
 
 
 @rule("aten::_adaptive_avg_pool2d")
@@ -223,28 +297,35 @@ def adaptive_avg_pool(low: Lowering, node: Node) -> Lowered:
     if (height, width) == (rows, columns):
         return low.pointwise(node.shape, node.tensor.dtype, *value.load())
     if height % rows == 0 and width % columns == 0:
-        return mean_of_windows(low, node, value, (height // rows, width // columns))
+        kernel = (height // rows, width // columns)
+        return mean_of_windows(low, node, value, kernel, kernel, (0, 0))
     kernel = (-(-(height + rows - 1) // rows), -(-(width + columns - 1) // columns))
     if numel(kernel) > WINDOW:
         assert low.fallback is not None
         return low.fallback(low, node)
-    reads, weights = window_reads(value, node.shape, kernel, ("adaptive", kernel))
+    reads, weights = picks(value, node.shape, numel(kernel), ("adaptive", kernel))
     return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: 4 * numel(kernel)})
 
 
-def mean_of_windows(low: Lowering, node: Node, value: Value, kernel: tuple[int, ...]) -> Value:
+def mean_of_windows(
+    low: Lowering, node: Node, value: Value, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
+) -> Value:
     """`_avg_poolnd`: short windows are written out, others are a reduction."""
-    dtype, count = node.tensor.dtype, numel(kernel)
-    if count <= WINDOW:
-        reads, weights = window_reads(value, node.shape, kernel, ("pool", node.args[1:]))
-        return low.pointwise(node.shape, dtype, reads, {**weights, node: count + 2})
+    dtype, count, rank = node.tensor.dtype, numel(kernel), len(kernel)
+    wide = dtypes.float32 if dtype.bits < 32 else dtype
+    edges = beyond_edges(value, node.shape, kernel, stride, padding)
+    own: dict[object, int] = {("masked", node): bounded(kernel, value.shape[-rank:])} if edges else {}
+    divisor = node.args[6] if len(node.args) > 6 and node.base != "aten::_adaptive_avg_pool2d" else None
+    # a product with a number; else a quotient by sizes of windows, an index of each dimension multiplied
+    last = {("divide", node): (2 if divisor or not edges else 2 * rank) + (wide is not dtype), **low.rounding(dtype)}
+    if count < WINDOW:
+        reads, weights = window(value, node.shape, kernel, stride, padding)
+        return low.pointwise(node.shape, dtype, reads, {**weights, **own, node: count - 1, **last})
     loops = (*node.shape, *kernel)
     elements, cost = gathered(value, ("pool", node.args[1:]), loops)
-    wide = dtypes.float32 if dtype.bits < 32 else dtype
-    made = Value.of(Loops(node.shape, wide, elements, {**cost, node: 1}, reduction="sum", loops=loops))
-    low.realize(made)
+    made = pooled(low, Loops(node.shape, wide, elements, {**cost, **own, node: 1}, reduction="sum", loops=loops))
     sums, cost = made.load()
-    return low.pointwise(node.shape, dtype, sums, {**cost, ("divide", node): 2})
+    return low.pointwise(node.shape, dtype, sums, {**cost, **last})
 
 
 @rule("aten::avg_pool2d_backward")
@@ -253,14 +334,21 @@ def avg_pool_backward(low: Lowering, node: Node) -> Lowered:
     low.realize_hint(grad)
     kernel = pair(node.args[2])
     stride = pair(node.args[3]) if node.args[3] else kernel
-    window = [
+    high, wide = [
         max(max(at // s - max(0, (at - k) // s), 1) for at in range(k * 2)) for k, s in zip(kernel, stride, strict=True)
     ]
-    if numel(tuple(window)) > WINDOW:
+    count = high * wide
+    if count > WINDOW:
         assert low.fallback is not None
         return low.fallback(low, node)
-    reads, more = window_reads(grad, node.shape, window, ("pool_backward", node.args[2:]))
-    return low.pointwise(node.shape, node.tensor.dtype, reads, {**more, node: 20 * numel(tuple(window))})
+    reads, more = picks(grad, node.shape, count, ("pool_backward", node.args[2:]))
+    # first and last window of an element in both dimensions; each window's index, bounds, quotient, mask and sum
+    pooled_sizes = len(set(grad.shape[-2:]))
+    calls = 9 + pooled_sizes + max(2, high, wide) - 1 + 2 + 3 * (high + wide) + 1
+    calls += 2 * count + (count if len(reads) > 1 else 1) + count - 1
+    if not node.args[6] and node.args[7] is None and (any(pair(node.args[4])) or node.args[5]):
+        calls += 8 + 10 * (high + wide) + 3 * count  # compute_pool_size_without_padding
+    return low.pointwise(node.shape, node.tensor.dtype, reads, {**more, node: calls})
 
 
 @rule("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d", "aten::upsample_nearest1d",
@@ -277,7 +365,7 @@ def upsample_backward(low: Lowering, node: Node) -> Lowered:
     value = low.value(node.args[0])
     low.realize_hint(value)
     kernel = [-(-a // b) for a, b in zip(value.shape[-2:], node.shape[-2:], strict=True)]
-    reads, weights = window_reads(value, node.shape, kernel, "upsample")
+    reads, weights = picks(value, node.shape, numel(tuple(kernel)), "upsample")
     return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: numel(tuple(kernel))})
 
 

@@ -5,13 +5,13 @@ Source: `torch/_inductor/lowering.py` of PyTorch 2.15 (`register_pointwise`, `ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights
-from staticmem.compiler.inductor.indexing import Step, chain
+from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights, at_views
+from staticmem.compiler.inductor.indexing import Step, Views, chain, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.nodes import Argument, Node
-from staticmem.eager.strides import Shape, numel
+from staticmem.eager.strides import Shape, broadcast_shapes, numel
 
 # ops with one call of `ops` for each tensor argument less one, and one for each number
 PLAIN = (
@@ -35,17 +35,14 @@ def broadcast(value: Value, shape: Shape, pad: bool = True) -> Value:
     return value if value.shape == shape else value.view(("expand", shape), pad=pad)
 
 
-def loads(values: Sequence[Value], shape: Shape) -> tuple[list[Read], dict[object, int]]:
-    """What it takes to load each value, broadcast to `shape`. Buffers are not asked for their strides by this:
-    `make_pointwise` indexes them."""
+def loads(values: Sequence[Value], shape: Shape, pad: bool = True) -> tuple[list[Read], dict[object, int]]:
+    """What it takes to load each value, broadcast to `shape`. Only what is broadcast is asked for its strides by this:
+    `make_pointwise` indexes buffers, `broadcast_tensors` makes views of them."""
     reads: list[Read] = []
     weights: dict[object, int] = {}
     for value in values:
-        found, more = value.load()
+        found, more = broadcast(value, shape, pad).load()
         weights.update(more)
-        if value.shape != shape:
-            step: Step = ("expand", shape)
-            found = [Read(r.buffer, chain(r.views, step, value.shape)) for r in found]
         reads.extend(found)
     return reads, weights
 
@@ -63,19 +60,54 @@ def pointwise(low: Lowering, node: Node) -> Lowered:
     """Each element by itself: `make_pointwise`."""
     values = tensors(low, node.args)
     form = node.tensor
-    reads, weights = loads(values, form.shape)
+    reads, weights = loads(values, form.shape, low.pads)
     args = node.args
     if node.base == "aten::div" and type(args[1]) in (int, float) and args[1]:
         args = (args[0], 1.0 / args[1])  # div_prim: a product with the reciprocal
-    weights.update(constants(args))
-    weights[node] = max(1, len(values) - 1)
-    if node.base == "aten::where":
-        weights[node] = 1
+    own = CALLS.get(node.base)
+    if own is None:
+        weights.update(constants(args))
+        weights[node] = max(1, len(values) - 1)
+    else:
+        weights.update(own(node))
     for value in values:  # promotion of types is a call each
         if value.dtype is not form.dtype and form.dtype.kind != "bool" and node.base not in KEEP_TYPES:
             weights["to", value.dtype, form.dtype, node] = 1
+    weights.update(low.rounding(form.dtype))
     return low.pointwise(form.shape, form.dtype, reads, weights)
 
+
+def power_calls(exponent: int) -> int:
+    """`pow_recursive`: products of halves."""
+    if exponent < 0:
+        return 1 + power_calls(-exponent)
+    if exponent < 2:
+        return 1 - exponent
+    return power_calls(exponent // 2) + 1 + exponent % 2
+
+
+def _power(node: Node) -> Weights:
+    exponent = node.args[1]
+    if type(exponent) in (int, float) and exponent == int(exponent) and abs(exponent) < 32:
+        return {node: power_calls(int(exponent))}
+    return {node: 1} if type(exponent) is Node or exponent == 0.5 else {node: 1, **constants(node.args)}
+
+
+def _with_product(node: Node) -> Weights:
+    """`addcmul` is one `fma` where its factor is 1; `addcdiv` a quotient and a sum."""
+    value = node.kwargs.get("value", 1)
+    plain = 1 if node.base == "aten::addcmul" else 2
+    return {node: plain} if value == 1 else {node: 2, **constants((value,))}
+
+
+# of the ops above: what they compute where it is another count
+CALLS: dict[str, Callable[[Node], Weights]] = {
+    "aten::where": lambda node: {node: 1, **constants(node.args)},
+    "aten::pow": _power,
+    "aten::addcmul": _with_product,
+    "aten::addcdiv": _with_product,
+    "prims::fma": lambda node: {node: 1},
+}
 
 rule(*(f"aten::{name}" for name in PLAIN), *(f"prims::{name}" for name in PRIMS))(pointwise)
 
@@ -208,7 +240,18 @@ def split(low: Lowering, node: Node) -> Lowered:
     return tuple(parts)
 
 
-@rule("aten::diagonal", "aten::unfold", "prims::rev", "aten::flip", "aten::roll")
+@rule("prims::rev", "aten::flip")
+def reverse(low: Lowering, node: Node) -> Lowered:
+    """Loads from the end of dimensions."""
+    value = low.value(node.args[0])
+    found, weights = value.load()
+    shape = node.shape
+    steps: Views = tuple([("slice", dim % len(shape), shape[dim] - 1, -1, shape) for dim in node.args[1]])
+    reads = [Read(r.buffer, then(r.views, shape, steps)) for r in found]
+    return low.pointwise(shape, node.tensor.dtype, reads, at_views(weights, shape, steps))
+
+
+@rule("aten::diagonal", "aten::unfold", "aten::roll")
 def windows(low: Lowering, node: Node) -> Lowered:
     """Views whose index is not linear in one stride a dimension, or that we do not follow."""
     value = low.value(node.args[0])
@@ -240,52 +283,72 @@ def gathered(value: Value, token: object, shape: Shape) -> tuple[list[Read], Wei
     """Loads of elements that other values pick."""
     found, weights = value.load()
     step: Step = ("gather", token, shape)
-    return [Read(r.buffer, (*r.views, step)) for r in found], weights
+    return [Read(r.buffer, (*r.views, step)) for r in found], at_views(weights, value.shape, (step,))
 
 
 @rule("aten::embedding")
 def embedding(low: Lowering, node: Node) -> Lowered:
-    return picked(low, node, low.value(node.args[0]), [low.value(node.args[1])])
+    return picked(low, node, low.value(node.args[0]), [low.value(node.args[1])], 0, (-1, len(node.shape) - 1))
 
 
 @rule("aten::index", "aten::_unsafe_index", "aten::_unsafe_masked_index")
 def index(low: Lowering, node: Node) -> Lowered:
-    at = 2 if node.base == "aten::_unsafe_masked_index" else 1
-    indices = [low.value(arg) for arg in node.args[at] if arg is not None]
+    """`index_impl`: the dimensions of the indices stand where the first of them does, or in front where there is a
+    dimension without an index between two of them."""
+    masked = node.base == "aten::_unsafe_masked_index"
+    given = node.args[2 if masked else 1]
+    places = [at for at, arg in enumerate(given) if arg is not None]
+    indices = [low.value(given[at]) for at in places]
     if any(value.dtype.kind == "bool" for value in indices):
         assert low.fallback is not None
         return low.fallback(low, node)
-    if at == 2:
-        indices.append(low.value(node.args[1]))
-    return picked(low, node, low.value(node.args[0]), indices)
+    value = low.value(node.args[0])
+    first = places[0] if places[-1] - places[0] == len(places) - 1 else 0
+    rank = len(node.shape) - (len(value.shape) - len(places))  # of the indices
+    left = iter([dim for dim in range(len(node.shape)) if not first <= dim < first + rank])
+    dims = tuple([-1 if at in places else next(left) for at in range(len(value.shape))])
+    found = picked(low, node, value, indices, first, dims)
+    if not masked:
+        return found
+    mask = low.value(node.args[1])
+    reads, weights = loads([mask, found], node.shape)
+    return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: 1})
 
 
 @rule("aten::gather", "aten::index_select", "aten::take")
 def gather(low: Lowering, node: Node) -> Lowered:
-    at = 1 if node.base == "aten::take" else 2
-    return picked(low, node, low.value(node.args[0]), [low.value(node.args[at])])
+    flat = node.base == "aten::take"
+    value, index = low.value(node.args[0]), low.value(node.args[1 if flat else 2])
+    rank = len(value.shape)
+    place = None if flat or not rank else node.args[1] % rank
+    first = place or 0 if node.base == "aten::index_select" else 0
+    dims = tuple([-1 if flat or dim == place else dim for dim in range(rank)])
+    return picked(low, node, value, [index], first, dims)
 
 
-def picked(low: Lowering, node: Node, value: Value, indices: Sequence[Value]) -> Value:
-    reads, weights = gathered(value, _token(indices), node.shape)
-    every: dict[object, int] = {**weights, node: 2 * len(indices)}
-    for one in indices:
+def picked(
+    low: Lowering, node: Node, value: Value, indices: Sequence[Value], first: int, dims: tuple[int, ...]
+) -> Value:
+    """Elements of a value at indices whose dimensions begin with the dimension `first` of the result. `dims`: for each
+    dimension of the value, that of the result with the same index, or -1."""
+    common = broadcast_shapes(*(one.shape for one in indices))
+    indices = [broadcast(one, common, low.pads) for one in indices]
+    found, weights = value.load()
+    pick: Views = (("pick", _token(indices), dims, node.shape),)
+    reads = [Read(r.buffer, (*r.views, *pick)) for r in found]
+    every: dict[object, int] = dict(at_views(weights, value.shape, pick))
+    after = len(node.shape) - first - len(common)
+    steps: Views = (("reshape", (1,) * first + common + (1,) * after), ("expand", node.shape))
+    for one in indices:  # indices that values give are no calls (`OpCounterCSE`)
         found, more = one.load()
-        every.update(more)
-        views: Step = ("expand", node.shape) if _expands(one.shape, node.shape) else ("gather", "index", node.shape)
-        reads.extend(Read(r.buffer, chain(r.views, views, one.shape)) for r in found)
+        every.update(at_views(more, common, steps))
+        reads.extend(Read(r.buffer, then(r.views, common, steps)) for r in found)
     return low.pointwise(node.shape, node.tensor.dtype, reads, every)
 
 
 def _token(indices: Sequence[Value]) -> object:
     """Accesses that the same values pick are the same access."""
     return tuple(read.key() for value in indices for read in value.load()[0])
-
-
-def _expands(shape: Shape, target: Shape) -> bool:
-    return len(shape) <= len(target) and all(
-        a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
-    )
 
 
 @rule("aten::repeat")

@@ -178,8 +178,9 @@ def _like_a_bias(bias: Node, node: Node) -> bool:
 def _product_and_bias(
     node: Node, users: Mapping[Node, Sequence[Node]], returned: Collection[Node]
 ) -> tuple[Node, Node] | None:
-    """The product and the other operand of a sum that becomes `addmm` (`is_valid_addmm_fusion`)."""
-    for product, bias in (node.args, node.args[::-1]):
+    """The product and the other operand of a sum that becomes `addmm` (`is_valid_addmm_fusion`). Of two products the
+    second is it: of two decorators of `addmm` (post_grad.py) the lower registers its pattern first."""
+    for product, bias in (node.args[::-1], node.args):
         if type(product) is not Node or type(bias) is not Node or product.target != "aten::mm":
             continue
         if len(users[product]) != 1 or product in returned or bias is product:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights
-from staticmem.compiler.inductor.indexing import Step, chain
+from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights, at_views
+from staticmem.compiler.inductor.indexing import Step, Views, chain, new_shape, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import loads
 from staticmem.compiler.nodes import Node
-from staticmem.eager.strides import Shape, numel
+from staticmem.eager.strides import Shape, Strides, numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -92,15 +92,15 @@ def splits(low: Lowering, outer: Shape, reduced: Shape, reads: Sequence[Read], t
     if count <= 32 or outputs >= PROCESSORS * 2 * 32:
         return 1
     rank = len(outer)
-    full, partial = [], []
+    full: list[Strides] = []
+    partial: list[Strides] = []
     for read in reads:
-        if read.buffer.number >= 0:
-            read.buffer.decide()
-        strides = read.hints()
-        if all(stride for stride, size in zip(strides, (*outer, *reduced), strict=True) if size > 1):
-            full.append(strides[rank:])
-        elif any(stride for stride, size in zip(strides[rank:], reduced, strict=True) if size > 1):
-            partial.append(strides[rank:])
+        used = read.dependence()
+        whole = all(moves for moves, size in zip(used, (*outer, *reduced), strict=True) if size > 1)
+        if whole or any(used[rank:]):
+            if read.buffer.number >= 0:
+                read.buffer.decide()
+            (full if whole else partial).append(read.hints()[rank:])
     rows = full or partial
     if not rows:
         return 1
@@ -143,27 +143,30 @@ def reduce(
         moved = [Read(r.buffer, chain(r.views, permute, value.shape)) for r in reads]
     unrolled = count < UNROLLED_BELOW and not type_.startswith("welford") and type_ != "online_softmax"
     if count <= 1 or unrolled:
-        return [unroll(outer, inner, moved, weights, dtype, node, count)] * outputs
+        views: tuple[Step, ...] = chain((), permute, value.shape)
+        if keepdim:
+            views = chain(views, ("reshape", (*outer, *inner)), new_shape(permute))
+        return [unroll(outer, inner, moved, at_views(weights, value.shape, views), dtype, node)] * outputs
     return layers(low, outer, inner, moved, every, dtype, type_, outputs, 0)
 
 
-def unroll(
-    outer: Shape, inner: Shape, reads: Sequence[Read], weights: Weights, dtype: DType, node: object, count: int
-) -> Value:
+def unroll(outer: Shape, inner: Shape, reads: Sequence[Read], weights: Weights, dtype: DType, node: object) -> Value:
     """A short reduction is written out."""
     every: list[Read] = []
-    scaled: dict[object, int] = {("unrolled", node, key): n * max(1, count) for key, n in weights.items()}
-    scaled[node] = max(1, count - 1)
-    for at in range(count):
-        for read in reads:
-            views, shape = read.views, (*outer, *inner)
-            rest = at
-            for size in reversed(inner):
-                index, rest = rest % size, rest // size
-                views = chain(views, ("select", len(shape) - 1, index, shape[:-1]), shape)
-                shape = shape[:-1]
-            every.append(Read(read.buffer, views))
-    return Value.of(Loops(outer, dtype, every, scaled))
+    count = max(1, numel(inner))
+    terms: dict[object, int] = {}
+    for at in range(numel(inner)):
+        steps: Views = ()
+        shape, rest = (*outer, *inner), at
+        for size in reversed(inner):
+            index, rest = rest % size, rest // size
+            steps = (*steps, ("select", len(shape) - 1, index, shape[:-1]))
+            shape = shape[:-1]
+        terms.update(at_views(weights, (*outer, *inner), steps))
+        every += [Read(read.buffer, then(read.views, (*outer, *inner), steps)) for read in reads]
+    if count > 1:
+        terms["unrolled", node] = count - 1
+    return Value.of(Loops(outer, dtype, every, terms))
 
 
 def layers(
@@ -245,7 +248,8 @@ def mean(low: Lowering, node: Node) -> Lowered:
     wide = dtypes.float32 if dtype.bits < 32 else dtype
     total = reduce(low, value, dims_of(node), keeps(node), wide, "sum", node)[0]
     reads, weights = loads([total], node.shape)
-    return low.pointwise(node.shape, dtype, reads, {**weights, ("mean", node): 2})
+    every = {**weights, ("mean", node): 2 + (wide is not dtype), **low.rounding(dtype)}
+    return low.pointwise(node.shape, dtype, reads, every)
 
 
 @rule("aten::var_mean", "aten::var", "prims::var")
@@ -270,10 +274,13 @@ def var_mean(low: Lowering, node: Node) -> Lowered:
         squares = low.pointwise(value.shape, wide, reads, {**weights, ("square", node): 2})
         second = reduce(low, squares, dims, keep, wide, "sum", ("var", node))[0]
         mean_value = mean_value.view(("reshape", form.shape))
+        scaled = 2
     else:
         mean_value, second, _ = reduce(low, value, dims, keep, wide, "welford_reduce", node, 3)
+        # scale_fn: the correction, the count, zero, their difference, `maximum`, the quotient
+        scaled = 6 if node.kwargs.get("correction", 1) else 5
     reads, weights = loads([second], form.shape)
-    var = low.pointwise(form.shape, form.dtype, reads, {**weights, ("scale", node): 4})
+    var = low.pointwise(form.shape, form.dtype, reads, {**weights, ("scale", node): scaled + narrow})
     if len(pair) == 1:
         return var
     low.realize(mean_value)
@@ -302,8 +309,11 @@ def softmax_online(low: Lowering, node: Node) -> Lowered:
         return pair[0], pair[1]
     top = reduce(low, value, dims, True, value.dtype, "amax", ("amax", node))[0]
     reads, weights = loads([value, top], value.shape)
-    exp = low.pointwise(value.shape, value.dtype, reads, {**weights, ("exp", node): 2})
-    return top, reduce(low, exp, dims, True, value.dtype, "sum", node)[0]
+    # the graph has the same difference and exponential again behind this: they are computed once
+    sub = next(user for part in low.users[node] for user in low.users[part] if user.target == "aten::sub.Tensor")
+    exp = next(user for user in low.users[sub] if user.target == "aten::exp")
+    terms = low.pointwise(value.shape, value.dtype, reads, {**weights, sub: 1, exp: 1})
+    return top, reduce(low, terms, dims, True, value.dtype, "sum", node)[0]
 
 
 @rule("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")

@@ -14,7 +14,8 @@ from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.eager.strides import numel
 
-# an access: sizes of the loops, strides over them and offset; or a token where the index is not linear
+# an access: strides over the loops, their sizes and an offset; where the index is not linear "indirect", views, the
+# order of the loops, their sizes, hints at strides; or another token
 Access = tuple[Any, ...]
 STAR: Access = ("whole",)  # StarDep: all of it
 
@@ -43,7 +44,7 @@ class SNode:
     def __init__(self, op: Operation) -> None:
         self.ops: tuple[Operation, ...] = (op,)
         self.outputs: list[Buffer] = [op.output]
-        self.reads: dict[int, set[Access]] = {}
+        self.reads: dict[int, dict[Access, None]] = {}  # an order that no hash decides
         self.writes: dict[int, Access] = {}
         self.waits: dict[int, None] = {}
         self.weak: dict[int, int] = {}
@@ -151,7 +152,7 @@ class Schedule:
                         add(number, User(node, weak=True))
                 add(target, User(node))
                 node.waits[target] = None
-            renamed: dict[int, set[Access]] = {}
+            renamed: dict[int, dict[Access, None]] = {}
             for number, found in node.reads.items():
                 current = rename(number)
                 in_place = all(can_in_place(node, access) for access in found)
@@ -227,7 +228,7 @@ def accesses(node: SNode) -> None:
     loops, out = op.loops, op.output
     if loops is None or op.nop:
         for buffer in op.reads:
-            node.reads.setdefault(buffer.number, set()).add(STAR)
+            node.reads.setdefault(buffer.number, {})[STAR] = None
         node.writes[out.number] = STAR
         return
     rank = len(loops.shape) if loops.linear and loops.reduction != "scan" else len(loops.loops)
@@ -239,10 +240,11 @@ def accesses(node: SNode) -> None:
     node.ranges = (sizes,)
     for read, found in rows:
         if found is None:
-            access: Access = ("indirect", read.views, order, sizes)
+            hints = read.hints()
+            access: Access = ("indirect", read.views, order, sizes, tuple([hints[dim] for dim in order]))
         else:
             access = linear(tuple(found[0][dim] for dim in order), sizes, found[1])
-        node.reads.setdefault(read.buffer.number, set()).add(access)
+        node.reads.setdefault(read.buffer.number, {})[access] = None
     if not loops.linear:
         node.writes[out.number] = ("scatter", op.number)
         return

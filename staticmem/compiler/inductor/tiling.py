@@ -23,9 +23,10 @@ def tiling(*nodes: SNode) -> tuple[int, ...]:
             continue
         written = node.writes.items()
         for number, access in [*_flat(node.reads.items()), *written]:
-            if number in seen or not isinstance(access[0], tuple):
+            strides = access[4] if access[0] == "indirect" else access[0]
+            if number in seen or not isinstance(strides, tuple):
                 continue
-            found = _candidate(ranges, access[0], number in node.writes)
+            found = _candidate(ranges, strides, number in node.writes)
             if found is not None:
                 seen.add(number)
                 best.append(found)
@@ -36,7 +37,7 @@ def tiling(*nodes: SNode) -> tuple[int, ...]:
     return (count,)
 
 
-def _flat(reads: Iterable[tuple[int, set[tuple[object, ...]]]]) -> list[tuple[int, tuple[object, ...]]]:
+def _flat(reads: Iterable[tuple[int, Iterable[tuple[object, ...]]]]) -> list[tuple[int, tuple[object, ...]]]:
     return [(number, access) for number, found in reads for access in found]
 
 

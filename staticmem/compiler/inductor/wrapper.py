@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
 from staticmem.compiler.inductor.fusion import by_stride
 from staticmem.compiler.inductor.order import Sizes
-from staticmem.compiler.inductor.schedule import Schedule, SNode
+from staticmem.compiler.inductor.schedule import Access, Schedule, SNode
 from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
 from staticmem.eager.strides import form_of, numel
 from staticmem.ir.dtypes import DType
@@ -267,14 +267,14 @@ class Wrapper:
     def _only_reader(self, number: int, op: Operation, at: int) -> bool:
         """This operation is the last reader, reads where it writes, and so do all others in its kernel."""
         mine = None
-        accesses = set()
+        accesses: set[Access] = set()
         single = self.schedule.single[op.number]
         for user in self.schedule.readers(number):
             if user.node is None:
                 return False
             other = user.node.ops[0].number
             if self.group.get(other) == at:
-                accesses |= user.node.reads.get(number, set())
+                accesses.update(user.node.reads.get(number, ()))
                 if number in user.node.writes:
                     accesses.add(user.node.writes[number])
             if other in self.completed or (other != op.number and user.node.own & single.ancestors):
