@@ -17,6 +17,7 @@ from staticmem.ir.graph import NO_KWARGS
 from staticmem.ir.record import record
 
 PLACEHOLDER = "placeholder"
+SAVED = -1  # `Node.must_recompute` of a node that a checkpoint saves
 GETITEM = "operator::getitem"  # args: the node with several results, and the index
 
 # An argument of a node: a node, a number, a word, a dtype, or a tuple of them.
@@ -35,7 +36,8 @@ class Node:
         inputs: the nodes among its arguments, each once, in order.
         op: index of the op in `Graph.ops` that it comes from, that of the forward for a node of the backward; -1: none.
         name: of a placeholder, the value of the graph, or the output that a tangent belongs to; else "".
-        must_recompute: it is in a region of `torch.utils.checkpoint`, by the number of the region; 0: it is not.
+        must_recompute: it is in a region of `torch.utils.checkpoint`, by the number of the region; 0: it is not;
+            `SAVED`: a selective one saves it.
     """
 
     __slots__ = ("args", "form", "inputs", "kwargs", "must_recompute", "name", "op", "target")

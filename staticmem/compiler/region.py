@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 
 from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
+from staticmem.compiler.checkpoints import Checkpointed
 from staticmem.compiler.inductor import plan, schedule_of
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
 from staticmem.compiler.inductor.schedule import Schedule
@@ -28,14 +29,13 @@ def compile_region(
     forms: Mapping[str, Form],
     needs_grad: Collection[str],
     scenario: Scenario,
-    regions: Callable[[int], int] | None = None,
+    checkpoints: Checkpointed | None = None,
     dynamic: bool = False,
 ) -> CompiledCall:
     """The compiled graphs of the ops [start, end).
 
     `forms` are those of all values that these ops read from outside, and `needs_grad` the names among them that need a
-    gradient. `regions` gives the number of the checkpoint that an op is in, 0 for none. `dynamic`: sizes of inputs are
-    symbols.
+    gradient. `checkpoints` are those inside of the ops. `dynamic`: sizes of inputs are symbols.
 
     Raises:
         NotTracedError: an op has no trace, so that the region runs eagerly.
@@ -43,7 +43,7 @@ def compile_region(
     outputs = returned(graph, start, end)
     joint = trace(
         graph, start, end, forms, needs_grad, outputs,
-        training=scenario.training, amp=scenario.amp, regions=regions, sdpa=scenario.sdpa, cast=scenario.dtype,
+        training=scenario.training, amp=scenario.amp, checkpoints=checkpoints, sdpa=scenario.sdpa, cast=scenario.dtype,
     )  # fmt: skip
     notes = tuple([(NO_TRACE, op) for op in joint.fallbacks])
     graphs = Graphs(

@@ -113,4 +113,8 @@ def combined(below: Options, above: Options) -> dict[str, Any]:
     return options
 
 
-_NEEDS = {"checkpoint_every": "checkpoint", "checkpoint_sequential": "checkpoint_segments"}
+_NEEDS = {
+    "checkpoint_every": "checkpoint",
+    "checkpoint_save": "checkpoint",
+    "checkpoint_sequential": "checkpoint_segments",
+}

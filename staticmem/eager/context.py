@@ -22,6 +22,7 @@ from staticmem.eager.tensor import (
     Owner,
     Result,
     SavedTensorsHooks,
+    Selecting,
     Storage,
     Tensor,
     gradient_edge,
@@ -60,6 +61,7 @@ class Eager:
         self.torch = REFERENCE_RELEASE  # the release that runs
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
+        self.selection: Selecting | None = None  # of the selective checkpoint that runs
         self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived
         self.grads: dict[int, Tensor] = {}  # id(parameter) -> its `.grad`
         self.received: set[int] = set()  # the ids of parameters that a gradient came to
@@ -77,6 +79,8 @@ class Eager:
 
     def kernel(self, name: str) -> None:
         """The call that the next allocations belong to, as the dispatcher names it (`aten.convolution.default`)."""
+        if self.selection is not None and not self.selection.begins(self, name):
+            return
         self.running = self.trace.kernel(intern(name))
 
     def empty(
@@ -86,6 +90,8 @@ class Eager:
         shape = tuple(shape)
         if kernel:
             self.kernel(kernel)
+        if self.selection is not None and (kept := self.selection.result(self)) is not None:
+            return kept
         if strides is None:
             strides = layout.contiguous_strides(shape)
         form = form_of(shape, strides, dtype)
@@ -105,6 +111,8 @@ class Eager:
         self._scopes[-1].append(storage)
         tensor = Tensor(storage, shape, strides, dtype)
         tensor.known_form = form
+        if self.selection is not None:
+            self.selection.keep(self, tensor)
         return tensor
 
     def keep(self, category: str, kind: str, tensors: Iterable[tuple[Kept, str, str]]) -> None:
@@ -457,6 +465,8 @@ class Eager:
 
     def reads(self, read: Read) -> None:
         """Notes an input of the running kernel that its workspace depends on (`devices.kernels`)."""
+        if self.selection is not None and self.selection.skips:
+            return
         reads = self.trace.reads
         reads[self.running] = (*reads.get(self.running, ()), read)
 

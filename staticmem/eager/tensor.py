@@ -144,6 +144,23 @@ class SavedTensorsHooks(Protocol):
         """Takes the tensors that a node saves, maybe none; `results` are the op's."""
 
 
+class Selecting(Protocol):
+    """A selective checkpoint, which keeps results of calls in the forward and gives them to the recomputation."""
+
+    def begins(self, e: Run, kernel: str) -> bool:
+        """A kernel is called; False where its results were kept, so that it does not run."""
+
+    @property
+    def skips(self) -> bool:
+        """The call at hand does not run."""
+
+    def keep(self, e: Run, tensor: Tensor) -> None:
+        """Takes a result of the call at hand, if it is one that is kept."""
+
+    def result(self, e: Run) -> Tensor | None:
+        """The next result of the call at hand, if it was kept."""
+
+
 class Node:
     """A backward node: edges to the producers of its inputs, what it saves, its formulas."""
 

@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Node, Owner, Tensor
+from staticmem.eager.tensor import Node, Owner, Selecting, Tensor
 from staticmem.engine.interpreter import Interpreter
+from staticmem.engine.selective import Selection
 from staticmem.ir.graph import Ref, Region
 from staticmem.ops import in_place
+from staticmem.scenario.selection import Policy
 
 
 class _StopRecomputationError(Exception):
@@ -105,6 +107,7 @@ class _Checkpoint:
         self.slots: list[_Saves] = []
         self.recomputed = False
         self.refs = 1  # the running call; then one for each holder
+        self.selection = Selection(caller.policy(region), region.name, region.start) if region.saves else None
         tensors = [self.inputs[name] for name in self.arguments]
         if not e.saved_hooks:
             for tensor in tensors:
@@ -161,6 +164,8 @@ class _Checkpoint:
                     e.release(owner)
             if self.packed_args is not None:
                 self.packed_args.release(e)
+            if self.selection is not None:
+                self.selection.release(e)
             self.inputs = {}
 
     def recompute(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
@@ -173,16 +178,19 @@ class _Checkpoint:
             self.packed_args.unpack(e, gradients)
             inputs = inputs | self._unpacked(self.packed_args)
         region, first, op = self.region, len(e.trace.buffers), e.trace.op
-        state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices
+        state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices, e.selection
+        e.selection = self.selection
+        if e.selection is not None:
+            e.selection.recompute()
         e.grad_enabled, e.autocast, e.autocast_cache = True, self.autocast, {}
         e.autocast_owner, e.choices = Owner("autocast", "weight cache"), Counter()
-        e.saved_hooks = [_Recomputation(self)]
+        e.saved_hooks = [_Recomputation(self, len(e.trace.kernels))]
         depth = e.depth
         rerun = self.interpreter.for_rerun(inputs, region.start)
         arguments = Owner("checkpoint", region.name, region.start)
         for name in self.arguments:
             e.hold(inputs[name], arguments)
-        rerun.checkpoints = Checkpoints(e, self.caller.regions, region, self.caller.recomputed)
+        rerun.checkpoints = self.caller.within(region)
         end = region.end
         try:
             rerun.run_ops(region.start, region.end)
@@ -195,10 +203,11 @@ class _Checkpoint:
                 if isinstance(tensor, Tensor):
                     e.hold(tensor, self.inner_backward)
         rerun.finish()
-        self.caller.recomputed.extend(range(region.start, end))
+        skipped = self.selection.skipped if self.selection is not None else ()
+        self.caller.recomputed.extend([op for op in range(region.start, end) if op not in skipped])
         e.release(arguments)
         e.release(e.autocast_owner)
-        e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices = state
+        e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner, e.saved_hooks, e.choices, e.selection = state
         e.trace.op = op
         if self.packed_args is not None:
             self.packed_args.applied(e)
@@ -221,8 +230,8 @@ class _Recomputation:
     attribute.
     """
 
-    def __init__(self, checkpoint: _Checkpoint) -> None:
-        self.checkpoint, self.position = checkpoint, 0
+    def __init__(self, checkpoint: _Checkpoint, first_kernel: int) -> None:
+        self.checkpoint, self.position, self.first_kernel = checkpoint, 0, first_kernel
 
     def pack(self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> _Saves | None:
         if not saves:
@@ -249,7 +258,11 @@ class _Recomputation:
         if results:
             kernels = e.trace.buffers.kernels
             kernel = max(kernels[t.storage.id] for t in results)
-            if all(kernels[t.storage.id] < kernel for t in saves):
+            selection = self.checkpoint.selection
+            if selection is not None and kernel < self.first_kernel:  # its results were kept
+                if {t.storage for t in saves}.isdisjoint(t.storage for t in results):
+                    selection.give_back(e)
+            elif all(kernels[t.storage.id] < kernel for t in saves):
                 ran = not e.undo(kernel)
         e.abandon(node)
         raise _StopRecomputationError(ran)
@@ -264,15 +277,26 @@ class Checkpoints:
         self.e, self.regions = e, regions
         self.recomputed: list[int] = [] if recomputed is None else recomputed
         self.overwritten: list[str] = []  # checkpoints that change an input in place
-        self.running: list[tuple[int, _Checkpoint]] = []
+        self.policies: dict[tuple[str, ...], Policy] = {}
+        self.running: list[tuple[int, _Checkpoint, Selecting | None]] = []  # the last: what it took the place of
         self.starts: dict[int, list[Region]] = {}
         for region in regions:  # outer ones first
             if within is None or region.is_within(within):
                 self.starts.setdefault(region.start, []).append(region)
 
+    def policy(self, region: Region) -> Policy:
+        """What a selective checkpoint keeps."""
+        return self.policies.setdefault(region.saves, Policy(region.saves))
+
+    def within(self, region: Region) -> Checkpoints:
+        """Those of the recomputation of a region."""
+        inner = Checkpoints(self.e, self.regions, region, self.recomputed)
+        inner.policies = self.policies
+        return inner
+
     def before(self, interpreter: Interpreter, index: int) -> None:
         while self.running and self.running[-1][0] <= index:
-            _, checkpoint = self.running.pop()
+            _, checkpoint, self.e.selection = self.running.pop()
             self.e.saved_hooks.pop()
             checkpoint.separate_leaves()
             checkpoint.forget(self.e)
@@ -283,7 +307,8 @@ class Checkpoints:
                     self.overwritten.append(region.name)
                 self.e.saved_hooks.append(checkpoint)
                 checkpoint.separate_leaves()
-                self.running.append((region.end, checkpoint))
+                self.running.append((region.end, checkpoint, self.e.selection))
+                self.e.selection = checkpoint.selection or self.e.selection
 
 
 def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:

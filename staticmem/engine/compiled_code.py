@@ -91,7 +91,9 @@ class CompiledStretch:
         present scope."""
         call = self.call
         code = _Code(e, call.forward, inputs, (), self.copies)
+        selection, e.selection = e.selection, None  # the policy of a checkpoint around it sees one call of its own name
         code.run()
+        e.selection = selection
         tensors = code.outputs()
         results, saved = tensors[: len(call.outputs)], tensors[len(call.outputs) :]
         if call.backward is not None and e.needs_grad(*inputs):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 
+from staticmem.compiler.checkpoints import Checkpointed
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels
 from staticmem.compiler.region import compile_region
 from staticmem.eager.strides import Form
@@ -15,13 +15,14 @@ from staticmem.engine.compiled import CompiledRegion
 from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
 from staticmem.passes.compile_regions import breaks_of, compile_regions
+from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import Scenario
 
 VERSION = "2.15"  # the PyTorch whose compiler is followed
 # what decides plans; other options change the step around them
 DECIDE = (
     "compile activation_memory_budget mode dtype amp sdpa torch "
-    "checkpoint checkpoint_every checkpoint_segments checkpoint_sequential input_grad retain_graph"
+    "checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential input_grad retain_graph"
 ).split()
 
 
@@ -29,11 +30,13 @@ DECIDE = (
 class CompiledStep:
     """What was compiled, as the release `torch` does it.
 
-    `graphs`: how many stretches of ops. `saved_bytes` are those of their buffers that wait for the backward,
+    `regions`: the stretches of ops between breaks, each by the path of its module, "" for the whole model. `graphs`:
+    how many stretches were compiled. `saved_bytes` are those of their buffers that wait for the backward,
     `recomputed_bytes` those of values that the backward computes again and would read from memory else.
     """
 
     torch: str
+    regions: tuple[Region, ...]
     graphs: int
     saved_bytes: int
     recomputed_bytes: int
@@ -73,12 +76,12 @@ class CompiledRegions:
         self.breaks: list[int] = []
         self.regions: list[CompiledRegion] = []
         self.within = [c for c in checkpoints if any(w.start <= c.start and c.end <= w.end for w in wanted)]
-        number = _numbers(self.within)
+        self.checkpoints = Checkpointed(self.within) if self.within else None
         seen: dict[str, Sizes] = {}
         for region in wanted:
             frames = graph.ops[region.start].modules[: region.depth] if region.name else ()
             sizes = seen.setdefault(frames[-1].cls or region.name, Sizes()) if frames else None
-            compile_stretch = partial(_compile, scenario, number, sizes)
+            compile_stretch = partial(_compile, scenario, self.checkpoints, sizes)
             start = region.start
             for at in (*breaks_of(graph, region), region.end):
                 if start < at:
@@ -90,6 +93,10 @@ class CompiledRegions:
     def outside(self, checkpoints: Sequence[Region]) -> tuple[Region, ...]:
         """The checkpoints that eager code calls: others are inside of compiled code."""
         return tuple([c for c in checkpoints if c not in self.within])
+
+    def policies(self) -> Collection[Policy]:
+        """Those of selective checkpoints inside of compiled code."""
+        return self.checkpoints.policies.values() if self.checkpoints is not None else ()
 
     def with_kernels(self, kernels: Kernels) -> CompiledRegions:
         """The same regions, which have run, with plans of other kernels."""
@@ -105,6 +112,7 @@ class CompiledRegions:
         every = {index for region in self.regions for index in range(region.start, region.end)}
         return CompiledStep(
             torch=VERSION,
+            regions=tuple([Region(region.start, region.end, 0, region.name) for region in self.regions]),
             graphs=len(calls),
             saved_bytes=sum(map(_saved, calls)),
             recomputed_bytes=sum(call.recomputed_bytes for call in calls),
@@ -163,7 +171,7 @@ def regions_of_step(
 
 def _compile(
     scenario: Scenario,
-    number: Callable[[int], int] | None,
+    checkpoints: Checkpointed | None,
     sizes: Sizes | None,
     graph: Graph,
     start: int,
@@ -172,24 +180,7 @@ def _compile(
     needs_grad: Collection[str],
 ) -> CompiledCall:
     dynamic = sizes is not None and sizes.differ(graph, forms)
-    return compile_region(graph, start, end, forms, needs_grad, scenario, number, dynamic)
-
-
-def _numbers(checkpoints: Sequence[Region]) -> Callable[[int], int] | None:
-    """The number of the outermost checkpoint that an op is in, from 1; 0 for none."""
-    if not checkpoints:
-        return None
-    outer: list[Region] = []
-    for region in checkpoints:  # in order, outer ones first
-        if not outer or region.start >= outer[-1].end:
-            outer.append(region)
-    starts = [region.start for region in outer]
-
-    def number(op: int) -> int:
-        place = bisect_right(starts, op)
-        return place if place and op < outer[place - 1].end else 0
-
-    return number
+    return compile_region(graph, start, end, forms, needs_grad, scenario, checkpoints, dynamic)
 
 
 def _listed(names: Collection[str]) -> str:

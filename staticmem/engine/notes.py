@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.lost_gradients import is_of_layer
+from staticmem.scenario.selection import Policy, never_seen
 from staticmem.scenario.step import Scenario
 
 _FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
@@ -38,6 +39,17 @@ def notes_of_step(
         yield Note("assumption", "SM340", f"{what}: {why} (as on an sm_90 GPU; --sdpa changes it)", count)
     if scenario.training:
         yield from _of_levers(scenario, overwritten)
+
+
+def notes_of_selection(names: Collection[str], policies: Iterable[Policy]) -> Iterator[Note]:
+    """Names of `--checkpoint-save` that nothing under a checkpoint has."""
+    missing = never_seen(names, policies)
+    if missing:
+        text = (
+            f"nothing that runs under a checkpoint is called {_listed(missing, 4)}, so no result of it is kept: a "
+            "policy sees the calls of kernels, as mm or addmm of a linear layer"
+        )
+        yield Note("warning", "SM208", text, len(missing))
 
 
 def _of_recurrent(graph: Graph) -> Iterator[Note]:

@@ -20,7 +20,7 @@ from staticmem.engine import losses, optimizers
 from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories
-from staticmem.engine.notes import notes_of_step
+from staticmem.engine.notes import notes_of_selection, notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape, placed
 from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
@@ -30,6 +30,7 @@ from staticmem.ir.record import record
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import values_of_loss
+from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class _Step:
         self.grads, self.received = e.grads, e.received
         self.scaler: GradScaler | None = None
         self.recomputed: tuple[int, ...] = ()
+        self.policies: list[Policy] = []  # of selective checkpoints
         self.compiled: CompiledRegions | None = None
         self.overwritten = 0
         e.trace.begin("setup")
@@ -347,6 +349,7 @@ class _Step:
         trace.op = -1
         if checkpoints is not None:
             self.recomputed, self.overwritten = tuple(checkpoints.recomputed), len(checkpoints.overwritten)
+            self.policies = [*checkpoints.policies.values()]
         return outputs
 
     def _backward(self, losses: Sequence[Tensor]) -> None:
@@ -393,6 +396,9 @@ class _Step:
         compiled = self.compiled.done(graph) if self.compiled is not None else None
         if compiled is not None:
             own += compiled.notes
+        if scenario.checkpoint_save and scenario.training:
+            policies = [*self.policies, *(self.compiled.policies() if self.compiled is not None else ())]
+            own += notes_of_selection(scenario.checkpoint_save, policies)
         return StepResult(
             trace=self.e.trace.seal(),
             graph=graph,

@@ -199,13 +199,15 @@ class Edit:
 @record(frozen=True, slots=True)
 class Region:
     """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it;
-    in a recording, of checkpoints too."""
+    in a recording, of checkpoints too. `saves`: names of calls whose results a selective checkpoint keeps
+    (`eager.selection.Policy`)."""
 
     start: int
     end: int
     depth: int
     name: str
     reentrant: bool = False
+    saves: tuple[str, ...] = ()
 
     def is_within(self, other: Region) -> bool:
         return other.start <= self.start and self.end <= other.end and self.depth > other.depth

@@ -14,10 +14,13 @@ its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from staticmem.ir.dtypes import DType, float32
+from staticmem.ir.graph import Value
 from staticmem.parallel.blocks import ROOT, Run, block_of_name, forward_ends
 from staticmem.parallel.rewrite import BEFORE, END_OF_PHASE, Piece, Position, Rewrite, Weight, ceil_div
 
@@ -177,6 +180,23 @@ class _Fsdp:
         if self.reducing is not None:
             self.r.end(self.reducing, end)
             self.reducing = None
+
+
+def keep_types(rewrite: Rewrite, declared: Mapping[str, Value], compute: DType) -> None:
+    """`MixedPrecisionPolicy` casts parameters, and copies of the model's inputs, each for one forward; inputs and
+    buffers keep the types that they are `declared` with (`_pre_forward` of _fsdp_state.py, `cast_forward_inputs`)."""
+    starts = [tick for name, tick in rewrite.trace.phases if name == "forward"]
+    for piece in [p for p in rewrite.pieces if p.category in ("input", "buffer") and p.dtype is compute]:
+        value = declared.get(piece.name)
+        if value is None or value.dtype is compute:
+            continue
+        if piece.category == "input":
+            for start, after in pairwise([*starts, rewrite.trace.ticks]):
+                ends = [h.end for h in piece.holds if h.kind != "model" and start <= h.start < after]
+                at, end = (start, BEFORE), max([start, *(tick for tick in ends if tick is not None)])
+                call, holder = "FSDP cast of inputs", "the forward of the model"
+                rewrite.add(piece.name, piece.nbytes, compute, at, call, holder, died=(end, BEFORE), category="input")
+        piece.dtype, piece.nbytes = value.dtype, value.dtype.nbytes(prod(piece.shape))
 
 
 def apply(

@@ -6,13 +6,14 @@ pipeline. Each strategy has a file with its sources.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType, bfloat16, float16
-from staticmem.ir.graph import Note
+from staticmem.ir.graph import Note, Region
 from staticmem.liveness import liveness
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
 from staticmem.parallel.rewrite import Rewrite, Weight
@@ -119,15 +120,49 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
         modules = zero.uses(result.trace, graph)
         notes = [*zero.apply_to_parameters(rewrite, weights, modules, ranks, strategy.zero), _STREAMS]
     elif name == "fsdp":
+        regions = result.compiled.regions if result.compiled is not None else ()
+        paths = _units(paths, regions)
+        groups = blocks.blocks_of_ops(graph, paths)
+        _check_regions(regions, paths, groups)
         compute = _compute(result) if strategy.mixed else None
         precision = fsdp.Precision(compute, fsdp.MIXED, fsdp.MIXED) if compute is not None else fsdp.Precision()
-        runs = blocks.runs(result.trace, blocks.blocks_of_ops(graph, paths))
+        if compute is not None:
+            declared = {b.fqn: b.value for b in graph.buffers} | {value.name: value for value in graph.inputs}
+            fsdp.keep_types(rewrite, declared, compute)
+        runs = blocks.runs(result.trace, groups)
         notes = [*fsdp.apply(rewrite, weights, paths, runs, ranks, precision), _STREAMS]
     elif name == "tp":
         notes = _tensor(rewrite, weights, result, paths, ranks)
     else:
         return _largest_stage(result, paths, strategy, training)
     return _with_notes(replace(result, trace=rewrite.build()), notes)
+
+
+def _units(paths: tuple[str, ...], regions: Sequence[Region]) -> tuple[str, ...]:
+    """The modules that FSDP2 gathers by themselves: the repeated blocks, or the compiled modules where each of the
+    blocks is in one of them. Trainers compile and shard the same modules."""
+    compiled = tuple(dict.fromkeys([region.name for region in regions]))
+    if len(compiled) < 2 or not all(blocks.block_of_name(f"{path}.", compiled) != blocks.ROOT for path in paths):
+        return paths
+    return compiled
+
+
+def _check_regions(regions: Sequence[Region], paths: tuple[str, ...], groups: Sequence[str]) -> None:
+    """FSDP2 gathers and reshards in hooks around the modules that are its units, which compiled code must not contain.
+
+    Raises:
+        UsageError: a region of compiled code has a unit within it.
+    """
+    for region in regions:
+        unit = blocks.block_of_name(f"{region.name}.", paths)  # as of a parameter of it
+        inside = next((group for group in groups[region.start : region.end] if group not in (unit, blocks.ROOT)), None)
+        if inside is not None:
+            raise UsageError(
+                f"{region.name or 'the model'} is compiled as one, and {inside} within it is a unit of FSDP2",
+                "Its hooks, which gather and free parameters, break the compiled graph, in ways that are not covered.",
+                "Name the class of the blocks, or of modules within them, with --compile.",
+                code="SM169",
+            )
 
 
 def _tensor(

@@ -70,7 +70,8 @@ def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
     calls = calls_of(graph)
     regions: set[Region] = set()
     if scenario.checkpoint:
-        regions.update(_groups(selected(calls, scenario.checkpoint, "--checkpoint"), scenario.checkpoint_every))
+        asked = _groups(selected(calls, scenario.checkpoint, "--checkpoint"), scenario.checkpoint_every)
+        regions.update(replace(region, saves=tuple(scenario.checkpoint_save)) for region in asked)
     if scenario.checkpoint_segments:
         regions.update(_segments(calls, scenario.checkpoint_segments, scenario.checkpoint_sequential))
     return _in_order(regions)

@@ -171,7 +171,7 @@ class Request(Levers):
             object.__setattr__(self, "parallel", None)
         if self.dims is None:
             object.__setattr__(self, "dims", {})
-        for name in ("checkpoint", "input_grad"):
+        for name in ("checkpoint", "checkpoint_save", "input_grad"):
             value = getattr(self, name)  # the command line and configs give lists
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "compile", _modules(self.compile))
@@ -216,12 +216,7 @@ class Request(Levers):
             notes.append(Note("assumption", "SM300", text))
         assert isinstance(self.compile, tuple)
         if self.compile and self.parallel is not None:
-            raise UsageError(
-                f"--compile and --parallel {self.parallel} cannot be combined",
-                "What compiled code does under a parallel strategy is not covered.",
-                "Leave one of them out.",
-                code="SM167",
-            )
+            self._check_compiled_rank()
         if self.parallel in ("tp", "pp") and loss in HEAD_LOSSES and mode == "train":
             raise UsageError(
                 f"--loss {loss} and --parallel {self.parallel} cannot be combined",
@@ -241,6 +236,23 @@ class Request(Levers):
     def compiles(self) -> bool:
         """Whether code of `torch.compile` runs in the step."""
         return bool(self.compile) or self.compile_optimizer
+
+    def _check_compiled_rank(self) -> None:
+        assert isinstance(self.compile, tuple)
+        if self.parallel != "fsdp":
+            raise UsageError(
+                f"--compile and --parallel {self.parallel} cannot be combined",
+                "What compiled code does under this strategy is not covered; under FSDP2, blocks can be compiled.",
+                "Leave one of them out, or use --parallel fsdp --compile CLASS.",
+                code="SM167",
+            )
+        if WHOLE in self.compile:
+            raise UsageError(
+                "--compile of the whole model and --parallel fsdp cannot be combined",
+                "The hooks of FSDP2 around each block break the compiled graph there, in ways that are not covered.",
+                "Compile the blocks: --compile and the name of their class.",
+                code="SM167",
+            )
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""

@@ -56,6 +56,11 @@ class Levers:
         1, LEVERS, "whole", "K", "how many of those modules share a checkpoint",
         example="2", details="They follow each other in one parent",
     )
+    checkpoint_save: str | tuple[str, ...] = option(
+        (), LEVERS, "names", "OP", "calls whose results those checkpoints keep: mm, sdpa; mm/2 is every second one",
+        example="[mm/2, sdpa]", details="Selective checkpoints (`create_selective_checkpoint_contexts`): names of ATen "
+        "calls as kernels see them, so `addmm` or `mm` for a linear layer. `sdpa` is any fused attention",
+    )
     checkpoint_segments: int | str = option(
         0, LEVERS, "segments", "N|sqrt", "segments of checkpoint_sequential: a number, or sqrt",
         example="sqrt", details="`sqrt` is the root of the number of modules in the Sequential",
@@ -164,6 +169,7 @@ class Scenario(Levers):
                 "Name the class or the paths of the blocks with --checkpoint.",
                 code="SM160",
             )
+        self._check_selection()
         if self.checkpoint_sequential is not None and not segments:
             raise UsageError(
                 "--checkpoint-sequential needs --checkpoint-segments",
@@ -188,6 +194,27 @@ class Scenario(Levers):
                 code="SM282",
             )
         self._check_optimizer()
+
+    def _check_selection(self) -> None:
+        if not self.checkpoint_save:
+            return
+        if not self.checkpoint:
+            raise UsageError(
+                "--checkpoint-save needs --checkpoint",
+                "It says which results the checkpoints of those modules keep.",
+                "Name the class or the paths of the blocks with --checkpoint.",
+                code="SM160",
+            )
+        from staticmem.scenario.selection import NAME  # few steps have one
+
+        for name in self.checkpoint_save:
+            if NAME.fullmatch(name) is None:
+                raise UsageError(
+                    f"--checkpoint-save {name[:80]!r} names no call",
+                    "It is the name of an ATen call, as mm or max.dim, or sdpa, and /2 for every second one.",
+                    "Example: --checkpoint-save mm/2 --checkpoint-save sdpa",
+                    code="SM160",
+                )
 
     def _check_optimizer(self) -> None:
         if self.optimizer_impl == "fused" and self.optimizer is not None and self.optimizer not in FUSED:

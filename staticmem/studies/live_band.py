@@ -9,7 +9,7 @@ without a rule widen the band of any file, one with a recording too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -46,9 +46,21 @@ def moved_by_unknown_ops(result: StepResult, training: bool) -> tuple[int, int]:
 
 
 class LiveBand:
-    """What the file leaves open in a step that has been run."""
+    """What the file leaves open in a step that has been run.
 
-    def __init__(self, model: ModelFile, binding: Binding, graph: Graph, request: Request, step: Step) -> None:
+    `rank` makes the step of one rank of `request`'s, the step of one device: of a rank, only compiled code is open.
+    """
+
+    def __init__(
+        self,
+        model: ModelFile,
+        binding: Binding,
+        graph: Graph,
+        request: Request,
+        step: Step,
+        rank: Callable[[StepResult], StepResult] | None = None,
+    ) -> None:
+        self.rank = rank
         self.model, self.binding, self.graph, self.request = model, binding, graph, request
         self.scenario = request.scenario()[0]
         self.result, self.lifetimes = step
@@ -56,12 +68,12 @@ class LiveBand:
     @cached_property
     def bounds(self) -> tuple[int, int] | None:
         """The least and the most that the peak can be; None where nothing that is open moves it, or nothing is."""
-        if self.request.parallel is not None or len(self.graph.ops) > BAND_LIMIT:
+        if len(self.graph.ops) > BAND_LIMIT or (self.rank is not None and self.result.compiled is None):
             return None
         graph, peak = self.graph, self.lifetimes.peak_bytes
         low, high = peak, peak
         # else nothing of this is open; nor is it in compiled code, which decides by itself what lives how long
-        if graph.recorded is None and WHOLE not in self.scenario.compile:
+        if graph.recorded is None and WHOLE not in self.scenario.compile and self.rank is None:
             low, high = self._ends_of_peak() or (peak, peak)
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
@@ -83,8 +95,8 @@ class LiveBand:
         buffers, kernels, lifetimes = self.result.trace.buffers, self.result.trace.kernels, self.lifetimes
         if self.scenario.training:
             for other in OTHER_KERNELS:
-                step = liveness(run_step(self.graph, self.scenario, kernels=other).trace)
-                low, high = min(low, step.peak_bytes), max(high, step.peak_bytes)
+                peak = self._peak(run_step(self.graph, self.scenario, kernels=other))
+                low, high = min(low, peak), max(high, peak)
         if compiled.padded:
             for kernel, born in zip(buffers.kernels, buffers.born, strict=True):
                 if kernel >= 0 and kernels.names[kernel] in PRODUCTS:
@@ -93,9 +105,13 @@ class LiveBand:
             ops = set(compiled.unpredicted)
             alive = [id for id in lifetimes.alive_ids(lifetimes.peak_tick) if buffers.categories[id] == "activation"]
             low -= sum(lifetimes.sizes[id] for id in alive if kernels.ops[buffers.kernels[id]] in ops)
-            eager = step_of(self.model, self.graph, replace(self.scenario, compile=()))[1].peak_bytes
-            high = max(high, eager)
+            eager = step_of(self.model, self.graph, replace(self.scenario, compile=()))[0]
+            high = max(high, self._peak(eager))
         return low, high
+
+    def _peak(self, result: StepResult) -> int:
+        """The peak of a step, of one rank where the request is parallel."""
+        return liveness(result.trace if self.rank is None else self.rank(result).trace).peak_bytes
 
     def _moved_by_folded_norms(self) -> int:
         """Bytes by which the peak of training is higher if the export folded a batch norm into every convolution with

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from staticmem import files
@@ -185,7 +185,14 @@ class Study:
         """What the file leaves open that may move the peak."""
         from staticmem.studies.live_band import LiveBand
 
-        return LiveBand(self.model, self.binding, self.graph, self.request, self._step)
+        request = self.request
+        if request.parallel is None:
+            return LiveBand(self.model, self.binding, self.graph, request, self._step)
+        from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
+
+        one = self.ask(on_one_device(request))
+        rank = partial(on_rank, strategy=strategy_of(request))
+        return LiveBand(self.model, self.binding, one.graph, one.request, self._step, rank)
 
     @property
     def live_band(self) -> tuple[int, int] | None:
@@ -210,7 +217,7 @@ class Study:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.training and self.scenario.outputs == HELD:
             notes += _held_outputs(self.lifetimes)
-        if self.live_band is not None and WHOLE not in self.scenario.compile:
+        if self.live_band is not None and WHOLE not in self.scenario.compile and self.request.parallel is None:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"

@@ -157,6 +157,8 @@ def test_flags_to_copy() -> None:
     ("options", "code"),
     [
         ({"compile": True, "parallel": "zero3", "devices": 8, "optimizer": "adam"}, "SM167"),
+        ({"compile": True, "parallel": "fsdp", "devices": 8, "optimizer": "adam"}, "SM167"),
+        ({"compile": "Block", "parallel": "ddp", "devices": 8, "optimizer": "adam"}, "SM167"),
         ({"compile_optimizer": True, "optimizer": "rmsprop"}, "SM161"),
     ],
 )

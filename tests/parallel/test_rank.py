@@ -71,6 +71,34 @@ def test_the_export_is_of_that_model(tmp_path: Path) -> None:
     assert again.lifetimes.live == kept.lifetimes.live
 
 
+# -- FSDP2 over compiled blocks ----------------------------------------------------------------------------------
+
+
+def test_compiled_blocks_are_gathered_around_their_code() -> None:
+    """ViT-B/16, each block under torch.compile and fully_shard, MixedPrecisionPolicy with bfloat16, on a fake process
+    group, live memory of Inductor's real code in PyTorch 2.15. The model's input stays in float32, beside its cast
+    copy. The blocks are in an OrderedDict, so that they are units because they are compiled."""
+    words: dict[str, Any] = {"batch": 8, "amp": "bf16", "parallel": "fsdp", "devices": 4, "compile": "EncoderBlock"}
+    found = study(GRAPHS / "vit_b_16.pt2", loss="cross-entropy", **words)
+    assert found.lifetimes.peak_bytes == 777_780_736
+    assert found.lifetimes.phases["forward"].nbytes == 773_939_200 + 512
+    assert found.live_band is not None
+    assert found.live_band[0] <= 777_780_736 <= found.live_band[1]
+
+
+def test_modules_within_a_block_can_be_compiled() -> None:
+    inside = study(compile="Linear", parallel="fsdp", devices=4)
+    assert inside.result.compiled is not None
+    assert inside.result.compiled.graphs == 4 * 2 + 1
+    assert inside.lifetimes.peak_bytes > 0
+
+
+def test_a_compiled_module_around_units_is_refused() -> None:
+    with pytest.raises(UsageError) as error:
+        _ = study(compile="Net", parallel="fsdp", devices=4).result
+    assert error.value.code == "SM169"
+
+
 # -- DDP ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ In-place ops are functional here, as after AOTAutograd's functionalization (`wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from staticmem.compiler.aot import autocast, fallback
@@ -13,6 +13,7 @@ from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.aot.registry import lookup
 from staticmem.compiler.aot.tracer import Tracer
+from staticmem.compiler.checkpoints import Checkpointed, Marks
 from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
@@ -43,29 +44,33 @@ def trace(
     outputs: Sequence[str],
     training: bool,
     amp: DType | None = None,
-    regions: Callable[[int], int] | None = None,
+    checkpoints: Checkpointed | None = None,
     sdpa: str = "auto",
     cast: DType | None = None,
 ) -> JointGraph:
     """The joint graph of the ops [start, end); of inference, it has no backward.
 
-    `forms` are those of all values that the ops read from outside; `regions` gives the number of the checkpoint that an
-    op is in, 0 for none; `cast` is the dtype of a model that is cast as a whole.
+    `forms` are those of all values that the ops read from outside; `checkpoints` are those inside of the ops; `cast`
+    is the dtype of a model that is cast as a whole.
 
     Raises:
         NotTracedError: an op cannot be traced.
     """
     run = _Trace(graph, training, amp, sdpa, cast)
     run.place(graph.ops[start:end], forms, needs_grad)
+    marks = Marks(checkpoints) if checkpoints is not None else None
     for index in range(start, end):
         op = graph.ops[index]
         t = run.t
-        t.op, t.region = index, regions(index) if regions is not None else 0
+        t.op, t.region = index, checkpoints.number(index) if checkpoints is not None else 0
+        first = len(t.nodes)
         t.grad_enabled = training and op.grad
         try:
             run.call(op)
         except REFUSALS as error:
             raise NotTracedError(index, str(error)) from error
+        if marks is not None and t.region:
+            marks.mark(t.nodes[first:], t.region, op.base)
     try:
         return run.finish(outputs)
     except REFUSALS as error:  # the backward of an op

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
-from staticmem.compiler.partition.classify import FAR, SAVED, Classified
+from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, SAVED, Node
+from staticmem.compiler.partition.classify import FAR, Classified
 from staticmem.ir.record import record
 
 LONG_CHAIN = 100  # `solve_min_cut`: "100 is arbitrary choice to try and prevent degenerate cases"

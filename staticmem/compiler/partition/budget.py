@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 
-from staticmem.compiler.nodes import JointGraph, Node, Partition
+from staticmem.compiler.nodes import SAVED, JointGraph, Node, Partition
 from staticmem.compiler.partition.bans import Bans, Options
-from staticmem.compiler.partition.classify import FAR, SAVED, classify
+from staticmem.compiler.partition.classify import FAR, classify
 from staticmem.compiler.partition.cse import merged, storages
 from staticmem.compiler.partition.cut import saved_by_cut
 from staticmem.compiler.partition.extract import halves, partition_of

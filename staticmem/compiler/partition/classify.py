@@ -6,14 +6,13 @@ Sources: `classify_nodes`, `_size_of`, `cleanup_recompute_tags` and the loop for
 
 from __future__ import annotations
 
-from staticmem.compiler.nodes import JointGraph, Node, Result
+from staticmem.compiler.nodes import SAVED, JointGraph, Node, Result
 from staticmem.compiler.partition.cse import live_nodes
 from staticmem.compiler.partition.op_types import OpTypes, types_of
 from staticmem.eager.strides import Form, numel
 from staticmem.ir.record import record
 
 FAR = 10**9  # the distance of what no node of the backward reads
-SAVED = -1  # `Classified.must_recompute` of a node that a checkpoint saves
 
 
 def bytes_of(form: Result) -> int:
@@ -40,8 +39,8 @@ class Classified:
         after_tangents: it depends on a tangent (`tangents_closure`).
         gradient: it is an output of the backward.
         distance: edges to the nearest node that is not of the forward (`dist_from_bw`).
-        must_recompute: region of `torch.utils.checkpoint` that computes it again; 0: none; `SAVED`: it is saved between
-            two regions.
+        must_recompute: region of `torch.utils.checkpoint` that computes it again; 0: none; `SAVED`: it is saved, by a
+            selective one or between two regions.
     """
 
     joint: JointGraph

@@ -116,7 +116,8 @@ def _categories(text: Text, report: Report) -> None:
     text.lines.append(f"  {'total':<15}  {total:>{wide}}  {plural(peak.tensors, 'tensor')}")
     band = peak.bands["live"]
     if band.low < band.high:
-        by = "the compiled code of some ops" if WHOLE in report.scenario.compile else "what the code keeps in variables"
+        compiled = WHOLE in report.scenario.compile or report.scenario.parallel is not None  # nothing else is open then
+        by = "the compiled code of some ops" if compiled else "what the code keeps in variables"
         between = f"between {size(band.low)} and {size(band.high)}, by {by}"
         text.lines.append(f"  {'band':<15}  {between}")
 

@@ -28,7 +28,13 @@ from staticmem.units import GIB
 _REFUSED = (
     "checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler", "compile", "compile_optimizer",
 )  # fmt: skip
-CODE_OPTIONS = (*_REFUSED, "checkpoint_every", "checkpoint_sequential", "devices")  # and what belongs to these
+CODE_OPTIONS = (
+    *_REFUSED,
+    "checkpoint_every",
+    "checkpoint_save",
+    "checkpoint_sequential",
+    "devices",
+)  # and what belongs to these
 
 
 @dataclass(frozen=True)
