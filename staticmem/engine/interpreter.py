@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _RESOLVED = (Ref, tuple)
 FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording
-AUTOGRAD = frozenset(("staticmem::requires_grad", "staticmem::backward", "staticmem::grad"))  # that the code runs
+REQUIRES_GRAD = "staticmem::requires_grad"
+AUTOGRAD = frozenset((REQUIRES_GRAD, "staticmem::backward", "staticmem::grad"))  # that the code runs
 NOT_RECORDED = "staticmem::not_recorded"  # what the code does to autograd, of a recording
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`, of a recording
 # what a rule raises when an argument does not match the ATen schema
@@ -80,6 +81,7 @@ class Interpreter:
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
         self.of_autograd = Owner("autograd", "attributes of ctx")  # the loss holds the graph of autograd to the end
+        self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
         self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False: not run by `_run`
@@ -426,6 +428,8 @@ class Interpreter:
         self.e.open_scope()
         try:
             results = run_autograd(self.e, op.target, args)
+            if "leaf" in op.kwargs:  # autograd's node for its gradient holds it
+                self.e.hold(args[0], self.made_leaves)
         except (ValueError, *BAD_ARGUMENTS) as error:
             raise self.explained(op, error) from error
         for name, tensor in zip(op.outputs, results, strict=False):

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from staticmem.eager.autograd import free_graph, run_backward
+from staticmem.eager.autograd import OfCode, free_graph, run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
 from staticmem.engine.held_outputs import HeldOutputs
-from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
-from staticmem.engine.kept_history import KeptHistories
+from staticmem.engine.interpreter import BAD_ARGUMENTS, REQUIRES_GRAD, Interpreter
+from staticmem.engine.kept_history import KeptHistories, fill_place
 from staticmem.engine.notes import notes_of_selection, notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape, placed
 from staticmem.errors import DimensionError, UsageError, closest
@@ -103,6 +103,7 @@ class _Step:
         self.scaler: GradScaler | None = None
         self.recomputed: tuple[int, ...] = ()
         self.policies: list[Policy] = []  # of selective checkpoints
+        self.gradients_of_leaves: Sequence[Owner] = ()
         self.compiled: CompiledRegions | None = None
         self.overwritten = 0
         e.trace.begin("setup")
@@ -162,6 +163,7 @@ class _Step:
             old = e.empty((), dtypes.float32, kernel="loss of the previous step")
             e.categorise(old, "activation", "loss of the previous step")
             e.hold(old, self.loss)
+        leaves = self._place_leaves_of_step_before()
         regions, region_notes = all_regions(graph, scenario, self.locals_policy)
         regions = self._compile(regions)
         outputs = self._micro_batch(regions, loss, target)
@@ -177,6 +179,8 @@ class _Step:
         if self.outputs is not None:
             owners = (self.loss, i.of_autograd, *i.attributes.values())
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
+        if leaves is not None:
+            fill_place(e.trace, leaves.storage.id, self._storages_of_leaves())
         e.trace.begin("optimizer")
         self._update(optimizer)
         result = self._result(outputs, loss, [*notes, *region_notes], len(with_gradient))
@@ -190,11 +194,11 @@ class _Step:
         target = self.scenario.dtype
         return target if target is not None and dtype.is_floating_point else dtype
 
-    def _empty(self, value: Value, category: str, name: str) -> Tensor:
-        return placed(self.e, value, self._dtype(value.dtype), f"{category} '{name}'")
+    def _empty(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor:
+        return placed(self.e, value, self._dtype(value.dtype) if cast else value.dtype, f"{category} '{name}'")
 
-    def _place(self, value: Value, category: str, name: str) -> Tensor:
-        tensor = self._empty(value, category, name)
+    def _place(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor:
+        tensor = self._empty(value, category, name, cast)
         tensor.name = name
         self.e.categorise(tensor, category, name)
         self.e.hold(tensor, self.model)
@@ -213,7 +217,7 @@ class _Step:
                     self._place_replaced(p, tensor, released[p.value.name])
                     continue
                 if tensor is None:
-                    tensor = self._place(p.value, category, p.fqn)
+                    tensor = self._place(p.value, category, p.fqn, p.cast)
                 tensors[p.value.name] = tensor
                 define(p.value.name, tensor, lasting=True)
                 if category == "parameter":
@@ -257,6 +261,21 @@ class _Step:
         tensor = self._empty(value, "activation", value.name)
         e.categorise(tensor, "activation", f"{value.name} of the previous step")
         return tensor
+
+    def _place_leaves_of_step_before(self) -> Tensor | None:
+        """A place for what the graph of the step before holds until the loss is assigned anew: tensors that the forward
+        made require a gradient (`enable_input_require_grads`), and their gradients. It has no bytes yet."""
+        if self.in_function or not any(op.target == REQUIRES_GRAD and op.kwargs for op in self.graph.ops):
+            return None
+        what = "leaves of the previous step's graph, and their gradients"
+        place = self.e.empty((0,), dtypes.uint8, kernel="loss of the previous step")
+        self.e.categorise(place, "activation", what)
+        self.e.hold(place, self.loss)
+        return place
+
+    def _storages_of_leaves(self) -> list[int]:
+        owners = (self.interpreter.made_leaves, *self.gradients_of_leaves)
+        return list(dict.fromkeys(tensor.storage.id for owner in owners for tensor, _ in owner.held))
 
     def _place_zeroed_gradients(self, parameters: Iterable[Tensor]) -> None:
         """`zero_grad(set_to_none=False)` leaves the gradients of the step before, filled with zeros."""
@@ -314,6 +333,7 @@ class _Step:
         trace.begin("forward")
         e.autocast = self.scenario.amp
         after = int(loss_name in AFTER_THE_MODEL)
+        leaves_before, self.interpreter.made_leaves = self.interpreter.made_leaves, Owner("autograd", "leaves")
         outputs = self.interpreter.forward(after)
         if self.outputs is not None:
             self.outputs.assign(outputs)
@@ -332,7 +352,8 @@ class _Step:
         trace.replaced_by.update({old.storage.id: (roots[0].storage.id,) for old, _ in previous.held})
         e.close_scope()
         self.interpreter.forget_outputs()
-        e.release(previous)
+        for owner in (previous, leaves_before, *self.gradients_of_leaves):
+            e.release(owner)
         e.release(e.autocast_owner)
         e.autocast, e.autocast_cache = None, {}
         trace.marks["forward_end"] = trace.ticks
@@ -345,6 +366,8 @@ class _Step:
             if self.outputs is not None:
                 self.outputs.end()
             free_graph(e, roots)
+            for owner in (self.interpreter.made_leaves, *self.gradients_of_leaves):
+                e.release(owner)
         e.grad_enabled = False
         trace.op = -1
         if checkpoints is not None:
@@ -364,8 +387,10 @@ class _Step:
         gradients = [e.empty_like(root, kernel="aten.ones_like.default") for root in roots]
         for gradient in gradients:
             e.hold(gradient, held)
+        leaves = [leaf for leaf, _ in self.interpreter.made_leaves.held]
+        owners = OfCode(captures=False) if leaves else None
         try:
-            self.received |= run_backward(e, roots, gradients, self.grads, self.scenario.retain_graph)
+            self.received |= run_backward(e, roots, gradients, self.grads, self.scenario.retain_graph, owners)
         except (ValueError, *BAD_ARGUMENTS) as error:  # shapes that no real step has: the file contradicts itself
             if 0 <= e.trace.op < len(self.graph.ops):
                 raise self.interpreter.explained(self.graph.ops[e.trace.op], error) from error
@@ -373,6 +398,10 @@ class _Step:
             hint = "A shape in the file contradicts the op that reads it: export the model again."
             raise DimensionError(what, f"Reason: {error}.", hint, code="SM118") from error
         e.release(held)
+        if owners is not None:
+            self.gradients_of_leaves = [owners.owners[id(leaf)] for leaf in leaves if id(leaf) in owners.owners]
+            for leaf in leaves:  # the optimizer and clip_grad_norm_ have parameters
+                self.grads.pop(id(leaf), None)
 
     def _update(self, optimizer: optimizers.Optimizer | None) -> None:
         """The training loop after backward: unscales and clips gradients, then the optimizer's step."""

@@ -167,12 +167,15 @@ class Value:
 
 @record(frozen=True, slots=True)
 class Parameter:
-    """A tensor that the model owns. `fqn` is its name in the model; `alias_of` is set when its storage is another's."""
+    """A tensor that the model owns. `fqn` is its name in the model; `alias_of` is set when its storage is another's.
+
+    `cast` is False for one that keeps its element type where the whole model is cast."""
 
     value: Value
     fqn: str
     trainable: bool = True
     alias_of: str | None = None
+    cast: bool = True
 
 
 @record(frozen=True, slots=True)
@@ -298,6 +301,8 @@ class Graph:
     edits: tuple[Edit, ...] = ()  # what passes changed, in order
     recorded: Recorded | None = None  # None: the file has no recording of the code
     programs: Programs | None = None  # the other modes of a recording
+    # values that code which a pass inserted has variables for, each with the name of the op that they last until
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def derived(self) -> dict[str, Any]:

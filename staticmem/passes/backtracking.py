@@ -42,8 +42,8 @@ class _TooManyError(Exception):
     pass
 
 
-def searcher(pattern: str, names: Iterable[str]) -> Callable[[str], object]:
-    """`re.compile(pattern).search`, for these names.
+def searcher(pattern: str, names: Iterable[str], flag: str = "--freeze") -> Callable[[str], object]:
+    """`re.compile(pattern).search`, for these names. `flag` is the one that has the pattern.
 
     Raises:
         UsageError: on these names it could take for ever.
@@ -52,9 +52,9 @@ def searcher(pattern: str, names: Iterable[str]) -> Callable[[str], object]:
     longest = max(map(len, names), default=0)
     if longest > LONGEST_NAME:
         raise UsageError(
-            f"--freeze does not look at names of {longest:,} characters",
-            f"A parameter's name in this file is that long, and {LONGEST_NAME:,} are the most.",
-            "Leave --freeze out, or name the parameters otherwise.",
+            f"{flag} does not look at names of {longest:,} characters",
+            f"A name in this file is that long, and {LONGEST_NAME:,} are the most.",
+            f"Leave {flag} out, or name the parameters otherwise.",
             code="SM162",
         )
     items, left = _parser.parse(pattern), float(STEPS)
@@ -69,7 +69,7 @@ def searcher(pattern: str, names: Iterable[str]) -> Callable[[str], object]:
             left -= _Count(items, len(name), name).steps(left)
         except (_TooManyError, RecursionError):
             raise UsageError(
-                f"--freeze '{pattern}' would take too long",
+                f"{flag} '{pattern}' would take too long",
                 f"Python tries more than {STEPS:,} ways to match it with names such as '{name:.60}'.",
                 "Repeat nothing that is repeated already: 'a+' in place of '(a+)+', one '.*' in place of '.*.*'.",
                 code="SM162",

@@ -27,6 +27,7 @@ from staticmem.ops.registry import Kind
 from staticmem.scenario.step import HEAD_LOSSES
 
 if TYPE_CHECKING:
+    from staticmem.scenario.adapters import Lora
     from staticmem.scenario.step import Scenario
 
 
@@ -113,6 +114,7 @@ class Asked:
     parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
     inference: bool = False
     head_loss: str | None = None  # a loss of `scenario.step.HEAD_LOSSES`, in training only
+    lora: tuple[Lora, bool] | None = None  # the adapters, and whether the step has autocast
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -410,6 +412,12 @@ STEP = (
         "parameters:freeze", option="freeze",
     ),
     Pass(
+        "adapters",
+        "low-rank adapters of --lora beside layers, and everything else frozen",
+        "peft/tuners/lora/layer.py, Linear.forward",
+        "adapters:insert", option="lora",
+    ),
+    Pass(
         "loss of the last linear layer",
         "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
         "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
@@ -420,7 +428,13 @@ STEP = (
 """Passes that depend on what the step is asked to do."""
 
 
-_ON_RECORDINGS = ("attention masks", "trained parameters", "frozen parameters", "loss of the last linear layer")
+_ON_RECORDINGS = (
+    "attention masks",
+    "trained parameters",
+    "frozen parameters",
+    "adapters",
+    "loss of the last linear layer",
+)
 RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
 """Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and the masks
 that transformers builds for fake tensors alone."""
@@ -504,7 +518,8 @@ def for_step(
     freeze = scenario.freeze if training else None
     own = graph.recorded is not None and graph.recorded.loss
     head_loss = scenario.loss if training and scenario.loss in HEAD_LOSSES and not own else None
-    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss)
+    lora = (scenario.lora, scenario.amp is not None) if scenario.lora is not None else None
+    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, lora)
     return run(passes, graph, asked, keep=True)
 
 

@@ -155,7 +155,7 @@ def _parameters(s: Sources) -> Parameters:
         if p.alias_of is not None:
             continue
         dtype, numel = p.value.dtype, p.value.numel
-        if s.scenario.dtype is not None and dtype.is_floating_point:
+        if s.scenario.dtype is not None and dtype.is_floating_point and p.cast:
             dtype = s.scenario.dtype
         size = dtype.nbytes(numel)
         tensors, count, nbytes = tensors + 1, count + numel, nbytes + size

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from staticmem.documents import DocumentError, Node
-from staticmem.errors import closest
+from staticmem.errors import UsageError, closest
+from staticmem.scenario.adapters import EXAMPLE, lora_text
 from staticmem.scenario.options import Option
 from staticmem.scenario.step import WHOLE
 from staticmem.units import parse_bytes, parse_limit
@@ -208,6 +209,31 @@ class Modules:
         return {"anyOf": [{"type": ["boolean", "null"]}, {"type": "string"}, listed]}
 
 
+class Adapters:
+    """Adapters as a text, `r=16,alpha=32,targets=q_proj+v_proj`, or as a mapping with these keys; `none`: nothing."""
+
+    def read(self, node: Node) -> str:
+        value = node.value
+        if isinstance(value, dict):
+            value = node.plain()
+        elif value is None or value is False:
+            value = "none"
+        try:
+            if isinstance(value, str | dict):
+                return lora_text(value)
+        except UsageError as error:
+            raise DocumentError(f"{node.place}: {error.what}", error.why, error.hint, WRONG_VALUE) from error
+        raise wrong(node, "It is a text of KEY=VALUE, or a mapping.", f"Example: {EXAMPLE}")
+
+    def schema(self) -> dict[str, Any]:
+        number, text = {"type": "number"}, {"type": "string"}
+        names = {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}
+        kinds = {"r": {"type": "integer", "minimum": 1}, "alpha": number, "dropout": number, "targets": names}
+        kinds |= {"dtype": text, "save": names, "input_grads": {"type": "boolean"}}
+        table = {"type": "object", "properties": kinds, "additionalProperties": False, "required": ["targets"]}
+        return {"anyOf": [{"type": ["string", "null"]}, {"const": False}, table]}
+
+
 class Named:
     """Values of a kind by names that the user chooses."""
 
@@ -239,6 +265,7 @@ def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
         "segments": Segments,
         "dims": lambda: Named(Whole("512")),
         "modules": lambda: Modules("Block"),
+        "adapters": Adapters,
         "names": lambda: Several(Text(one.example.strip("[]"))),
         "text": lambda: Text(one.example),
     }

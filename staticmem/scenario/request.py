@@ -16,6 +16,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
+from staticmem.scenario.adapters import lora_of, lora_text
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.step import (
     HEAD_LOSSES,
@@ -98,6 +99,12 @@ class Request(Levers):
         details="Without a value the whole model; each module of a class or path is compiled for itself. `*` stands "
         "for one part of a path. The loss and the optimizer stay eager ([compile](compile.md))",
     )
+    lora: str | Mapping[str, Any] | None = option(
+        None, STEP, "adapters", "KEY=VALUE,...", "low-rank adapters beside layers of a frozen model, as PEFT has them",
+        example="{r: 16, alpha: 32, dropout: 0.05, targets: [q_proj, v_proj]}",
+        details="`r`, `alpha`, `dropout`, `targets` (ends of paths with `+` between them, a regular expression, or "
+        "`all-linear`), `dtype`, `save`, `input_grads` ([adapters](adapters.md))",
+    )
     unfold_batchnorm: bool = option(
         False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
         details="For files whose norms were folded away (an inference export analysed for training)",
@@ -175,6 +182,9 @@ class Request(Levers):
             value = getattr(self, name)  # the command line and configs give lists
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "compile", _modules(self.compile))
+        if self.lora is not None:
+            text = lora_text(self.lora)
+            object.__setattr__(self, "lora", None if text.lower() in ("", "none") else text)
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
         elif self.resolution is not None and len(self.resolution) != 2:
@@ -229,7 +239,11 @@ class Request(Levers):
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
         torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
         sdpa = self._choice("sdpa")
-        scenario = Scenario(mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, **levers)
+        assert self.lora is None or isinstance(self.lora, str)
+        lora = lora_of(self.lora) if self.lora is not None else None
+        scenario = Scenario(
+            mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, **levers
+        )
         return scenario, notes
 
     @property

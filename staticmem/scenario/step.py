@@ -7,6 +7,7 @@ import re
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
+from staticmem.scenario.adapters import Lora
 from staticmem.scenario.options import LEVERS, Option, declared, option
 from staticmem.version import REFERENCE_RELEASE
 
@@ -150,6 +151,7 @@ class Scenario(Levers):
     sdpa: str = "auto"
     torch: tuple[int, int] = REFERENCE_RELEASE
     compile: tuple[str, ...] = ()
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

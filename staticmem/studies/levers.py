@@ -8,6 +8,7 @@ from typing import Any
 
 from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.step import COMPILED_OPTIMIZERS, DROPPED, FUSED, HELD, OPTIMIZERS, WHOLE
 from staticmem.studies import Request, Study
@@ -69,6 +70,7 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield from _losses(study)
         yield from _optimizers(study)
         yield from _freezing(study)
+        yield from _adapters(study)
     if not study.graph.inplace_known and request.inplace_activations != "all":
         yield Lever("run activations in place", {"inplace_activations": "all"}, SAME, "ReLU(inplace=True) and the like")
     if request.alloc_conf is None:
@@ -177,3 +179,15 @@ def _freezing(study: Study) -> Iterator[Lever]:
     if head and study.request.freeze is None:
         options = {"freeze": f"^(?!{re.escape(head)}\\.)"}
         yield Lever(f"train {head} alone", options, TRAINING, "the other parameters are frozen")
+
+
+_FEWEST_LAYERS = 8  # adapters are for networks of blocks
+
+
+def _adapters(study: Study) -> Iterator[Lever]:
+    """Where blocks of linear layers repeat: what fine-tuning of decoders and encoders uses."""
+    request = study.request
+    linear = {layer.path for layer in layers_of(study.result.graph) if layer.kind != EMBEDDING}
+    if request.lora is None and request.freeze is None and len(linear) >= _FEWEST_LAYERS:
+        options = {"lora": "r=16,alpha=32,targets=all-linear"}
+        yield Lever("LoRA of rank 16 beside all linear layers", options, TRAINING, "the model itself is frozen")

@@ -70,6 +70,10 @@ def _releases(graph: Graph, held: Held) -> Releases:
     last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
     for name, index in held.until.items():
         last[name] = max(last.get(name, index), index)
+    if graph.variables:
+        indices = {op.name: index for index, op in enumerate(graph.ops)}
+        for name, until in graph.variables.items():
+            last[name] = max(last.get(name, 0), indices[until])
     after: list[str | list[str] | None] = [None] * (len(graph.ops) + 1)
     for name, index in last.items():
         names = after[index]

@@ -1,0 +1,311 @@
+"""Low-rank adapters beside the layers of a frozen model, as PEFT inserts them.
+
+Around each layer that is named stands a module whose forward runs the layer, casts its input to the type of A, and adds
+B(A(dropout(x))) times a factor. All other parameters are frozen: nothing is saved for their gradients, and optimizer
+state exists for A and B alone.
+
+Sources: peft/tuners/lora/layer.py (`Linear.forward`, `Embedding.forward`, `LoraLayer.update_layer`),
+peft/tuners/lora/bnb.py (`Linear4bit.forward`, `Linear8bitLt.forward`), peft/tuners/tuners_utils.py
+(`check_target_module_exists`, `_maybe_include_all_linear_layers`, `cast_adapter_dtype`), peft/utils/other.py
+(`ModulesToSaveWrapper`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from staticmem.errors import UsageError, did_you_mean
+from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.passes.inserted import names_of, unused_name, with_ops
+from staticmem.passes.layers import EMBEDDING, Layer, layers_of, output_head, without_modules
+from staticmem.scenario.adapters import ALL_LINEAR, Lora
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
+
+_LINEAR_CLASS, _DROPOUT_CLASS = "torch.nn.modules.linear.Linear", "torch.nn.modules.dropout.Dropout"
+_CLASSES = {EMBEDDING: "peft.tuners.lora.layer.Embedding"}
+_NAME = "default"  # of the adapter, where the code gives none
+
+
+def insert(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph with adapters, everything else frozen.
+
+    Raises:
+        UsageError: no layer is named, or the file has no modules.
+    """
+    assert asked.lora is not None
+    lora, amp = asked.lora
+    layers = layers_of(graph)
+    if not any(op.modules for op in graph.ops):
+        raise without_modules("--lora")
+    chosen = _targets(graph, layers, lora)
+    adapters = _Adapters(graph, lora, amp)
+    stretches: list[list[Op]] = [[op] for op in graph.ops]
+    for layer in chosen:
+        adapters.beside(layer, stretches)
+    if lora.input_grads:
+        adapters.require_input_gradients(layers, stretches)
+    changed = with_ops(graph, stretches, adapters.variables)
+    parameters = _frozen_with(graph.parameters, adapters.added)
+    changed = replace(changed, parameters=parameters)
+    if lora.save:
+        changed = _with_copies(changed, lora.save, adapters.names)
+    return changed, _notes(lora, chosen, adapters, changed)
+
+
+def _notes(lora: Lora, chosen: Sequence[Layer], adapters: _Adapters, graph: Graph) -> list[Note]:
+    paths = list(dict.fromkeys(layer.path for layer in chosen))
+    trained = sum(p.value.numel for p in graph.parameters if p.trainable and p.alias_of is None)
+    dtype = lora.fixed_dtype
+    text = (
+        f"LoRA of rank {lora.r} beside {len(paths)} layers ({_listed(paths)}): {trained:,} parameters are trained, in "
+        f"{dtype.name if dtype is not None else 'the type of their layers'}; all others are frozen"
+    )
+    return [Note("assumption", "SM275", text, len(paths))]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    names = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+# -- which layers --------------------------------------------------------------------------------------------------
+
+
+def _targets(graph: Graph, layers: Sequence[Layer], lora: Lora) -> list[Layer]:
+    """The layers that PEFT would match.
+
+    Raises:
+        UsageError: it would match none, or a module that is no linear layer and no embedding.
+    """
+    if lora.all_linear:
+        head = output_head(graph, layers) if _of_transformers(graph) else None
+        chosen = [layer for layer in layers if layer.kind != EMBEDDING and layer.path != head]
+    else:
+        matches = _matcher(lora, {frame.path for op in graph.ops for frame in op.modules if frame.path})
+        chosen = [layer for layer in layers if matches(layer.path)]
+        found = {layer.path for layer in chosen}
+        for path, cls in {frame.path: frame.cls for op in graph.ops for frame in op.modules}.items():
+            if path and path not in found and matches(path):
+                raise _not_covered(path, cls)
+    saved = [layer for layer in chosen if not _within(layer.path, lora.save)]
+    if not saved:
+        raise _no_match(layers, lora)
+    return saved
+
+
+def _of_transformers(graph: Graph) -> bool:
+    """`all-linear` leaves the output head out where the model is a `PreTrainedModel`; files without classes are taken
+    to have one."""
+    classes = [cls for cls in graph.classes if cls]
+    return not classes or any(cls.startswith("transformers.") for cls in classes)
+
+
+def _matcher(lora: Lora, paths: Iterable[str]) -> Callable[[str], object]:
+    if not lora.pattern:
+        return lambda path: any(path == target or path.endswith(f".{target}") for target in lora.targets)
+    from staticmem.passes.backtracking import searcher  # has numpy, which is not needed without
+
+    return searcher(rf"\A(?:{lora.pattern})\Z", paths, "--lora")
+
+
+def _within(path: str, modules: Iterable[str]) -> bool:
+    """Whether a path is that of one of the modules, named by their ends, or inside of one."""
+    parts = f".{path}."
+    return any(f".{name}." in parts for name in modules)
+
+
+def _not_covered(path: str, cls: str) -> UsageError:
+    kind = cls.rpartition(".")[2] or "a module that is no layer"
+    return UsageError(
+        f"--lora names '{path}', which is {kind}",
+        "Adapters are predicted beside linear layers, Conv1D of transformers, and embeddings that run by themselves.",
+        "Name the layers below it, as in targets=q_proj+v_proj, or use targets=all-linear.",
+        code="SM187",
+    )
+
+
+def _no_match(layers: Sequence[Layer], lora: Lora) -> UsageError:
+    names = sorted({layer.path.rpartition(".")[2] for layer in layers})
+    asked = lora.pattern or "+".join(lora.targets)
+    if not names:
+        why, hint = "The graph has no linear layer that runs as a module of its own.", "Leave --lora out."
+    elif lora.targets == (ALL_LINEAR,):
+        why, hint = "The graph has no linear layer besides its output head.", "Leave --lora out."
+    else:
+        close = [did_you_mean(target, names) for target in lora.targets]
+        why = "PEFT matches the last names of a module's path, or a regular expression with all of it."
+        hint = next((text for text in close if text.startswith("Did")), f"Known: {', '.join(names[:20])}")
+    return UsageError(f"--lora targets={asked[:200]} matches no layer", why, hint, code="SM187")
+
+
+# -- the ops -------------------------------------------------------------------------------------------------------
+
+
+class _Adapters:
+    """Adapters of a graph. `added` has the parameters to place behind that of each layer."""
+
+    def __init__(self, graph: Graph, lora: Lora, amp: bool) -> None:
+        self.lora, self.amp, self.names = lora, amp, names_of(graph)
+        self.added: dict[str, list[Parameter]] = {}
+        self.variables: dict[str, str] = {}
+        self.owned: dict[str, tuple[str, str]] = {}  # the names of A and B by path: a module may be called again
+        self.buffers = {p.fqn: p for p in graph.buffers}
+
+    def beside(self, layer: Layer, stretches: list[list[Op]]) -> None:
+        """Puts the module of the adapter around the ops of a layer, and its own ops behind them."""
+        stack = stretches[layer.product][-1].modules
+        around = (*stack[:-1], replace(stack[-1], cls=_CLASSES.get(layer.kind, "peft.tuners.lora.layer.Linear")))
+        base = (*around, replace(stack[-1], path=f"{layer.path}.base_layer"))
+        result = unused_name(f"{layer.output}::base", self.names)
+        for index in range(layer.start, layer.end):
+            stretches[index] = [_renamed(op, layer.output, result, base) for op in stretches[index]]
+        if layer.kind == EMBEDDING:
+            stretches[layer.end - 1] += self._beside_embedding(layer, stretches[layer.product][-1], around, result)
+        else:
+            stretches[layer.end - 1] += self._beside_linear(layer, stretches[layer.product][-1], around, result)
+
+    def _beside_linear(self, layer: Layer, product: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
+        features = layer.features
+        a, b = self._parameters(layer, "lora_A", "lora_B", (self.lora.r, features[0]), (features[1], self.lora.r))
+        new = _Code(product, layer, self.names)
+        x = new.call("aten::type_as", "x", around, Ref(layer.input), Ref(a))
+        within = x
+        if self.lora.dropout:
+            frame = Frame(f"{layer.path}.lora_dropout.{_NAME}", _DROPOUT_CLASS, around[-1].call)
+            within = new.call("aten::dropout", "dropout", (*around, frame), Ref(x), self.lora.dropout, True)
+        for which, weight in (("lora_A", a), ("lora_B", b)):
+            frame = Frame(f"{layer.path}.{which}.{_NAME}", _LINEAR_CLASS, around[-1].call)
+            within = new.call("aten::linear", which, (*around, frame), Ref(within), Ref(weight))
+        scaled = new.call("aten::mul.Tensor", "scaled", around, Ref(within), self.lora.scaling)
+        new.finish(self._sum(new, layer, product, around, result, scaled), layer.output)
+        self.variables[x] = new.ops[-1].name
+        return new.ops
+
+    def _sum(self, new: _Code, layer: Layer, product: Op, around: tuple[Frame, ...], result: str, scaled: str) -> str:
+        """`result + scaled`, in the type of the result: that of the layer's weight, or under autocast that of both."""
+        total = new.call("aten::add.Tensor", "sum", around, Ref(result), Ref(scaled))
+        if self.amp and product.amp is True:
+            return total
+        return new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name))
+
+    def _beside_embedding(self, layer: Layer, lookup: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
+        rows, length = layer.features
+        first, second = "lora_embedding_A", "lora_embedding_B"
+        a, b = self._parameters(layer, first, second, (self.lora.r, rows), (length, self.lora.r), weights=False)
+        new = _Code(lookup, layer, self.names)
+        turned = [new.call("aten::t", f"{which}.T", around, Ref(name)) for which, name in ((first, a), (second, b))]
+        after = new.call("aten::embedding", "after_A", around, Ref(turned[0]), *lookup.args[1:])
+        product = new.call("aten::matmul", "product", around, Ref(after), Ref(turned[1]))
+        scaled = new.call("aten::mul.Tensor", "scaled", around, Ref(product), self.lora.scaling)
+        total = new.call("aten::add.Tensor", "sum", around, Ref(result), Ref(scaled))
+        new.finish(new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name)), layer.output)
+        for name in (*turned, after, scaled):
+            self.variables[name] = new.ops[-1].name
+        return new.ops
+
+    def _parameters(
+        self, layer: Layer, first: str, second: str, a: tuple[int, int], b: tuple[int, int], weights: bool = True
+    ) -> tuple[str, str]:
+        known = self.owned.get(layer.path)
+        if known is not None:
+            return known
+        dtype = self.lora.fixed_dtype
+        ending = ".weight" if weights else ""
+        made = []
+        for which, shape in ((first, a), (second, b)):
+            fqn = f"{layer.path}.{which}.{_NAME}{ending}"
+            value = Value(unused_name(fqn, self.names), dtype or layer.weight.value.dtype, shape)
+            made.append(Parameter(value, fqn, cast=dtype is None))
+        self.added.setdefault(layer.weight.value.name, []).extend(made)
+        self.owned[layer.path] = (made[0].value.name, made[1].value.name)
+        return self.owned[layer.path]
+
+    def require_input_gradients(self, layers: Sequence[Layer], stretches: list[list[Op]]) -> None:
+        """`enable_input_require_grads()`: a hook of the input embeddings, the first that the model looks up in."""
+        layer = next((layer for layer in layers if layer.kind == EMBEDDING), None)
+        if layer is None:
+            raise UsageError(
+                "--lora input_grads=true needs an embedding",
+                "It stands for enable_input_require_grads(), a hook of the model's input embeddings.",
+                "Leave it out: a model whose inputs are floating-point numbers has --input-grad.",
+                code="SM187",
+            )
+        last = stretches[layer.end - 1]
+        name = unused_name(f"{layer.output}::requires_grad", self.names)
+        args: tuple[Arg, ...] = (Ref(layer.output),)
+        kwargs = {"leaf": True}  # a leaf of the graph that the loss holds
+        last.append(Op(name, "staticmem::requires_grad", args, kwargs, (), last[-1].modules, stack=last[-1].stack))
+
+
+class _Code:
+    """Ops that are made one after the other, in the place of the op `like`."""
+
+    def __init__(self, like: Op, layer: Layer, names: set[str]) -> None:
+        self.like, self.layer, self.names = like, layer, names
+        self.ops: list[Op] = []
+
+    def call(self, target: str, what: str, modules: tuple[Frame, ...], *args: Arg) -> str:
+        """Adds a call; gives the name of its result."""
+        like, name = self.like, unused_name(f"{self.layer.output}::{what}", self.names)
+        self.ops.append(Op(name, target, args, {}, (name,), modules, stack=like.stack, grad=like.grad, amp=like.amp))
+        return name
+
+    def finish(self, result: str, output: str) -> None:
+        """The last call makes the value that the layer made."""
+        assert self.ops[-1].outputs == (result,)
+        self.ops[-1] = self.ops[-1].changed(outputs=(output,))
+
+
+def _renamed(op: Op, old: str, new: str, modules: tuple[Frame, ...]) -> Op:
+    """The op of a layer within the layer's new place, with its result under another name."""
+    outputs = tuple(new if name == old else name for name in op.outputs)
+    return op.changed(outputs=outputs, modules=modules if op.modules else None)
+
+
+# -- parameters ----------------------------------------------------------------------------------------------------
+
+
+def _frozen_with(parameters: Sequence[Parameter], added: dict[str, list[Parameter]]) -> tuple[Parameter, ...]:
+    """All parameters frozen, and those of adapters behind the weights of their layers."""
+    result: list[Parameter] = []
+    aliases: list[Parameter] = []
+    for p in parameters:
+        (aliases if p.alias_of is not None else result).append(replace(p, trainable=False))
+        result += added.get(p.value.name, ())
+    return (*result, *aliases)
+
+
+def _with_copies(graph: Graph, modules: Sequence[str], names: set[str]) -> Graph:
+    """`modules_to_save`: these modules run with copies of their parameters, which are trained."""
+    parameters = {p.value.name: p for p in graph.parameters}
+    copies: dict[tuple[str, str], Parameter] = {}
+    ops = list(graph.ops)
+    for index, op in enumerate(ops):
+        if not op.modules or not _within(op.modules[-1].path, modules):
+            continue
+        path = op.modules[-1].path
+        swapped: dict[str, str] = {}
+        for name in op.refs():
+            p = parameters.get(name)
+            if p is None:
+                continue
+            if (path, name) not in copies:
+                leaf = p.fqn.rpartition(".")[2]
+                fqn = f"{path}.modules_to_save.{_NAME}.{leaf}"
+                value = Value(unused_name(fqn, names), p.value.dtype, p.value.shape)
+                copies[path, name] = Parameter(value, fqn, cast=p.cast)
+            swapped[name] = copies[path, name].value.name
+        if swapped:
+            args = tuple(Ref(swapped.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args)
+            kwargs = {k: Ref(swapped.get(a.name, a.name)) if isinstance(a, Ref) else a for k, a in op.kwargs.items()}
+            ops[index] = op.changed(args=args, kwargs=kwargs)
+    if not copies:
+        known = sorted({op.modules[-1].path.rpartition(".")[2] for op in ops if op.modules} - {""})
+        hint = did_you_mean(modules[0], known)
+        why = "No module of that name runs with parameters of its own."
+        raise UsageError(f"--lora save={'+'.join(modules)} names no module", why, hint, code="SM187")
+    return replace(graph, ops=tuple(ops), parameters=(*graph.parameters, *copies.values()))

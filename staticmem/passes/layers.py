@@ -1,0 +1,117 @@
+"""Linear layers and embeddings of a graph: calls of modules whose own ops are one product, or one lookup.
+
+What a library does to "all linear layers" it does to modules; a graph has their calls. `aten::linear` is that of
+nn.Linear, `aten::addmm` between two views that of transformers' Conv1D, whose weight is transposed (GPT-2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from staticmem.errors import UsageError
+from staticmem.ir.graph import Graph, Op, Parameter, Ref
+from staticmem.ir.record import record
+from staticmem.passes.module_spans import calls_of
+
+LINEAR, CONV1D, EMBEDDING = "linear", "Conv1D", "embedding"
+_PRODUCTS = {"aten::linear": (1, 2), "aten::addmm": (2, 0), "aten::embedding": (0, None)}  # op -> weight, bias
+_VIEWS = frozenset(
+    f"aten::{name}" for name in ("view", "reshape", "_unsafe_view", "sym_size", "_assert_tensor_metadata")
+)
+
+
+@record(frozen=True, slots=True)
+class Layer:
+    """One call of a layer: its ops [start, end) of the graph.
+
+    Attributes:
+        kind: `LINEAR`, `CONV1D` or `EMBEDDING`.
+        product: the index of its product or lookup.
+        input: the value that it reads; `output` is its result.
+    """
+
+    path: str
+    cls: str
+    kind: str
+    start: int
+    end: int
+    product: int
+    input: str
+    output: str
+    weight: Parameter
+    bias: Parameter | None
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """Sizes of the input's and of the output's last dimension; of an embedding, rows and their length."""
+        first, second = self.weight.value.shape or (0, 0)
+        return (second, first) if self.kind == LINEAR else (first, second)
+
+
+def layers_of(graph: Graph) -> list[Layer]:
+    """The calls of linear layers and embeddings, in order."""
+    parameters = {p.value.name: p for p in graph.parameters}
+    return [layer for layer in _layers(graph, parameters) if layer is not None]
+
+
+def _layers(graph: Graph, parameters: Mapping[str, Parameter]) -> Iterator[Layer | None]:
+    ops = graph.ops
+    for call in calls_of(graph):
+        if call.end - call.start > 8 or not call.path:
+            continue
+        own = range(call.start, call.end)
+        products = [index for index in own if ops[index].base in _PRODUCTS]
+        if len(products) != 1:
+            continue
+        rest = [ops[index] for index in own if index != products[0]]
+        if all(op.base in _VIEWS and (not op.modules or op.modules[-1].path == call.path) for op in rest):
+            yield _layer(ops, call.start, call.end, products[0], parameters)
+
+
+def _layer(ops: Sequence[Op], start: int, end: int, index: int, parameters: Mapping[str, Parameter]) -> Layer | None:
+    product = ops[index]
+    frame = product.modules[-1]
+    at_weight, at_bias = _PRODUCTS[product.base]
+    weight = _parameter(product, at_weight, parameters)
+    bias = None if at_bias is None else _parameter(product, at_bias, parameters)
+    if weight is None or len(weight.value.shape or ()) != 2:
+        return None
+    made = {name for op in ops[start:end] for name in op.outputs}
+    owned = {p.value.name for p in (weight, bias) if p is not None}
+    read = [name for op in ops[start:end] for name in op.refs() if name not in made and name not in owned]
+    results = [op.outputs[0] for op in ops[index:end] if op.outputs and op.base != "aten::sym_size"]
+    if not read or not results:
+        return None
+    kind = {"aten::linear": LINEAR, "aten::addmm": CONV1D}.get(product.base, EMBEDDING)
+    return Layer(frame.path, frame.cls, kind, start, end, index, read[0], results[-1], weight, bias)
+
+
+def _parameter(op: Op, index: int, parameters: Mapping[str, Parameter]) -> Parameter | None:
+    arg = op.args[index] if len(op.args) > index else None
+    return parameters.get(arg.name) if isinstance(arg, Ref) else None
+
+
+def output_head(graph: Graph, layers: Sequence[Layer]) -> str | None:
+    """The path of the layer whose result are scores of a vocabulary: what `get_output_embeddings()` gives.
+
+    It makes the first output, or leads to it through ops that are in no layer, and has a row for each of an embedding.
+    """
+    rows = {layer.weight.value.shape[0] for layer in layers if layer.kind == EMBEDDING and layer.weight.value.shape}
+    linear = [layer for layer in layers if layer.kind == LINEAR]
+    if not linear or linear[-1].features[1] not in rows:
+        return None
+    reached = {linear[-1].output}
+    for op in graph.ops[linear[-1].end :]:
+        if not reached.isdisjoint(op.refs()):
+            reached.update(op.outputs)
+    return linear[-1].path if reached.intersection(graph.outputs[:1]) else None
+
+
+def without_modules(flag: str) -> UsageError:
+    """The error of a file that does not say which modules its ops belong to."""
+    return UsageError(
+        f"{flag} cannot be used with this file",
+        "It does not say which modules its ops belong to, so that layers have no names.",
+        "Export with torch.export, or torch.onnx.export(dynamo=True).",
+        code="SM187",
+    )

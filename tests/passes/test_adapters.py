@@ -1,0 +1,206 @@
+"""`--lora` against modules whose forward is that of PEFT's (peft/tuners/lora/layer.py, `Linear` and `Embedding`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.errors import UsageError
+from staticmem.scenario.adapters import lora_of, lora_text
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+WIDTH, WORDS = 64, 96
+
+
+def block() -> Any:
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.v_proj = torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.Linear(WIDTH, WIDTH)
+            self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+            self.norm = torch.nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            normed = self.norm(x)
+            x = x + torch.softmax(self.q_proj(normed), dim=-1) * self.v_proj(normed)
+            return x + self.down(torch.relu(self.up(x)))
+
+    return Block()
+
+
+def decoder() -> Any:
+    class Decoder(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = torch.nn.Embedding(WORDS, WIDTH)
+            self.blocks = torch.nn.ModuleList([block(), block()])
+            self.head = torch.nn.Linear(WIDTH, WORDS, bias=False)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.tokens(ids)
+            for one in self.blocks:
+                x = one(x)
+            return self.head(x)
+
+    return Decoder()
+
+
+def wrapped(base: Any, r: int, alpha: float, dropout: float) -> Any:
+    """The layer as PEFT's module has it."""
+    embedding = isinstance(base, torch.nn.Embedding)
+
+    class Linear(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer, self.scaling = base, alpha / r
+            self.lora_dropout = torch.nn.Dropout(dropout) if dropout else torch.nn.Identity()
+            if embedding:
+                self.lora_embedding_A = torch.nn.Parameter(torch.zeros(r, base.num_embeddings))
+                self.lora_embedding_B = torch.nn.Parameter(torch.zeros(base.embedding_dim, r))
+            else:
+                self.lora_A = torch.nn.Linear(base.in_features, r, bias=False)
+                self.lora_B = torch.nn.Linear(r, base.out_features, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            result = self.base_layer(x)
+            if embedding:
+                first, second = self.lora_embedding_A.T, self.lora_embedding_B.T
+                after = torch.nn.functional.embedding(x, first)
+                return result + (after @ second) * self.scaling
+            x = x.to(self.lora_A.weight.dtype)
+            return result + self.lora_B(self.lora_A(self.lora_dropout(x))) * self.scaling
+
+    return Linear()
+
+
+def with_adapters(model: Any, targets: Sequence[str], r: int, alpha: float, dropout: float) -> Any:
+    for p in model.parameters():
+        p.requires_grad_(False)
+    for path, module in list(model.named_modules()):
+        if path.rpartition(".")[2] in targets:
+            parent = model.get_submodule(path.rpartition(".")[0])
+            setattr(parent, path.rpartition(".")[2], wrapped(module, r, alpha, dropout))
+    return model
+
+
+@cache
+def program(targets: tuple[str, ...] = (), r: int = 8, alpha: float = 16, dropout: float = 0.0) -> Any:
+    with torch.device("meta"):
+        model = decoder()
+        if targets:
+            model = with_adapters(model, targets, r, alpha, dropout)
+        return torch.export.export(model.train(), (torch.zeros(4, 16, dtype=torch.int64),), strict=False)
+
+
+def live(exported: Any, **options: Any) -> tuple[int, str]:
+    peak = staticmem.analyze(exported, **options).peak
+    return peak.live_bytes, peak.phase
+
+
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "adamw": {"optimizer": "adamw"},
+    "autocast": {"optimizer": "adamw", "amp": "bf16"},
+    "checkpoints": {"optimizer": "sgd", "checkpoint": ("Block",)},
+    "checkpoints under autocast": {"optimizer": "adamw", "checkpoint": ("Block",), "amp": "bf16"},
+    "micro-batches": {"optimizer": "adamw", "accumulate": 2},
+    "inference": {"mode": "infer"},
+    "inference under autocast": {"mode": "infer", "amp": "bf16"},
+}
+ALL = ("q_proj", "v_proj", "up", "down", "head")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("dropout", "targets"), [(0.1, ("q_proj", "v_proj")), (0.0, ALL), (0.1, ("tokens", "down"))])
+def test_steps_are_those_of_modules_that_run_the_same(setting: str, dropout: float, targets: tuple[str, ...]) -> None:
+    asked = {"r": 8, "alpha": 16, "dropout": dropout, "targets": targets}
+    here = live(program(), lora=asked, **SETTINGS[setting])
+    assert here == live(program(targets, 8, 16, dropout), **SETTINGS[setting])
+
+
+def test_adapters_stay_in_float32_where_the_model_is_cast() -> None:
+    """PEFT's `cast_adapter_dtype`; with `autocast_adapter_dtype=False` they have the type of their layers."""
+    exported, asked = program(), "r=8,alpha=16,targets=q_proj+v_proj"
+    numbers = 2 * 2 * 8 * (WIDTH + WIDTH)
+
+    def of(text: str) -> Any:
+        return staticmem.analyze(exported, dtype="bf16", optimizer="adamw", lora=text)
+
+    trained = {"float32": of(asked), "bfloat16": of(f"{asked},dtype=base")}
+    for name, report in trained.items():
+        assert report.parameters.trainable_count == numbers
+        assert report.parameters.by_dtype.keys() == {"bfloat16", name}
+
+
+def test_nothing_is_saved_for_frozen_weights() -> None:
+    """B alone at the end: what leads to it needs no gradient, so no earlier layer saves anything."""
+    head = live(program(), optimizer="sgd", lora="r=1,targets=head")[0]
+    both = live(program(), optimizer="sgd", lora="r=1,targets=q_proj+head")[0]
+    assert head + 2 * 4 * 16 * WIDTH * 4 < both
+
+
+def test_all_linear_takes_the_head_of_a_model_that_is_not_of_transformers() -> None:
+    asked = {"optimizer": "sgd", "lora": "r=4,alpha=4,targets=all-linear"}
+    assert live(program(), **asked) == live(program(ALL, 4, 4), optimizer="sgd")
+
+
+def test_a_pattern_has_to_match_the_whole_path() -> None:
+    by_pattern = live(program(), optimizer="sgd", lora=r"r=4,targets=blocks\.1\..*_proj")
+    assert by_pattern < live(program(), optimizer="sgd", lora="r=4,targets=q_proj+v_proj")
+    with pytest.raises(UsageError, match="matches no layer") as error:
+        live(program(), optimizer="sgd", lora=r"r=4,targets=\w+_proj")
+    assert error.value.code == "SM187"
+
+
+def test_no_match_names_what_is_close() -> None:
+    with pytest.raises(UsageError, match="matches no layer") as error:
+        live(program(), optimizer="sgd", lora="r=4,targets=qproj")
+    assert error.value.code == "SM187"
+    assert "q_proj" in error.value.hint
+
+
+def test_a_module_that_is_no_layer_is_refused() -> None:
+    with pytest.raises(UsageError, match="which is LayerNorm") as error:
+        live(program(), optimizer="sgd", lora="r=4,targets=norm")
+    assert error.value.code == "SM187"
+
+
+def test_saved_modules_are_trained_in_a_copy() -> None:
+    """`modules_to_save`: weight, gradient and two states of the head in float32, beside the frozen weight."""
+    plain = live(program(), optimizer="adamw", lora="r=4,targets=q_proj")[0]
+    saved = staticmem.analyze(program(), optimizer="adamw", lora="r=4,targets=q_proj,save=head")
+    assert saved.parameters.trainable_count == 2 * 4 * 2 * WIDTH + WIDTH * WORDS
+    assert saved.peak.live_bytes >= plain + 3 * 4 * WIDTH * WORDS
+
+
+def test_embeddings_that_require_a_gradient_live_until_the_next_loss() -> None:
+    """The leaf, its gradient in the forward of the next step, and the whole way back to it."""
+    plain = staticmem.analyze(program(), mode="train", lora="r=4,targets=head")
+    asked = staticmem.analyze(program(), mode="train", lora="r=4,targets=head,input_grads=true")
+    leaf = 4 * 16 * WIDTH * 4
+    assert asked.peak.live_bytes >= plain.peak.live_bytes + 2 * leaf
+
+
+WRONG = ["", "r=8", "targets=", "r=0,targets=a", "r=1.5,targets=a", "rank=8,targets=a", "r=8,r=8,targets=a"]
+WRONG += ["dropout=1,targets=a", "dtype=int8,targets=a", "targets=(", "input_grads=maybe,targets=a", "targets=a" * 900]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_texts_are_errors_that_say_what_is_allowed(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        lora_text(text)
+    assert error.value.code == "SM186"
+    assert error.value.hint
+
+
+def test_texts_and_mappings_are_the_same() -> None:
+    text = "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,save=head,input_grads=true"
+    keys = {"r": 16, "alpha": 32, "dropout": 0.05, "targets": ["q_proj", "v_proj"], "save": ["head"]}
+    assert lora_text({**keys, "input_grads": True}) == text
+    adapters = lora_of(text)
+    assert (adapters.scaling, adapters.targets, adapters.input_grads) == (2.0, ("q_proj", "v_proj"), True)
