@@ -46,9 +46,10 @@ class CardRow:
     `headroom_bytes` is what the expected need leaves of the usable memory, `missing_bytes` what it is short of.
     `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
     `device_compiled_bytes` is what the step needs with the model under torch.compile, None where that was not asked.
-    `max_batch` is the largest batch that was tried and "fits" (0: not even the smallest), None where the batch is
-    fixed. `obstacle` says why the card is no candidate, whatever its memory; empty where it is one. `tflops` are dense,
-    by type; `bandwidth_gb_s` is in 10^9 bytes a second. `assumed` names figures of the card without a source.
+    `max_batch` and `safe_batch` are `batch` and `safe_batch` of `LargestBatch` (0: not even the smallest), None where
+    the batch is fixed or was not searched; see `Sizing.exact_batches`. `obstacle` says why the card is no candidate,
+    whatever its memory; empty where it is one. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a second.
+    `assumed` names figures of the card without a source.
     """
 
     slug: str
@@ -67,7 +68,8 @@ class CardRow:
     missing_bytes: int
     fit_with_checkpointing: str | None
     max_batch: int | None
-    max_batch_with_checkpointing: int | None
+    safe_batch: int | None
+    safe_batch_with_checkpointing: int | None
     device_compiled_bytes: int | None
     counts: tuple[Count, ...]
     bandwidth_gb_s: int | None
@@ -83,7 +85,7 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The need at a batch or a resolution on the reference architecture; None with checkpointing where it does not
+    """The need at a batch or a resolution on the card `Sizing.curves_of`; None with checkpointing where it does not
     apply."""
 
     batch: int | None
@@ -95,11 +97,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """A change of the step: live peak with it, and what is saved (negative: what it costs). `flags` do it."""
+    """A change of the step, as `staticmem levers` has it: what it saves of the memory that `Sizing.levers_of` names.
+
+    `flags` do it; `device_bytes` is None where live memory is compared.
+    """
 
     what: str
     flags: str
     live_bytes: int
+    device_bytes: int | None
     saved_bytes: int
 
 
@@ -108,6 +114,9 @@ class Sizing:
     """All of it. `date` is given by the user, or None; `data_checked` is the date of the catalog.
 
     `blocks` is the class of the modules that checkpointing would take, None where the model repeats nothing.
+    `exact_batches`: safe batches are the largest ones; else they are safe, at most an eighth below the largest, and
+    `max_batch` was not searched. `curves_of` is the name of the card that `batches` and `resolutions` are of.
+    `levers_of` says what `levers` save: device memory of a card by its name, or None: live memory.
     """
 
     schema: str
@@ -133,3 +142,6 @@ class Sizing:
     warnings: tuple[NoteInfo, ...]
     not_included: tuple[str, ...]
     command: str
+    exact_batches: bool = True
+    curves_of: str = ""
+    levers_of: str | None = None

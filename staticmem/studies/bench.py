@@ -76,13 +76,15 @@ class Verdicts:
         return self._without_spread(card, more, own).widened(less, more)
 
     def fits(self, card: Gpu) -> bool:
-        """Whether the whole band is within 95 % of the card, by the replay that its architecture shares: for searches.
+        """Whether the verdict is "fits". Where the band without the spread does not, the spread is not computed."""
+        if self._without_spread(card, 0).fit is not Fit.FITS:
+            return False
+        less, more = self.spread()
+        return not more or self._without_spread(card, more).widened(less, more).fit is Fit.FITS
 
-        Where the band without the spread does not fit, the spread is not computed.
-        """
-        needed, usable = self._shared(card), usable_on(on(self.device, card))
-        bare = verdict(needed, usable)
-        return bare.fit is Fit.FITS and bare.widened(*self.spread()).fit is Fit.FITS
+    def runs(self, card: Gpu) -> bool:
+        """Whether the verdict is "fits" or "tight", which the spread does not decide."""
+        return self._without_spread(card, 0).fit is not Fit.DOES_NOT_FIT
 
     def representative(self, card: Gpu) -> Gpu:
         """The card whose replay stands for this one's."""
@@ -94,7 +96,7 @@ class Verdicts:
             return self._own[card.slug]
         device, needed = on(self.device, card), self._shared(card)
         overhead, usable = device.setup.profile.overhead(card), usable_on(device)
-        free, doubt = self.shared[self.representative(card).architecture], self._doubt(card)
+        free, doubt = self.shared[self.representative(card).architecture], self.doubt(card)
         # convolutions have plans with less workspace, or none
         alive = free.allocated.expected - free.parts.get("workspace", 0) + overhead.expected
         if alive - doubt > usable and not own:  # does not fit, whatever the cache gives back
@@ -125,7 +127,7 @@ class Verdicts:
             return True
         return settings.expandable_segments and 2 * needed.high > card.usable
 
-    def _doubt(self, card: Gpu) -> int:
+    def doubt(self, card: Gpu) -> int:
         """Bytes by which all partial sums of the step together differ from those of the card that stands in."""
         roomy = self.representative(card)
         if self.stand_in is not None or card.slug == roomy.slug:
@@ -141,10 +143,13 @@ class Verdicts:
 
 
 class Bench:
-    """Needs of a model. A request names a step: on one device, or that of a rank where it has a strategy."""
+    """Needs of a model. A request names a step: on one device, or that of a rank where it has a strategy.
 
-    def __init__(self, study: Study) -> None:
-        self.study = study
+    `many_cards`: one architecture stands for all where the graph is large.
+    """
+
+    def __init__(self, study: Study, many_cards: bool = False) -> None:
+        self.study, self.many_cards = study, many_cards
         self.device = device_of(replace(study.request, gpu=None, parallel=None))
         self.cards = tuple(gpus.catalog(study.request.gpus_file).values())
         self._studies: dict[Key, Study] = {key_of(study.request): study}
@@ -233,10 +238,10 @@ class Bench:
             return False
         nominal, most = self._reserved(request, card)
         needed = Band(nominal, nominal, most).plus_unrelated(self.overhead(request, card))
-        return needed.high <= self._limit(request, card)
+        return needed.high <= self._limit(request, card) + self._of(request).doubt(card)
 
     def _alive(self, request: Request, card: Gpu) -> bool:
-        return self.live(request) + self.overhead(request, card).expected <= self._limit(request, card)
+        return self.live(request) <= self.room(request, card, TIGHT)
 
     def _limit(self, request: Request, card: Gpu) -> int:
         return int(usable_on(on(self._device(request), card)) * TIGHT)
@@ -250,16 +255,37 @@ class Bench:
         """Why a card cannot run the step, whatever its memory (`architectures.obstacle`)."""
         return obstacle_of(self.step(request), on(self.device, card))
 
-    def fits(self, request: Request, card: Gpu) -> bool:
-        """Whether the whole band is within 95 %, by the replay that cards of an architecture share."""
+    def safe(self, request: Request, card: Gpu) -> bool:
+        """Whether the verdict is "fits": the whole band within 95 %."""
         with without_cycle_search():
             return self.may_fit(request, card) and self._of(request).fits(card)
+
+    def runs(self, request: Request, card: Gpu) -> bool:
+        """Whether the step is expected not to run out of memory: the verdict is "fits" or "tight"."""
+        if self.live(request) > self.room(request, card):
+            return False
+        with without_cycle_search():
+            return self._of(request).runs(card)
+
+    def room(self, request: Request, card: Gpu, share: float = 1.0) -> int:
+        """Bytes that a share of the card leaves beside the context and libraries."""
+        usable = usable_on(on(self._device(request), card))
+        return int(usable * share) - self.overhead(request, card).expected
+
+    def card(self, name: str) -> Gpu:
+        """A card by name or size.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        return gpus.find(name, file=self.study.request.gpus_file)
 
     def _of(self, request: Request) -> Verdicts:
         key = key_of(request)
         if key not in self._verdicts:
             result = self.step(request)
-            stand_in = None if result.trace.ticks <= LIMIT else largest_of(DEFAULT_ARCHITECTURE, self.cards)
+            large = self.many_cards and result.trace.ticks > LIMIT
+            stand_in = largest_of(DEFAULT_ARCHITECTURE, self.cards) if large else None
             verdicts = Verdicts(result, self._device(request), lambda: self._spread(request), self.cards, stand_in)
             self._verdicts[key] = verdicts
             if request == self.study.request and request.gpu is None:
@@ -267,7 +293,7 @@ class Bench:
         return self._verdicts[key]
 
     def _spread(self, request: Request) -> tuple[int, int]:
-        return self.ask(request).spread if request.parallel is None else (0, 0)
+        return self.ask(request).spread if request.parallel == self.study.request.parallel else (0, 0)
 
     def _share_meters(self, verdicts: Verdicts) -> None:
         """The study has replayed its step for its report already, for one architecture."""

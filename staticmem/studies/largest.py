@@ -1,9 +1,14 @@
-"""The largest batch of a configuration on a card: solved from the structure of its step, confirmed by running it.
+"""The largest batch of a configuration on a card: the one definition that every verb, page and function reports.
+
+Two numbers, both of batches whose next one does not do the same:
+
+- expected: the largest batch that does not run out of memory by what is expected (verdict "fits" or "tight");
+- safe: the largest whose verdict is "fits": its whole band is within 95 % of the card, and nothing is given back.
 
 Live memory of one structure is computed for every batch (`structure.Affine`), so the batch at which live tensors and
-the context alone fill the card bounds the search. Below it, the device meter is evaluated in full at few batches:
-where a line through evaluated batches crosses the usable memory, from there on where the allocator gets by after giving
-cached memory back, and at the result N and N + 1.
+the context alone fill the card bounds the search. Below it batches are tried in full: rungs from the bound downwards,
+then those between two of them. Which ones are tried depends on the verdicts of the card alone, so that a verb that asks
+for many cards finds what one that asks for a single card finds; steps and replays are shared by cards.
 """
 
 from __future__ import annotations
@@ -12,15 +17,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from staticmem.devices.meters import on_device
-from staticmem.devices.sizing import TIGHT, Fit
+from staticmem.devices.gpus import Gpu
+from staticmem.devices.sizing import TIGHT
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.report.model import MOST_BATCH, LargestBatch
-from staticmem.report.sweep import CardFit
+from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
-from staticmem.studies.bench import Bench, fit_of
-from staticmem.studies.device import device_of
-from staticmem.studies.sizing_search import batch_range, last_of_few_ops
+from staticmem.studies.bench import Bench
+from staticmem.studies.sizing_search import batch_range, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
@@ -33,107 +37,137 @@ def largest_batch(bench: Bench, gpu: str) -> LargestBatch:
         UsageError: the batch of the model is fixed.
         StaticmemError: the configuration cannot be analysed at any batch.
     """
-    return _Search(bench, gpu).run()
+    return LargestBatches(bench, bench.study.request).on(bench.card(gpu))
 
 
 @dataclass
-class _Search:
-    bench: Bench
-    gpu: str
-    cards: dict[int, CardFit | None] = field(default_factory=dict)  # by batch, without what the file leaves open
-    free: dict[int, int] = field(default_factory=dict)  # by batch: the need if nothing is given back
-    # by batch, where the band is within 95 %: what the file leaves open adds to the need
-    more: dict[int, int] = field(default_factory=dict)
-    cores: dict[int, Core] = field(default_factory=dict)
+class LargestBatches:
+    """The largest batches of a request on cards. Its own batch and card play no part."""
 
-    def run(self) -> LargestBatch:
-        model = self.bench.study.model
-        if not any(spec.shape for spec in model.inputs):
-            why = "No input has a dimension, so a step at another batch is the same step."
-            raise UsageError("the batch of this model is fixed", why, "Leave --max-batch out.", "SM199")
-        low, most = batch_range(model, MOST_BATCH) or (1, MOST_BATCH)
-        first = self._at(low)
-        if first is None or low == most or self._at(low + 1) is None:
-            raise self._error(low)
-        self.usable = _usable(first)
-        live = self._live_bound(low, most)
-        most_alive = min(live + 1, most)
-        # without giving anything back: nearly a line; then whether it runs at all
-        batch = self._last(max(self._last(low, most_alive, self._over), low), most_alive, self._fails)
-        safe = self._last(low, batch, self._unsure) if batch else 0
-        here = self._at(batch) if batch else None
-        behind = self._at(batch + 1 if batch else low) if batch < most else None
-        need, need_behind = (None if card is None else card.device_bytes for card in (here, behind))
-        return LargestBatch(first.gpu, batch, need, need_behind, safe, live)
+    bench: Bench
+    request: Request
+    cores: dict[int, Core] = field(default_factory=dict)  # by batch
+    structure: Affine | None = None  # the widest that was found
+    shortened: int | None = None  # the last batch that was tried, where each sample adds ops to the step
+
+    def __post_init__(self) -> None:
+        limits = batch_range(self.bench.study.model, MOST_BATCH)
+        self.low, self.most = limits or (1, MOST_BATCH)
+        self.values = rungs(self.low, self.most)
+
+    def on(self, card: Gpu) -> LargestBatch:
+        """Both numbers on a card, with the needs of the larger and of the batch behind it."""
+        self._check()
+        live = self._live_bound(card, 1.0)
+        if self.shortened is not None and live == self.shortened:
+            raise UsageError(
+                "the largest batch of this model cannot be found",
+                "Each sample adds ops to its step, as a loop over the batch does. "
+                f"{live:,} samples fit and make {self._ops(live):,} ops; larger batches are not tried.",
+                "Give a batch and read whether it fits: --batch N --gpu NAME.",
+                "SM199",
+            )
+        safe = self.safe(card)
+        batch = self._last(live, lambda batch: self._holds(self.bench.runs, batch, card), safe)
+        behind = batch + 1 if batch else self.low
+        need_behind = self._need(behind, card) if behind <= self.most else None
+        return LargestBatch(card.slug, batch, self._need(batch, card) if batch else None, need_behind, safe, live)
+
+    def safe(self, card: Gpu) -> int:
+        """The largest batch that "fits"; 0 where none does."""
+        return self._last(self._live_bound(card, TIGHT), lambda batch: self._holds(self.bench.safe, batch, card))
+
+    def tried(self, card: Gpu) -> int | None:
+        """A batch that "fits", with none of the next rungs that does: at most an eighth below `safe`, for a third of
+        the cost. None where the batch is fixed."""
+        if self._fixed() is not None:
+            return None
+        bound = self._live_bound(card, TIGHT)
+        values = [batch for batch in self.values if batch <= bound]
+        at = last(values, lambda batch: self._holds(self.bench.safe, batch, card), len(values) - 1)
+        return values[at] if at >= 0 else 0
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
+    def at(self, batch: int) -> Request:
+        """The request at a batch, without a card."""
+        return replace(self.request, batch=batch, gpu=None)
+
     def _study(self, batch: int) -> Study:
-        return self.bench.ask(replace(self.bench.study.request, batch=batch, gpu=None))
+        return self.bench.ask(self.at(batch))
 
-    def _at(self, batch: int) -> CardFit | None:
-        """The full evaluation at a batch; None where the model does not take it."""
-        if batch not in self.cards:
-            try:
-                with without_cycle_search():
-                    one = self._study(batch)
-                    device = device_of(replace(one.request, gpu=self.gpu))
-                    meters = on_device(one.result, device)
-                    card = fit_of(device.gpu, meters)
-                    self.free[batch] = meters.unlimited + meters.context.expected
-                    if (card.device_high_bytes or 0) <= _usable(card) * TIGHT:  # the spread takes two further steps
-                        self.more[batch] = one.spread[1]
-                    self.cards[batch] = card
-            except DimensionError:
-                self.cards[batch] = None
-        return self.cards[batch]
-
-    def _core(self, batch: int) -> Core | None:
-        if batch not in self.cores:
-            try:
-                with without_cycle_search():
-                    self.cores[batch], _ = take_apart(self._study(batch).lifetimes, apart=False)
-            except DimensionError:
-                return None
-        return self.cores[batch]
-
-    def _error(self, batch: int) -> StaticmemError:
-        """Why the model takes no batch, or none but this one."""
+    def _holds(self, judge: Callable[[Request, Gpu], bool], batch: int, card: Gpu) -> bool:
         try:
-            self._study(batch).result  # noqa: B018 - for its error
-            self._study(batch + 1).result  # noqa: B018
-        except DimensionError as error:
-            why = f"{error.what[0].upper()}{error.what[1:]}."
-        else:
-            why = f"The file allows {batch} alone."
+            return judge(self.at(batch), card)
+        except DimensionError:
+            return False  # the model does not take this batch
+
+    def _need(self, batch: int, card: Gpu) -> int | None:
+        """What `analyze` says of this batch; None where the model does not take it."""
+        try:
+            return self.bench.verdict(self.at(batch), card, own=True).needed.expected
+        except DimensionError:
+            return None
+
+    def _fixed(self) -> StaticmemError | None:
+        """Why the model takes no batch, or none but one; None where it takes several."""
+        model = self.bench.study.model
         hint = "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}."
+        if not any(spec.shape for spec in model.inputs):
+            why, hint = (
+                "No input has a dimension, so a step at another batch is the same step.",
+                "Leave --max-batch out.",
+            )
+        elif self.low == self.most:
+            why = f"The file allows {self.low} alone."
+        else:
+            try:
+                for batch in (self.low, self.low + 1):
+                    self.bench.step(self.at(batch))
+            except DimensionError as error:
+                why = f"{error.what[0].upper()}{error.what[1:]}."
+            else:
+                return None
         return UsageError("the batch of this model is fixed", why, hint, "SM199")
+
+    def _check(self) -> None:
+        fixed = self._fixed()
+        if fixed is not None:
+            raise fixed
 
     # -- live memory ---------------------------------------------------------------------------------------------
 
-    def _live_bound(self, low: int, most: int) -> int:
-        """The largest batch that live tensors and the context allow: nothing above it can fit."""
-        first, core = self._at(low), self._core(low)
-        assert first is not None
-        assert core is not None
-        context = (first.device_bytes or 0) - (first.reserved_bytes or 0)
-        room = self.usable - context
-        if int(curves(core, core.sizes()).peak[0]) > room:
+    def _live_bound(self, card: Gpu, share: float) -> int:
+        """The largest batch that live tensors and the context allow on a share of a card: nothing above it can fit."""
+        room = self.bench.room(self.at(self.low), card, share)
+        low, most = self.low, self.most
+        if self._live(low) > room:
             return 0
         start = max(low, 2) if most > low + 1 else low
-        last = last_of_few_ops(self._ops, start, most)
-        if last < most:
-            return self._doubled(start, last, room)
-        ranged = self._structure(start, min(start + 2, most))
+        if self.shortened is None and (few := last_of_few_ops(self._ops, start, most)) < most:
+            self.shortened = few
+        if self.shortened is not None:
+            return self._doubled(start, self.shortened, room)
+        self.structure = self.structure or self._structure(start, min(start + 2, most))
         for _ in range(ROUNDS):
-            batch = self._solve(ranged, start, most, room)
-            if batch <= start or batch <= ranged.high:
+            batch = self._solve(self.structure, start, most, room)
+            if batch <= start or batch <= self.structure.high:
                 return batch
             wider = self._structure(start, batch)
-            if wider.high == ranged.high:
+            if wider.high <= self.structure.high:
                 return batch
-            ranged = wider
-        return self._solve(ranged, start, most, room)
+            self.structure = wider
+        return self._solve(self.structure, start, most, room)
+
+    def _live(self, batch: int) -> int:
+        core = self._core(batch)
+        return int(curves(core, core.sizes()).peak[0])
+
+    def _core(self, batch: int) -> Core:
+        if batch not in self.cores:
+            with without_cycle_search():
+                self.cores[batch], _ = take_apart(self._study(batch).lifetimes, apart=False)
+        return self.cores[batch]
 
     def _ops(self, batch: int) -> int:
         """Ops of the step; 0 where the model does not take the batch."""
@@ -143,26 +177,19 @@ class _Search:
             return 0
 
     def _doubled(self, low: int, most: int, room: int) -> int:
-        """`_live_bound` of a step to which each sample adds ops, where no structure reaches from one batch to another.
-
-        Raises:
-            UsageError: it has too many ops at `most`, and the card is not full.
-        """
+        """`_live_bound` of a step to which each sample adds ops, where no structure reaches from one batch to another:
+        at most `most`, beyond which there are too many of them."""
 
         def exceeds(batch: int) -> bool:
-            core = self._core(batch)
-            return core is None or int(curves(core, core.sizes()).peak[0]) > room
+            try:
+                return self._live(batch) > room
+            except DimensionError:
+                return True
 
         fits = batch = low
         while not exceeds(batch):
             if batch == most:
-                raise UsageError(
-                    "the largest batch of this model cannot be found",
-                    "Each sample adds ops to its step, as a loop over the batch does. "
-                    f"{batch:,} samples fit and make {self._ops(batch):,} ops; larger batches are not tried.",
-                    "Give a batch and read whether it fits: --batch N --gpu NAME.",
-                    "SM199",
-                )
+                return most
             fits, batch = batch, min(2 * batch, most)
         return bisect_left(range(fits, batch), True, key=exceeds) + fits - 1
 
@@ -182,8 +209,13 @@ class _Search:
 
     def _cores_at(self, *batches: int) -> list[tuple[int, Core]]:
         """The cores at those batches that the model takes."""
-        cores = ((batch, self._core(batch)) for batch in batches)
-        return [(batch, core) for batch, core in cores if core is not None]
+        found = []
+        for batch in batches:
+            try:
+                found.append((batch, self._core(batch)))
+            except DimensionError:
+                continue
+        return found
 
     def _solve(self, ranged: Affine, low: int, most: int, room: int) -> int:
         """The largest batch whose live peak is within `room`, by bisection over a structure."""
@@ -193,59 +225,27 @@ class _Search:
 
         return bisect_left(range(low, most + 1), True, key=exceeds) + low - 1
 
-    # -- the device ----------------------------------------------------------------------------------------------
+    # -- verdicts ------------------------------------------------------------------------------------------------
 
-    def _over(self, batch: int) -> int:
-        """Bytes of the need beyond what is usable, if nothing is given back; positive where the model does not take
-        this batch."""
-        return self.free[batch] - self.usable if self._at(batch) is not None else self.usable
-
-    def _fails(self, batch: int) -> int:
-        """1 where the step runs out of memory or the model does not take this batch, else -1."""
-        card = self._at(batch)
-        return 1 if card is None or card.fit == Fit.DOES_NOT_FIT.value else -1
-
-    def _unsure(self, batch: int) -> int:
-        """Bytes by which the band is more than 95 % of what is usable."""
-        card = self._at(batch)
-        if card is None:
-            return self.usable
-        return (card.device_high_bytes or 0) + self.more.get(batch, 0) - int(self.usable * TIGHT)
-
-    def _last(self, low: int, high: int, over: Callable[[int], int]) -> int:
-        """The last batch in [low, high] at which `over` is not positive, by full evaluations; 0 where none is. The next
-        one has been evaluated too, unless the model does not take it."""
-
-        if over(low) > 0:
+    def _last(self, bound: int, allows: Callable[[int], bool], least: int = 0) -> int:
+        """The last batch in (least, bound] that is allowed, where the next one is not; `least`, which is known to be,
+        where none is."""
+        values = [batch for batch in self.values if least < batch <= bound]
+        at = last(values, allows, len(values) - 1)
+        if at < 0 and not least:
             return 0
-        if high <= low or over(high) <= 0:
-            return self._upward(max(low, high), over)
-        fits, fails, turn = low, high, 0
-        while fails - fits > 1:
-            under, above = over(fits), over(fails)
-            crossing = fits + (fails - fits) * -under // max(above - under, 1)
-            # reserved memory is nearly a line: its crossing, then the batch behind it; bisection where that is far off
-            guess = (fits + fails) // 2 if turn % 4 == 3 else crossing + turn % 2
-            guess = min(max(guess, fits + 1), fails - 1)
-            if over(guess) <= 0:
-                fits = guess
-            else:
-                fails = guess
-            turn += 1
-        return fits
+        low = values[at] if at >= 0 else least
+        high = values[at + 1] if at + 1 < len(values) else bound + 1
+        found = bisect_left(range(low + 1, high), True, key=lambda batch: not allows(batch)) + low
+        return self._upward(found, allows) if found >= bound else found
 
-    def _upward(self, batch: int, over: Callable[[int], int]) -> int:
-        """From a batch that fits, one by one while the next does: the bound was of another structure."""
+    def _upward(self, batch: int, allows: Callable[[int], bool]) -> int:
+        """From a batch that is allowed, one by one while the next is: the bound was of another structure."""
         for _ in range(64):
-            if batch >= MOST_BATCH or over(batch + 1) > 0:
+            if batch >= self.most or not allows(batch + 1):
                 return batch
             batch += 1
         return batch
-
-
-def _usable(card: CardFit) -> int:
-    """Bytes that the process may take: less than the card has where its allocator is limited to a fraction."""
-    return (card.device_bytes or 0) + card.headroom_bytes - card.missing_bytes
 
 
 def no_card() -> UsageError:

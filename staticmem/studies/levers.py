@@ -18,13 +18,21 @@ from staticmem.studies.trials import Lever, Trials
 Progress = Callable[[int, int], None]  # levers that are done, and how many there are
 
 
-def levers(study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None) -> Levers:
+def levers(
+    study: Study,
+    gpu: str | None = None,
+    budget: int | None = None,
+    progress: Progress | None = None,
+    *,
+    search: bool = True,
+) -> Levers:
     """The levers of a study's request, those that save most first.
 
     Args:
         gpu: a card: device memory is what is saved, and each lever says whether it fits.
         budget: bytes that the step may need; with it the best set of checkpoints is looked for. With a card and no
             budget it is what the card gives, where the request does not fit.
+        search: whether to look for that set.
 
     Raises:
         StaticmemError: the request cannot be analysed as it is.
@@ -43,7 +51,7 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
         finally:
             if progress is not None:
                 progress(index + 1, len(listed))
-    if budget is not None and study.scenario.training:
+    if search and budget is not None and study.scenario.training:
         best = best_set(trials, budget)
         if best is not None:
             rows.append(best)
@@ -77,18 +85,6 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield Lever("let segments of the allocator grow", {"alloc_conf": "expandable_segments:True"}, SAME)
     if not request.channels_last:
         yield Lever("channels_last", {"channels_last": True}, SAME, "workspaces of convolutions")
-    if scenario.training:
-        options = {"mode": "infer", "optimizer": None, **_without_training()}
-        yield Lever("infer (no_grad)", options, TRAINING, "nothing is trained")
-
-
-def _without_training() -> dict[str, Any]:
-    blank = Request()
-    names = (
-        "momentum", "optimizer_impl", "checkpoint", "checkpoint_segments", "accumulate", "freeze", "nesterov",
-        "compile_optimizer", "activation_memory_budget",
-    )  # fmt: skip
-    return {name: getattr(blank, name) for name in names}
 
 
 def _precision(request: Request) -> Iterator[Lever]:

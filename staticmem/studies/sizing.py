@@ -19,14 +19,14 @@ from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.device import too_old as without_compiled_code
-from staticmem.studies.levers import candidates
+from staticmem.studies.largest import LargestBatches
+from staticmem.studies.levers import levers
 from staticmem.studies.recommend import recommend
-from staticmem.studies.sizing_search import Batches, batch_range, fewest, resolutions
+from staticmem.studies.sizing_search import batch_range, fewest, resolutions
 from staticmem.version import __version__
 
-REFERENCE = "h100-sxm-80gb"  # the card whose architecture curves are of, where it is not excluded
 POINTS = 9  # of a curve
-FEW = 8  # cards: up to so many get a replay each; of more, those of an architecture share one
+FEW = 8  # cards: up to so many get replays of their own and exact batches; of more, those of an architecture share them
 DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
 
 NOT_INCLUDED = (
@@ -81,30 +81,33 @@ def _size(study: Study, options: Options) -> Sizing:
 class _Sizing:
     def __init__(self, study: Study, options: Options, strategies: tuple[str, ...]) -> None:
         self.study, self.options, self.strategies = study, options, strategies
-        self.bench = Bench(study)
+        self.few = len(options.cards) <= FEW
+        self.bench = Bench(study, many_cards=not self.few)
         self.request = replace(study.request, gpu=None)
         self.blocks = _block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
-        self.plain = Batches(self.bench, self.request) if options.batches else None
+        self.plain = LargestBatches(self.bench, self.request) if options.batches else None
 
     def run(self) -> Sizing:
         options, report = self.options, self.study.report
         cards = sorted(options.cards, key=lambda card: (card.usable, card.slug))
         rows = self._rows(cards)
         options.progress(len(cards), len(cards))
-        reference = next((card for card in cards if card.slug == REFERENCE), cards[-1])
-        batches, sizes = self._curves(cards, reference)
-        pulled = () if self.request.parallel is not None else _levers(self.bench, self.request)
         sentence, card = recommend(rows, self.request, report.scenario)
+        able = [card for card, row in zip(cards, rows, strict=True) if not row.obstacle] or cards
+        shown = next((one for one in cards if one.slug == card), able[-1])
+        batches, sizes = self._curves(cards, shown)
+        large = self.study.result.trace.ticks > LIMIT
+        pulled = () if self.request.parallel is not None else _levers(self.study, None if large else shown.slug)
         notes = list(report.assumptions)
         if self._hopeless(cards):
             notes.append(_note("no curves: the step needs more than twice the memory of the largest GPU"))
-        if self.study.result.trace.ticks > LIMIT:
+        if large and not self.few:
             notes.append(
                 _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all GPUs")
             )
-        if self.plain is not None and self.plain.shortened:
-            text = f"batches beyond {self.plain.last:,} were not tried: each sample adds ops to the step"
+        if self.plain is not None and self.plain.shortened is not None:
+            text = f"batches beyond {self.plain.shortened:,} were not tried: each sample adds ops to the step"
             notes.append(_note(f"{text}, as a loop over the batch does"))
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
@@ -120,25 +123,26 @@ class _Sizing:
             report.parameters.count, report.peak.live_bytes, sentence, card, tuple(rows), self.strategies, batches,
             sizes, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
             tuple(n for n in notes if n.code not in ("SM404", "SM405")), warnings, NOT_INCLUDED,
-            options.command,
+            options.command, self.few, shown.name if batches or sizes else "", None if large else shown.name,
         )  # fmt: skip
 
     # -- cards ---------------------------------------------------------------------------------------------------
 
     def _rows(self, cards: Sequence[Gpu]) -> list[CardRow]:
         pair = self.checkpointed if self.options.batches else None
-        with_blocks = Batches(self.bench, pair) if pair is not None else None
+        with_blocks = LargestBatches(self.bench, pair) if pair is not None else None
         rows = []
         for done, card in enumerate(cards):
             self.options.progress(done, len(cards))
             rows.append(self._row(card, self.plain, with_blocks))
         return rows
 
-    def _row(self, card: Gpu, plain: Batches | None, with_blocks: Batches | None) -> CardRow:
-        outcome = self.bench.verdict(self.request, card, own=len(self.options.cards) <= FEW)
+    def _row(self, card: Gpu, plain: LargestBatches | None, with_blocks: LargestBatches | None) -> CardRow:
+        outcome = self.bench.verdict(self.request, card, own=self.few)
         obstacle = self.bench.obstacle(self.request, card)
         if obstacle:
             plain = with_blocks = None
+        (largest, safe), (_, safe_with_blocks) = self._largest(plain, card), self._largest(with_blocks, card, False)
         low, expected, high = outcome.needed
         return CardRow(
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
@@ -146,14 +150,27 @@ class _Sizing:
             usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
             fit=outcome.fit.value, headroom_bytes=max(outcome.headroom, 0), missing_bytes=outcome.missing,
             fit_with_checkpointing=None if obstacle else self._with_checkpointing(card, outcome.fit),
-            max_batch=plain.largest(card) if plain else None,
-            max_batch_with_checkpointing=with_blocks.largest(card) if with_blocks else None,
+            max_batch=largest, safe_batch=safe, safe_batch_with_checkpointing=safe_with_blocks,
             device_compiled_bytes=None if obstacle else self._compiled(card),
             counts=tuple(self._count(name, card, outcome.fit, obstacle) for name in self.strategies),
             bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
             price_class=card.price_class, price=self.options.prices.get(card.slug),
             assumed=(*card.assumed, *card.unread), obstacle=obstacle,
         )  # fmt: skip
+
+    def _largest(self, batches: LargestBatches | None, card: Gpu, both: bool = True) -> tuple[int | None, int | None]:
+        """The largest batch and the largest safe one, as `CardRow` has them."""
+        if batches is None:
+            return None, None
+        try:
+            if not self.few:
+                return None, batches.tried(card)
+            if both:
+                found = batches.on(card)
+                return found.batch, found.safe_batch
+            return None, batches.safe(card)
+        except StaticmemError:  # the batch is fixed, or each sample adds ops
+            return None, None
 
     def _compiled(self, card: Gpu) -> int | None:
         """The need with the model under torch.compile; None where it is so already, where compiled code does not run on
@@ -245,29 +262,18 @@ def _note(text: str) -> NoteInfo:
     return NoteInfo("SM407", text, 1)
 
 
-DEVICE_ONLY = ("alloc_conf", "channels_last")  # they do not change live memory
-
-
 def _block_class(study: Study) -> str | None:
     """What `--checkpoint` takes for the outermost modules that a model repeats; None where it repeats nothing."""
     blocks = repeated_blocks(study.result.graph)
     return blocks[0].selector if blocks else None
 
 
-def _levers(bench: Bench, request: Request) -> tuple[Lever, ...]:
-    """The levers that save something, the largest saving first. Those that train something else are left out, but for
-    the same optimizer with state of 8 bits."""
-    now = bench.live(request)
-    same = f"{bench.study.scenario.optimizer}-8bit"
-    rows = []
-    for lever in candidates(bench.study):
-        other = lever.changes == TRAINING and lever.options.get("optimizer") != same
-        if other or set(lever.options) & set(DEVICE_ONLY):
-            continue
-        try:
-            live = bench.live(replace(request, **lever.options))
-        except StaticmemError:
-            continue  # it does not go with the rest of the request
-        if live < now:
-            rows.append(Lever(lever.does, as_flags(lever.options), live, now - live))
-    return tuple(sorted(rows, key=lambda lever: (-lever.saved_bytes, lever.what)))
+def _levers(study: Study, gpu: str | None) -> tuple[Lever, ...]:
+    """Those of `staticmem levers` that save something, the largest saving first. What trains something else is left
+    out, but for the same optimizer with state of 8 bits."""
+    same = as_flags({"optimizer": f"{study.scenario.optimizer}-8bit"})
+    return tuple(
+        Lever(row.does, row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
+        for row in levers(study.ask(replace(study.request, gpu=None)), gpu, search=False).rows
+        if row.saved_bytes > 0 and (row.changes != TRAINING or same in row.flags)
+    )

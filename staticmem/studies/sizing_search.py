@@ -9,20 +9,20 @@ from dataclasses import replace
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import StaticmemError
 from staticmem.ir.model_file import ModelFile
+from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import Count
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
 
-MOST_BATCH = 1 << 16
 MOST_OPS = 6_000  # of a step that grows with the batch: a search runs some tens of them in seconds
-PER_OCTAVE = 8  # rungs between a batch and its double: the result is within 12.5 % of the largest
+PER_OCTAVE = 8  # rungs between a batch and its double: a rung is within 12.5 % of the largest batch
 SCALES = (0.5, 0.75, 1, 1.5, 2)  # of a resolution
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # what clusters have
 
 
 def rungs(low: int, most: int) -> list[int]:
-    """Batches that are tried: all up to 8, then eight to each doubling."""
+    """Batches between which a search divides: all up to 16, then eight to each doubling."""
     batches, batch, step = [], low, 1
     while batch <= most:
         batches.append(batch)
@@ -83,51 +83,6 @@ def last(values: Sequence[int], allows: Callable[[int], bool], guess: int = 0) -
             low, stride = at, 2 * stride
         high = min(at, high)
     return bisect_left(range(low + 1, high), True, key=lambda at: not allows(values[at])) + low
-
-
-class Batches:
-    """The largest batch that fits each card. Cards come in the order of their memory, and each search starts
-    at the result of the one before. A bound of the band leads there, and the band itself decides on the last rungs."""
-
-    def __init__(self, bench: Bench, request: Request) -> None:
-        self.bench, self.request = bench, request
-        limits = batch_range(bench.study.model)
-        self.last = last_of_few_ops(self._ops, *limits) if limits is not None else 0
-        self.shortened = limits is not None and self.last < limits[1]
-        self.values = rungs(limits[0], self.last) if limits is not None else []
-        self._guess = 0
-
-    def largest(self, card: Gpu) -> int | None:
-        """None where the batch is fixed or the model takes no other."""
-        if not self.values:
-            return None
-
-        def holds(judge: Callable[[Request, Gpu], bool], batch: int) -> bool:
-            try:
-                return judge(replace(self.request, batch=batch), card)
-            except StaticmemError:
-                return False  # the model does not take this batch
-
-        if self._takes_none():
-            return None
-        index = last(self.values, lambda batch: holds(self.bench.may_fit, batch), self._guess)
-        self._guess = max(index, 0)
-        while index >= 0 and not holds(self.bench.fits, self.values[index]):
-            index -= 1
-        return self.values[index] if index >= 0 else 0
-
-    def _ops(self, batch: int) -> int:
-        try:
-            return len(self.bench.ask(replace(self.request, batch=batch)).graph.ops)
-        except StaticmemError:
-            return 0
-
-    def _takes_none(self) -> bool:
-        try:
-            self.bench.step(replace(self.request, batch=self.values[0]))
-        except StaticmemError:
-            return True
-        return False
 
 
 def fewest(bench: Bench, strategy: str, card: Gpu, request: Request, checkpointed: Request | None) -> Count:

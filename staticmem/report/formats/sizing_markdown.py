@@ -9,6 +9,8 @@ from staticmem.report.formats.sizing import (
     batch_text,
     checkpointing,
     count_text,
+    lever_peak,
+    levers_meter,
     obstacles,
     outcome,
     price_text,
@@ -30,10 +32,11 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     parts += [text for why, names in obstacles(sizing) for text in (escape(f"{CANNOT}, {why}: {names}"), "")]
     for title, points in (("Batch", sizing.batches), ("Resolution", sizing.resolutions)):
         if points:
-            parts += [details(f"{title}: what it changes", _points(title, points, view)), ""]
+            parts += [details(f"{title}: what it changes on the {sizing.curves_of}", _points(title, points, view)), ""]
     if sizing.levers:
-        rows = [(escape(x.what), code(x.flags), size(x.live_bytes), size(x.saved_bytes)) for x in sizing.levers]
-        parts += ["### What would make it smaller", "", table(("lever", "flags", "live peak", "saved"), rows), ""]
+        rows = [(escape(x.what), code(x.flags), size(lever_peak(x)), size(x.saved_bytes)) for x in sizing.levers]
+        parts += [f"### What would make it smaller ({escape(levers_meter(sizing))})", ""]
+        parts += [table(("lever", "flags", "peak", "saved"), rows), ""]
     notes = [f"- {escape(note.text)} `{note.code}`" for note in (*sizing.warnings, *sizing.assumptions)]
     ruled = sizing.coverage.ruled + sizing.coverage.transparent
     total = ruled + sizing.coverage.unknown
@@ -59,7 +62,7 @@ def _inputs(sizing: Sizing) -> str:
 
 def _cards(sizing: Sizing, view: View) -> str:
     heads = ["GPU", "form", "nominal", "usable", "low", "expected", "high", "", "headroom"]
-    heads += ["max batch", "checkpointed", "compiled", *(TITLES[name] for name in sizing.strategies)]
+    heads += ["max batch", "safe batch", "checkpointed", "compiled", *(TITLES[name] for name in sizing.strategies)]
     heads += ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     rows = []
     for row in sizing.cards:
@@ -68,7 +71,8 @@ def _cards(sizing: Sizing, view: View) -> str:
         cells = [f"**{name}**" if row.slug == sizing.recommended else name, escape(row.form or "")]
         cells += [view.size(n, 1) for n in sizes]
         cells += [escape(outcome(row)), view.size(row.headroom_bytes, 1) if row.headroom_bytes else ""]
-        cells += [batch_text(row.max_batch), batch_text(row.max_batch_with_checkpointing)]
+        batches = (row.safe_batch, row.safe_batch_with_checkpointing)
+        cells += [batch_text(row.max_batch), *(batch_text(batch, sizing.exact_batches) for batch in batches)]
         compiled = row.device_compiled_bytes
         cells.append(view.size(compiled, 1) if compiled is not None else "")
         cells += [count_text(count) for count in row.counts]

@@ -13,6 +13,8 @@ from staticmem.report.formats.sizing import (
     batch_text,
     checkpointing,
     count_text,
+    lever_peak,
+    levers_meter,
     obstacles,
     outcome,
     price_text,
@@ -83,6 +85,7 @@ def _cards(sizing: Sizing, view: View) -> str:
         "",
         "headroom",
         "max batch",
+        "safe batch",
         "checkpointed",
         "compiled",
     ]
@@ -115,7 +118,8 @@ def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
     cells += [view.size(nbytes, 1) for nbytes in (row.usable_bytes, row.device_bytes)]
     cells += [f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>']
     cells.append(view.size(row.headroom_bytes, 1) if row.headroom_bytes else "")
-    cells += [batch_text(row.max_batch), batch_text(row.max_batch_with_checkpointing)]
+    batches = (row.safe_batch, row.safe_batch_with_checkpointing)
+    cells += [batch_text(row.max_batch), *(batch_text(batch, sizing.exact_batches) for batch in batches)]
     compiled = row.device_compiled_bytes
     cells.append(view.size(compiled, 1) if compiled is not None else "")
     cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
@@ -147,7 +151,7 @@ def _curves(sizing: Sizing, view: View) -> str:
         figures.append(
             f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, view)}</figure>"
         )
-    lead = "What a device needs, on the architecture of an H100; dashed lines are the usable memory of GPUs."
+    lead = f"What a {esc(sizing.curves_of)} needs; dashed lines are the usable memory of GPUs."
     return section(
         "sensitivity", "If batch or resolution change", f'<div class="figures">{"".join(figures)}</div>', lead
     )
@@ -167,11 +171,12 @@ def _levers(sizing: Sizing, view: View) -> str:
         return ""
     rows = []
     for lever in sizing.levers:
-        bar = stacked_bar([("c-plain", lever.saved_bytes / sizing.live_bytes, lever.what)], lever.what)
-        sizes = (view.size(lever.live_bytes), f"-{view.size(lever.saved_bytes)}")
+        peak = lever_peak(lever)
+        bar = stacked_bar([("c-plain", lever.saved_bytes / (peak + lever.saved_bytes), lever.what)], lever.what)
+        sizes = (view.size(peak), f"-{view.size(lever.saved_bytes)}")
         rows.append((esc(lever.what), f"<code>{esc(lever.flags)}</code>", *sizes, bar))
-    heads = ("lever", "flags", "live peak", "saved", "")
-    lead = "Each pulled alone, by the peak of live tensors."
+    heads = ("lever", "flags", "peak", "saved", "")
+    lead = f"Each pulled alone, by {esc(levers_meter(sizing))}, as staticmem levers has it."
     return section("levers", "What would make it smaller", table(heads, rows, right=(2, 3), caption="Levers"), lead)
 
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 
 from staticmem.report.formats import Format, csv_format
-from staticmem.report.model import CATEGORIES
-from staticmem.report.sweep import CardFit, Sweep, SweepRow
+from staticmem.report.model import CATEGORIES, LargestBatch
+from staticmem.report.sweep import MAY_FIT, CardFit, Sweep, SweepRow
 from staticmem.report.text import PLAIN, Text, View, columns
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit": "dim"}
@@ -79,7 +79,7 @@ def _fit(card: CardFit, view: View) -> str:
 
 
 def verdict(sweep: Sweep, view: View = PLAIN) -> str:
-    """The one line that a user came for: on each card how many fit, and the largest that does."""
+    """The one line that a user came for: on each card how many fit, and the largest that does; or the largest batch."""
     count = len(sweep.rows)
     failed = sum(row.error is not None for row in sweep.rows)
     parts = [f"{count:,} configuration{'s' if count != 1 else ''}"]
@@ -91,16 +91,34 @@ def verdict(sweep: Sweep, view: View = PLAIN) -> str:
         parts.append(f"live peaks from {view.size(min(peaks))} to {view.size(max(peaks))}")
     sentence = ", ".join(parts)
     for number, gpu in enumerate(sweep.gpus):
-        fitting = [(row, row.cards[number]) for row in good if row.cards[number].fit != "does not fit"]
-        verb = "fit" if "device" in sweep.meters else "may fit"
-        if not fitting:
-            sentence += f"; none fits {gpu}"
-            continue
-        row, card = max(fitting, key=lambda pair: (pair[1].device_bytes or 0, _live(pair[0])))
-        need = card.device_bytes if card.device_bytes is not None else row.live_bytes or 0
-        of_card = f"{view.size(need)} of {view.size(card.usable_bytes)}"
-        sentence += f"; {len(fitting):,} {verb} {gpu}, the largest with {of_card} ({describe(sweep, row)})"
+        cards = [(row, row.cards[number]) for row in good]
+        largest = [(row, card.max_batch) for row, card in cards if card.max_batch is not None]
+        sentence += _batches(sweep, gpu, largest) if largest else _fitting(sweep, gpu, cards, view)
     return sentence + "."
+
+
+def _batches(sweep: Sweep, gpu: str, found: Sequence[tuple[SweepRow, LargestBatch]]) -> str:
+    """What `--max-batch` found on a card: the configuration with the largest safe batch."""
+    row, largest = max(found, key=lambda pair: (pair[1].safe_batch, pair[1].batch))
+    which = f" ({describe(sweep, row)})" if len(found) > 1 else ""
+    safe = f"{largest.safe_batch:,} safe" if largest.safe_batch else "none safe"
+    return (
+        f"; the largest batch on {gpu} is {largest.batch:,}, {safe}{which}" if largest.batch else f"; none fits {gpu}"
+    )
+
+
+def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], view: View) -> str:
+    """How many fit a card, the largest of them, and how many are tight, which is not to fit."""
+    word, verb = ("fits", "fit") if "device" in sweep.meters else (MAY_FIT, "may fit")
+    fitting = [(row, card) for row, card in cards if card.fit == word]
+    tight = sum(card.fit == "tight" for _, card in cards)
+    also = f", {tight:,} {'is' if tight == 1 else 'are'} tight" if tight else ""
+    if not fitting:
+        return f"; none fits {gpu}{also}"
+    row, card = max(fitting, key=lambda pair: (pair[1].device_bytes or 0, _live(pair[0])))
+    need = card.device_bytes if card.device_bytes is not None else row.live_bytes or 0
+    of_card = f"{view.size(need)} of {view.size(card.usable_bytes)}"
+    return f"; {len(fitting):,} {verb} {gpu}, the largest with {of_card} ({describe(sweep, row)}){also}"
 
 
 def describe(sweep: Sweep, row: SweepRow) -> str:
