@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,22 @@ from staticmem.units import GIB, MIB
 # taken, so that an assumed card is rather too small than too large.
 HELD_BACK_SHARE, HELD_BACK_MOST = 0.02, 768
 
+# Unified memory: of the 128 GB of a DGX Spark 102 GiB are free for CUDA after a boot, with caches dropped
+# (github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47). The share stands for machines without a reading.
+FREE_SHARE = 102 / 128
+
 # Threads that a multiprocessor can hold: CUDA C++ Programming Guide, "Technical specifications per compute capability".
 THREADS = {
-    "sm_60": 2048, "sm_61": 2048, "sm_70": 2048, "sm_75": 1024, "sm_80": 2048, "sm_86": 1536, "sm_89": 1536,
-    "sm_90": 2048, "sm_100": 2048, "sm_103": 2048, "sm_120": 1536,
+    "sm_60": 2048, "sm_61": 2048, "sm_70": 2048, "sm_75": 1024, "sm_80": 2048, "sm_86": 1536, "sm_87": 1536,
+    "sm_89": 1536, "sm_90": 2048, "sm_100": 2048, "sm_103": 2048, "sm_110": 1536, "sm_120": 1536, "sm_121": 1536,
 }  # fmt: skip
 
 # Chips without tables of their own, and the architecture whose workspaces are replayed in their place: the nearest one
 # by generation for NVIDIA's; for other vendors nothing is known, so the default. Such a card says so in `assumed`.
 STAND_INS = {
-    "sm_60": "sm_70", "sm_61": "sm_70", "sm_103": "sm_100",
-    **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950", "xe-hpc", "gaudi2", "gaudi3"), "sm_90"),
+    "sm_60": "sm_70", "sm_61": "sm_70", "sm_87": "sm_86", "sm_103": "sm_100", "sm_110": "sm_100", "sm_121": "sm_120",
+    **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1100", "xe-hpc", "xe2-hpg"), "sm_90"),
+    **dict.fromkeys(("gaudi2", "gaudi3"), "sm_90"),
 }  # fmt: skip
 # Of NVIDIA's: those without kernels of Triton, which needs compute capability 7.0, so that Inductor has none for them
 # (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`; `GPUTooOldForTriton`)
@@ -74,6 +79,7 @@ class Gpu:
     tflops: tuple[tuple[str, float], ...] = ()
     unread: tuple[str, ...] = ()  # of the specs: figures that were not compared with a page
     usual: bool = False  # the variant that the name of the chip alone stands for
+    unified: bool = False  # the CPU shares the memory, so that what is usable is no constant
 
     @property
     def resident_threads(self) -> int:
@@ -111,7 +117,7 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug):
         raise UsageError(f"{path}: {where}", "A name is lower-case words with hyphens.", code="SM401")
     fields = table(data, path, where)
-    optional = "nvml usable vendor form year class specs usual".split()
+    optional = "nvml usable vendor form year class specs usual memory".split()
     keys_of(fields, path, ("name", "arch", "processors", "nominal", "source"), optional, where)
     chip = text(fields["arch"], path, f"{where}.arch")
     _one_of(chip, (*THREADS, *STAND_INS), path, f"{where}.arch")
@@ -129,8 +135,9 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
         sources.append((key, text(value["source"], path, f"{where}.{key}.source")))
         return integer(value["mib"], path, f"{where}.{key}.mib")
 
+    unified = _one_of(fields.get("memory", "own"), ("own", "unified"), path, f"{where}.memory") == "unified"
     nvml = figure("nvml", nominal)
-    usable = figure("usable", nvml - held_back(nvml))
+    usable = figure("usable", int(nominal * FREE_SHARE) if unified else nvml - held_back(nvml))
     if not 0 < usable <= nvml <= nominal:
         what = f"{path}: {where}: usable {usable}, nvml {nvml}, nominal {nominal} MiB"
         raise UsageError(what, "Each is at most the next.", code="SM401")
@@ -148,7 +155,7 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
         _one_of(fields["class"], CLASSES, path, f"{where}.class") if "class" in fields else None,
         _integer(specs, "bandwidth", path, where), _integer(specs, "tdp", path, where),
         _text(specs, "link", path, where), _tflops(specs.get("tflops") or {}, path, f"{where}.specs.tflops"),
-        tuple(unread), _switch(fields, "usual", path, where),
+        tuple(unread), _switch(fields, "usual", path, where), unified,
     )  # fmt: skip
 
 
@@ -230,7 +237,7 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.Pa
     """
     gpus = catalog(file)
     slug = _slug(query)
-    meant = _meant(slug, gpus)
+    meant = _meant(query, gpus)
     if meant is not None:
         return meant
     size = parse_size(query)
@@ -256,27 +263,48 @@ def variants(query: str, file: str | os.PathLike[str] | None = None) -> list[str
     """The other cards that a name could mean, where it is the name of a chip alone."""
     gpus = catalog(file)
     slug = _slug(query)
-    meant = _meant(slug, gpus)
+    meant = _meant(query, gpus)
     if meant is None or not meant.usual or slug == meant.slug:
         return []
-    return [name for name in _with_parts(slug, gpus) if name != meant.slug]
+    return [name for name in _possible(slug, gpus) if name != meant.slug]
 
 
 def _slug(query: str) -> str:
     return re.sub(r"[\s_]+", "-", query.strip().lower())
 
 
-def _meant(slug: str, gpus: Mapping[str, Gpu]) -> Gpu | None:
-    """The card that a name or a part of one stands for; None where it could be several, or none."""
-    spelt = {name.replace("-", ""): name for name in gpus}.get(slug.replace("-", ""))
+def _meant(query: str, gpus: Mapping[str, Gpu]) -> Gpu | None:
+    """The card that a name or a part of one stands for; None where it could be several, or none, or is a size."""
+    slug = _slug(query)
+    if slug in gpus:
+        return gpus[slug]
+    if parse_size(query) is not None:  # `16GB` is no part of a name
+        return None
+    spelt = {_compact(name): name for name in gpus}.get(_compact(slug))
     if spelt is not None:
         return gpus[spelt]
-    possible = _with_parts(slug, gpus)
+    possible = _possible(slug, gpus)
     usual = [name for name in possible if gpus[name].usual]
     # `3090` is an RTX 3090, although there is an RTX 3090 Ti
     plain = [name for name in possible if name.endswith(f"-{slug}") and all(p.startswith(name) for p in possible)]
-    meant = usual or plain
+    meant = usual or plain or possible
     return gpus[meant[0]] if len(meant) == 1 else None
+
+
+def _compact(slug: str) -> str:
+    return slug.replace("-", "")
+
+
+def _possible(slug: str, slugs: Iterable[str]) -> list[str]:
+    """The names that have all words of this one, or words in a row that are spelt as it (`7900xtx`), sorted."""
+    slugs, compact = list(slugs), _compact(slug)
+    return _with_parts(slug, slugs) or sorted(name for name in slugs if _has_run(name.split("-"), compact))
+
+
+def _has_run(words: Sequence[str], compact: str) -> bool:
+    """Whether some words in a row make up a text."""
+    places = range(len(words))
+    return any("".join(words[start : end + 1]) == compact for start in places for end in places[start:])
 
 
 def _with_parts(slug: str, slugs: Iterable[str]) -> list[str]:

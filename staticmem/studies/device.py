@@ -19,6 +19,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
+from staticmem.units import format_bytes
 from staticmem.version import torch_release
 
 DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where none is named
@@ -100,7 +101,7 @@ def with_device(
         context_bytes=meters.context.expected,
         device_by_category={**dict.fromkeys(DEVICE_CATEGORIES, 0), **meters.parts},
     )
-    notes = (*report.assumptions, _note(request, device))
+    notes = (*report.assumptions, _note(request, device), *_shared_memory(request, device))
     fit = gpu_fit(device.gpu, meters.verdict) if request.gpu is not None else None
     warnings = report.warnings
     if stands_in_the_way and request.gpu is not None:
@@ -123,6 +124,16 @@ def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
         "tables" if asked is None else "library", setup.allow_tf32, setup.channels_last, setup.benchmark,
         request.alloc_conf, meters.step, meters.phase, meters.retries, meters.returned,
     )  # fmt: skip
+
+
+def _shared_memory(request: Request, device: Device) -> Sequence[NoteInfo]:
+    """A note where the CPU shares the card's memory."""
+    card = device.gpu
+    if request.gpu is None or not card.unified:
+        return ()
+    free, whole = format_bytes(card.usable), format_bytes(card.nominal)
+    text = f"the {card.name} shares its memory with the CPU: {free} of {whole} are taken to be free, which programs and"
+    return (NoteInfo("SM286", f"{text} the page cache change (give what is free as --gpu 90GiB)", 1),)
 
 
 def _note(request: Request, device: Device) -> NoteInfo:

@@ -20,7 +20,7 @@ CARDS = gpus.cards()
 def test_memory_is_ordered_and_sourced(slug: str) -> None:
     gpu = CARDS[slug]
     assert 0 < gpu.usable <= gpu.nvml <= gpu.nominal
-    assert gpu.usable >= 0.9 * gpu.nominal  # a typing mistake would be far off
+    assert gpu.usable >= (0.75 if gpu.unified else 0.9) * gpu.nominal  # a typing mistake would be far off
     sourced = {figure for figure, url in gpu.sources if url.startswith("https://")}
     known = {name for name in ("bandwidth", "tdp", "link") if getattr(gpu, name) is not None} | set(dict(gpu.tflops))
     assert sourced | set(gpu.assumed) - {"architecture"} == {"nominal", "nvml", "usable"} | (known - set(gpu.unread))
@@ -38,8 +38,7 @@ def test_specifications_are_plausible(slug: str) -> None:
     assert 2016 <= gpu.year <= int(gpus.checked()[:4])
     assert gpu.price_class in gpus.CLASSES
     assert gpu.form
-    assert gpu.bandwidth is not None
-    assert 150 <= gpu.bandwidth <= 10_000
+    assert gpu.bandwidth is None or 150 <= gpu.bandwidth <= 10_000
     assert gpu.tdp is None or 50 <= gpu.tdp <= 1500
     assert list(tflops) == [name for name in gpus.TYPES if name in tflops]
     assert all(1 <= number <= 10_000 for number in tflops.values())
@@ -51,7 +50,7 @@ def test_specifications_are_plausible(slug: str) -> None:
     if "fp8" in tflops and half is not None:
         assert half <= tflops["fp8"] <= 2.05 * half
     # a card reads its own memory in 4 to 120 ms
-    assert 4 <= gpu.nominal / (gpu.bandwidth * 1e6) <= 120
+    assert gpu.bandwidth is None or 4 <= gpu.nominal / (gpu.bandwidth * 1e6) <= 120
 
 
 @pytest.mark.parametrize(("small", "large"), [
@@ -89,7 +88,21 @@ def test_a_file_of_your_own_comes_over_the_package(tmp_path: Path) -> None:
 def test_the_cards_that_people_ask_for_are_there() -> None:
     asked = "rtx-3060 rtx-3090 rtx-4090 rtx-5090 t4 l4 a10 a10g l40s a40 a6000 rtx-6000-ada v100-16gb v100-32gb"
     asked += " a100-pcie-40gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb h100-pcie-80gb h100-sxm-80gb h200 b200"
+    asked += (
+        " gb200 gb300 rtx-pro-4000 rtx-pro-4500 rtx-pro-5000-48gb rtx-pro-5000-72gb rtx-5060-ti-16gb rtx-4070-super"
+    )
+    asked += " rtx-4080-super rtx-8000 l20 a2 rtx-4000-ada rtx-4500-ada mi300a w7900 rx-7900-xtx arc-b580 arc-pro-b60"
+    asked += " dgx-spark jetson-thor jetson-agx-orin-64gb"
     assert set(asked.split()) <= set(CARDS)
+
+
+def test_unified_memory_is_not_all_usable() -> None:
+    """Half of the difference is taken by nobody knows what: the report says so, and a size may be given instead."""
+    shared = {slug for slug, card in CARDS.items() if card.unified}
+    assert shared == {"dgx-spark", "jetson-thor", "jetson-agx-orin-64gb", "mi300a"}
+    assert CARDS["dgx-spark"].usable == 102 * GIB
+    assert CARDS["jetson-thor"].usable == pytest.approx(102 * GIB, abs=MIB)
+    assert "usable" in CARDS["jetson-thor"].assumed
 
 
 def test_a_card_without_a_figure_gives_less_than_nvidia_smi_shows() -> None:
@@ -124,6 +137,11 @@ def test_names(query: str) -> None:
         ("a100-sxm-80gb", "a100-sxm-80gb", []),
         ("3090", "rtx-3090", []),  # not the Ti, which has a name of its own
         ("v100", "v100-16gb", ["v100-32gb"]),
+        ("5060ti", "rtx-5060-ti-16gb", []),
+        ("7900 XTX", "rx-7900-xtx", []),
+        ("RX7900XTX", "rx-7900-xtx", []),
+        ("orin", "jetson-agx-orin-64gb", []),
+        ("rtx pro 5000", "rtx-pro-5000-48gb", ["rtx-pro-5000-72gb"]),
     ],
 )
 def test_the_name_of_a_chip_means_its_usual_card(query: str, meant: str, others: list[str]) -> None:
@@ -145,6 +163,13 @@ def test_sizes(query: str, usable: int) -> None:
 def test_a_size_has_the_architecture_that_is_asked_for() -> None:
     assert gpus.find("24GB", "sm_86").architecture == "sm_86"
     assert gpus.find("24GB", "sm_86").resident_threads == 84 * 1536  # A40, A6000: the largest of sm_86
+
+
+def test_a_size_is_no_part_of_a_name() -> None:
+    """There is a V100 with 16 GB, and a card of 16 GB is not it."""
+    for query in ("16GB", "40gb", "48 GB", "64gb", "72GB"):
+        assert gpus.find(query).slug not in CARDS
+        assert gpus.variants(query) == []
 
 
 @pytest.mark.parametrize("query", ["rtx-490", "0GB", "24", "24TB", "", "-1GB"])

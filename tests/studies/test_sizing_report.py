@@ -324,7 +324,7 @@ def test_the_suffix_gives_the_format(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"Wrote {target}" in err
     made = target.read_text(encoding="utf-8")
     assert "Tesla T4" in made
-    assert ("2026-11-21" in made) == (suffix in ("md", "html", "json", "txt"))
+    assert ("2026-11-21" in made) == (suffix in ("md", "html", "json"))
     code, _, err = run(capsys, "-o", str(target))
     assert code == 2
     assert "--force" in err
