@@ -180,6 +180,7 @@ class _Builder:
         late = [*self.gradients, *(b for b in self.state if b not in early)] if early else self.gradients + self.state
         left: dict[int, int] = {}  # what the step before left besides gradients: buffer -> id
         gradients: list[int] = []
+        later = {new for old in self.previous for new in self.trace.replaced_by.get(old, ())}  # zero_grad() comes later
         last = start = 0  # where the calls of the step before, and of this one, begin
         for step in range(1, steps + 1):
             self.starts.append(len(self.sizes))
@@ -199,7 +200,7 @@ class _Builder:
             left, gradients = {}, []
             for buffer in [b for b in self.current if b not in self.persistent]:
                 id = self.current.pop(buffer)
-                if self.trace.buffers.categories[buffer] == "gradient":
+                if self.trace.buffers.categories[buffer] == "gradient" and buffer not in later:
                     gradients.append(id)
                 else:
                     left[buffer] = id

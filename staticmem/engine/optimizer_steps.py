@@ -1,8 +1,8 @@
 """The state of each optimizer, and the tensors that one `step()` makes, in order: data with sources.
 
-Sources: torch/optim/{sgd,adam,adamw,rmsprop,adagrad,radam,nadam,adamax,adadelta,_adafactor}.py (`_multi_tensor_*` is
-foreach, `_single_tensor_*` the for-loop), timm/optim/lion.py, transformers/optimization.py (`Adafactor`),
-bitsandbytes/optim/optimizer.py (`Optimizer1State`, `Optimizer2State`).
+Sources: torch/optim/{sgd,adam,adamw,rmsprop,adagrad,radam,nadam,adamax,adadelta,_adafactor,_muon}.py
+(`_multi_tensor_*` is foreach, `_single_tensor_*` the for-loop), timm/optim/lion.py,
+transformers/optimization.py (`Adafactor`), bitsandbytes/optim/optimizer.py (`Optimizer1State`, `Optimizer2State`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TypeAlias
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import BITSANDBYTES, Scenario
 
 Shape: TypeAlias = tuple[int, ...]
 BLOCK = 256  # elements that share one absmax; bitsandbytes/optim/optimizer.py, `blocks = n // 256` (2,048 before 0.45)
 MIN_8BIT = 4096  # elements; `min_8bit_size` there: smaller tensors keep float32 states
+MIN_PAGED = 100_000  # elements; `get_state_buffer` there: smaller tensors are PyTorch's in a paged optimizer too
 
 
 @record(frozen=True)
@@ -55,11 +56,13 @@ Steps: TypeAlias = "tuple[Make | Drop | Also, ...]"
 
 @record(frozen=True)
 class State:
-    """A tensor kept between steps. `shape` of None: the parameter's, in its layout; `dtype` of None: its dtype."""
+    """A tensor kept between steps. `shape` of None: the parameter's, in its layout; `dtype` of None: its dtype.
+    `managed`: it is in CUDA's managed memory, of which PyTorch's allocator knows nothing."""
 
     name: str
     shape: Callable[[Shape], Shape] | None = None
     dtype: DType | None = None
+    managed: bool = False
 
 
 @record(frozen=True)
@@ -278,25 +281,63 @@ def _adafactor_hf(s: Scenario) -> OptimizerFacts:
     return OptimizerFacts(states, loop)
 
 
-# -- 8-bit -------------------------------------------------------------------------------------------------------
+# -- Muon --------------------------------------------------------------------------------------------------------
 
 
-def _eight_bit(s: Scenario) -> OptimizerFacts:
-    """bitsandbytes' block-wise states: a byte an element and a float32 maximum a block; two code books for all."""
-    count = 1 if s.optimizer == "lion-8bit" else 2
+def _square(shape: Shape) -> Shape:
+    return (min(shape), min(shape))
+
+
+NEWTON_SCHULZ_STEPS = 5  # `DEFAULT_NS_STEPS`
+
+
+def _muon(s: Scenario) -> OptimizerFacts:
+    """torch.optim.Muon with its defaults, over matrices: momentum, and an update made orthogonal in bfloat16."""
+
+    def loop(shape: Shape, dtype: DType) -> Steps:
+        half = dtypes.bfloat16
+        cast = Make("aten._to_copy.default", "ortho_grad", dtype=half)
+        norm = Make("aten.linalg_vector_norm.default", "norm", shape=_scalar, dtype=half)
+        iteration: Steps = (
+            Make("aten.mm.default", "gram_matrix", shape=_square, dtype=half),
+            Make("aten.addmm.default", "gram_update", shape=_square, dtype=half),
+            Make("aten.addmm.default", "ortho_grad", dtype=half),
+        )
+        return (
+            Make("aten.lerp.Scalar", "update"),
+            Also("ortho_grad", "update") if dtype is half else cast,
+            norm,
+            Make("aten.clamp.default", frees=("norm",), shape=_scalar, dtype=half),
+            *iteration * NEWTON_SCHULZ_STEPS,
+            Drop(("gram_matrix", "gram_update")),
+            Also("update", "ortho_grad"),
+            Drop(("ortho_grad",)),
+        )
+
+    return OptimizerFacts(_states("momentum_buffer"), loop)
+
+
+# -- bitsandbytes ------------------------------------------------------------------------------------------------
+
+
+def _of_bitsandbytes(s: Scenario) -> OptimizerFacts:
+    """Block-wise 8-bit states: a byte an element and a float32 maximum a block; two code books for all. Other states
+    are float32 whatever the parameters are. Paged ones are in managed memory where they are large."""
+    name = s.optimizer or ""
+    count, eight, paged = 1 if "lion" in name else 2, name.endswith("-8bit"), name.startswith("paged-")
 
     def blocks(shape: Shape) -> Shape:
         return (-(-_numel(shape) // BLOCK),)
 
     def states(shape: Shape) -> tuple[State, ...]:
-        numbers = range(1, count + 1)
-        if _numel(shape) < MIN_8BIT:
-            return tuple(State(f"state{k}", None, dtypes.float32) for k in numbers)
-        full = tuple(State(f"state{k}", None, dtypes.uint8) for k in numbers)
+        numbers, managed = range(1, count + 1), paged and _numel(shape) >= MIN_PAGED
+        if not eight or _numel(shape) < MIN_8BIT:
+            return tuple(State(f"state{k}", None, dtypes.float32, managed) for k in numbers)
+        full = tuple(State(f"state{k}", None, dtypes.uint8, managed) for k in numbers)
         return (*full, *(State(f"absmax{k}", blocks, dtypes.float32) for k in numbers))
 
     maps = tuple(State(f"qmap{k}", lambda shape: (256,), dtypes.float32) for k in range(1, count + 1))
-    return OptimizerFacts(states, lambda shape, dtype: (), fused=True, only_fused=True, shared=maps)
+    return OptimizerFacts(states, lambda shape, dtype: (), fused=True, only_fused=True, shared=maps if eight else ())
 
 
 def _numel(shape: Shape) -> int:
@@ -318,5 +359,6 @@ FACTS: dict[str, Callable[[Scenario], OptimizerFacts]] = {
     "lion": _lion,
     "adafactor-hf": _adafactor_hf,
     **dict.fromkeys(("adam", "adamw"), _adam),
-    **dict.fromkeys(("adam-8bit", "adamw-8bit", "lion-8bit"), _eight_bit),
+    "muon": _muon,
+    **dict.fromkeys(BITSANDBYTES, _of_bitsandbytes),
 }

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from staticmem.eager.context import Eager, Kept
 from staticmem.eager.strides import Form, contiguous_strides, dense_like, form_of
@@ -13,7 +14,9 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, OptimizerFacts, State, Steps
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Note
 from staticmem.scenario.step import Scenario
+from staticmem.units import format_bytes
 
 
 def _kept(state: State, p: Tensor) -> Kept:
@@ -33,8 +36,22 @@ def facts_of(scenario: Scenario) -> OptimizerFacts:
     return FACTS[scenario.optimizer](scenario)
 
 
-def make(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimizer:
-    """The optimizer of a scenario over the parameters that get a gradient."""
+def make(
+    e: Eager, scenario: Scenario, parameters: Sequence[Tensor], others: Collection[int] = frozenset()
+) -> Optimizer | Several:
+    """The optimizer of a scenario over the parameters that get a gradient.
+
+    `others`: ids of matrices that Muon leaves to AdamW.
+    """
+    if scenario.optimizer == "muon":
+        hidden = [p for p in parameters if p.ndim == 2 and id(p) not in others]
+        known = {id(p) for p in hidden}
+        rest = [p for p in parameters if id(p) not in known]
+        return Several([_one(e, scenario, hidden), _one(e, replace(scenario, optimizer="adamw"), rest)])
+    return _one(e, scenario, parameters)
+
+
+def _one(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimizer:
     facts = facts_of(scenario)
     impl = scenario.optimizer_impl
     if facts.only_fused:
@@ -42,6 +59,31 @@ def make(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimize
     elif impl == "foreach" and facts.foreach is None:
         impl = "for-loop"
     return Optimizer(e, facts, impl, parameters, scenario.offload_optimizer, scenario.compile_optimizer)
+
+
+class Several:
+    """Optimizers over groups of parameters, each with a `step()` of its own."""
+
+    fused = False
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+
+    def make_state(self) -> None:
+        for part in self.parts:
+            part.make_state()
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def notes(self) -> Iterator[Note]:
+        matrices, rest = (len(part.parameters) for part in self.parts)
+        text = (
+            f"torch.optim.Muon has the {matrices:,} matrices of hidden layers, an AdamW the other {rest:,} parameters: "
+            "embeddings, the last layer, and what is no matrix"
+        )
+        yield Note("assumption", "SM283", text)
 
 
 class Optimizer:
@@ -86,10 +128,26 @@ class Optimizer:
         for p in self.parameters:
             name, states = p.name, by_form.get(p.form)
             if states is None:
-                states = [(_kept(state, p), state.name) for state in (*of_shape[p.shape], *step)]
+                on_card = [state for state in (*of_shape[p.shape], *step) if not state.managed]
+                states = [(_kept(state, p), state.name) for state in on_card]
                 by_form[p.form] = states
             for kept, suffix in states:
                 yield kept, f"{name}.{suffix}", name
+
+    def notes(self) -> Iterator[Note]:
+        """What a reader must know of the state."""
+        managed = sum(
+            form_of(p.shape, p.strides, state.dtype or p.dtype).nbytes
+            for p in self.parameters
+            for state in self.facts.states(p.shape)
+            if state.managed and not self.offload
+        )
+        if managed:
+            text = (
+                f"{format_bytes(managed)} of optimizer state are in CUDA's managed memory, which no figure here has: "
+                "they move to the GPU for the step, and stay there while there is room"
+            )
+            yield Note("assumption", "SM284", text)
 
     # -- step ----------------------------------------------------------------------------------------------------
 

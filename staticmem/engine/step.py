@@ -29,9 +29,9 @@ from staticmem.ir.graph import Graph, Note, Parameter, Region, Value
 from staticmem.ir.record import record
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
-from staticmem.passes.parameters import values_of_loss
+from staticmem.passes.parameters import outer_matrices, values_of_loss
 from staticmem.scenario.selection import Policy
-from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
+from staticmem.scenario.step import AFTER_FORWARD, AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
 
 if TYPE_CHECKING:
     from staticmem.compiler.plan import Kernels
@@ -72,7 +72,8 @@ def run_step(
     if not scenario.training:
         return step.infer()
     result, expected, received = step.train()
-    if received != expected and (scenario.optimizer is not None or not scenario.set_to_none):
+    before = not scenario.set_to_none or scenario.zero_grad == AFTER_FORWARD
+    if received != expected and (scenario.optimizer is not None or before):
         # Only parameters that get a gradient have optimizer state, and a `.grad` from the step before. The graph shows
         # which ones the loss depends on, but not through which ops autograd passes nothing on (`detach`, `argmax`, a
         # formula that gives None): then only a backward shows it, and the step is run again with what it reached.
@@ -101,6 +102,8 @@ class _Step:
         self.in_function = scenario.retain_graph or not scenario.backward
         self.grads, self.received = e.grads, e.received
         self.scaler: GradScaler | None = None
+        self.old_gradients: dict[int, Owner] = {}  # by id(parameter): those that zero_grad() ends after the forward
+        self.ended: dict[int, int] = {}  # the same: storages of those that have ended
         self.recomputed: tuple[int, ...] = ()
         self.policies: list[Policy] = []  # of selective checkpoints
         self.gradients_of_leaves: Sequence[Owner] = ()
@@ -145,15 +148,16 @@ class _Step:
         with_gradient = [p for k, p in enumerate(parameters) if k in trained]
         optimizer = None
         if scenario.optimizer is not None:
-            optimizer = optimizers.make(e, scenario, with_gradient)
+            others = [name for name in outer_matrices(graph) if name in ids] if scenario.optimizer == "muon" else ()
+            optimizer = optimizers.make(e, scenario, with_gradient, {ids[name] for name in others})
             optimizer.make_state()
         if scenario.grad_scaler:
             from staticmem.engine.gradients import GradScaler  # few steps have one
 
             self.scaler = GradScaler(e)
             self.scaler.place()
-        if not scenario.set_to_none:
-            self._place_zeroed_gradients(with_gradient)
+        if not scenario.set_to_none or scenario.zero_grad == AFTER_FORWARD:
+            self._place_gradients(with_gradient)
         if scenario.input_grad:
             self._require_input_gradients()
         loss, target, notes = self._loss_and_target()
@@ -181,9 +185,13 @@ class _Step:
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
         if leaves is not None:
             fill_place(e.trace, leaves.storage.id, self._storages_of_leaves())
+        for key, storage in self.ended.items():
+            if key in self.grads:
+                e.trace.replaced_by[storage] = (self.grads[key].storage.id,)
         e.trace.begin("optimizer")
         self._update(optimizer)
-        result = self._result(outputs, loss, [*notes, *region_notes], len(with_gradient))
+        of_optimizer = () if optimizer is None else optimizer.notes()
+        result = self._result(outputs, loss, [*notes, *region_notes, *of_optimizer], len(with_gradient))
         received = self.received & read  # once: both have an entry for each parameter
         return result, trained, {k for k, p in enumerate(parameters) if id(p) in received}
 
@@ -277,14 +285,26 @@ class _Step:
         owners = (self.interpreter.made_leaves, *self.gradients_of_leaves)
         return list(dict.fromkeys(tensor.storage.id for owner in owners for tensor, _ in owner.held))
 
-    def _place_zeroed_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """`zero_grad(set_to_none=False)` leaves the gradients of the step before, filled with zeros."""
+    def _place_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Gradients of the step before: `zero_grad(set_to_none=False)` leaves them, filled with zeros, and one after
+        the forward has not run yet."""
+        kernel = "model" if self.scenario.set_to_none else "aten._foreach_zero_.default"
         for p in parameters:
-            grad = self.e.empty_like(p, kernel="aten._foreach_zero_.default")
+            grad = self.e.empty_like(p, kernel=kernel)
             grad.name = p.name
             self.e.categorise(grad, "gradient", f"{p.name}.grad")
-            self.e.hold(grad, Owner("grad", p.name))
+            owner = Owner("grad", p.name)
+            self.e.hold(grad, owner)
             self.grads[id(p)] = grad
+            if self.scenario.set_to_none:
+                self.old_gradients[id(p)] = owner
+
+    def _end_old_gradients(self) -> None:
+        """`zero_grad()` after the forward: `.grad` is None again."""
+        for key, owner in self.old_gradients.items():
+            self.ended[key] = self.grads.pop(key).storage.id
+            self.e.release(owner)
+        self.old_gradients = {}
 
     def _require_input_gradients(self) -> None:
         """`requires_grad_()` of inputs; those that are read have a gradient of the step before, where it stays."""
@@ -301,7 +321,7 @@ class _Step:
                 )
             inputs[name].requires_grad = True
         if not self.scenario.set_to_none:
-            self._place_zeroed_gradients([inputs[name] for name in names if name in self.graph.last_read])
+            self._place_gradients([inputs[name] for name in names if name in self.graph.last_read])
 
     def _loss_and_target(self) -> tuple[str, Tensor | None, list[Note]]:
         """The loss, where `auto` is decided by the output's shape, and the target tensor that it needs."""
@@ -358,6 +378,7 @@ class _Step:
         e.autocast, e.autocast_cache = None, {}
         trace.marks["forward_end"] = trace.ticks
         roots = [root for root in roots if root.grad_fn is not None]
+        self._end_old_gradients()
         if self.scenario.backward:
             trace.begin("backward")
             if roots:
@@ -403,7 +424,7 @@ class _Step:
             for leaf in leaves:  # the optimizer and clip_grad_norm_ have parameters
                 self.grads.pop(id(leaf), None)
 
-    def _update(self, optimizer: optimizers.Optimizer | None) -> None:
+    def _update(self, optimizer: optimizers.Optimizer | optimizers.Several | None) -> None:
         """The training loop after backward: unscales and clips gradients, then the optimizer's step."""
         scaler, clips = self.scaler, bool(self.scenario.clip_grad_norm)
         if scaler is not None and optimizer is not None:

@@ -158,3 +158,14 @@ def values_of_loss(graph: Graph) -> Set[str]:
         if op.grad and (not values.isdisjoint(op.outputs) or op.target in writing):
             values.update(op.refs())
     return values
+
+
+def outer_matrices(graph: Graph) -> Set[str]:
+    """The values of the embeddings' weights and of the last layer's: matrices that are not of hidden layers."""
+    owned = {p.value.name for p in graph.parameters if len(p.value.shape or ()) == 2}
+    found = {ref for op in graph.ops if op.base == "aten::embedding" for ref in op.refs()[:1]}
+    for op in reversed(graph.ops):
+        of_layer = owned.intersection(op.refs())
+        if of_layer:
+            return found | of_layer
+    return found

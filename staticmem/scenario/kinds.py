@@ -254,7 +254,7 @@ class Named:
 def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
     """The kind of an option's values; `more` are choices besides its own."""
     kinds: dict[str, Callable[[], Kind]] = {
-        "choice": lambda: Choice((*one.choices, *more)),
+        "choice": lambda: Choice((*one.choices, *more, *one.aliases), shown=(*one.choices, *more)),
         "precision": lambda: Choice((*one.choices, *PRECISIONS), shown=one.choices),
         "whole": lambda: Whole(one.example or "32"),
         "bytes": lambda: Bytes(least=0),

@@ -34,7 +34,7 @@ class Option:
         group: the heading that it has in `--help` and on the reference page.
         about: what it is: a clause without a period, for help, schema and reference.
         kind: of its values; a key of `kinds.KINDS`.
-        choices: the texts that it takes.
+        choices: the texts that it takes; `aliases` are further ones, which stand for some of these.
         unset: what holds where it is not given, if the default does not say it.
         example: a value as a config has it.
         details: further sentences for the reference page.
@@ -65,6 +65,7 @@ class Option:
     setting: bool = True
     flag: str = ""
     letter: str = ""
+    aliases: tuple[str, ...] = ()
 
     @property
     def choices_text(self) -> str:

@@ -18,6 +18,7 @@ from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import lora_of, lora_text
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
+from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.step import (
     HEAD_LOSSES,
     LEVER_OPTIONS,
@@ -31,6 +32,9 @@ from staticmem.scenario.step import (
 )
 from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
 
+_CHOICES = (  # options whose words are checked at once
+    "preset", "zero_grad", "method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs",
+)  # fmt: skip
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
 ALL = sys.maxsize  # for `top`: every tensor
 
@@ -57,11 +61,18 @@ class Request(Levers):
         unset="train if an optimizer is given", example="train",
         details="`train` without an optimizer is forward and backward",
     )
+    preset: str | None = option(
+        None, STEP, "choice", "NAME", "defaults of a training library for what is not given", choices=tuple(PRESETS),
+        training=True, example="hf-trainer",
+        details="The report says what it set. [Presets](levers.md#presets) has the options and their sources",
+    )
     optimizer: str | None = option(
         None, STEP, "choice", "NAME", "optimizer of the step, which makes it training", choices=OPTIMIZERS,
+        aliases=tuple(NAMES_OF_TRANSFORMERS),
         training=True, example="adam",
-        details="adafactor-hf is that of transformers, lion that of timm, the 8-bit ones are those of bitsandbytes: "
-        "[levers](levers.md#optimizers)",
+        details="adafactor-hf is that of transformers, lion that of timm; those with a number of bits are of "
+        "bitsandbytes; muon leaves what is no hidden matrix to AdamW: [levers](levers.md#optimizers). Names that "
+        "`TrainingArguments(optim=)` of transformers takes stand for these",
     )
     optimizer_impl: str = option(
         "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
@@ -172,7 +183,12 @@ class Request(Levers):
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs"):
+        if self.optimizer is not None and self.optimizer.lower() in NAMES_OF_TRANSFORMERS:
+            name, impl = NAMES_OF_TRANSFORMERS[self.optimizer.lower()]
+            object.__setattr__(self, "optimizer", name)
+            if impl is not None and self.optimizer_impl == OPTIONS["optimizer_impl"].default:
+                object.__setattr__(self, "optimizer_impl", impl)
+        for name in _CHOICES:
             object.__setattr__(self, name, self._choice(name))
         if self.parallel == "none":
             object.__setattr__(self, "parallel", None)
@@ -219,6 +235,12 @@ class Request(Levers):
         if mode == "infer" and optimizer is not None:
             notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: inference was asked for"))
             optimizer = None
+        if self.preset is not None and mode == "infer":
+            text = f"the preset ({self.preset}) is not used: inference was asked for"
+            notes.append(Note("warning", "SM302", text))
+        elif self.preset is not None:
+            text = described(self.preset, {name: getattr(self, name) for name in FIELDS})
+            notes.append(Note("assumption", "SM129", text))
         if mode == "train" and optimizer is None:
             notes.append(Note("assumption", "SM303", "no optimizer: forward and backward only"))
         if mode == "train" and optimizer is not None:
@@ -233,6 +255,13 @@ class Request(Levers):
                 "How a divided model runs this loss is not covered.",
                 "Use --loss cross-entropy.",
                 code="SM282",
+            )
+        if optimizer == "muon" and self.parallel not in (None, "ddp") and mode == "train":
+            raise UsageError(
+                f"muon and --parallel {self.parallel} cannot be combined",
+                "Muon reads whole matrices, and how a library divides its work among GPUs is not covered.",
+                "Use --parallel ddp, or --optimizer adamw.",
+                code="SM127",
             )
         # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
@@ -287,12 +316,13 @@ FIELDS = tuple(OPTIONS)
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """The request of some options; None is "not given".
+    """The request of some options, and of their preset; None is "not given".
 
     Raises:
         TypeError: an option that `Request` does not have.
     """
-    return Request(**{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    return Request(**(with_preset(given) if "preset" in given else given))
 
 
 def as_flags(options: Mapping[str, Any]) -> str:

@@ -15,9 +15,14 @@ TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
     "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
     "nadam": "NAdam", "adamax": "Adamax", "adadelta": "Adadelta", "adafactor": "Adafactor",
 }  # fmt: skip
-# lion is timm's, adafactor-hf transformers' Adafactor, the 8-bit ones are bitsandbytes.optim's
-OPTIMIZERS = (*TORCH_OPTIMIZERS, "lion", "adafactor-hf", "adam-8bit", "adamw-8bit", "lion-8bit")
-FUSED = ("sgd", "adam", "adamw", "adagrad", "adam-8bit", "adamw-8bit", "lion-8bit")  # have fused kernels
+# of bitsandbytes.optim: those without "8bit" have states in float32, paged ones keep large states in managed memory
+BITSANDBYTES = (
+    "adam-8bit", "adamw-8bit", "lion-8bit", "adamw-32bit", "lion-32bit",
+    "paged-adamw-8bit", "paged-adamw-32bit", "paged-lion-8bit", "paged-lion-32bit",
+)  # fmt: skip
+# muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor
+OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES)
+FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 # losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
 # training loop with what the model has returned
 OF_THE_MODEL = ("causal-lm", "fused-linear-cross-entropy")
@@ -36,6 +41,7 @@ TITLES = {
 }
 STRATEGIES = tuple(TITLES)
 SQRT = "sqrt"
+FIRST, AFTER_FORWARD = "first", "after-forward"  # when zero_grad() of a step runs
 HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
 WHOLE = "all"  # for `compile`: the whole model
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
@@ -90,6 +96,11 @@ class Levers:
     grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
     set_to_none: bool = option(
         True, LEVERS, "switch", "", "zero_grad(set_to_none=True); else gradients stay, zeroed, through the forward",
+    )
+    zero_grad: str = option(
+        FIRST, LEVERS, "choice", "WORD", "when zero_grad() of a step runs: before its forward, or after",
+        choices=(FIRST, AFTER_FORWARD), example=AFTER_FORWARD,
+        details="`after-forward` is Lightning's: gradients of the step before are there through the forward",
     )
     clip_grad_norm: bool = option(False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step")
     input_grad: str | tuple[str, ...] = option(

@@ -10,7 +10,7 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
-from staticmem.scenario.step import COMPILED_OPTIMIZERS, DROPPED, FUSED, HELD, OPTIMIZERS, WHOLE
+from staticmem.scenario.step import AFTER_FORWARD, COMPILED_OPTIMIZERS, DROPPED, FIRST, FUSED, HELD, OPTIMIZERS, WHOLE
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.trials import Lever, Trials
@@ -75,6 +75,8 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield from _checkpoints(study)
         yield from _accumulation(study)
         yield from _outputs(study)
+        if scenario.zero_grad == AFTER_FORWARD and scenario.accumulate == 1:
+            yield Lever("zero_grad() before the forward", {"zero_grad": FIRST}, SAME)
         yield from _losses(study)
         yield from _optimizers(study)
         yield from _freezing(study)

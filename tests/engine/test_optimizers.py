@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,34 @@ def memory(run: Callable[[], object]) -> list[tuple[int, int]]:
             live += nbytes
             if nbytes > 0:
                 steps.append((nbytes, live))
+    return steps
+
+
+def dispatched(run: Callable[[], object]) -> list[tuple[int, int]]:
+    """(bytes, alive) of each storage of more than a scalar that the dispatcher sees: products in bfloat16 have buffers
+    of their own on a CPU."""
+    torch: Any = pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    steps: list[tuple[int, int]] = []
+    alive: dict[int, int] = {}
+
+    class Storages(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
+            out = func(*args, **(kwargs or {}))
+            if not isinstance(out, torch.Tensor):
+                return out
+            storage = out.untyped_storage()
+            key, nbytes = storage._cdata, storage.nbytes()
+            if key not in given and nbytes > SCALAR:
+                alive[key] = nbytes
+                weakref.finalize(storage, alive.pop, key)
+                steps.append((nbytes, sum(alive.values())))
+            return out
+
+    with Storages():
+        run()
     return steps
 
 
@@ -235,6 +264,58 @@ def test_lion_keeps_one_moment_and_makes_one_list() -> None:
     assert all(set(s) == {"exp_avg"} for s in states(Scenario("train", "lion")))
     total = 4 * sum(math.prod(s) for s in SHAPES)
     assert ours(Scenario("train", "lion"))[-1][1] == total
+
+
+@pytest.mark.parametrize("name", ["adamw-32bit", "paged-adamw-32bit", "lion-32bit", "paged-lion-32bit"])
+def test_states_of_bitsandbytes_are_float32_or_managed(name: str) -> None:
+    """From 100,000 elements on a paged optimizer has its states in managed memory (`get_state_buffer`)."""
+    large, small = states(Scenario("train", name), shapes=((1000, 100), (999, 100)), dtype=dtypes.bfloat16)
+    count = 1 if "lion" in name else 2
+    assert sorted(small.values()) == [((999, 100), 4 * 99_900)] * count
+    assert sorted(large.values()) == ([] if "paged" in name else [((1000, 100), 400_000)] * count)
+
+
+def test_a_paged_8bit_optimizer_keeps_its_maxima() -> None:
+    (large,) = states(Scenario("train", "paged-adamw-8bit"), shapes=((1000, 100),))
+    assert large == {"absmax1": ((391,), 1564), "absmax2": ((391,), 1564)}
+
+
+def test_managed_states_are_said() -> None:
+    e = Eager()
+    e.trace.begin("setup")
+    optimizer = optimizers.make(e, Scenario("train", "paged-adamw-32bit"), place(e, ((1024, 1024), (8, 8))))
+    (note,) = optimizer.notes()
+    assert note.code == "SM284"
+    assert note.text.startswith("8.00 MiB")  # two states of 4 MiB
+    assert not list(optimizers.make(e, Scenario("train", "adamw-32bit"), place(e)).notes())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16])
+def test_muon(dtype: DType) -> None:
+    torch: Any = pytest.importorskip("torch")
+    shapes = ((64, 96), (96, 64), (80, 80))
+    parameters = [torch.nn.Parameter(torch.ones(shape, dtype=getattr(torch, dtype.name))) for shape in shapes]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer = torch.optim.Muon(parameters, lr=0.1)
+    optimizer.step()
+    scenario = Scenario("train", "muon")
+    assert ours(scenario, shapes=shapes, dtype=dtype) == dispatched(optimizer.step)
+    theirs = [{key: (tuple(t.shape), t.nbytes) for key, t in optimizer.state[p].items()} for p in parameters]
+    assert states(scenario, shapes=shapes, dtype=dtype) == theirs
+
+
+def test_muon_leaves_the_rest_to_adamw() -> None:
+    e = Eager()
+    e.trace.begin("setup")
+    hidden, embedding, bias = place(e, ((6, 10), (50, 6), (10,)))
+    optimizer = optimizers.make(e, Scenario("train", "muon"), [hidden, embedding, bias], {id(embedding)})
+    optimizer.make_state()
+    found = [(h.who, e.trace.buffers[h.buffer].name) for h in e.trace.holds if h.kind == "optimizer"]
+    adamw = [(p.name, f"{p.name}.{s}") for p in (embedding, bias) for s in ("exp_avg", "exp_avg_sq")]
+    assert found == [(hidden.name, f"{hidden.name}.momentum_buffer"), *adamw]
+    assert "1 matrices" in next(iter(optimizer.notes())).text
 
 
 @pytest.mark.parametrize("name", ["adam", "adam-8bit", "adafactor"])

@@ -9,6 +9,7 @@ import pytest
 from blocks import ACTIVATION, WIDTH, chain, value
 from prepared import run_step
 
+from staticmem.allocators.from_trace import process_of_trace
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
@@ -152,6 +153,32 @@ def test_zeroed_gradients_are_alive_in_the_forward() -> None:
     kept, plain = run(optimizer="sgd", set_to_none=False), run(optimizer="sgd")
     assert forward_end(kept) - forward_end(plain) == 3 * WEIGHT + HEAD
     assert sum(b.category == "gradient" for b in kept.trace.buffers) == 4
+
+
+def test_gradients_that_end_after_the_forward() -> None:
+    """Lightning's closure: training_step, zero_grad, backward."""
+    late, plain = (run(optimizer="adam", zero_grad=word) for word in ("after-forward", "first"))
+    assert forward_end(late) - forward_end(plain) == 3 * WEIGHT + HEAD
+    first, again = (liveness(result.trace) for result in (late, plain))
+    ends = dict(late.trace.phases), dict(plain.trace.phases)
+    assert first.level_before(ends[0]["optimizer"]) == again.level_before(ends[1]["optimizer"])
+    assert forward_end(run(accumulate=2, zero_grad="after-forward")) == forward_end(run(accumulate=2))
+    kept: dict[str, Any] = {"optimizer": "sgd", "set_to_none": False}
+    assert peak(run(zero_grad="after-forward", **kept)) == peak(run(**kept))
+
+
+def test_the_allocator_keeps_those_gradients_through_the_next_forward() -> None:
+    """From the second step on the calls of a process have what the trace has alive, rounded or not."""
+    result = run(optimizer="sgd", zero_grad="after-forward")
+    process = process_of_trace(result.trace, steps=3)
+    live = most = 0
+    for call in process.calls:
+        live += process.sizes[call] if call >= 0 else -process.sizes[~call]
+        most = max(most, live)
+    buffers = [b for b in result.trace.buffers if b.nbytes]
+    moments = sorted({b.born for b in buffers})
+    alive = max(sum(b.nbytes for b in buffers if b.born <= t and (b.died is None or b.died > t)) for t in moments)
+    assert most == alive
 
 
 def test_parameters_that_get_no_gradient_have_none_to_zero() -> None:

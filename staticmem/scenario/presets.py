@@ -1,0 +1,121 @@
+"""What training libraries set without being asked: `--preset`; and the names that they have for optimizers.
+
+A preset is data: options that hold where none are given, each with the file that has the default. What a library leaves
+to the user (precision, batch, checkpoints) is in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from staticmem.ir.record import record
+
+
+@record(frozen=True, slots=True)
+class Default:
+    """The value that a library gives an option, and where."""
+
+    value: Any
+    source: str
+
+
+@record(frozen=True, slots=True)
+class Preset:
+    """The defaults of a version of a library, by the names of options."""
+
+    library: str
+    defaults: Mapping[str, Default]
+
+
+PRESETS: dict[str, Preset] = {
+    "hf-trainer": Preset(
+        "transformers 5.23",
+        {
+            "optimizer": Default("adamw", "training_args.py, `default_optim`: adamw_torch_fused from PyTorch 2.8 on"),
+            "optimizer_impl": Default("fused", "the same"),
+            "clip_grad_norm": Default(True, "training_args.py, `max_grad_norm` = 1.0"),
+            "outputs": Default("dropped", "trainer.py, `compute_loss` returns the loss alone"),
+            "zero_grad": Default("first", "trainer.py: `model.zero_grad()` behind `optimizer.step()`"),
+        },
+    ),
+    "accelerate": Preset(
+        "accelerate 1.15",
+        {
+            "set_to_none": Default(True, "optimizer.py, `AcceleratedOptimizer.zero_grad`"),
+            "outputs": Default("held", "examples/nlp_example.py: `outputs = model(**batch)`"),
+            "zero_grad": Default("first", "examples/nlp_example.py: `zero_grad()` behind `optimizer.step()`"),
+        },
+    ),
+    "lightning": Preset(
+        "lightning 2.6",
+        {
+            "clip_grad_norm": Default(False, "pytorch/trainer/trainer.py, `gradient_clip_val` = None"),
+            "outputs": Default("dropped", "`training_step` returns the loss, and its variables end with it"),
+            "zero_grad": Default(
+                "after-forward", "pytorch/loops/optimization/automatic.py, `Closure.closure`: behind `training_step`"
+            ),
+        },
+    ),
+    "torchtune": Preset(
+        "torchtune at bd2a0fc",
+        {
+            "dtype": Default("bf16", "recipes/configs/llama3_2/1B_full.yaml, `dtype`: the whole model"),
+            "optimizer": Default("adamw", "the same file, `optimizer`: torch.optim.AdamW with `fused: True`"),
+            "optimizer_impl": Default("fused", "the same"),
+            "loss": Default("linear-cross-entropy", "the same, `loss`: LinearCrossEntropyLoss"),
+            "clip_grad_norm": Default(False, "the same, `clip_grad_norm: null`"),
+            "outputs": Default("dropped", "recipes/full_finetune_single_device.py, `_loss_step`: `del outputs`"),
+            "zero_grad": Default("first", "the same: `zero_grad` behind `optimizer.step()`"),
+        },
+    ),
+}
+
+# names of transformers (training_args.py, `OptimizerNames`; trainer_optimizer.py has what they make): the name here,
+# and the implementation that the name asks for. Its "adafactor" is adafactor-hf here, where adafactor is torch.optim's.
+NAMES_OF_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
+    "adamw_torch": ("adamw", None),
+    "adamw_torch_fused": ("adamw", "fused"),
+    "adamw_bnb_8bit": ("adamw-8bit", None),
+    "adamw_8bit": ("adamw-8bit", None),
+    "lion_8bit": ("lion-8bit", None),
+    "lion_32bit": ("lion-32bit", None),
+    "paged_adamw_32bit": ("paged-adamw-32bit", None),
+    "paged_adamw_8bit": ("paged-adamw-8bit", None),
+    "paged_lion_32bit": ("paged-lion-32bit", None),
+    "paged_lion_8bit": ("paged-lion-8bit", None),
+}
+
+
+def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with what their preset sets besides; presets are of training."""
+    preset = PRESETS.get(str(options.get("preset")).lower())
+    if preset is None or options.get("mode") == "infer":
+        return dict(options)
+    defaults = {name: default.value for name, default in preset.defaults.items()}
+    if options.get("optimizer") is not None:  # another optimizer has its own implementation
+        defaults.pop("optimizer_impl", None)
+    return {"mode": "train", **defaults, **options}
+
+
+def described(name: str, options: Mapping[str, Any]) -> str:
+    """What a preset has set of a request's options, and what was given instead."""
+    preset = PRESETS[name]
+    same = [k for k, default in preset.defaults.items() if options[k] == default.value]
+    text = ", ".join(f"{k.replace('_', '-')} {_word(options[k])}" for k in same)
+    others = [k.replace("_", "-") for k in preset.defaults if k not in same]
+    return f"preset {name} ({preset.library}): {text}" + (f"; otherwise: {', '.join(others)}" if others else "")
+
+
+def _word(value: Any) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def table() -> list[str]:
+    """The defaults of all presets, as the rows of a table in Markdown."""
+    rows = ["| preset | option | value | source |", "|---|---|---|---|"]
+    for name, preset in PRESETS.items():
+        for k, (option, default) in enumerate(preset.defaults.items()):
+            first = f"`{name}`: {preset.library}" if k == 0 else ""
+            rows.append(f"| {first} | `{option}` | {_word(default.value)} | {default.source} |")
+    return rows
