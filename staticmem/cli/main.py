@@ -48,6 +48,7 @@ MODULES = {
     "reconcile": "records",
     "calibrate": "records",
     "compare-snapshot": "records",
+    "explain-oom": "records",
     "report": "saved",
     "export": "export",
     "annotate": "annotate",

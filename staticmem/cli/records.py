@@ -1,4 +1,4 @@
-"""`staticmem reconcile`, `calibrate` and `compare-snapshot`: what runs have shown, against what was predicted."""
+"""`staticmem reconcile`, `calibrate`, `compare-snapshot` and `explain-oom`: runs against what was predicted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_scenario, add_verb
-from staticmem.cli.output import add_output, chosen_format, emit, put
+from staticmem.cli.flags import add_model, add_scenario, add_verb
+from staticmem.cli.output import Progress, add_output, chosen_format, emit, put
 from staticmem.files import temporary_folder
 from staticmem.report.formats import Formats
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RECONCILE_FORMATS = Formats("reconcile", module="staticmem.validate.summary")
 CALIBRATE_FORMATS = Formats("calibrate", module="staticmem.validate.calibrate")
 SNAPSHOT_FORMATS = Formats("compare_snapshot", module="staticmem.validate.snapshot_compare")
+OOM_FORMATS = Formats("explain_oom", module="staticmem.validate.explain_oom")
 
 RECONCILE = """\
 How far predictions are from readings, over many records that 'staticmem validate -o record.json' saved: for each meter
@@ -56,6 +57,18 @@ examples:
   staticmem compare-snapshot model.pt2 real.pickle --batch 32 --optimizer adam --gpu rtx-4090
 """
 
+EXPLAIN_OOM = """\
+Why a step ran out of memory: reads PyTorch's error in a log, or a memory snapshot that was dumped when it happened, and
+compares it with the prediction for the same step. Says whether the crash was foreseen, which prediction it contradicts
+otherwise, and the cheapest change of the step that fits. Without --gpu the card follows from its memory, if it can.
+"""
+
+EXPLAIN_OOM_EXAMPLES = """\
+examples:
+  staticmem explain-oom train.log model.pt2 --batch 64 --optimizer adamw
+  staticmem explain-oom oom.pickle model.pt2 --batch 64 --optimizer adamw --gpu rtx-4090
+"""
+
 
 def add_reconcile(verbs: Any) -> None:
     about = "errors of many validations, meter by meter"
@@ -82,6 +95,15 @@ def add_compare_snapshot(verbs: Any) -> None:
     parser.add_argument("real", metavar="REAL", help="the snapshot that PyTorch wrote")
     add_scenario(parser)
     add_output(parser, SNAPSHOT_FORMATS)
+
+
+def add_explain_oom(verbs: Any) -> None:
+    about = "why a step ran out of memory, and the smallest change that fits"
+    parser = add_verb(verbs, "explain-oom", explain_oom, about, EXPLAIN_OOM, EXPLAIN_OOM_EXAMPLES)
+    parser.add_argument("crash", metavar="CRASH", help="a log with PyTorch's error, or a memory snapshot")
+    add_model(parser, optional=True)
+    add_scenario(parser)
+    add_output(parser, OOM_FORMATS)
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +146,19 @@ def compare_snapshot(args: argparse.Namespace) -> int:
 
     real = snapshots.read(args.real)
     emit(snapshot_compare.compare(_predicted(args), real), chosen, args)
+    return 0
+
+
+def explain_oom(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, OOM_FORMATS)
+    from staticmem.studies import Study
+    from staticmem.validate import crash, explain_oom
+
+    error = crash.read(args.crash)
+    request = settings.request(args)
+    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
+        result = explain_oom.explain(error, Study.open(path, request), bar.update)
+    emit(result, chosen, args)
     return 0
 
 
