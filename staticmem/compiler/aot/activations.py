@@ -64,7 +64,7 @@ def threshold(t: Tracer, self: Node, threshold: float, value: float) -> Node:
     return _recorded(t, out, self, lambda grad: _threshold_backward(t, grad, self, threshold))
 
 
-@traced("sigmoid")
+@traced("sigmoid special_expit")
 def sigmoid(t: Tracer, self: Node) -> Node:
     return _of_result(t, self, "sigmoid", lambda grad, out: t.mul(grad, t.mul(out, t.sub(1, out))))
 
@@ -321,11 +321,15 @@ def hardshrink(t: Tracer, self: Node, lambd: float = 0.5) -> Node:
 
 @traced("prelu")
 def prelu(t: Tracer, self: Node, weight: Node) -> Node:
-    """ATen's `prelu` brings the weight to the input's rank; `_prelu_kernel` has the formula."""
+    """ATen's `prelu` brings the weight to the input's rank."""
     if weight.ndim != self.ndim:
         sizes = tuple([weight.numel if k == 1 else 1 for k in range(self.ndim)]) if self.ndim > 1 else (weight.numel,)
         weight = view(t, weight, sizes)
+    return prelu_kernel(t, self, weight)
 
+
+@traced("_prelu_kernel")
+def prelu_kernel(t: Tracer, self: Node, weight: Node) -> Node:
     def by_sign(positive: Any, negative: Callable[[], Any]) -> Node:
         condition = t.compare("gt", self, 0)
         return t.where(condition, positive, negative())

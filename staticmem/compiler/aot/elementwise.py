@@ -150,6 +150,12 @@ def clamp(t: Tracer, self: Node, min: Any = None, max: Any = None) -> Node:
     return out
 
 
+def _zeroed(t: Tracer, condition: Node, grad: Node) -> Node:
+    """`masked_fill`"""
+    filled = chosen(t, condition, t.full((), 0, grad.dtype), grad)
+    return filled if layout.is_contiguous(filled.shape, filled.strides) else t.clone(filled)
+
+
 def _larger(name: str, names: str, hides_other: str, hides_self: str) -> None:
     """maximum and minimum: equal elements share the gradient (`masked_fill` of its half)."""
 
@@ -159,9 +165,7 @@ def _larger(name: str, names: str, hides_other: str, hides_self: str) -> None:
         def share(grad: Node, hides: str) -> Node:
             half = t.pointwise("aten::div.Scalar", grad, 2)
             shared = chosen(t, t.compare("eq", self, other), half, grad)
-            hidden = t.compare(hides, self, other)
-            filled = chosen(t, hidden, t.full((), 0, grad.dtype), shared)
-            return filled if layout.is_contiguous(filled.shape, filled.strides) else t.clone(filled)
+            return _zeroed(t, t.compare(hides, self, other), shared)
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
             assert grads[0] is not None
@@ -177,6 +181,37 @@ def _larger(name: str, names: str, hides_other: str, hides_self: str) -> None:
 
 _larger("maximum", "maximum max.other", "gt", "lt")
 _larger("minimum", "minimum min.other", "lt", "gt")
+
+
+def _larger_number(name: str, less: str, hides_self: str) -> None:
+    """fmax and fmin: a number rather than NaN (torch/_refs)."""
+
+    def function(t: Tracer, self: Node, other: Node) -> Node:
+        missing = isnan(t, other)
+        keeps = t.pointwise("aten::bitwise_or.Tensor", missing, t.compare(less, other, self), dtype=dtypes.bool_)
+        out = chosen(t, keeps, self, other)
+
+        def kept() -> Node:
+            return _boolean(t, "aten::logical_or", t.compare(hides_self, self, other), isnan(t, other))
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            by_other = by_self = None
+            if need[1]:
+                by_other = _zeroed(t, kept(), grad)
+            if need[0]:
+                by_self = _zeroed(t, _boolean(t, "aten::logical_not", kept()), grad)
+            return [by_self, by_other]
+
+        t.record(out, [self, other], gradient)
+        return out
+
+    traced(name)(function)
+
+
+_larger_number("fmax", "lt", "ge")
+_larger_number("fmin", "gt", "le")
 
 
 @traced("lerp.Tensor")

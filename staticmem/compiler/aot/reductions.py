@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from staticmem.compiler.aot.registry import traced
+from staticmem.compiler.aot.registry import lookup, traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer, form, reduced
 from staticmem.compiler.aot.unary import call, sgn
 from staticmem.compiler.nodes import Node
@@ -282,8 +282,13 @@ def _extreme(name: str) -> None:
 
     traced(name)(over_dims)
 
-    def of_all(t: Tracer, self: Node) -> Node:
-        """`evenly_distribute_backward`"""
+    def of_all(t: Tracer, self: Node, *args: Any, **kwargs: Any) -> Any:
+        """`evenly_distribute_backward`. Recordings and exports name overloads, hand-made graphs need not."""
+        if args or kwargs:
+            other = args[0] if args else kwargs.get("other")
+            function = lookup(f"aten::{name[1:]}.{'other' if isinstance(other, Node) else 'dim'}")
+            assert function is not None
+            return function(t, self, *args, **kwargs)
         out = t.node(f"aten::{name[1:]}", (self,), form((), self.dtype))
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:

@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The files of this folder that register calls, the most common ones first; a target stands in one of them.
+# The files of this folder that register calls, the most common ones first; a target stands in one of them. Overloads
+# stand before the file with the name alone: `max.other` and `max.dim` before `max`.
 FAMILIES = (
     "linear", "convolution", "batch_norms", "activations", "arithmetic", "views", "layer_norm", "softmax", "pooling",
     "joining", "dropouts", "padding", "upsampling", "shuffles", "casts", "repeating", "indexing", "attention",
-    "einsum", "unary", "elementwise", "factories", "reductions", "sorting", "scattering", "losses", "composites",
+    "einsum", "unary", "elementwise", "factories", "sorting", "reductions", "scattering", "losses", "composites",
+    "running", "cells",
 )  # fmt: skip
 TRACED: dict[str, Callable[..., Any]] = {}
 _imported = 0

@@ -74,6 +74,10 @@ def flip(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
     return derive(t, turned(self), self, turned)
 
 
+traced("fliplr")(lambda t, self: flip(t, self, (1,)))
+traced("flipud")(lambda t, self: flip(t, self, (0,)))
+
+
 @traced("roll")
 def roll(t: Tracer, self: Node, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Node:
     """`roll` of torch/_refs: each dimension in turn is read at shifted positions; its backward rolls back."""

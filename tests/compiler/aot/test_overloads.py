@@ -1,0 +1,28 @@
+"""Calls whose overloads stand in other files of traces, with and without the overload's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from staticmem.compiler.aot.registry import lookup
+from staticmem.compiler.aot.tracer import Tracer
+from staticmem.eager.strides import contiguous_strides, form_of
+from staticmem.ir import dtypes
+
+
+def traced(target: str, *args: object) -> list[str]:
+    t = Tracer(training=False)
+    x, y = (t.placeholder(name, form_of((4, 3), contiguous_strides((4, 3)), dtypes.float32)) for name in "xy")
+    function = lookup(target)
+    assert function is not None
+    function(t, x, *(y if arg == "y" else arg for arg in args))
+    return [node.target for node in t.nodes[2:]]
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extremes(name: str) -> None:
+    along = [f"aten::{name}.dim", "operator::getitem", "operator::getitem"]
+    assert traced(f"aten::{name}.dim", 1) == along
+    assert traced(f"aten::{name}", 1, True) == along
+    assert traced(f"aten::{name}") == [f"aten::{name}"]
+    assert traced(f"aten::{name}", "y") == traced(f"aten::{name}.other", "y") == [f"aten::{name}imum"]
