@@ -28,7 +28,6 @@ from staticmem.ops.dispatch import call
 from staticmem.ops.registry import rule, rule_of
 from staticmem.ops.views import contiguous, reshape, t
 
-HALVES = (dtypes.float16, dtypes.bfloat16)
 CHUNKS = 8  # `num_output_chunks` of both losses of torchtune
 
 
@@ -234,7 +233,7 @@ def _fused_chunk(
 def _add_to_weight(e: Eager, part: Tensor, logits: Tensor, of_weight: Tensor) -> None:
     """The product of logits and hidden states is added to the gradient: in place for half precision on a GPU from
     compute capability 8.0 and PyTorch 2.8 on, else as a float32 tensor of its own."""
-    of_half = logits.dtype in HALVES
+    of_half = logits.dtype in dtypes.HALVES
     if of_half and of_weight.dtype in (dtypes.float32, logits.dtype):
         if part.dtype is not logits.dtype:
             e.free(e.empty(part.shape, logits.dtype, kernel="aten._to_copy.default"))

@@ -12,7 +12,7 @@ from math import prod
 
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
-from staticmem.ir.dtypes import DType, bfloat16, float16
+from staticmem.ir.dtypes import HALVES, DType
 from staticmem.ir.graph import Note, Region
 from staticmem.liveness import liveness
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
@@ -202,7 +202,7 @@ def _largest_stage(result: StepResult, paths: tuple[str, ...], strategy: Strateg
 
 def _compute(result: StepResult) -> DType | None:
     """The 16-bit type that most parameters are in."""
-    sizes = dict.fromkeys((float16, bfloat16), 0)
+    sizes = dict.fromkeys(HALVES, 0)
     for buffer in result.trace.buffers:
         if buffer.category == "parameter" and buffer.dtype in sizes:
             sizes[buffer.dtype] += prod(buffer.shape)

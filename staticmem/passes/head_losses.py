@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Recorded, Ref, Value
+from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref, Value
 from staticmem.ops.head_losses import CHUNKS
+from staticmem.passes.inserted import with_ops
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
@@ -135,28 +136,13 @@ def _with(
     graph: Graph, head: Head, instead: Sequence[Op], last: Sequence[Op], labels: Value, outputs: tuple[str, ...]
 ) -> Graph:
     """The graph with other ops in place of the head, and the loss as its last op."""
-    before, after = graph.ops[: head.at], graph.ops[head.at + 1 :]
-    ops = (*before, *instead, *after, *last)
-    names = {name for op in ops for name in op.outputs}
+    stretches: list[list[Op]] = [[op] for op in graph.ops]
+    stretches[head.at] = list(instead)
+    changed = with_ops(graph, stretches, {}, last)
+    names = {name for op in changed.ops for name in op.outputs}
     values = {name: value for name, value in graph.values.items() if name in names or name not in head.op.outputs}
-    recorded = graph.recorded
-    if recorded is not None:
-        recorded = _moved(recorded, head, len(instead), ops, outputs)
-    inputs = (*graph.inputs, labels)
-    return replace(graph, ops=ops, inputs=inputs, outputs=outputs, values=values, recorded=recorded)
-
-
-def _moved(recorded: Recorded, head: Head, instead: int, ops: Sequence[Op], outputs: Sequence[str]) -> Recorded:
-    """What a recording says of ops by their indices, where those from the head on have moved. What the head read is
-    held until the last op that reads it now."""
-    shift = instead - 1
-    last = {name: index + shift * (index > head.at) for name, index in recorded.last_held.items()}
-    reads = {name: index for index, op in enumerate(ops) for name in op.refs()}
-    of_new = [name for op in ops[head.at : head.at + instead] for name in op.outputs]
-    last |= {name: reads[name] for name in (*head.op.refs(), *of_new) if name in last or name in of_new}
-    last = {name: index for name, index in last.items() if name not in outputs}
-    regions = tuple(
-        replace(r, start=r.start + shift * (r.start > head.at), end=r.end + shift * (r.end > head.at))
-        for r in recorded.regions
-    )
-    return replace(recorded, last_held=last, regions=regions)
+    recorded = changed.recorded
+    if recorded is not None:  # an output is held by the caller
+        held = {name: index for name, index in recorded.last_held.items() if name not in outputs}
+        recorded = replace(recorded, last_held=held)
+    return replace(changed, inputs=(*graph.inputs, labels), outputs=outputs, values=values, recorded=recorded)

@@ -12,15 +12,19 @@ from dataclasses import replace
 from staticmem.ir.graph import Graph, Op, Recorded, Value
 
 
-def with_ops(graph: Graph, stretches: Sequence[Sequence[Op]], variables: Mapping[str, str]) -> Graph:
+def with_ops(
+    graph: Graph, stretches: Sequence[Sequence[Op]], variables: Mapping[str, str], behind: Sequence[Op] = ()
+) -> Graph:
     """The graph in which op `i` is replaced by the ops `stretches[i]`, the last of which makes what it made.
 
-    `variables` has values that outlive their last use, each with the name of the op during which it is held last.
+    Args:
+        behind: ops behind all of them.
+        variables: values that outlive their last use, each with the name of the op during which it is held last.
     """
     starts = [0]
     for stretch in stretches:
         starts.append(starts[-1] + len(stretch))
-    ops = tuple(op for stretch in stretches for op in stretch)
+    ops = (*(op for stretch in stretches for op in stretch), *behind)
     recorded = graph.recorded
     if recorded is not None:
         recorded = _moved(recorded, graph.ops, starts, ops, variables)

@@ -285,7 +285,7 @@ class Lowering:
         """What `make_pointwise` computes besides: in this graph too a saved value has the digits that its type has in
         memory (config.emulate_precision_casts_on_saved_tensors)."""
         node = self.current
-        narrow = dtype in (dtypes.bfloat16, dtypes.float16)
+        narrow = dtype in dtypes.HALVES
         return {("rounded", node): 2} if narrow and node in self.saved and self.users[node] else {}
 
     def overwrite(self, target: Buffer) -> None:
