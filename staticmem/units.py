@@ -84,6 +84,10 @@ class Band(NamedTuple):
         """The band with another expected value, which it is widened to."""
         return Band(min(self.low, expected), expected, max(self.high, expected))
 
+    def reaching(self, nbytes: int) -> Band:
+        """The band widened to a value; what is expected stays."""
+        return Band(min(self.low, nbytes), self.expected, max(self.high, nbytes))
+
     def at_most(self, most: int) -> Band:
         """No end above `most`, nor the expected value."""
         return Band(min(self.low, most), min(self.expected, most), min(self.high, most))

@@ -40,6 +40,7 @@ STAND_INS = {
 # Of NVIDIA's: those without kernels of Triton, which needs compute capability 7.0, so that Inductor has none for them
 # (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`; `GPUTooOldForTriton`)
 WITHOUT_TRITON = ("sm_60", "sm_61")
+BEFORE_AMPERE = ("sm_70", "sm_75")  # of those with tables
 OTHER_THREADS = 132 * 2048  # of a card of another vendor: an H100's, so that its context is that of one; assumed
 
 VENDORS = ("NVIDIA", "AMD", "Intel")
@@ -87,6 +88,16 @@ class Gpu:
         if self.vendor != "NVIDIA":
             return OTHER_THREADS
         return self.processors * THREADS[self.chip or self.architecture]
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """Architectures whose workspaces the chip may have as well as those of the one that stands in for it: all that
+        are known on the same side of Ampere, since which cuDNN has TF32 and bfloat16. Empty for a known chip."""
+        if self.chip in ("", self.architecture):
+            return ()
+        known = [name for name in THREADS if name not in STAND_INS and name != self.architecture]
+        old = self.architecture in BEFORE_AMPERE
+        return tuple([name for name in known if (name in BEFORE_AMPERE) == old])
 
     @property
     def runs_compiled_code(self) -> bool:

@@ -20,7 +20,7 @@ from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, Settings
-from staticmem.devices.gpus import Gpu
+from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
 from staticmem.engine.step import StepResult
@@ -98,6 +98,15 @@ def process_on(result: StepResult, device: Device) -> Process:
     return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup))
 
 
+def alternatives(device: Device) -> Iterator[Device]:
+    """The card as it would be with the workspaces of other architectures, where another chip stands in for its own: no
+    table says whose its libraries take, so bands reach to what is expected with any of them."""
+    setup = device.setup
+    for name in device.gpu.alternatives:
+        sized = replace(setup.multiprocessors, threads=THREADS[name])
+        yield replace(device, setup=replace(setup, architecture=name, multiprocessors=sized))
+
+
 def usable_on(device: Device) -> int:
     """Bytes that the process may take of the card: all that CUDA gives, or the allocator's fraction and the context."""
     gpu, overhead = device.gpu, device.setup.profile.overhead(device.gpu)
@@ -126,6 +135,9 @@ def on_device(result: StepResult, device: Device) -> DeviceMeters:
     total = device.gpu.usable if device.bounded else None
     count = JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
     allocated, reserved = bands(process, free, free_on.settings, total, count=count)
+    for other in alternatives(device):
+        like, _ = _unlimited(process_on(result, other), other)
+        allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
     nominal = free
     if device.bounded and free.peak_reserved + context.expected > usable:

@@ -17,7 +17,7 @@ from staticmem.allocators.process import Process
 from staticmem.devices import gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, DeviceMeters, on_device, process_on, usable_on
+from staticmem.devices.meters import Device, DeviceMeters, alternatives, on_device, process_on, usable_on
 from staticmem.devices.profile import NCCL
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
@@ -46,9 +46,16 @@ def on(device: Device, card: Gpu) -> Device:
     )
 
 
-def largest_of(architecture: str, cards: Iterable[Gpu]) -> Gpu | None:
-    """The card with the most memory of an architecture."""
-    rivals = [card for card in cards if card.architecture == architecture]
+Kind = tuple[str, tuple[str, ...]]  # cards of which one replay stands for all
+
+
+def _kind(card: Gpu) -> Kind:
+    return card.architecture, card.alternatives
+
+
+def largest_of(architecture: str, cards: Iterable[Gpu], alternatives: tuple[str, ...] = ()) -> Gpu | None:
+    """The card with the most memory of an architecture, or of those that it stands in for (`Gpu.alternatives`)."""
+    rivals = [card for card in cards if card.architecture == architecture and card.alternatives == alternatives]
     return max(rivals, key=lambda card: (card.usable, card.slug), default=None)
 
 
@@ -66,9 +73,9 @@ class Verdicts:
     spread: Callable[[], tuple[int, int]]
     cards: Iterable[Gpu]
     stand_in: Gpu | None = None
-    shared: dict[str, DeviceMeters] = field(default_factory=dict)  # without a limit, by architecture
+    shared: dict[Kind, DeviceMeters] = field(default_factory=dict)  # without a limit, by `_kind`
     _own: dict[str, Verdict] = field(default_factory=dict)
-    _sums: dict[Multiprocessors, dict[int, int]] = field(default_factory=dict)
+    _sums: dict[tuple[Multiprocessors, tuple[str, ...]], dict[int, int]] = field(default_factory=dict)
 
     def of(self, card: Gpu, own: bool = False) -> Verdict:
         """The verdict with its band; `own`: from a replay for this card alone, to the byte that of `on_device`."""
@@ -88,7 +95,7 @@ class Verdicts:
 
     def representative(self, card: Gpu) -> Gpu:
         """The card whose replay stands for this one's."""
-        return self.stand_in or largest_of(card.architecture, self.cards) or card
+        return self.stand_in or largest_of(card.architecture, self.cards, card.alternatives) or card
 
     def _without_spread(self, card: Gpu, more: int, own: bool = False) -> Verdict:
         """The verdict before the spread; `more` is what the spread will add to the band's upper end."""
@@ -96,7 +103,7 @@ class Verdicts:
             return self._own[card.slug]
         device, needed = on(self.device, card), self._shared(card)
         overhead, usable = device.setup.profile.overhead(card), usable_on(device)
-        free, doubt = self.shared[self.representative(card).architecture], self.doubt(card)
+        free, doubt = self.shared[_kind(self.representative(card))], self.doubt(card)
         # convolutions have plans with less workspace, or none
         alive = free.allocated.expected - free.parts.get("workspace", 0) + overhead.expected
         if alive - doubt > usable and not own:  # does not fit, whatever the cache gives back
@@ -112,9 +119,9 @@ class Verdicts:
     def _shared(self, card: Gpu) -> Band:
         """The need on a card, with what the allocator takes on the one that stands for it."""
         roomy = self.representative(card)
-        if roomy.architecture not in self.shared:
-            self.shared[roomy.architecture] = on_device(self.result, replace(on(self.device, roomy), bounded=False))
-        return self.shared[roomy.architecture].reserved.plus_unrelated(self.device.setup.profile.overhead(card))
+        if _kind(roomy) not in self.shared:
+            self.shared[_kind(roomy)] = on_device(self.result, replace(on(self.device, roomy), bounded=False))
+        return self.shared[_kind(roomy)].reserved.plus_unrelated(self.device.setup.profile.overhead(card))
 
     def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
         """Whether the allocator's settings look at the size of the card: a limit from which it collects, and the
@@ -137,9 +144,16 @@ class Verdicts:
 
     def _partial_sums(self, card: Gpu) -> dict[int, int]:
         setup = on(self.device, card).setup
-        if setup.multiprocessors not in self._sums:
-            self._sums[setup.multiprocessors] = KernelWorkspaces(self.result.trace, setup).partial_sums()
-        return self._sums[setup.multiprocessors]
+        key = setup.multiprocessors, card.alternatives
+        if key not in self._sums:
+            setups = [setup, *(other.setup for other in alternatives(on(self.device, card)))]
+            ids = len(self.result.trace.kernels)
+            self._sums[key] = {
+                kernel + number * ids: size
+                for number, one in enumerate(setups)
+                for kernel, size in KernelWorkspaces(self.result.trace, one).partial_sums().items()
+            }
+        return self._sums[key]
 
 
 class Bench:
@@ -155,7 +169,7 @@ class Bench:
         self._studies: dict[Key, Study] = {key_of(study.request): study}
         self._steps: dict[Key, StepResult | StaticmemError] = {}
         self._live: dict[Key, int] = {}
-        self._nominal: dict[tuple[Key, str], tuple[int, int]] = {}
+        self._nominal: dict[tuple[Key, Kind], tuple[int, int]] = {}
         self._verdicts: dict[Key, Verdicts] = {}
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -212,7 +226,7 @@ class Bench:
     def _reserved(self, request: Request, card: Gpu) -> tuple[int, int]:
         """Reserved memory by one replay, and with every workspace at its most, which no band is below."""
         stands = self._of(request).representative(card)
-        key = (key_of(request), stands.architecture)
+        key = (key_of(request), _kind(stands))
         if key not in self._nominal:
             result = self.step(request)
             with without_cycle_search():
@@ -300,7 +314,7 @@ class Bench:
         device = self.study.device
         stands = verdicts.representative(device.gpu)
         if on(device, stands).setup == device.setup and self.study.replays:
-            verdicts.shared[stands.architecture] = self.study.meters
+            verdicts.shared[_kind(stands)] = self.study.meters
 
     def _device(self, request: Request) -> Device:
         """The software, with a communicator where devices talk."""

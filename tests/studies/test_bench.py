@@ -68,13 +68,13 @@ def test_the_largest_batches_are_those_that_analyze_says_fit() -> None:
 
 def _by_the_largest(found: Verdicts, card: Gpu) -> Fit:
     """The verdict from the replay that the largest card of the architecture stands for."""
-    stands = largest_of(card.architecture, gpus.cards().values())
+    stands = largest_of(card.architecture, gpus.cards().values(), card.alternatives)
     assert stands is not None
     reserved = on_device(found.result, on(found.device, stands)).reserved
     return verdict(reserved.plus(found.device.setup.profile.overhead(card)), card.usable).fit
 
 
-@pytest.mark.parametrize("name", ["rtx-4060", "p40"])
+@pytest.mark.parametrize("name", ["rtx-4060", "rtx-3060"])
 def test_a_card_near_its_limit_is_replayed_with_its_own_multiprocessors(name: str) -> None:
     """Partial sums depend on them. The card has just so much memory that the largest of its architecture would have
     another verdict."""
@@ -88,6 +88,24 @@ def test_a_card_near_its_limit_is_replayed_with_its_own_multiprocessors(name: st
     card = replace(gpus.find(name), usable=int((own + theirs) / 2 / TIGHT))
     assert found.of(card).fit is on_device(study.result, on(device, card)).verdict.fit
     assert found.of(card).fit is not _by_the_largest(found, card)
+
+
+@pytest.mark.parametrize("name", ["mi300x", "b300", "arc-b580", "gtx-1080-ti"])
+def test_where_another_chip_stands_in_the_band_reaches_over_all_that_it_may_be_like(name: str) -> None:
+    """Expected is the one that stands in, and the others are within the band."""
+    study = _study(ROOT / "tests" / "data" / "graphs" / "alexnet.pt2", batch=64, optimizer="sgd")
+    device, card = device_of(study.request), gpus.find(name)
+    mine = on_device(study.result, on(device, card))
+    assert card.alternatives
+    assert card.architecture not in card.alternatives
+    alone = on_device(study.result, on(device, replace(card, chip=card.architecture)))
+    assert mine.reserved.expected == alone.reserved.expected
+    assert mine.reserved.high - mine.reserved.low > alone.reserved.high - alone.reserved.low
+    for architecture in card.alternatives:
+        like = on_device(study.result, on(device, replace(card, architecture=architecture, chip=architecture)))
+        assert mine.reserved.low <= like.reserved.expected <= mine.reserved.high
+    verdicts = Verdicts(study.result, device, lambda: (0, 0), tuple(gpus.cards().values()))
+    assert verdicts.of(card).fit is mine.verdict.fit
 
 
 def test_the_spread_is_not_asked_for_where_it_decides_nothing() -> None:
