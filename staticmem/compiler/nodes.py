@@ -38,9 +38,10 @@ class Node:
         name: of a placeholder, the value of the graph, or the output that a tangent belongs to; else "".
         must_recompute: it is in a region of `torch.utils.checkpoint`, by the number of the region; 0: it is not;
             `SAVED`: a selective one saves it.
+        recomputed: a node of a backward that computes a value of the forward again.
     """
 
-    __slots__ = ("args", "form", "inputs", "kwargs", "must_recompute", "name", "op", "target")
+    __slots__ = ("args", "form", "inputs", "kwargs", "must_recompute", "name", "op", "recomputed", "target")
 
     def __init__(
         self,
@@ -51,9 +52,10 @@ class Node:
         op: int = -1,
         name: str = "",
         must_recompute: int = 0,
+        recomputed: bool = False,
     ) -> None:
         self.target, self.args, self.form, self.kwargs = target, args, form, kwargs
-        self.op, self.name, self.must_recompute = op, name, must_recompute
+        self.op, self.name, self.must_recompute, self.recomputed = op, name, must_recompute, recomputed
         found: dict[Node, None] = {}
         collect_nodes(args, found)
         if kwargs:

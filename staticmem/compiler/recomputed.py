@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from staticmem.compiler.nodes import Node, Partition
 from staticmem.compiler.partition.op_types import ALIASES
-from staticmem.compiler.plan import Plan
 from staticmem.eager.strides import Form
 
 
@@ -15,15 +12,6 @@ def recomputed_bytes(parts: Partition) -> int:
     again = set(parts.recomputed)
     read = {_base(i) for node in parts.backward.nodes if node not in again for i in node.inputs if i in again}
     return sum(node.form.nbytes for node in read & again if isinstance(node.form, Form))
-
-
-def with_recomputed(plan: Plan, parts: Partition) -> Plan:
-    """The plan of the backward, with its buffers of such values marked."""
-    again = set(parts.recomputed)
-    own = {(node.op, node.target) for node in again}
-    own -= {(node.op, node.target) for node in parts.backward.nodes if node not in again}
-    buffers = [replace(b, recomputed=True) if (b.op, b.what) in own else b for b in plan.buffers]
-    return replace(plan, buffers=tuple(buffers))
 
 
 def _base(node: Node) -> Node:

@@ -15,8 +15,7 @@ from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, P
 from staticmem.compiler.partition import partition
 from staticmem.compiler.partition.budget import flops
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
-from staticmem.compiler.recomputed import recomputed_bytes, with_recomputed
-from staticmem.compiler.workspaces import with_convolutions
+from staticmem.compiler.recomputed import recomputed_bytes
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
 from staticmem.scenario.step import Scenario
@@ -91,12 +90,11 @@ class Graphs:
         """The plans of the forward and of the backward; inference has no backward. `kernels`: see `inductor.plan`."""
         joint = self.joint
         if not joint.tangents:
-            return with_convolutions(plan(joint, self.forward, kernels=kernels), joint), None
+            return plan(joint, self.forward, kernels=kernels), None
         parts = self.parts
-        forward = with_convolutions(plan(parts.forward, self.forward, kernels=kernels), parts.forward)
+        forward = plan(parts.forward, self.forward, kernels=kernels)
         backward = self._backward(forward)
-        made = plan(parts.backward, backward.schedule, backward.freeable, kernels)
-        return forward, with_convolutions(with_recomputed(made, parts), parts.backward)
+        return forward, plan(parts.backward, backward.schedule, backward.freeable, kernels)
 
     def _backward(self, forward: Plan) -> Backward:
         """The backward, which is compiled for the strides that the forward's outputs have.

@@ -23,6 +23,7 @@ from staticmem.compiler.inductor.indexing import (
     then,
     without_ones,
 )
+from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of, storage_bytes
 from staticmem.ir.dtypes import DType
 
@@ -75,11 +76,12 @@ class Buffer:
         operation: that writes it; None for an input.
         what: what it is, for reports.
         op: index in `Graph.ops`, or -1.
+        recomputed: a backward computes it again.
     """
 
     __slots__ = (
-        "dtype", "flexible", "fresh", "into", "into_views", "mutates", "number", "op", "operation", "shape", "strides",
-        "what", "without_tensor",
+        "dtype", "flexible", "fresh", "into", "into_views", "mutates", "number", "op", "operation", "recomputed",
+        "shape", "strides", "what", "without_tensor",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +102,7 @@ class Buffer:
         self.into: Buffer | None = None
         self.into_views: Views = NO_VIEWS
         self.mutates: Buffer | None = None
+        self.recomputed = False
         self.without_tensor = False  # the tuple of a kernel with several results
         self.operation: Operation | None = None
 
@@ -301,13 +304,15 @@ class Operation:
         loops: what it computes; None for an extern kernel.
         reads: buffers that it reads.
         kernel: as ATen names it, for extern kernels.
+        call: the node that an extern kernel runs; None for a part of its results.
         nop: it writes nothing itself (`ConcatKernel`).
         inlined: a constant that its readers compute themselves.
         side_effects: it is never dead.
     """
 
     __slots__ = (
-        "inlined", "kernel", "loops", "nop", "number", "op", "output", "part_of", "reads", "side_effects", "what",
+        "call", "inlined", "kernel", "loops", "nop", "number", "op", "output", "part_of", "reads", "side_effects",
+        "what",
     )  # fmt: skip
 
     def __init__(
@@ -329,6 +334,7 @@ class Operation:
         self.inlined = loops is not None and not loops.reads and not loops.reduction
         self.side_effects = False
         self.part_of: Operation | None = None
+        self.call: Node | None = None
         output.operation = self
 
     def __repr__(self) -> str:

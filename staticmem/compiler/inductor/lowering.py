@@ -152,6 +152,7 @@ class Lowering:
         node = self.current
         what = node.name if node.target == PLACEHOLDER else node.target  # a copy of an input
         buffer = Buffer(len(self.buffers), shape, dtype, strides, fresh=fresh, what=what, op=node.op)
+        buffer.recomputed = node.recomputed
         self.buffers.append(buffer)
         return buffer
 
@@ -175,7 +176,7 @@ class Lowering:
     ) -> Operation:
         node = self.current
         operation = Operation(len(self.operations), buffer, reads, kernel=kernel, what=node.target, op=node.op)
-        operation.part_of = part_of
+        operation.part_of, operation.call = part_of, node if part_of is None else None
         return self.add(operation)
 
     def realize(self, value: Value) -> Buffer:

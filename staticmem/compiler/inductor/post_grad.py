@@ -75,7 +75,7 @@ def rewrite(graph: NodeGraph, *, inference: bool = False) -> NodeGraph:
     nodes: list[Node] = []
 
     def put(target: str, args: tuple[Argument, ...], form: Form | tuple[Form | None, ...], like: Node) -> Node:
-        node = Node(target, args, form, op=like.op, must_recompute=like.must_recompute)
+        node = Node(target, args, form, op=like.op, must_recompute=like.must_recompute, recomputed=like.recomputed)
         nodes.append(node)
         return node
 
@@ -104,7 +104,9 @@ def rewrite(graph: NodeGraph, *, inference: bool = False) -> NodeGraph:
             new[node] = put("aten::add.Tensor", (now(node.args[0]), product), node.tensor, node)
         elif any(read in new for read in node.inputs):
             kwargs = {key: now(value) for key, value in node.kwargs.items()}
-            new[node] = Node(node.target, now(node.args), node.form, kwargs, node.op, node.name, node.must_recompute)
+            new[node] = Node(
+                node.target, now(node.args), node.form, kwargs, node.op, node.name, node.must_recompute, node.recomputed
+            )
             nodes.append(new[node])
         else:
             nodes.append(node)

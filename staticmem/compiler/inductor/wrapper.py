@@ -7,11 +7,13 @@ Source: `torch/_inductor/codegen/wrapper.py` (`AllocateLine.plan`, `FreeIfNotReu
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
 from staticmem.compiler.inductor.fusion import by_stride
 from staticmem.compiler.inductor.order import Sizes
 from staticmem.compiler.inductor.schedule import Access, Schedule, SNode
+from staticmem.compiler.inductor.workspaces import kernel_reads
 from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
 from staticmem.eager.strides import form_of, numel
 from staticmem.ir.dtypes import DType
@@ -385,7 +387,7 @@ class Planner:
 
     def allocate(self, buffer: Buffer) -> None:
         self.storage[buffer.number] = number = len(self.low.inputs) + len(self.buffers)
-        self.buffers.append(PlannedBuffer(buffer.form, buffer.op, buffer.what))
+        self.buffers.append(PlannedBuffer(buffer.form, buffer.op, buffer.what, buffer.recomputed))
         self.allocates.append(number)
 
     def call(self, node: SNode) -> None:
@@ -404,7 +406,9 @@ class Planner:
     def flush(self) -> None:
         node = self.node
         if node is not None:
-            self.steps.append(Step(kernel_of(node), node.ops[0].op, tuple(self.allocates), tuple(self.frees)))
+            made = [self.buffers[number - len(self.low.inputs)].form for number in self.allocates]
+            reads = kernel_reads(node.ops[0].call, made)
+            self.steps.append(Step(kernel_of(node), node.ops[0].op, tuple(self.allocates), tuple(self.frees), reads))
             self.allocates.clear()
             self.frees.clear()
             self.node = None
@@ -422,7 +426,7 @@ class Planner:
         rest = [number for number in dict.fromkeys(self.storage.values()) if number not in kept and number not in gone]
         if self.steps and rest:
             last = self.steps[-1]
-            self.steps[-1] = Step(last.kernel, last.op, last.allocates, (*last.frees, *rest))
+            self.steps[-1] = replace(last, frees=(*last.frees, *rest))
 
 
 def kernel_of(node: SNode) -> str:

@@ -48,7 +48,8 @@ def partition_of(joint: JointGraph, parts: Halves) -> Partition:
     recomputed = []
     for node in parts.backward:
         replaced[node] = new = copied(node, replaced)
-        if node in computed_before:
+        new.recomputed = node in computed_before
+        if new.recomputed:
             recomputed.append(new)
     gradients = joint.outputs[joint.forward_outputs :]
     backward = NodeGraph(

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
-from staticmem.compiler.nodes import Node, NodeGraph
-from staticmem.compiler.plan import Plan, Step
+from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Form, channels_last_strides, form_of, is_channels_last_contiguous
 from staticmem.eager.trace import Convolution
 
 _FORWARD, _BACKWARD = "aten::convolution", "aten::convolution_backward"
-_KERNELS = {f"{target.replace('::', '.')}.default": target for target in (_FORWARD, _BACKWARD)}
 
 
-def with_convolutions(plan: Plan, graph: NodeGraph) -> Plan:
-    """The plan of a graph, in which steps say which convolutions they run.
+def kernel_reads(call: Node | None, made: Sequence[Form]) -> tuple[Convolution, ...]:
+    """The convolution that an extern kernel runs, where it runs one and allocates what is `made`.
 
     Inductor brings the operands of a convolution into the layout of its results (`require_channels_last` of
     torch/_inductor/kernel/conv.py).
     """
-    if not any(step.kernel in _KERNELS for step in plan.steps):
-        return plan
-    nodes = {(node.op, node.target): node for node in graph.nodes if node.target in (_FORWARD, _BACKWARD)}
-
-    def read(step: Step) -> Step:
-        node = nodes.get((step.op, _KERNELS.get(step.kernel, "")))
-        if node is None or not step.allocates:
-            return step
-        made = [plan.buffers[number - plan.inputs].form for number in step.allocates]
-        return replace(step, reads=(_convolution(node, made),))
-
-    return replace(plan, steps=tuple([read(step) for step in plan.steps]))
+    return (_convolution(call, made),) if made and call is not None and call.target in (_FORWARD, _BACKWARD) else ()
 
 
-def _convolution(node: Node, made: list[Form]) -> Convolution:
+def _convolution(node: Node, made: Sequence[Form]) -> Convolution:
     last = any(len(f.shape) == 4 and is_channels_last_contiguous(f.shape, f.strides) for f in made)
     if node.target == _FORWARD:
         (x, weight), result, gradients = [arg.tensor for arg in node.args[:2]], node.tensor, None
