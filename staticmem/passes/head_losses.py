@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from staticmem.eager.strides import numel
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref, Value
 from staticmem.ops.head_losses import CHUNKS
 from staticmem.passes.inserted import with_ops
+from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
@@ -45,7 +47,7 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     labels = Value(LABELS, dtypes.int64, head.shape[:-1])
     others = graph.outputs[1:]
     if loss == "causal-lm":
-        op = _op(loss, (Ref(graph.outputs[0]), Ref(LABELS)), head.op.modules[:-1])
+        op = _op(loss, (Ref(graph.outputs[0]), Ref(LABELS)), _around(head.op))
         return _with(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), ()
     if loss == "chunked-cross-entropy":
         made, chunks = _chunks(head)
@@ -57,8 +59,25 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         assert isinstance(hidden, Ref)
         op = _op(loss, arguments, _OWN)
         return _with(graph, head, [], [op], labels, (LOSS, hidden.name, *others)), ()
-    op = _op(loss, arguments, head.op.modules[:-1])
-    return _with(graph, head, [], [op], labels, (LOSS, *others)), ()
+    op = _op(loss, arguments, _around(head.op))
+    return _with(graph, head, [], [op], labels, (LOSS, *others)), [_of_older_releases(graph, weight)]
+
+
+def _around(op: Op) -> tuple[Frame, ...]:
+    """The module calls around the one of a linear layer."""
+    return op.modules[:-1] if op.base == "aten::linear" else op.modules
+
+
+def _of_older_releases(graph: Graph, weight: Arg) -> Note:
+    """Releases from 0.6.2 on added the product of a chunk, in the dtype of the products, as a float32 tensor; addmm in
+    place is of 0.8.1 for a float32 weight under autocast, and of 0.8.3 for one in half precision."""
+    shape = next(p.value.shape for p in graph.parameters if isinstance(weight, Ref) and p.value.name == weight.name)
+    more = format_bytes((2 + 4) * numel(shape or ()))
+    text = (
+        f"the fused loss is that of Liger-Kernel 0.8.3 to 0.8.5; from 0.6.2 on products in half precision took {more} "
+        "more (the size of the last weight in both types), to 0.8.0 under autocast, to 0.8.2 in a model of that type"
+    )
+    return Note("assumption", "SM128", text)
 
 
 _OWN = (Frame("loss", ""),)  # the call of a loss of its own, after the model has returned
@@ -87,7 +106,7 @@ def _head(graph: Graph, loss: str) -> Head:
     if loss == "causal-lm":
         if len(shape) != 3:
             raise _refused(loss, f"Its first output has shape {list(shape)}; logits are (batch, tokens, classes).")
-        return Head(op, len(graph.ops) - 1, shape)
+        return Head(op, made[name], shape)
     weight = _linear(op)[1] if op.base == "aten::linear" else None
     if op.base != "aten::linear" or not isinstance(weight, Ref):
         raise _refused(loss, f"Its first output is made by {op.target}, not by a linear layer.")

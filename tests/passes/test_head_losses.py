@@ -167,6 +167,19 @@ def test_a_recorded_loss_stays() -> None:
     assert [note.code for note in result.notes if note.code == "SM329"] == ["SM329"]
 
 
+def test_ops_behind_the_head_stay() -> None:
+    after = Op("r", "aten::relu", (Ref("h"),), {}, ("r",), MODEL)
+    graph = for_step(language_model((after,), ("y", "r")), Scenario(mode="train", loss="causal-lm"))
+    assert [op.name for op in graph.ops] == ["body", "head", "r", "loss"]
+    assert graph.ops[-1].modules == MODEL
+
+
+def test_other_releases_are_said() -> None:
+    """256 x 16 elements: a product in half precision (2 bytes) and its copy in float32 (4)."""
+    (note,) = [n for n in step("fused-linear-cross-entropy").graph.notes if n.code == "SM128"]
+    assert "took 24.00 KiB more" in " ".join(note.text.split())
+
+
 @pytest.mark.parametrize("loss", HEAD_LOSSES)
 def test_inference_has_no_loss(loss: str) -> None:
     scenario = Scenario(loss=loss, compile=("all",))
