@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from staticmem.ir.record import guarded
+from staticmem.report.shown import Shown
 
 SCHEMA = "staticmem.report/1"
 
@@ -307,11 +308,13 @@ class Textbook:
 
 
 @guarded(frozen=True, slots=True)
-class Report:
+class Report(Shown):
     """One step of one model. `alive` has every tensor alive at the peak, largest first; `top_tensors` is its head.
 
     `meter` is what the bytes mean: "live" is the sum of live tensors, each rounded up to 512 bytes (docs/meters.md).
     """
+
+    kind: ClassVar[str] = "report"
 
     schema: str
     model: ModelInfo
@@ -334,10 +337,12 @@ class Report:
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from staticmem.report.formats import fragment  # late: what a report is does not depend on how it is shown
+        """A table, where other results have their text."""
+        return self._formats().notebook(self)
 
-        return fragment(self)
+    def to_html(self) -> str:
+        """The report as a page that works offline, without the sliders of `analyze -o report.html`."""
+        return str(self._rendered("html"))
 
     def to_pandas(self) -> Any:
         """The tensors alive at the peak as a pandas DataFrame, largest first: one row each, bytes rounded up to 512.

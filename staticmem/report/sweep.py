@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from staticmem.report.model import LargestBatch
+from staticmem.report.shown import Shown
 
 SCHEMA = "staticmem.sweep/1"
 LEVERS_SCHEMA = "staticmem.levers/1"
@@ -75,8 +77,10 @@ class SweepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Shown):
     """All configurations in order. `axes` are the names that vary; `meters` what was evaluated; `gpus` the cards."""
+
+    kind: ClassVar[str] = "sweep"
 
     schema: str
     models: tuple[str, ...]
@@ -109,11 +113,13 @@ class LeverRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Levers:
+class Levers(Shown):
     """The levers of a step, those that save most first. `base` is the step as it was asked for.
 
     `gpu` and `usable_bytes` are the card's, `budget_bytes` what the step may need; None: not given.
     """
+
+    kind: ClassVar[str] = "levers"
 
     schema: str
     model: str

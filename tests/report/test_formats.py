@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import staticmem
 from staticmem.cli.main import main
 from staticmem.report import formats
 from staticmem.report.formats import Formats
@@ -68,3 +69,30 @@ def test_bytes_are_in_the_units_that_are_asked_for() -> None:
         "1.07 GB",
         "1,073,741,824 B",
     ]
+
+
+def test_results_print_and_save_themselves(tmp_path: Path) -> None:
+    """`print` has the text of the terminal, and a file has the format of its suffix."""
+    model = SEED.replace("seed", "resnet18")
+    report = staticmem.analyze(model, batch=2, optimizer="adam", gpu="l4")
+    swept = staticmem.sweep(model, {"batch": [2, 4]}, optimizer="adam")
+    levers = staticmem.levers(model, batch=2, optimizer="adam")
+    for result, suffixes in ((report, "txt json md html"), (swept, "txt json md csv"), (levers, "txt json md")):
+        for suffix in suffixes.split():
+            path = tmp_path / f"{type(result).__name__}.{suffix}"
+            result.save(path)
+            assert path.read_text(encoding="utf-8")
+            with pytest.raises(staticmem.StaticmemError, match="exists"):
+                result.save(path)
+            result.save(str(path), overwrite=True)
+        name = type(result).__name__
+        assert (tmp_path / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n") == str(result)
+        assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") == result.to_markdown()
+        assert (tmp_path / f"{name}.json").read_text(encoding="utf-8") == result.to_json()
+        assert "<" in result._repr_html_()
+    assert (tmp_path / "Report.html").read_text(encoding="utf-8") == report.to_html()
+    assert str(report).startswith("Fits an L4 ")
+    for path, code in ((tmp_path / "x.docx", "SM141"), (tmp_path / "none" / "x.md", "SM142")):
+        with pytest.raises(staticmem.StaticmemError) as error:
+            report.save(path)
+        assert error.value.code == code

@@ -84,6 +84,11 @@ class Formats:
             return self.default
         return next(f for f in self.all if f.name == name)
 
+    def notebook(self, result: object) -> str:
+        """The result as HTML for a notebook, of a kind that has such a form."""
+        text: str = import_module(f"{__name__}.{self.kind}_html").fragment(result)
+        return text
+
     @property
     def suffixes(self) -> dict[str, Format]:
         """The formats by suffix, without its first dot."""
@@ -93,9 +98,3 @@ class Formats:
         """The format that a file's suffix names; of several that fit, the one with the longest."""
         fitting = [suffix for suffix in self.suffixes if path.lower().endswith(f".{suffix}")]
         return self.suffixes[max(fitting, key=len)] if fitting else None
-
-
-def fragment(report: object) -> str:
-    """The report as HTML for a notebook."""
-    text: str = import_module(f"{__name__}.report_html").fragment(report)
-    return text

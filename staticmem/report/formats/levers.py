@@ -1,8 +1,9 @@
-"""Levers as a table for people: what to do, what it saves, what it costs."""
+"""Levers as a table for people, in a terminal and in Markdown: what to do, what it saves, what it costs."""
 
 from __future__ import annotations
 
 from staticmem.report.formats import Format
+from staticmem.report.markdown import code, escape, table
 from staticmem.report.sweep import NUMERICS, TRAINING, LeverRow, Levers, cheapest, need
 from staticmem.report.text import PLAIN, Text, View, columns
 
@@ -13,8 +14,28 @@ def render(levers: Levers, view: View = PLAIN) -> str:
     """The answer, the table, and what to add to the command line for each."""
     if view.quiet:
         return view.line(verdict(levers, view))
-    text, fit = Text(view), levers.gpu is not None
+    text, changes = Text(view), 3 + (levers.gpu is not None)
     text.answer(verdict(levers, view))
+    head, *lines = columns(_cells(levers, view), view.style, right=range(3), optional=(changes,))
+    text.lines += ["", view.style.paint(head, "bold"), *lines]
+    text.heading("Flags", "")
+    for row in levers.rows:
+        if row.flags:
+            text.add(f"  {row.does}: {row.flags}")
+    return text.end()
+
+
+def render_markdown(levers: Levers, view: View = PLAIN) -> str:
+    """The answer, and the table with the flags of each lever."""
+    heads, base, *rows = [[escape(cell) for cell in row] for row in _cells(levers, view)]
+    flags = [code(row.flags) for row in levers.rows]
+    listed = table([*heads, "flags"], [[*base, ""], *[[*row, flag] for row, flag in zip(rows, flags, strict=True)]])
+    return f"**{escape(verdict(levers, view))}**\n\n{listed}\n"
+
+
+def _cells(levers: Levers, view: View) -> list[list[str]]:
+    """The heads, the step as it was asked for, and a row for each lever."""
+    fit = levers.gpu is not None
     heads = ["saves", "compute", "peak", *["fit"] * fit, "changes", "do"]
     base = ["", "", _peak(levers.base, view), *[levers.base.fit or ""] * fit, "", "(as asked)"]
     rows = []
@@ -22,13 +43,7 @@ def render(levers: Levers, view: View = PLAIN) -> str:
         changes = _CHANGES.get(row.changes, "-")
         sizes = (_saved(row, view), _compute(row), _peak(row, view))
         rows.append([*sizes, *[row.fit or ""] * fit, changes, row.does])
-    head, *lines = columns([heads, base, *rows], view.style, right=range(3), optional=(3 + fit,))
-    text.lines += ["", view.style.paint(head, "bold"), *lines]
-    text.heading("Flags", "")
-    for row in levers.rows:
-        if row.flags:
-            text.add(f"  {row.does}: {row.flags}")
-    return text.end()
+    return [heads, base, *rows]
 
 
 def _saved(row: LeverRow, view: View) -> str:
@@ -66,4 +81,4 @@ def verdict(levers: Levers, view: View = PLAIN) -> str:
     return f"{base}; {which}: {best.does}, {saved}{cost}{changed}."
 
 
-FORMATS = (Format("table", "txt", render),)
+FORMATS = (Format("table", "txt", render), Format("md", "md", render_markdown))

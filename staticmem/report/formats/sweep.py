@@ -1,4 +1,4 @@
-"""A sweep as a table for people and as CSV."""
+"""A sweep as a table for people, in a terminal and in Markdown, and as CSV."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from staticmem.report.formats import Format, csv_format
+from staticmem.report.markdown import escape, table
 from staticmem.report.model import CATEGORIES, LargestBatch
 from staticmem.report.sweep import MAY_FIT, CardFit, Sweep, SweepRow
 from staticmem.report.text import PLAIN, Text, View, columns
@@ -31,6 +32,12 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
         if row.error is not None:
             text.wrap(f"{row.index + 1}: {row.error.what}. {row.error.why} [{row.error.code}]", "    ", "  ")
     return text.end()
+
+
+def render_markdown(sweep: Sweep, view: View = PLAIN) -> str:
+    """What it comes to, and the table."""
+    heads, *rows = [[escape(cell) for cell in row] for row in _cells(sweep, view)]
+    return f"**{escape(verdict(sweep, view))}**\n\n{table(heads, rows)}\n"
 
 
 def _colour(row: int, column: int, text: str) -> str:
@@ -158,4 +165,4 @@ def csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
         yield [*cells, None if row.error is None else f"{row.error.what} [{row.error.code}]"]
 
 
-FORMATS = (Format("table", "txt", render), csv_format(csv_rows))
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows), Format("md", "md", render_markdown))
