@@ -171,4 +171,5 @@ def is_quick(process: Process, settings: Settings) -> bool:
 
     A memory fraction alone is a limit, which neither has.
     """
-    return replace(settings, per_process_memory_fraction=1.0) == DEFAULTS and not process.empties
+    plain = replace(settings, per_process_memory_fraction=1.0) == DEFAULTS
+    return plain and not process.empties and not process.private

@@ -1,8 +1,9 @@
 """PyTorch's CUDA caching allocator, replayed over a sequence of allocations and releases.
 
 Source: c10/cuda/CUDACachingAllocator.cpp of pytorch, class DeviceCachingAllocator; the functions here carry the names
-of its methods. Not simulated: private pools of CUDA graphs, events of other streams (`record_stream`), and the
-`FreeMemoryCallback`s that nothing registers in a plain process.
+of its methods. The private pool of CUDA graphs (`PrivatePool`) is a stream of its own, GRAPH_POOL, whose segments stay
+when cached memory goes back: recorded graphs have their addresses. Not simulated: events of other streams
+(`record_stream`), and the `FreeMemoryCallback`s that nothing registers in a plain process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from staticmem.allocators import expandable
-from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event, Fallbacks
+from staticmem.allocators.process import EMPTY_CACHE, GRAPH_POOL, RELEASE, Event, Fallbacks
 from staticmem.allocators.result import OutOfMemory, Replay
 from staticmem.allocators.segments import Block, Driver, Pool
 from staticmem.allocators.settings import (
@@ -249,7 +250,7 @@ class _Allocator:
     def release_cached_blocks(self) -> None:
         """Every segment without a live block, and every empty page of expandable ones, goes back."""
         for pool in (self.large, self.small):
-            free = [entry[2] for stream in sorted(pool.free) for entry in pool.free[stream]]
+            free = [e[2] for stream in sorted(pool.free) if stream != GRAPH_POOL for e in pool.free[stream]]
             for block in free:
                 if block.reservation is None and not block.is_split:
                     self.release_block(block)
@@ -282,7 +283,8 @@ class _Allocator:
         if target <= 0:
             return
         searches = self.large.searches
-        blocks = [entry[2] for stream in sorted(self.large.free) for entry in self.large.free[stream]]
+        streams = [stream for stream in sorted(self.large.free) if stream != GRAPH_POOL]
+        blocks = [entry[2] for stream in streams for entry in self.large.free[stream]]
         blocks = [block for block in blocks if not block.is_split and block.reservation is None]
         reclaimed, total, freed = 0, sum(searches - block.age for block in blocks), True
         while blocks and reclaimed < target and freed:

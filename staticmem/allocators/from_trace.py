@@ -5,14 +5,23 @@ The trace is of a steady step. The steps before it differ in what exists: the fi
 before.
 Where a state comes to lie in step 1 decides what fits in steps 2 and 3: reserved memory may peak in any of them.
 
+What runs as CUDA graphs allocates in a pool of its own. Its first step is a warm-up: it runs eagerly in that pool, over
+the caller's inputs. The second is recorded, over copies of them. From the third on it is replayed, which allocates
+nothing; what was returned by the step before is given up when the first graph of a step runs. Workspaces of cuBLAS that
+are kept go before and after each of the two, and cached memory goes back before a recording, not in a warm-up
+(torch/_inductor/cudagraph_trees.py: `CUDAWarmupNode.run`, `CUDAGraphNode._record`, `clear_cublas_manager`,
+`disable_conv_cache_emptying`, `dealloc_current_path_weakrefs`; torch/cuda/graphs.py, `graph.__enter__`).
+
 Sources: torch/optim/{adam,adamw,sgd,rmsprop,adagrad}.py (`_init_group`, `_multi_tensor_*`: when state is made),
 torch/optim/optimizer.py (`zero_grad(set_to_none=True)`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 from staticmem.allocators.process import (
@@ -72,7 +81,12 @@ class _Builder:
         self.bounds: dict[int, tuple[int, int]] = {}
         self.strays: dict[int, tuple[int, int]] = {}
         self.empties: list[int] = []
-        self.kept: set[str] = set()  # names of workspaces that are there to stay
+        self.searched: set[str] = set()  # names of workspaces that are taken once
+        self.kept: dict[str, int] = {}  # names of workspaces that are there to stay, and their ids
+        self.graph = -1  # the CUDA graph that runs, as an index of those of the trace
+        self.began = False  # it has been recorded so far that it has its inputs
+        self.private: set[int] = set()  # ids in the pool of CUDA graphs
+        self.copied = {copy: of for graph in trace.cuda_graphs for copy, of in graph.copied.items()}
         self.current: dict[int, int] = {}  # buffer -> id of its present allocation
         self.first = dict(trace.phases).get("forward", 0)
         made = trace.buffers
@@ -214,29 +228,45 @@ class _Builder:
             bounds=self.bounds,
             empties=tuple(self.empties),
             strays=self.strays,
+            private=frozenset(self.private),
         )
 
     def _repeat(self, step: int, start: int) -> None:
-        """The step before once more, whose calls begin at `start`. From the second on steps differ in ids alone.
+        """The step before once more, whose calls begin at `start`. From the second on steps differ in ids alone, and in
+        CUDA graphs, which are replayed from the third on.
 
         What is released is of the step before, or the model's: an id of the step itself stands for the same `count`
-        later, one of the step before that for the same buffer's.
+        later, one of the step before that for the same allocation of the step before.
         """
         first, end = self.starts[step - 1], self.starts[step]
-        count, buffers = end - first, self.buffers
-        ids = {buffers[id]: id for id in range(first, end)}
-        calls = self.calls[start:]
-        self.marks += [Mark(step, m.phase, m.event + len(calls)) for m in self.marks if m.step == step - 1]
-        self.calls += [
-            call + count if call >= 0 else call - count if ~call >= first else ~ids[buffers[~call]] for call in calls
+        count, private = end - first, self.private
+        ids = {self._place(id): id for id in range(first, end)}
+        calls = [
+            call + count if call >= 0 else call - count if ~call >= first else ~ids[self._place(~call)]
+            for call in self.calls[start:]
         ]
+        private.update([id + count for id in private if id >= first])
+        before: Sequence[int] = range(len(calls) + 1)  # for each of the calls, how many of those before it the step has
+        if private:  # a replay allocates nothing, and releases what the recording has left
+            gone = [(c if c >= 0 else ~c) in private and (step > STEPS or (c if c >= 0 else ~c) >= end) for c in calls]
+            before = [0, *accumulate(not is_gone for is_gone in gone)]
+            calls = [call for call, is_gone in zip(calls, gone, strict=True) if not is_gone]
+        began = len(self.calls)
+        marks = [mark for mark in self.marks if mark.step == step - 1]
+        self.marks += [Mark(step, mark.phase, began + before[mark.event - start]) for mark in marks]
+        self.calls += calls
         self.sizes += self.sizes[first:end]
-        self.buffers += buffers[first:end]
+        self.buffers += self.buffers[first:end]
         self.kernels += self.kernels[first:end]
         self.scales += self.scales[first:end]
         by_id: tuple[dict[int, Any], ...] = (self.whats, self.fallbacks, self.bounds, self.strays)
         for facts in by_id:
             facts.update({id + count: fact for id, fact in facts.items() if id >= first})
+
+    def _place(self, id: int) -> Hashable:
+        """What an id is the allocation of, whatever the step."""
+        buffer = self.buffers[id]
+        return buffer if buffer >= 0 else (self.kernels[id], self.whats.get(id))
 
     def _bring_data(self) -> None:
         if self.data == "each-step":
@@ -255,12 +285,16 @@ class _Builder:
         held: list[int] = []  # workspaces until the end of the kernel
         awaited = sum(self.trace.buffers.died[buffer] != OPEN for buffer in self.previous)
         kernel = -1
+        warm_up = _WarmUp(self.trace, self.copied) if step == 1 and self.copied else None
+        graphs = bool(self.trace.cuda_graphs)
         current, calls, grows = self.current, self.calls, self.grows
         nbytes, kernels = self.trace.buffers.nbytes, self.trace.buffers.kernels
         for tick, index, space in self.script:
             while phases and tick >= phases[0][1]:
                 self._release(held)
                 late = self._begin(step, phases.pop(0)[0], late)
+            if graphs and index >= 0:
+                self._reach(step, index if space is not None else kernels[index], left)
             if space is not None:
                 if space.held and index != kernel:
                     self._release(held)
@@ -271,17 +305,23 @@ class _Builder:
                 if held and kernels[index] != kernel:
                     self._release(held)
                 kernel = kernels[index]
+                if warm_up is not None and index in self.copied:
+                    continue
                 current[index] = self._new(nbytes[index], index, kernel, grows[index])
                 continue
             if held:
                 self._release(held)
-            if ~index in current:
+            if warm_up is not None:
+                calls += [~current.pop(buffer) for buffer in warm_up.released(~index) if buffer in current]
+            elif ~index in current:
                 calls.append(~current.pop(~index))
             elif ~index in self.previous:
                 awaited -= 1
                 gone = self._gone(~index, left) if awaited else tuple(left)
                 calls += [~left.pop(buffer) for buffer in gone]
         self._release(held)
+        if graphs:
+            self._enter(step, -1, left)
         for name, _ in phases:  # phases without an allocation in the trace
             late = self._begin(step, name, late)
 
@@ -292,6 +332,36 @@ class _Builder:
             return [buffer for buffer in replaced if buffer in left]
         nbytes = self.trace.buffers.nbytes  # what a module kept: one of its size
         return [buffer for buffer in left if nbytes[buffer] == nbytes[previous]][:1]
+
+    def _graph_of(self, kernel: int) -> int:
+        """The CUDA graph that a kernel runs in, -1: none."""
+        graphs = self.trace.cuda_graphs
+        at = bisect_right(graphs, kernel, key=lambda graph: graph.start) - 1
+        return at if at >= 0 and kernel < graphs[at].end else -1
+
+    def _reach(self, step: int, kernel: int, left: dict[int, int]) -> None:
+        """A kernel is the next that runs."""
+        graph = self._graph_of(kernel)
+        if graph != self.graph:
+            self._enter(step, graph, left)
+        if graph >= 0 and not self.began and step > 1 and kernel >= self.trace.cuda_graphs[graph].body:
+            self.began = True
+            self._empty_cache(kernel)
+
+    def _enter(self, step: int, graph: int, left: dict[int, int]) -> None:
+        """The next kernel runs in another CUDA graph, or in none."""
+        if graph >= 0 and not self.private:  # the manager of the graphs is made, and records one without kernels
+            self._empty_cache(-1)
+        self.graph, self.began = graph, False
+        self.calls += [~id for id in self.kept.values()]
+        self.kept.clear()
+        for buffer in [buffer for buffer, id in left.items() if id in self.private]:
+            self.calls.append(~left.pop(buffer))
+
+    def _empty_cache(self, kernel: int) -> None:
+        id = self._new(0, -1, kernel, False)
+        self.whats[id] = "empty_cache"
+        self.empties.append(id)
 
     def _begin(self, step: int, phase: str, late: Sequence[Buffer]) -> Sequence[Buffer]:
         """A phase begins; what is still to be allocated when the optimizer does."""
@@ -315,15 +385,14 @@ class _Builder:
         self.buffers.append(buffer)
         self.kernels.append(kernel)
         self.scales.append(grows)
+        if self.graph >= 0:
+            self.private.add(id)
         return id
 
     def _take(self, kernel: int, space: Workspace, held: list[int]) -> None:
         """Allocates a workspace, and releases it unless it is `held` or kept."""
-        name = space.keep or space.once
-        if name is not None:
-            if name in self.kept:
-                return
-            self.kept.add(name)
+        if space.keep in self.kept or space.once in self.searched:
+            return
         id = self._new(space.nbytes, -1, kernel, space.keep is None)
         self.whats[id] = space.what
         if space.fallbacks:
@@ -332,19 +401,43 @@ class _Builder:
             self.bounds[id] = space.bounds
         if space.strays is not None:
             self.strays[id] = space.strays
-        if space.keep is None:
+        if space.keep is not None:
+            self.kept[space.keep] = id
+        else:
             if space.held:
                 held.append(id)
             else:
                 self.calls.append(~id)
         if space.once is not None:
-            id = self._new(0, -1, kernel, False)
-            self.whats[id] = "empty_cache"
-            self.empties.append(id)
+            self.searched.add(space.once)
+            if self.graph < 0:
+                self._empty_cache(kernel)
 
     def _release(self, held: list[int]) -> None:
         self.calls += [~id for id in held]
         held.clear()
+
+
+class _WarmUp:
+    """The first step of what runs as CUDA graphs: nothing is copied, and what would be lives as long as its copies."""
+
+    def __init__(self, trace: Trace, copied: Mapping[int, int]) -> None:
+        self.copied = copied
+        died = trace.buffers.died
+        alive = Counter(of for copy, of in copied.items() if died[copy] != OPEN)
+        self.readers = alive  # of what is copied, how many of its copies are still to go
+        self.waiting: set[int] = set()  # what would have gone already
+
+    def released(self, buffer: int) -> tuple[int, ...]:
+        """What goes where the trace releases a buffer."""
+        of = self.copied.get(buffer)
+        if of is None:
+            if not self.readers[buffer]:
+                return (buffer,)
+            self.waiting.add(buffer)
+            return ()
+        self.readers[of] -= 1
+        return (of,) if of in self.waiting and not self.readers[of] else ()
 
 
 def _as_created(state: Iterable[Buffer]) -> list[Buffer]:

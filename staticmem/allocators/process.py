@@ -15,6 +15,7 @@ from staticmem.ir.record import record
 
 STEPS = 3  # of a process: reserved memory may peak in any of the first three (`from_trace`)
 RELEASE = -1  # `nbytes` of a release
+GRAPH_POOL = -1  # the stream of an `Event` in the private pool of CUDA graphs
 EMPTY_CACHE = -2  # `nbytes` of a call that gives cached memory back to the driver: `torch.cuda.empty_cache()`
 
 
@@ -22,7 +23,7 @@ class Event(NamedTuple):
     """An allocation of `nbytes` under a new `id` on a stream, or (nbytes is RELEASE) the release of that id, or (nbytes
     is EMPTY_CACHE, whatever the id) cached memory going back.
 
-    An id is used once. Streams are small integers; 0 is the default stream.
+    An id is used once. Streams are small integers; 0 is the default stream, GRAPH_POOL the pool of CUDA graphs.
     """
 
     id: int
@@ -94,7 +95,7 @@ class Process:
     grows with the batch: all but the model, what has the shape of a parameter (copies, gradients, optimizer state) and
     workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
     workspaces that are known as a band, `strays` the wider bounds of those that may lie outside of it. `empties` are
-    ids without bytes that stand for the cache being emptied.
+    ids without bytes that stand for the cache being emptied. `private` are ids in the pool of CUDA graphs.
     """
 
     calls: tuple[int, ...]
@@ -106,6 +107,7 @@ class Process:
     bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     empties: tuple[int, ...] = ()
     strays: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    private: frozenset[int] = frozenset()
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -118,7 +120,12 @@ class Process:
             sizes = list(sizes)
             for id in self.empties:
                 sizes[id] = EMPTY_CACHE
-        return tuple([Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in self.calls])
+        events = [Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in self.calls]
+        if self.private:
+            events = [
+                e if e.nbytes == RELEASE or e.id not in self.private else e._replace(stream=GRAPH_POOL) for e in events
+            ]
+        return tuple(events)
 
     def bound(self, most: bool) -> list[int]:
         """`sizes` with every workspace at its most, or at its least."""

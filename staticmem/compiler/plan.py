@@ -113,6 +113,8 @@ class CompiledCall:
         padded: ops with a matrix product that Inductor may pad, each with the bytes that this would take while it runs.
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
         graphs: what other plans of the same region are made from.
+        written_inputs, unsafe_ops: why a CUDA graph of it is not recorded, or cut (`compiler.cuda_graphs`); only asked
+            where it is to be one.
         recomputed_flops: of the products, convolutions and attentions that it computes again.
     """
 
@@ -128,4 +130,6 @@ class CompiledCall:
     recomputed_flops: int = 0
     graphs: Plans | None = field(default=None, repr=False, compare=False)
     padded: tuple[tuple[int, int], ...] = ()
+    written_inputs: tuple[str, ...] = ()
+    unsafe_ops: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

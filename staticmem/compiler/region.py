@@ -8,6 +8,7 @@ from functools import cached_property
 from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.checkpoints import Checkpointed
+from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
 from staticmem.compiler.inductor import plan, schedule_of
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
 from staticmem.compiler.inductor.schedule import Schedule
@@ -49,11 +50,13 @@ def compile_region(
         run_joint_passes(joint), outputs, dynamic, not scenario.retain_graph, scenario.activation_memory_budget
     )
     forward, backward = graphs.plans()
+    written, unsafe = _not_recorded(graphs, graph) if scenario.cuda_graphs else ((), ())
     if backward is None:
         joint = graphs.joint
         return CompiledCall(
             start, end, tuple([node.name for node in joint.primals]), outputs, forward, None,
             padded=padded_products(joint), notes=(*notes, *forward.notes), graphs=graphs,
+            written_inputs=written, unsafe_ops=unsafe,
         )  # fmt: skip
     parts = graphs.parts
     return CompiledCall(
@@ -63,6 +66,7 @@ def compile_region(
         recomputed_bytes=recomputed_bytes(parts), recomputed_flops=sum(map(flops, parts.recomputed)),
         padded=padded_products(parts.forward, parts.backward),
         notes=(*notes, *forward.notes, *backward.notes), graphs=graphs,
+        written_inputs=written, unsafe_ops=unsafe,
     )  # fmt: skip
 
 
@@ -132,6 +136,13 @@ class Backward:
 
     def __init__(self, schedule: Schedule, freeable: Sequence[Node]) -> None:
         self.schedule, self.freeable = schedule, freeable
+
+
+def _not_recorded(graphs: Graphs, graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What `CompiledCall` has as `written_inputs` and `unsafe_ops`."""
+    owned = {p.value.name for p in (*graph.parameters, *graph.buffers)}
+    nodes = graphs.joint.nodes if not graphs.joint.tangents else graphs.parts.forward.nodes
+    return written_inputs(nodes, owned), unsafe_ops(graphs.joint.nodes)
 
 
 def padded_products(*graphs: NodeGraph) -> tuple[tuple[int, int], ...]:

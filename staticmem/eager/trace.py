@@ -8,7 +8,8 @@ appends; readers get a named tuple for each row.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
@@ -110,6 +111,18 @@ class Indices(NamedTuple):
 
 
 Read: TypeAlias = Reduction | Convolution | Copies | Indices
+
+
+class CudaGraph(NamedTuple):
+    """Kernels [start, end) that run as one CUDA graph, and allocate in the pool of the CUDA graphs.
+
+    Those of [start, body) copy inputs into that pool: `copied` has for each copy what it is of, as indices of buffers.
+    """
+
+    start: int
+    body: int
+    end: int
+    copied: Mapping[int, int]
 
 
 _KERNEL: Any = partial(tuple.__new__, Kernel)
@@ -285,7 +298,7 @@ class Trace:
     """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
 
     `reads` has, by the index of a kernel, the inputs that its own memory depends on. `replaced_by` has, for a buffer
-    that the step before left, those that this step leaves in its place.
+    that the step before left, those that this step leaves in its place. `cuda_graphs` are in order of time.
     """
 
     kernels: Kernels = field(default_factory=Kernels)
@@ -295,6 +308,7 @@ class Trace:
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
     reads: dict[int, tuple[Read, ...]] = field(default_factory=dict)
     replaced_by: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    cuda_graphs: list[CudaGraph] = field(default_factory=list)
     ticks: int = 0
     phase: str = "setup"
     op: int = -1
@@ -309,6 +323,11 @@ class Trace:
         kernels.phases.append(self.phase)
         kernels.ops.append(self.op)
         return len(kernels.names) - 1
+
+    def in_cuda_graph(self, kernel: int) -> bool:
+        """Whether a kernel runs in a CUDA graph."""
+        at = bisect_right(self.cuda_graphs, kernel, key=lambda graph: graph.start)
+        return at > 0 and kernel < self.cuda_graphs[at - 1].end
 
     def seal(self) -> Trace:
         """The step is over: buffers and kernels do not change any more, and are made into objects once."""

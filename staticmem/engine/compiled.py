@@ -33,8 +33,9 @@ class CompiledRegion:
         refused: the ops that were not, with why.
     """
 
-    def __init__(self, start: int, end: int, name: str, compile_stretch: Compile) -> None:
+    def __init__(self, start: int, end: int, name: str, compile_stretch: Compile, cuda_graphs: bool = False) -> None:
         self.start, self.end, self.name, self.compile = start, end, name, compile_stretch
+        self.cuda_graphs = cuda_graphs
         self.calls: list[CompiledStretch] = []
         self.refused: dict[int, str] = {}
         self.sizes: dict[str, int] = {}  # that it computes for later ops
@@ -102,7 +103,8 @@ class CompiledRegion:
                             needs_grad.add(name)
             produced.update(op.outputs)
         try:
-            return CompiledStretch(graph, self.compile(graph, start, end, forms, needs_grad), self.name)
+            call = self.compile(graph, start, end, forms, needs_grad)
+            return CompiledStretch(graph, call, self.name, self.cuda_graphs and not call.written_inputs)
         except NotTracedError as error:
             refused = min(max(error.op, start), end - 1)
             self.refused[refused] = error.reason

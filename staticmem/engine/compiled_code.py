@@ -18,6 +18,7 @@ from functools import partial
 from staticmem.compiler.plan import CompiledCall, Plan
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Grads, Owner, TakingNode, Tensor
+from staticmem.engine.cuda_graphs import Capture
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.ir.graph import NO_KWARGS, Graph, Op, Ref
 from staticmem.ops.size_arithmetic import SIZE_OPS
@@ -25,6 +26,7 @@ from staticmem.passes.frames.policy import common_depth
 
 NODE = "CompiledFunctionBackward"
 TRITON = "triton: "  # how kernels of Inductor's own begin, before the ops in them
+COPIED = ", copied"  # how names of copies in another layout end
 COMPILED, RECOMPUTED = "compiled", "recomputed in backward"  # kinds of holds
 
 End = Callable[[], object]  # ends a hold
@@ -33,8 +35,9 @@ End = Callable[[], object]  # ends a hold
 class CompiledStretch:
     """A stretch of ops with its plans. `op` stands for them: it reads what they read."""
 
-    def __init__(self, graph: Graph, call: CompiledCall, name: str = "") -> None:
-        self.call, self.name = call, name
+    def __init__(self, graph: Graph, call: CompiledCall, name: str = "", captured: bool = False) -> None:
+        """`captured`: its code runs as CUDA graphs."""
+        self.call, self.name, self.captured = call, name, captured
         self.start, self.end = call.start, call.end
         ops = graph.ops[self.start : self.end]
         stacks = list({id(op.modules): op.modules for op in ops if op.modules}.values())
@@ -43,7 +46,7 @@ class CompiledStretch:
             stack = stack[: common_depth(stack, other)]
         # copies of inputs: what they are called, and the first op that reads them
         owned = {p.value.name: p.fqn for p in (*graph.parameters, *graph.buffers)}
-        self.copies = {name: (f"{owned.get(name, name)}, copied", -1) for name in call.inputs}
+        self.copies = {name: (owned.get(name, name) + COPIED, -1) for name in call.inputs}
         for index in range(self.end - 1, self.start - 1, -1):
             for name in graph.ops[index].refs():
                 if name in self.copies:
@@ -90,7 +93,11 @@ class CompiledStretch:
         """Runs the forward over tensors that the caller holds. What it returns has its history, and belongs to the
         present scope."""
         call = self.call
-        code = _Code(e, call.forward, inputs, (), self.copies)
+        capture = Capture(e, inputs, (), self._names(), COMPILED) if self.captured else None
+        if capture is None:
+            code = _Code(e, call.forward, inputs, (), self.copies)
+        else:
+            code = _Code(e, call.forward, capture.inputs, capture.ends, self.copies)
         selection, e.selection = e.selection, None  # the policy of a checkpoint around it sees one call of its own name
         code.run()
         e.selection = selection
@@ -99,7 +106,13 @@ class CompiledStretch:
         if call.backward is not None and e.needs_grad(*inputs):
             self._record(e, inputs, results, [tensor for tensor in saved if tensor is not None])
         code.leave()
+        if capture is not None:
+            capture.leave()
         return results
+
+    def _names(self) -> list[str]:
+        """Names of the forward's inputs."""
+        return [name.removesuffix(COPIED) for name, _ in self.copies.values()]
 
     def _record(
         self, e: Eager, inputs: Sequence[Tensor], results: Sequence[Tensor | None], saved: Sequence[Tensor]
@@ -146,10 +159,17 @@ class CompiledNode(TakingNode):
         gradients = self._gradients(e, waiting, own, slots)
         saved, ends = self._given_up(e, retain_graph)
         ends += [partial(e.drop, *gradient) for gradient in gradients]
-        code = _Code(e, plan, [*saved, *(tensor for tensor, _ in gradients)], ends, self.region.copies)
+        inputs, capture = [*saved, *(tensor for tensor, _ in gradients)], None
+        if self.region.captured:
+            names = [e.trace.buffers.names[tensor.storage.id] for tensor in saved] + ["gradient"] * len(gradients)
+            capture = Capture(e, inputs, ends, names, COMPILED)
+            inputs, ends = capture.inputs, capture.ends
+        code = _Code(e, plan, inputs, ends, self.region.copies)
         code.run()
         results = code.outputs()
         code.leave()
+        if capture is not None:
+            capture.leave()
         e.trace.op = self.op
         for tensor, hold in own.held:
             e.leave_to_scope(tensor, hold)

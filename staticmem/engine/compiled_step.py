@@ -16,12 +16,12 @@ from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
 from staticmem.passes.compile_regions import breaks_of, compile_regions
 from staticmem.scenario.selection import Policy
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import AUTOTUNED, Scenario
 
 VERSION = "2.15"  # the PyTorch whose compiler is followed
 # what decides plans; other options change the step around them
 DECIDE = (
-    "compile activation_memory_budget mode dtype amp sdpa torch "
+    "compile compile_mode activation_memory_budget mode dtype amp sdpa torch "
     "checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential input_grad retain_graph"
 ).split()
 
@@ -73,6 +73,7 @@ class CompiledRegions:
 
     def __init__(self, graph: Graph, scenario: Scenario, checkpoints: Sequence[Region]) -> None:
         wanted = compile_regions(graph, scenario)
+        self.mode, self.cuda_graphs = scenario.compile_mode, scenario.cuda_graphs
         self.breaks: list[int] = []
         self.regions: list[CompiledRegion] = []
         self.within = [c for c in checkpoints if any(w.start <= c.start and c.end <= w.end for w in wanted)]
@@ -85,7 +86,7 @@ class CompiledRegions:
             start = region.start
             for at in (*breaks_of(graph, region), region.end):
                 if start < at:
-                    self.regions.append(CompiledRegion(start, at, region.name, compile_stretch))
+                    self.regions.append(CompiledRegion(start, at, region.name, compile_stretch, scenario.cuda_graphs))
                 start = at + 1
                 if at < region.end:
                     self.breaks.append(at)
@@ -155,6 +156,39 @@ class CompiledRegions:
         for (code, text), count in found.items():
             if code != NO_TRACE:
                 yield Note("assumption", "SM345", text, count)
+        if self.cuda_graphs:
+            yield from _of_cuda_graphs(calls)
+        if self.mode in AUTOTUNED:
+            text = (
+                f"--compile-mode {self.mode} measures kernels on the card: which products become Triton's, with what "
+                "is fused behind them and without a workspace of cuBLAS, is not known; here they are as without it"
+            )
+            yield Note("warning", "SM347", text)
+
+
+def _of_cuda_graphs(calls: Sequence[CompiledCall]) -> Iterator[Note]:
+    """What is recorded as CUDA graphs, and what is not."""
+    written = sorted({name for call in calls for name in call.written_inputs})
+    recorded = sum(not call.written_inputs for call in calls)
+    if recorded:
+        text = (
+            "compiled code runs as CUDA graphs in a pool of their own: the first step warms up in it, the second is "
+            "recorded, later ones allocate nothing there; what the driver takes for a recorded graph is not counted"
+        )
+        yield Note("assumption", "SM346", text, recorded)
+    if written:
+        text = (
+            f"Inductor records no CUDA graph of code that writes to its inputs ({_listed(written)}): predicted without "
+            "one; a backward that is recorded all the same copies what the forward saved"
+        )
+        yield Note("warning", "SM346", text, len(calls) - recorded)
+    unsafe = sorted({op for call in calls for op in call.unsafe_ops})
+    if unsafe:
+        text = (
+            f"a CUDA graph cannot record {_listed(unsafe)}: PyTorch 2.15 cuts the graph there, and copies what the op "
+            "returns; predicted as one graph"
+        )
+        yield Note("warning", "SM346", text, len(unsafe))
 
 
 def regions_of_step(

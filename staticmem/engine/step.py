@@ -31,7 +31,7 @@ from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import outer_matrices, values_of_loss
 from staticmem.scenario.selection import Policy
-from staticmem.scenario.step import AFTER_FORWARD, AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
+from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
 
 if TYPE_CHECKING:
     from staticmem.compiler.plan import Kernels
@@ -72,7 +72,7 @@ def run_step(
     if not scenario.training:
         return step.infer()
     result, expected, received = step.train()
-    before = not scenario.set_to_none or scenario.zero_grad == AFTER_FORWARD
+    before = scenario.gradients_at_start
     if received != expected and (scenario.optimizer is not None or before):
         # Only parameters that get a gradient have optimizer state, and a `.grad` from the step before. The graph shows
         # which ones the loss depends on, but not through which ops autograd passes nothing on (`detach`, `argmax`, a
@@ -156,7 +156,7 @@ class _Step:
 
             self.scaler = GradScaler(e)
             self.scaler.place()
-        if not scenario.set_to_none or scenario.zero_grad == AFTER_FORWARD:
+        if scenario.gradients_at_start:
             self._place_gradients(with_gradient)
         if scenario.input_grad:
             self._require_input_gradients()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
-from staticmem.eager.trace import Hold
+from staticmem.eager.trace import Hold, round_up
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
@@ -88,7 +88,11 @@ def _compiled(s: Sources) -> CompiledInfo | None:
     if done is None:
         return None
     eager = len(done.breaks) + len(done.unpredicted)
-    return CompiledInfo(done.torch, done.graphs, eager, done.saved_bytes, done.recomputed_bytes)
+    trace = s.result.trace
+    copied = sum(round_up(trace.buffers.nbytes[copy]) for graph in trace.cuda_graphs for copy in graph.copied)
+    return CompiledInfo(
+        done.torch, done.graphs, eager, done.saved_bytes, done.recomputed_bytes, len(trace.cuda_graphs), copied
+    )
 
 
 def _model(s: Sources) -> ModelInfo:
@@ -123,6 +127,7 @@ def _scenario(s: Sources) -> ScenarioInfo:
         amp=scenario.amp.name if scenario.amp else None,
         compile=scenario.compile,
         compile_optimizer=scenario.compile_optimizer,
+        compile_mode=scenario.compile_mode,
     )
 
 

@@ -53,7 +53,7 @@ class ModelInfo:
 class ScenarioInfo:
     """What was asked, with defaults filled in. `dims` are the sizes of the file's symbols.
 
-    `compile` has the modules under torch.compile by class or path, "all" for the whole model.
+    `compile` has the modules under torch.compile by class or path, "all" for the whole model, `compile_mode` its mode.
     """
 
     mode: str
@@ -70,6 +70,7 @@ class ScenarioInfo:
     devices: int | None = None
     compile: tuple[str, ...] = ()
     compile_optimizer: bool = False
+    compile_mode: str = "default"
 
 
 @guarded(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class CompiledInfo:
     in training. `eager_ops`: ops of the compiled modules that run by themselves.
 
     `saved_bytes` of buffers wait for the backward. It computes values of `recomputed_bytes` again, which would have
-    to be saved else.
+    to be saved else. `cuda_graphs` are recorded, over `copied_bytes` of copies of what they read.
     """
 
     torch: str
@@ -246,6 +247,8 @@ class CompiledInfo:
     eager_ops: int
     saved_bytes: int
     recomputed_bytes: int
+    cuda_graphs: int = 0
+    copied_bytes: int = 0
 
 
 @guarded(frozen=True, slots=True)

@@ -50,6 +50,9 @@ def compiled_rows(report: Report, view: View) -> list[tuple[str, str]]:
     if report.scenario.mode == "train":
         rows.append(("saved", f"{view.size(compiled.saved_bytes)} for the backward"))
         rows.append(("computed again", f"{view.size(compiled.recomputed_bytes)} in the backward"))
+    if compiled.cuda_graphs:
+        copied = f"over {view.size(compiled.copied_bytes)} of copied inputs"
+        rows.append(("CUDA graphs", f"{compiled.cuda_graphs} in a pool of their own, {copied}"))
     if compiled.eager_ops:
         rows.append(("not compiled", f"{plural(compiled.eager_ops, 'op')} between the graphs"))
     return rows
@@ -79,6 +82,8 @@ def step_name(report: Report) -> str:
         parts.append(
             "compiled" if report.scenario.compile == ("all",) else f"{' and '.join(scenario.compile)} compiled"
         )
+        if scenario.compile_mode != "default":
+            parts[-1] += f" ({scenario.compile_mode})"
     if scenario.parallel is not None:
         parts.append(f"{TITLES.get(scenario.parallel, scenario.parallel)}, one of {scenario.devices} devices")
     return ", ".join(parts)

@@ -20,6 +20,9 @@ from staticmem.scenario.adapters import lora_of, lora_text
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.step import (
+    COMPILE_MODES,
+    DEFAULT_MODE,
+    GRAPH_MODES,
     HEAD_LOSSES,
     LEVER_OPTIONS,
     LOSSES,
@@ -109,6 +112,12 @@ class Request(Levers):
         example="true",
         details="Without a value the whole model; each module of a class or path is compiled for itself. `*` stands "
         "for one part of a path. The loss and the optimizer stay eager ([compile](compile.md))",
+    )
+    compile_mode: str = option(
+        DEFAULT_MODE, STEP, "choice", "MODE", "the mode of torch.compile", choices=COMPILE_MODES,
+        example="reduce-overhead",
+        details="With `compile`. `reduce-overhead` runs what is compiled as CUDA graphs, in a pool of their own; "
+        "`max-autotune` does so too, and measures kernels on the card ([compile](compile.md#cuda-graphs))",
     )
     lora: str | Mapping[str, Any] | None = option(
         None, STEP, "adapters", "KEY=VALUE,...", "low-rank adapters beside layers of a frozen model, as PEFT has them",
@@ -263,6 +272,11 @@ class Request(Levers):
                 "Use --parallel ddp, or --optimizer adamw.",
                 code="SM127",
             )
+        compiler = self._choice("compile_mode")
+        if compiler != DEFAULT_MODE and not self.compile:
+            raise UsageError(
+                "--compile-mode needs --compile", "It is the mode of torch.compile.", "Add --compile.", "SM185"
+            )
         # levers of the training step do not apply to an inference
         levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
@@ -271,7 +285,8 @@ class Request(Levers):
         assert self.lora is None or isinstance(self.lora, str)
         lora = lora_of(self.lora) if self.lora is not None else None
         scenario = Scenario(
-            mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, **levers
+            mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
+            **levers
         )
         return scenario, notes
 
@@ -282,6 +297,13 @@ class Request(Levers):
 
     def _check_compiled_rank(self) -> None:
         assert isinstance(self.compile, tuple)
+        if self.compile_mode in GRAPH_MODES:
+            raise UsageError(
+                f"--compile-mode {self.compile_mode} and --parallel {self.parallel} cannot be combined",
+                "What the hooks of a strategy do between CUDA graphs is not covered.",
+                "Leave one of them out.",
+                code="SM185",
+            )
         if self.parallel != "fsdp":
             raise UsageError(
                 f"--compile and --parallel {self.parallel} cannot be combined",

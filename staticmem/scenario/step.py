@@ -44,6 +44,11 @@ SQRT = "sqrt"
 FIRST, AFTER_FORWARD = "first", "after-forward"  # when zero_grad() of a step runs
 HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
 WHOLE = "all"  # for `compile`: the whole model
+DEFAULT_MODE = "default"  # of torch.compile
+# those with CUDA graphs (torch/_inductor/__init__.py, list_mode_options)
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+AUTOTUNED = ("max-autotune", "max-autotune-no-cudagraphs")  # those that measure kernels on the card
+COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
@@ -142,7 +147,7 @@ class Scenario(Levers):
 
     `sdpa` is the kernel of scaled_dot_product_attention; "auto" chooses as PyTorch does on an sm_90 device.
 
-    `compile` has the modules that run under torch.compile, by class or path, or `WHOLE`.
+    `compile` has the modules that run under torch.compile, by class or path, or `WHOLE`; `compile_mode` is its mode.
 
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
@@ -163,6 +168,7 @@ class Scenario(Levers):
     torch: tuple[int, int] = REFERENCE_RELEASE
     compile: tuple[str, ...] = ()
     lora: Lora | None = None
+    compile_mode: str = DEFAULT_MODE
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")
@@ -260,10 +266,31 @@ class Scenario(Levers):
                 "Add --compile, or use --checkpoint.",
                 code="SM168",
             )
+        kept = self.accumulate > 1 or not self.set_to_none
+        if self.cuda_graphs and self.training and kept:
+            raise UsageError(
+                f"--compile-mode {self.compile_mode} keeps no gradients for another backward",
+                "They are in the pool of the CUDA graphs, which the next forward takes again: PyTorch raises an error "
+                "('accessing gradient tensor output of CUDAGraphs that has been overwritten').",
+                "Leave out --accumulate and --no-set-to-none, or --compile-mode.",
+                code="SM185",
+            )
         if self.weight_decay < 0:
             raise UsageError(
                 f"--weight-decay {self.weight_decay} is negative", "It is a factor from 0.", "Try 0.01.", code="SM161"
             )
+
+    @property
+    def gradients_at_start(self) -> bool:
+        """Whether gradients of the step before are there when the forward runs. Those of CUDA graphs are not, whenever
+        zero_grad() runs: the forward takes their memory."""
+        graphs = self.cuda_graphs and WHOLE in self.compile
+        return not self.set_to_none or (self.zero_grad == AFTER_FORWARD and not graphs)
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether compiled code runs as CUDA graphs."""
+        return self.compile_mode in GRAPH_MODES
 
     @property
     def training(self) -> bool:

@@ -10,7 +10,17 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
-from staticmem.scenario.step import AFTER_FORWARD, COMPILED_OPTIMIZERS, DROPPED, FIRST, FUSED, HELD, OPTIMIZERS, WHOLE
+from staticmem.scenario.step import (
+    AFTER_FORWARD,
+    COMPILED_OPTIMIZERS,
+    DEFAULT_MODE,
+    DROPPED,
+    FIRST,
+    FUSED,
+    HELD,
+    OPTIMIZERS,
+    WHOLE,
+)
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.trials import Lever, Trials
@@ -71,6 +81,9 @@ def candidates(study: Study) -> Iterator[Lever]:
         for share in (0.75, 0.5, 0.25):
             does = f"an activation memory budget of {share:.0%} for the compiler"
             yield Lever(does, {"activation_memory_budget": share}, SAME, "torch._functorch.config has it")
+    if scenario.cuda_graphs:
+        note = "their pool keeps what eager code could use between them"
+        yield Lever("compiled code without CUDA graphs", {"compile_mode": DEFAULT_MODE}, SAME, note)
     if scenario.training:
         yield from _checkpoints(study)
         yield from _accumulation(study)

@@ -32,7 +32,7 @@ DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what on
 NOT_INCLUDED = (
     "other processes on the GPU, a desktop, and what a data loader or metrics keep there",
     "the moments of start-up (loading a checkpoint, moving a model to the GPU)",
-    "CUDA graphs",
+    "CUDA graphs, unless --compile-mode asks for them",
 )
 
 

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.process import RELEASE, Event
+from staticmem.allocators.process import GRAPH_POOL, RELEASE, Event
 from staticmem.allocators.result import Replay
-from staticmem.allocators.settings import SMALL_SIZE, Settings, ascending, descending, parse_settings, shuffled
+from staticmem.allocators.settings import (
+    SMALL_SIZE,
+    UNLIMITED,
+    Settings,
+    ascending,
+    descending,
+    parse_settings,
+    shuffled,
+)
 
 MIB = 2**20
 SIZES = st.one_of(
@@ -35,8 +43,9 @@ CAPACITIES = st.one_of(st.none(), st.sampled_from([80 * MIB, 200 * MIB, 500 * MI
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[Event]:
-    """Allocations, each with the place of its release: 0 to 9 allocations later, or never."""
-    steps = draw(st.lists(st.tuples(SIZES, st.integers(0, 12), st.integers(0, 1)), max_size=60))
+    """Allocations, each with the place of its release: 0 to 9 allocations later, or never. Some are in the pool of CUDA
+    graphs."""
+    steps = draw(st.lists(st.tuples(SIZES, st.integers(0, 12), st.integers(GRAPH_POOL, 1)), max_size=60))
     events: list[Event] = []
     ends: dict[int, list[int]] = {}
     for id, (size, lifetime, stream) in enumerate(steps):
@@ -134,3 +143,29 @@ def test_layouts_only_move_segments(layout: object) -> None:
     moved = simulate(events, layout=layout)  # type: ignore[arg-type]
     assert moved.reserved.tolist() == nominal.reserved.tolist()
     check_state(moved, len(moved) - 1, expandable=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences(), CONFIGURATIONS, CAPACITIES)
+def test_the_pool_of_cuda_graphs_gives_nothing_back(
+    events: list[Event], configuration: Settings, capacity: int | None
+) -> None:
+    """But where max_split_size lets a request for the pool itself give back one of its own oversize segments."""
+    replay = simulate(events, configuration, capacity)
+    pool = [event for event in replay.segment_events if event.stream == GRAPH_POOL]
+    if configuration.max_split_size == UNLIMITED:
+        assert all(event.change > 0 for event in pool)
+    for placement in replay.placements():
+        inside = [e for e in pool if e.address <= placement.address < e.address + e.size]
+        assert bool(inside) == (placement.stream == GRAPH_POOL)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences())
+def test_pools_add_up(events: list[Event]) -> None:
+    """With as much memory as is asked for, neither knows of the other."""
+    private = {e.id for e in events if e.stream == GRAPH_POOL}
+    both = simulate(events)
+    parts = [simulate([e for e in events if (e.id in private) is wanted]) for wanted in (True, False)]
+    assert (both.reserved.tolist() or [0])[-1] == sum((part.reserved.tolist() or [0])[-1] for part in parts)
+    assert (both.allocated.tolist() or [0])[-1] == sum((part.allocated.tolist() or [0])[-1] for part in parts)

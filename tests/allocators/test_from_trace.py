@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import model_to_order, process_of_trace
 from staticmem.allocators.process import FIRST, RELEASE, Process, Workspace
-from staticmem.eager.trace import Buffer, Buffers, Kernel, Kernels, Trace
+from staticmem.eager.trace import Buffer, Buffers, CudaGraph, Kernel, Kernels, Trace
 from staticmem.ir import dtypes
 
 MIB = 2**20
@@ -196,3 +196,66 @@ def test_gradients_that_are_zeroed_stay_from_the_first_step_on() -> None:
         assert [origin.step for origin in made] == [1]
         assert ~found.origins.index(made[0]) not in found.calls
         assert simulate(found.events).peak_allocated >= (2 + 2 + 3 + 2) * MIB
+
+
+def graphed() -> Trace:
+    """Two CUDA graphs with eager code between: the first copies x and returns y, which the loop holds; the second
+    copies the gradient of y and makes that of the weight. Products in both and between."""
+    rows = [
+        ("fc.weight", "parameter", 0, None, 0, 2 * MIB),
+        ("x", "input", 1, None, 0, MIB),
+        ("y of the previous step", "activation", 2, 7, 1, 0),
+        ("x copied", "activation", 3, 6, 2, MIB),
+        ("y", "activation", 4, None, 3, 3 * MIB),
+        ("h", "activation", 5, 9, 4, 4 * MIB),
+        ("dy", "temporary", 8, 11, 5, 3 * MIB),
+        ("dy copied", "temporary", 10, 13, 6, 3 * MIB),
+        ("fc.weight.grad", "gradient", 12, None, 7, 2 * MIB),
+    ]
+    names = "model previous empty_strided mm mm mm empty_strided mm".split()
+    trace = Trace(
+        kernels=Kernels([Kernel(name, "forward", -1) for name in names]),
+        buffers=Buffers([buffer(i, n, c, b, d, k, size) for i, (n, c, b, d, k, size) in enumerate(rows)]),
+        phases=[("setup", 0), ("forward", 3), ("backward", 8)],
+        ticks=14,
+    )
+    trace.cuda_graphs += [CudaGraph(2, 3, 4, {3: 1}), CudaGraph(6, 7, 8, {7: 6})]
+    return trace
+
+
+class Handles:
+    """A product takes a workspace that stays."""
+
+    def taken(self) -> Iterator[tuple[int, Sequence[Workspace]]]:
+        for kernel in (3, 4, 5, 7):
+            yield kernel, (Workspace(MIB, keep="cuBLAS"),)
+
+
+def test_cuda_graphs_over_four_steps() -> None:
+    """A warm-up, over the inputs themselves; a recording; replays. * is in the pool of the graphs."""
+    found = process_of_trace(graphed(), Handles(), steps=4)
+    trace, marks = graphed(), {mark.event: f"[{mark.step}]" for mark in found.marks if mark.phase != "backward"}
+    lines = []
+    for time, (id, nbytes, _) in enumerate(found.events):
+        origin = found.origins[id]
+        name = origin.what if origin.buffer < 0 else trace.buffers[origin.buffer].name
+        star = "*" if id in found.private else ""
+        lines.append(marks.get(time, "") + ("-" if nbytes == RELEASE else "+") + f"{name}{star}.{origin.step}")
+    handle = ["+workspace*.{0}", "-workspace*.{0}"]  # goes when its graph ends
+    first, second = [
+        [line.format(step) for line in lines]
+        for step, lines in ((1, ["+y*.{0}", *handle]), (2, ["+x copied*.{0}", "+empty_cache*.{0}", "+y*.{0}", *handle]))
+    ]
+    assert lines == [
+        "[0]+fc.weight.0", "+x.0",
+        "[1]+empty_cache.1", *first,
+        "+h.1", "+workspace.1", "+dy.1", "-h.1",
+        "-workspace.1", "+fc.weight.grad*.1", "+workspace*.1", "-dy.1", "-workspace*.1",  # dy itself is read
+        "[2]-fc.weight.grad*.1", "-y*.1", *second,
+        "+h.2", "+workspace.2", "-x copied*.2", "+dy.2", "-h.2",
+        "-workspace.2", "+dy copied*.2", "-dy.2", "+empty_cache*.2",
+        "+fc.weight.grad*.2", "+workspace*.2", "-dy copied*.2", "-workspace*.2",
+        "[3]-fc.weight.grad*.2", "-y*.2", "+h.3", "+workspace.3", "+dy.3", "-h.3", "-workspace.3", "-dy.3",
+        "[4]+h.4", "+workspace.4", "+dy.4", "-h.4", "-workspace.4", "-dy.4",
+    ]  # fmt: skip
+    simulate(found.events)

@@ -8,18 +8,17 @@ The events come from the exports in `models/` alone. The stub's cuDNN needs no w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prepared import run_step
+from products import Products
 
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import process_of_trace
-from staticmem.allocators.process import Process, Workspace
+from staticmem.allocators.process import Process
 from staticmem.allocators.settings import parse_settings
-from staticmem.eager.trace import Trace
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
@@ -29,26 +28,6 @@ from staticmem.scenario.step import Scenario
 ROOT = Path(__file__).parents[2]
 RECORDED: list[dict[str, Any]] = json.loads((ROOT / "tests" / "data" / "allocator" / "processes.json").read_text())
 MIB = 2**20
-
-
-class Products:
-    """The workspaces of matrix products, by the names of kernels."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.single = {buffer.kernel: buffer.shape == () for buffer in trace.buffers}  # reductions over everything
-
-    def taken(self) -> Iterator[tuple[int, Sequence[Workspace]]]:
-        for kernel in range(len(self.trace.kernels)):
-            yield kernel, self.workspaces(kernel)
-
-    def workspaces(self, kernel: int) -> Sequence[Workspace]:
-        name = self.trace.kernels[kernel].name
-        if name.startswith("aten.addmm"):
-            return (Workspace(MIB, what="cublasLt"),)
-        if name.startswith("aten.mean") and self.single[kernel]:  # partial sums of the blocks, and a semaphore
-            return (Workspace(2560, held=True, what="partial sums"), Workspace(4, held=True, what="semaphore"))
-        return (Workspace(32 * MIB, what="cuBLAS"),) if name.startswith(("aten.mm", "aten.bmm")) else ()
 
 
 def process_of(case: dict[str, Any]) -> Process:

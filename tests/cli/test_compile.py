@@ -19,7 +19,7 @@ from staticmem.engine.compiled_step import DECIDE
 from staticmem.errors import UsageError
 from staticmem.report.load import load_report
 from staticmem.scenario.request import Request, as_flags, request_of
-from staticmem.scenario.step import WHOLE
+from staticmem.scenario.step import AUTOTUNED, COMPILE_MODES, GRAPH_MODES, WHOLE
 
 RESNET = str(files.ROOT / "models" / "resnet18.pt2")
 STEP = ("--batch", "32", "--optimizer", "adam", "--outputs", "dropped")
@@ -208,3 +208,49 @@ def test_cards_that_are_too_old(capsys: pytest.CaptureFixture[str]) -> None:
     assert [note["text"][-19:] for note in report["warnings"] if note["code"] == "SM184"] == ["GeForce GTX 1080 Ti"]
     need = analyzed(capsys, RESNET, "--batch", "2", "--gpu", "t4", "--compile")["peak"]["device_bytes"]
     assert report["cards"][0]["device_bytes"] == need
+
+
+def test_cuda_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The figures are those of the process in tests/data/allocator/compiled.json, whose cuDNN takes no workspace."""
+    mode = ("--compile", "--compile-mode", "reduce-overhead")
+    report = analyzed(capsys, RESNET, *STEP, *mode)
+    assert report["scenario"]["compile_mode"] == "reduce-overhead"
+    assert report["compiled"]["cuda_graphs"] == 2
+    batch, logits = 32 * 3 * 224 * 224 * 4, 32 * 1000 * 4
+    assert report["compiled"]["copied_bytes"] == batch + logits
+    assert "SM346" in [note["code"] for note in report["assumptions"]]
+    plain = analyzed(capsys, RESNET, *STEP, "--compile")
+    assert plain["compiled"]["cuda_graphs"] == 0
+    assert report["peak"]["reserved_bytes"] > plain["peak"]["reserved_bytes"]
+    text = run(capsys, "analyze", RESNET, *STEP, *mode)[1]
+    assert "CUDA graphs      2 in a pool of their own, over 18.50 MiB of copied inputs" in text
+    config = tmp_path / "c.yaml"
+    step = "train: {batch: 2, optimizer: adam, compile: true, compile_mode: max-autotune}"
+    config.write_text(f"version: 1\nmodel: {RESNET}\n{step}\n")
+    tuned = json.loads(run(capsys, "analyze", "--config", str(config), "-f", "json")[1])
+    assert tuned["compiled"]["cuda_graphs"] == 2
+    assert "SM347" in [note["code"] for note in tuned["warnings"]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compile_mode": "reduce-overhead"},
+        {"compile": True, "compile_mode": "reduce-overhead", "accumulate": 2},
+        {"compile": True, "compile_mode": "max-autotune", "set_to_none": False},
+    ],
+)
+def test_modes_that_are_refused(options: dict[str, Any]) -> None:
+    """`CUDAGraphTreeManager.format_dealloc_msg`: gradients in the pool are overwritten by the next forward."""
+    with pytest.raises(UsageError) as error:
+        request_of({"mode": "train", **options}).scenario()
+    assert error.value.code == "SM185"
+
+
+@pytest.mark.torch
+def test_modes_are_those_of_pytorch() -> None:
+    inductor = pytest.importorskip("torch._inductor")
+    known = inductor.list_mode_options()
+    assert set(COMPILE_MODES) <= set(known)
+    assert {m for m, options in known.items() if options.get("triton.cudagraphs")} == set(GRAPH_MODES)
+    assert {m for m, options in known.items() if options.get("max_autotune")} == set(AUTOTUNED)

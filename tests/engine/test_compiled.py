@@ -64,7 +64,8 @@ def run(call: CompiledCall, graph: Graph | None = None, **options: Any) -> StepR
     scenario = Scenario(**{**TRAIN, **options})
     graph = clean(chain(1) if graph is None else graph, scenario.training)
     step = _Step(graph, scenario, "expected")
-    step.interpreter.compiled = (CompiledRegion(call.start, call.end, "", lambda *_: call),)
+    region = CompiledRegion(call.start, call.end, "", lambda *_: call, scenario.cuda_graphs)
+    step.interpreter.compiled = (region,)
     return step.train()[0] if scenario.training else step.infer()
 
 
@@ -252,3 +253,37 @@ def test_a_checkpoint_around_a_region_computes_its_saved_tensors_again() -> None
     start = dict(result.trace.phases)["backward"]
     alive = [b for b in result.trace.buffers if b.born < start and (b.died is None or b.died > start)]
     assert not [b for b in alive if b.nbytes == 4096 and b.category == "activation"]
+
+
+def test_a_cuda_graph_reads_copies() -> None:
+    """`static_input_idxs`: the batch is copied, and the copy is what is saved; so is the gradient of the output, which
+    goes when it is copied. What the forward has saved and the weights are read where they are."""
+    result = run(CALL, compile_mode="reduce-overhead")
+    copy = "aten.empty_strided.default"
+    assert events(result, "forward")[:3] == [(copy, 4096), ("aten.mm.default", 4096), ("aten.mm.default", 2048)]
+    assert events(result, "backward") == [
+        ("aten.ones_like.default", 2048),  # Python holds it until backward() returns
+        (copy, 2048),
+        ("aten.mm.default", 512),
+        ("aten.mm.default", 4096),
+        ("", -2048),  # the copy
+        ("", -4096),  # the relu
+        ("aten.mm.default", 1024),
+        ("", -4096),  # the batch, copied, and the gradient of the relu
+        ("", -4096),
+        ("", -2048),
+    ]
+    trace = result.trace
+    forward, backward = trace.cuda_graphs
+    assert (forward.body - forward.start, backward.body - backward.start) == (1, 1)
+    names = {trace.buffers[copy].name for graph in trace.cuda_graphs for copy in graph.copied}
+    assert names == {"x, copied for the CUDA graph", "gradient, copied for the CUDA graph"}
+    inside = [trace.kernels[k].name for k in range(len(trace.kernels)) if trace.in_cuda_graph(k)]
+    assert inside == [copy, *(step.kernel for step in FORWARD.steps), copy, *(step.kernel for step in BACKWARD.steps)]
+
+
+def test_code_that_writes_to_its_inputs_is_no_cuda_graph() -> None:
+    """`check_for_mutation`."""
+    result = run(replace(CALL, written_inputs=("x",)), compile_mode="reduce-overhead")
+    assert result.trace.cuda_graphs == []
+    assert events(result, "backward") == events(run(CALL), "backward")

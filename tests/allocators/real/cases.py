@@ -15,6 +15,8 @@ from typing import Any
 MIB = 2**20
 TOTAL = 16 * 2**30
 
+GRAPHS = 0  # streams of a case: the default stream, and the pool of CUDA graphs
+
 # name, settings, capacity in MiB (None: as much as asked), streams, events
 VARIANTS: list[tuple[str, str, int | None, int, int]] = [
     ("plain", "", None, 1, 1500),
@@ -35,6 +37,12 @@ VARIANTS: list[tuple[str, str, int | None, int, int]] = [
     ("fraction", "per_process_memory_fraction:0.04", None, 1, 1500),
     ("collect", "garbage_collection_threshold:0.6,per_process_memory_fraction:0.08", None, 1, 2500),
     ("collect-streams", "garbage_collection_threshold:0.3,per_process_memory_fraction:0.06", None, 2, 2500),
+    ("graphs", "", None, GRAPHS, 1500),
+    ("graphs-full", "", 800, GRAPHS, 1500),
+    ("graphs-expandable", "expandable_segments:True", None, GRAPHS, 1500),
+    ("graphs-expandable-full", "expandable_segments:True", 800, GRAPHS, 1500),
+    ("graphs-max-split-full", "max_split_size_mb:32", 900, GRAPHS, 1500),
+    ("graphs-collect", "garbage_collection_threshold:0.3,per_process_memory_fraction:0.08", None, GRAPHS, 2500),
 ]
 
 
@@ -68,7 +76,7 @@ def sequence(seed: int, count: int, streams: int, capacity: int | None) -> list[
             del live[dead]
             events.append([dead, -1, 0])
         live[key] = nbytes
-        events.append([key, nbytes, rng.randrange(streams)])
+        events.append([key, nbytes, rng.randrange(streams) if streams else rng.choice((0, -1))])
         if rng.random() < 0.004:  # the end of a step: nearly everything goes
             for dead in [other for other in live if rng.random() < 0.9]:
                 del live[dead]

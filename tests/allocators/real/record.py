@@ -28,6 +28,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.cuda.init()
+    pool = torch.cuda.graph_pool_handle()
     pointers: dict[int, int] = {}
     addresses, allocated, reserved = [], [], []
     oom = None
@@ -36,11 +37,16 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.caching_allocator_delete(pointers.pop(key))
         else:
             for size in (nbytes, *case["fallbacks"].get(str(key), ())):
+                if stream < 0:  # as in a warm-up of torch/_inductor/cudagraph_trees.py; never released, it stays in use
+                    torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
                 try:
-                    pointers[key] = torch.cuda.caching_allocator_alloc(size, 0, stream)
+                    pointers[key] = torch.cuda.caching_allocator_alloc(size, 0, max(stream, 0))
                     break
                 except torch.OutOfMemoryError:
                     continue
+                finally:
+                    if stream < 0:
+                        torch._C._cuda_endAllocateToPool(0, pool)
             else:
                 oom = index
                 break
@@ -60,7 +66,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "retries": stats["num_alloc_retries"],
         "oom": oom,
         "segments": [
-            [s["address"], s["total_size"], s["stream"], s["segment_type"], s["is_expandable"],
+            [s["address"], s["total_size"], -1 if s["segment_pool_id"] != (0, 0) else s["stream"], s["segment_type"],
+             s["is_expandable"],
              [[b["address"], b["size"], b["requested_size"], b["state"]] for b in s["blocks"]]]
             for s in torch._C._cuda_memorySnapshot(None)["segments"]
         ],

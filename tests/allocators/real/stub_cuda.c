@@ -108,8 +108,29 @@ int cudaGetDevice(int *d) { *d = 0; return 0; }
 int cudaSetDevice(int d) { return 0; }
 int cudaGetLastError(void) { return 0; }
 int cudaPeekAtLastError(void) { return 0; }
-int cudaStreamIsCapturing(void *s, int *st) { *st = 0; return 0; }
-int cudaStreamGetCaptureInfo(void *s, int *st) { *st = 0; return 0; }
+
+/* CUDA graphs: a stream is captured from begin to end, and what is captured is nothing */
+static void *captured;
+static int capturing;
+static unsigned long long capture;
+int cudaStreamBeginCapture(void *s, int mode) { captured = s; capturing = 1; capture++; return 0; }
+int cudaStreamEndCapture(void *s, void **graph) { capturing = 0; *graph = malloc(8); return 0; }
+int cudaStreamIsCapturing(void *s, int *st) { *st = capturing && s == captured; return 0; }
+int cudaStreamGetCaptureInfo(void *s, int *st, unsigned long long *id, void **graph, void **d, void **e, size_t *n) {
+  *st = capturing && s == captured;
+  if (*st && id) *id = capture;
+  if (*st && graph) *graph = (void *)1;
+  if (*st && n) *n = 0;
+  return 0;
+}
+int cudaGraphInstantiate(void **run, void *graph, unsigned long long f) { *run = malloc(8); return 0; }
+int cudaGraphInstantiateWithFlags(void **run, void *graph, unsigned long long f) { *run = malloc(8); return 0; }
+int cudaGraphLaunch(void *run, void *s) { return 0; }
+int cudaGraphDestroy(void *graph) { return 0; }
+int cudaGraphExecDestroy(void *run) { return 0; }
+int cudaGraphGetNodes(void *graph, void *nodes, size_t *n) { *n = 1; return 0; }
+int cudaGraphRetainUserObject(void *graph, void *object, unsigned n, unsigned f) { return 0; }
+
 int cudaDeviceGetStreamPriorityRange(int *l, int *g) { *l = 0; *g = -5; return 0; }
 int cudaStreamCreateWithPriority(void **s, unsigned f, int p) {
   static unsigned long streams;
