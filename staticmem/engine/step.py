@@ -89,9 +89,9 @@ class _Step:
         e.sdpa, e.torch = scenario.sdpa, scenario.torch
         cast = None
         if scenario.dtype in dtypes.HALVES:
-            from staticmem.ops.whole_model_cast import WholeModelCast  # few steps have it
+            from staticmem.ops.whole_model_cast import cast_of  # few steps have it
 
-            cast = WholeModelCast(scenario.dtype)
+            cast = cast_of(graph, scenario.dtype)
         self.releases = releases_of(graph, locals_policy, scenario.training)
         self.interpreter = Interpreter(e, graph, cast, self.releases)
         self.interpreter.keeps_values = False

@@ -19,10 +19,18 @@ from typing import Any
 
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Op
+from staticmem.ir.graph import Graph, Op
 from staticmem.ops.registry import kinds_of
 
 _TO_DEVICE = "aten::to.dtype_layout"
+
+
+def cast_of(graph: Graph, dtype: DType | None) -> WholeModelCast | None:
+    """The cast of a model to `dtype`; None where that is no 16-bit type, or no parameter of the file is in float32: its
+    casts to float32 are real ones then."""
+    if dtype not in dtypes.HALVES or not any(p.value.dtype is dtypes.float32 for p in graph.parameters):
+        return None
+    return WholeModelCast(dtype)
 
 
 class WholeModelCast:

@@ -21,7 +21,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.ops import registry as rules
 from staticmem.ops.size_arithmetic import SIZE_OPS
-from staticmem.ops.whole_model_cast import WholeModelCast
+from staticmem.ops.whole_model_cast import cast_of
 
 # What a call may raise whose arguments do not fit
 REFUSALS = (ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError)
@@ -80,7 +80,7 @@ def trace(
 class _Trace:
     def __init__(self, graph: Graph, training: bool, amp: DType | None, sdpa: str, cast: DType | None) -> None:
         self.graph, self.amp = graph, amp
-        self.cast = WholeModelCast(cast) if cast in dtypes.HALVES else None
+        self.cast = cast_of(graph, cast)
         self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
         self.t = Tracer(training)
         self.t.sdpa, self.t.autocast = sdpa, amp is not None
