@@ -26,9 +26,10 @@ _TO_DEVICE = "aten::to.dtype_layout"
 
 
 def cast_of(graph: Graph, dtype: DType | None) -> WholeModelCast | None:
-    """The cast of a model to `dtype`; None where that is no 16-bit type, or no parameter of the file is in float32: its
-    casts to float32 are real ones then."""
-    if dtype not in dtypes.HALVES or not any(p.value.dtype is dtypes.float32 for p in graph.parameters):
+    """The cast of a model to `dtype`; None where that is no 16-bit type, or the parameters of the file are in one
+    already: its casts to float32 are real ones then."""
+    types = {p.value.dtype for p in graph.parameters if p.value.dtype.is_floating_point}
+    if dtype not in dtypes.HALVES or (types and types.issubset(dtypes.HALVES)):
         return None
     return WholeModelCast(dtype)
 
