@@ -1,7 +1,7 @@
 """Calls that C++ composes of others, whose parts autograd sees.
 
 Sources: aten/src/ATen/native/Distance.cpp, TensorShape.cpp (`meshgrid`, `column_stack`), ReduceOps.cpp (`diff`),
-Onehot.cpp.
+Onehot.cpp, Loss.cpp.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from staticmem.compiler.aot.arithmetic import add_scalar, div, mul, sub
+from staticmem.compiler.aot.arithmetic import add, add_scalar, div, mul, neg, sub
+from staticmem.compiler.aot.elementwise import clamp_min, where
 from staticmem.compiler.aot.factories import iota
 from staticmem.compiler.aot.joining import cat
+from staticmem.compiler.aot.losses import MEAN, apply_reduction
 from staticmem.compiler.aot.reductions import linalg_vector_norm, sum_
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer
@@ -82,3 +84,21 @@ def diff(t: Tracer, self: Node, n: int = 1, dim: int = -1, prepend: Any = None, 
         before = slice_(t, self, dim, 0, size - 1)
         self = sub(t, slice_(t, self, dim, 1, size), before)
     return self
+
+
+@traced("margin_ranking_loss")
+def margin_ranking_loss(
+    t: Tracer, input1: Node, input2: Node, target: Node, margin: float = 0.0, reduction: int = MEAN
+) -> Node:
+    difference = sub(t, input1, input2)
+    distance = mul(t, neg(t, target), difference)
+    return apply_reduction(t, clamp_min(t, add_scalar(t, distance, margin), 0), reduction)
+
+
+@traced("hinge_embedding_loss")
+def hinge_embedding_loss(t: Tracer, self: Node, target: Node, margin: float = 1.0, reduction: int = MEAN) -> Node:
+    zero = t.zeros_like(self)
+    bounded = clamp_min(t, sub(t, t.full_like(self, margin), self), 0)
+    apart = where(t, t.compare("ne", target, 1), bounded, zero)
+    near = where(t, t.compare("ne", target, -1), self, zero)
+    return apply_reduction(t, add(t, apart, near), reduction)

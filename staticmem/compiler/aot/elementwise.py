@@ -210,6 +210,34 @@ def _larger_number(name: str, less: str, hides_self: str) -> None:
     traced(name)(function)
 
 
+@traced("logaddexp")
+def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
+    """torch/_refs"""
+    first = t.compare("ge", self, other)
+    large, small = chosen(t, first, self, other), chosen(t, first, other, self)
+    finite = t.compare("ne", call(t, "abs", self), math.inf)
+    is_number = t.pointwise("aten::eq.Tensor", self, self, dtype=dtypes.bool_)
+    known = _boolean(t, "aten::mul.Tensor", is_number, finite)
+    unknown = _boolean(t, "aten::logical_not", known)
+    same = _boolean(t, "aten::logical_and", unknown, t.compare("eq", self, other))
+    summed = t.add(large, call(t, "log1p", call(t, "exp", t.sub(small, large))))
+    out = chosen(t, same, self, summed)
+
+    def share(grad: Node, mine: Node, theirs: Node) -> Node:
+        rest = t.pointwise("aten::add.Scalar", call(t, "exp", t.sub(theirs, mine)), 1)
+        return t.div(grad, rest)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        by_other = share(grad, other, self) if need[1] else None
+        by_self = share(grad, self, other) if need[0] else None
+        return [by_self, by_other]
+
+    t.record(out, [self, other], gradient)
+    return out
+
+
 _larger_number("fmax", "lt", "ge")
 _larger_number("fmin", "gt", "le")
 

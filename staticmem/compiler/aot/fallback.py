@@ -27,6 +27,11 @@ _BREAKS = {
     "data_sized": "the size of its result is in the data, where torch.compile breaks the graph",
 }
 
+# What Inductor makes one call of as well, in the backward too (`make_fallback` of torch/_inductor/lowering.py)
+_LEFT_TO_ATEN = frozenset(
+    f"aten::{name}" for name in "_embedding_bag embedding_bag adaptive_max_pool3d cdist histc multinomial".split()
+)
+
 
 def call(t: Tracer, rule: Rule, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Node]:
     """The op as one extern call.
@@ -42,7 +47,8 @@ def call(t: Tracer, rule: Rule, target: str, args: Sequence[Any], kwargs: Mappin
     given_back = {id(tensor): node for node, tensor in run.inputs.items()}
     if run.results and all(id(tensor) in given_back for tensor in run.results):  # `x.to(x.dtype)` is x
         return [given_back[id(tensor)] for tensor in run.results]
-    t.fallbacks[base] = t.fallbacks.get(base, 0) + 1
+    if base not in _LEFT_TO_ATEN:
+        t.fallbacks[base] = t.fallbacks.get(base, 0) + 1
     results = run.results
     if not results:
         return []

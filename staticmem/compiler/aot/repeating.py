@@ -67,15 +67,30 @@ def repeat_interleave(
 @traced("flip")
 def flip(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
     order = tuple([self.dim(d) for d in ((dims,) if isinstance(dims, int) else dims)])
+    return derive(t, _reversed(t, self, order), self, lambda grad: _reversed(t, grad, order))
 
-    def turned(node: Node) -> Node:
-        return t.new("prims::rev", (node, order), node.shape, node.dtype, layout.dense_like(node.shape, node.strides))
 
-    return derive(t, turned(self), self, turned)
+def _reversed(t: Tracer, x: Node, dims: tuple[int, ...]) -> Node:
+    return t.new("prims::rev", (x, dims), x.shape, x.dtype, layout.dense_like(x.shape, x.strides))
 
 
 traced("fliplr")(lambda t, self: flip(t, self, (1,)))
 traced("flipud")(lambda t, self: flip(t, self, (0,)))
+
+
+@traced("rot90")
+def rot90(t: Tracer, self: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    """Quarter turns (TensorTransformations.cpp)."""
+    first, second = (self.dim(d) for d in dims)
+
+    def turned(x: Node, quarters: int) -> Node:
+        if quarters % 4 == 0:
+            return t.clone(x)
+        if quarters % 4 == 2:
+            return _reversed(t, x, (first, second))
+        return t.transpose(_reversed(t, x, (second if quarters % 4 == 1 else first,)), first, second)
+
+    return derive(t, turned(self, k), self, lambda grad: turned(grad, -k))
 
 
 @traced("roll")
