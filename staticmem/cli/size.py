@@ -35,6 +35,7 @@ examples:
   staticmem size model.pt2 --optimizer adam --gpu l40s --gpu h100-sxm-80gb --gpu 24GB
   staticmem size model.pt2 --optimizer adam --vendor nvidia --min-memory 24GB --year 2022 --prices prices.yaml
   staticmem size llm.pt2 --optimizer adamw --amp bf16 --parallel zero3
+  staticmem size model.pt2 --optimizer adamw --global-batch 2048 --gpu h100 --gpu l40s
 """
 
 GPUS = """\
@@ -57,8 +58,11 @@ def add_size(verbs: Any) -> None:
     parser.add_argument("model", metavar="MODEL|CONFIG", nargs="?", help="an .onnx or .pt2 file, or a .yaml config")
     add_scenario(parser, many_gpus=True)
     _add_filters(parser)
+    question = parser.add_argument_group("the question")
+    about = "samples of a step of the optimizer, which GPUs share (DDP, ZeRO, FSDP) or one takes in micro-batches"
+    question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
     output = add_output(parser, FORMATS)
-    output.add_argument("--prices", metavar="FILE", help="YAML with your prices of GPUs")
+    output.add_argument("--prices", metavar="FILE", help="YAML or CSV with your prices of GPUs")
     output.add_argument("--no-batches", action="store_true", help="do not search the largest batch of each GPU")
     about = "the date in the report (default: that of SOURCE_DATE_EPOCH, else none)"
     output.add_argument("--date", metavar="YYYY-MM-DD", help=about)
@@ -106,7 +110,8 @@ def size(args: argparse.Namespace) -> int:
         prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.argv])
     with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet) as bar:
-        options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update)
+        options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update,
+                          global_batch=args.global_batch)  # fmt: skip
         result = sizing(Study.open(path, request), options)
     emit(result, chosen, args)
     return 0

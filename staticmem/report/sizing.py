@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from staticmem.report.model import ModelInfo, NoteInfo, OpCount, ScenarioInfo
 
 SCHEMA = "staticmem.sizing/1"
+ACCUMULATE = "accumulate"  # of `Count.strategy`: one device, and micro-batches
 FITS, TIGHT = "fits", "tight"  # of `CardRow.fit`
 
 
@@ -21,6 +22,8 @@ class Count:
     memory. `devices` is None where none is enough, and `why` says what stands in the way.
 
     `device_bytes` is the need of the rank with the most. `checkpointing` says that the blocks had to be checkpointed.
+    With a global batch `batch` is that of each device in a micro-batch, and `accumulate` the number of micro-batches of
+    the strategy "accumulate", which is one device; else None and 1.
     """
 
     strategy: str
@@ -28,6 +31,8 @@ class Count:
     device_bytes: int | None
     checkpointing: bool
     why: str
+    batch: int | None = None
+    accumulate: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +150,4 @@ class Sizing:
     exact_batches: bool = True
     curves_of: str = ""
     levers_of: str | None = None
+    global_batch: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.report.model import ScenarioInfo
-from staticmem.report.sizing import FITS, TIGHT, CardRow, Count
+from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count
 from staticmem.scenario.step import TITLES
 from staticmem.studies import Request
 from staticmem.units import format_bytes
@@ -32,16 +32,27 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
         text = f"No GPU of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
         return f"{text} The levers say what makes it smaller.", None
     row, count = several
-    what = _each(what, count.strategy)
+    what = what if count.batch is not None else _each(what, count.strategy)
     with_blocks = " and checkpointed blocks" if count.checkpointing else ""
     need = count.device_bytes or 0
     left = _share(row.usable_bytes - need, row.usable_bytes)
-    text = f"{count.devices} x {row.name} {what} with {TITLES[count.strategy]}{with_blocks}, with {left} headroom"
+    text = f"{_several_text(row, count, what)}{with_blocks}, with {left} headroom"
+    text += _cost(row, count.devices or 1)
     nearest = max(rows, key=lambda r: r.usable_bytes)
+    at_once = " at once" if count.strategy == ACCUMULATE else ""
     return (
-        f"{text}; no single GPU can: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
+        f"{text}; no single GPU can{at_once}: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
         row.slug,
     )
+
+
+def _several_text(row: CardRow, count: Count, what: str) -> str:
+    """`4 x L4 train it at batch 64 each with ZeRO-2`; of a global batch also how it is shared, or taken one by one."""
+    if count.strategy == ACCUMULATE:
+        verb = what.replace("train it", "trains it", 1)
+        return f"One {row.name} {verb} in {count.accumulate:,} micro-batches of {count.batch:,}"
+    share = f", {count.batch:,} on each" if count.batch is not None else ""
+    return f"{count.devices} x {row.name} {what} with {TITLES[count.strategy]}{share}"
 
 
 def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:
@@ -49,7 +60,7 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
     verb = what.replace("train it", "trains it", 1).replace("run it", "runs it", 1)
-    text = f"One {best.name} {verb} with {left} headroom"
+    text = f"One {best.name} {verb} with {left} headroom{_cost(best, 1)}"
     larger = [row for row in one if row.usable_bytes > best.usable_bytes and row.vendor == best.vendor]
     if larger:
         text += f"; the {larger[0].name} also fits"
@@ -61,6 +72,10 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
         nearest = short[-1]
         less = ", but not with checkpointed blocks" if nearest.fit_with_checkpointing == FITS else ""
         text += f"; the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}{less}"
+        others = _several(short, shared=True)
+        if others is not None and others[1].batch is not None:
+            row, count = others
+            text += f"; {_several_text(row, count, what)}{_cost(row, count.devices or 1)} too"
     return f"{text}.", best.slug
 
 
@@ -97,10 +112,22 @@ def _cheapness(row: CardRow) -> tuple[float, float, int]:
     return (buy, hour, row.usable_bytes)
 
 
-def _several(rows: Sequence[CardRow]) -> tuple[CardRow, Count] | None:
-    """The card and strategy with the fewest devices; of equal ones without checkpointing, then the least memory."""
+def _cost(row: CardRow, devices: int) -> str:
+    """` (8.40 EUR an hour)` or ` (32,000 EUR)`: what so many cards cost; empty without a price."""
+    price = row.price
+    if price is None:
+        return ""
+    parts = [f"{devices * price.buy:,.0f} {price.currency}"] if price.buy is not None else []
+    parts += [f"{devices * price.hour:,.2f} {price.currency} an hour"] if price.hour is not None else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _several(rows: Sequence[CardRow], shared: bool = False) -> tuple[CardRow, Count] | None:
+    """The card and strategy with the fewest devices; of equal ones without checkpointing, then the least memory.
+    `shared`: only several devices, not one with micro-batches."""
     able = _examined([row for row in rows if any(count.devices is not None for count in row.counts)])
-    feasible = [(row, count) for row in able for count in row.counts if count.devices is not None]
+    counts = [(row, count) for row in able for count in row.counts if count.devices is not None]
+    feasible = [pair for pair in counts if not shared or pair[1].strategy != ACCUMULATE]
     if not feasible:
         return None
     return min(feasible, key=lambda pair: (pair[1].devices or 0, pair[1].checkpointing, pair[0].usable_bytes))

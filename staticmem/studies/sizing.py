@@ -10,7 +10,7 @@ from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import NoteInfo
-from staticmem.report.sizing import SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
+from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
 from staticmem.scenario.request import as_flags
@@ -27,6 +27,7 @@ from staticmem.version import __version__
 
 POINTS = 9  # of a curve
 FEW = 8  # cards: up to so many get replays of their own and exact batches; of more, those of an architecture share them
+GLOBAL_STRATEGIES = ("ddp", ACCUMULATE, "zero2", "zero3", "fsdp")  # those that share out samples
 DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
 
 NOT_INCLUDED = (
@@ -48,6 +49,7 @@ class Options:
     batches: bool = True  # search the largest batches
     progress: Callable[[int, int], None] = lambda done, total: None
     too_old: Sequence[Gpu] = ()
+    global_batch: int | None = None  # of a step: what devices share, or one takes in micro-batches
 
 
 def size(study: Study, options: Options) -> Sizing:
@@ -67,15 +69,37 @@ def size(study: Study, options: Options) -> Sizing:
         if not cards:
             raise without_compiled_code(too_old)
         options = replace(options, cards=cards, too_old=too_old)
+    if options.global_batch is not None:
+        study = study.ask(_at_once(study, options.global_batch))
     with without_cycle_search():
         return _size(study, options)
+
+
+def _at_once(study: Study, total: int) -> Request:
+    """The request of one device that takes a global batch at once.
+
+    Raises:
+        UsageError: the request says otherwise how samples are shared, or nothing is trained.
+    """
+    request = study.request
+    given = {"--batch": request.batch, "--parallel": request.parallel, "--devices": request.devices}
+    others = [flag for flag, value in given.items() if value is not None]
+    others += ["--accumulate"] * (request.accumulate > 1)
+    if others:
+        why = "A global batch is shared out in every way that fits: its share, the strategy and the devices are found."
+        raise UsageError(f"--global-batch with {others[0]}", why, f"Leave {others[0]} out.", "SM135")
+    if not study.scenario.training:
+        why = "It is the samples of a step of the optimizer."
+        raise UsageError("--global-batch without training", why, "Name an optimizer: --optimizer adamw", "SM135")
+    return replace(request, batch=total)
 
 
 def _size(study: Study, options: Options) -> Sizing:
     request = study.request
     if request.parallel is not None and request.devices is None:  # the fewest devices of this strategy
         return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,)).run()
-    return _Sizing(study, options, _strategies(study)).run()
+    of_total = options.global_batch is not None
+    return _Sizing(study, options, GLOBAL_STRATEGIES if of_total else _strategies(study)).run()
 
 
 class _Sizing:
@@ -124,6 +148,7 @@ class _Sizing:
             sizes, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
             tuple(n for n in notes if n.code not in ("SM404", "SM405")), warnings, NOT_INCLUDED,
             options.command, self.few, shown.name if batches or sizes else "", None if large else shown.name,
+            options.global_batch,
         )  # fmt: skip
 
     # -- cards ---------------------------------------------------------------------------------------------------
@@ -195,9 +220,10 @@ class _Sizing:
     def _count(self, strategy: str, card: Gpu, fit: Fit, obstacle: str) -> Count:
         if obstacle:
             return Count(strategy, None, None, False, obstacle)
+        total = self.options.global_batch
         if fit is Fit.FITS:
-            return Count(strategy, 1, None, False, "")
-        return fewest(self.bench, strategy, card, self.request, self.checkpointed)
+            return Count(strategy, 1, None, False, "", total)
+        return fewest(self.bench, strategy, card, self.request, self.checkpointed, total)
 
     # -- curves --------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import StaticmemError
 from staticmem.ir.model_file import ModelFile
 from staticmem.report.model import MOST_BATCH
-from staticmem.report.sizing import Count
+from staticmem.report.sizing import ACCUMULATE, Count
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
@@ -85,20 +85,81 @@ def last(values: Sequence[int], allows: Callable[[int], bool], guess: int = 0) -
     return bisect_left(range(low + 1, high), True, key=lambda at: not allows(values[at])) + low
 
 
-def fewest(bench: Bench, strategy: str, card: Gpu, request: Request, checkpointed: Request | None) -> Count:
-    """The fewest devices of a strategy; with checkpointed blocks where they are needed for it."""
+@dataclass(frozen=True)
+class Found:
+    """The fewest devices, and the need of the rank with the most."""
+
+    devices: int
+    nbytes: int
+    batch: int | None = None  # of each in a micro-batch, of a global batch
+    accumulate: int = 1
+
+
+def fewest(
+    bench: Bench, strategy: str, card: Gpu, request: Request, checkpointed: Request | None, total: int | None = None
+) -> Count:
+    """The fewest devices of a strategy; with checkpointed blocks where they are needed for it.
+
+    Args:
+        total: a global batch that the devices share; None: each has the batch of the request.
+    """
     why = ""
     for variant, checkpointing in ((request, False), (checkpointed, True)):
         if variant is None:
             continue
-        result = _fewest(bench, strategy, card, variant)
-        if isinstance(result, tuple):
-            return Count(strategy, result[0], result[1], checkpointing, "")
+        result = _of_total(bench, strategy, card, variant, total) if total else _fewest(bench, strategy, card, variant)
+        if isinstance(result, Found):
+            return Count(strategy, result.devices, result.nbytes, checkpointing, "", result.batch, result.accumulate)
         why = result
     return Count(strategy, None, None, False, why)
 
 
-def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> tuple[int, int] | str:
+def _of_total(bench: Bench, strategy: str, card: Gpu, request: Request, total: int) -> Found | str:
+    """The fewest devices that a global batch is shared by, or why none are enough.
+
+    What a device needs falls as they are added: each has fewer samples, and with ZeRO and FSDP less of the model.
+    """
+    if strategy == ACCUMULATE:
+        return _accumulated(bench, card, request, total)
+    tried = [devices for devices in DEVICES if total % devices == 0]
+    if not tried:
+        return f"{total:,} samples cannot be shared evenly by 2 devices"
+
+    def ask(devices: int) -> Request:
+        return replace(request, batch=total // devices, parallel=strategy, devices=devices)
+
+    def enough(devices: int) -> bool:
+        return bench.allows(ask(devices), card)
+
+    if not enough(tried[-1]):
+        need = format_bytes(bench.expected(ask(tried[-1]), card))
+        return f"{need} are needed on each of {tried[-1]:,} at {total // tried[-1]:,} samples each"
+    devices = tried[bisect_left(tried[:-1], True, key=enough)]
+    return Found(devices, bench.expected(ask(devices), card), total // devices)
+
+
+def _accumulated(bench: Bench, card: Gpu, request: Request, total: int) -> Found | str:
+    """The largest micro-batch of one device that divides a global batch, or why there is none."""
+    divisors = [batch for batch in range(1, total) if total % batch == 0]
+
+    def ask(batch: int) -> Request:
+        return replace(request, batch=batch, accumulate=total // batch)
+
+    def allows(batch: int) -> bool:
+        try:
+            return bench.allows(ask(batch), card)
+        except StaticmemError:
+            return False  # the model does not take this batch
+
+    takes = divisors[1:] if len(divisors) > 1 and not allows(1) else divisors  # an export may have no batch of 1
+    at = last(takes, allows)
+    if at < 0:
+        return f"{format_bytes(bench.expected(ask(takes[0]), card))} are needed at {takes[0]:,} samples at a time"
+    batch = takes[at]
+    return Found(1, bench.expected(ask(batch), card), batch, total // batch)
+
+
+def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> Found | str:
     """The fewest devices and the need, or why none are enough."""
 
     def ask(devices: int) -> Request:
@@ -112,7 +173,7 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> tuple[i
         for devices in DEVICES:
             try:
                 if bench.allows(ask(devices), card):
-                    return devices, bench.expected(ask(devices), card)
+                    return Found(devices, bench.expected(ask(devices), card))
                 why = short(devices)
             except StaticmemError as error:
                 return why or error.why
@@ -122,4 +183,4 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> tuple[i
         return short(tried[-1])
     # the need falls as devices are added, and the last number is enough
     enough = tried[bisect_left(tried[:-1], True, key=lambda devices: bench.allows(ask(devices), card))]
-    return enough, bench.expected(ask(enough), card)
+    return Found(enough, bench.expected(ask(enough), card))

@@ -170,6 +170,84 @@ def test_several_cards_where_one_is_too_small() -> None:
     assert "no single GPU can" in found.recommendation
 
 
+# -- a global batch ----------------------------------------------------------------------------------------------
+
+
+def shared_out(total: int, *cards: str, **words: Any) -> Sizing:
+    study = Study.open(BLOCKS, request_of({"optimizer": "adam", **words}))
+    return size(study, Options([gpus.find(name) for name in cards], batches=False, global_batch=total))
+
+
+def test_devices_share_a_global_batch() -> None:
+    """As few as fit: half of them do not, and the shares add up."""
+    found = shared_out(16384, "6GiB")
+    assert found.global_batch == found.scenario.batch == 16384
+    assert found.strategies == ("ddp", "accumulate", "zero2", "zero3", "fsdp")
+    bench, card = Bench(Study.open(BLOCKS, request_of({"optimizer": "adam"}))), gpus.find("6GiB")
+    asked, checked = bench.study.request, 0
+    for count in found.cards[0].counts:
+        assert count.devices is not None
+        assert count.batch is not None
+        assert count.devices * count.batch * count.accumulate == 16384
+        if count.checkpointing:
+            continue
+        if count.strategy == "accumulate":
+            steps = [replace(asked, batch=count.batch * more, accumulate=count.accumulate // more) for more in (1, 2)]
+        else:
+            sizes = ((count.batch, count.devices), (count.batch * 2, count.devices // 2))
+            steps = [replace(asked, batch=n, devices=devices, parallel=count.strategy) for n, devices in sizes]
+        assert bench.allows(steps[0], card)
+        assert count.devices == 2 or not bench.allows(steps[1], card)
+        checked += 1
+    assert checked >= 4
+    assert "micro-batches of" in found.recommendation
+    assert "6GiB" in text.render(found)
+
+
+def test_one_large_card_or_several_small_ones() -> None:
+    found = shared_out(16384, "4GiB", "80GB")
+    assert found.recommended == "80gb"
+    assert re.search(r"; \d+ x 4GiB train it at batch 16384 with DDP, [\d,]+ on each too\.$", found.recommendation)
+    small = next(row for row in found.cards if row.slug == "4gib")
+    large = next(row for row in found.cards if row.slug == "80gb")
+    assert [count_text(count) for count in large.counts] == ["1 x 16,384", "16,384, once", *["1 x 16,384"] * 3]
+    assert re.fullmatch(r"\d+ x [\d,]+", count_text(small.counts[0]))
+    rows = list(csv.DictReader(io.StringIO(str(Formats("sizing")["csv"].render(found, PLAIN)))))
+    assert rows[0]["batch_ddp"] == str(small.counts[0].batch)
+
+
+def test_a_global_batch_that_nothing_holds_says_why() -> None:
+    odd = shared_out(16383, "4GiB").cards[0].counts[0]
+    assert odd.devices is None
+    assert odd.why == "16,383 samples cannot be shared evenly by 2 devices"
+    found = shared_out(16384, "1400MiB")
+    assert found.cards[0].counts[0].devices is None
+    assert re.search("are needed on each of 1,024 at 16 samples each", found.cards[0].counts[0].why)
+    assert "DDP: " in text.render(found)
+
+
+@pytest.mark.parametrize("words", [("--batch", "4"), ("--parallel", "ddp"), ("--accumulate", "2")])
+def test_a_global_batch_is_shared_in_one_way_only(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    line = ["size", str(BLOCKS), "--optimizer", "adam", "--gpu", "l4", "--global-batch", "64", *words]
+    assert main(line) == 2
+    assert "[SM135]" in capsys.readouterr().err
+    assert main(["size", str(BLOCKS), "--gpu", "l4", "--global-batch", "64"]) == 2
+    assert "without training [SM135]" in capsys.readouterr().err
+
+
+def test_prices_are_of_as_many_cards_as_are_named() -> None:
+    from staticmem.report.sizing import Price
+
+    study = Study.open(BLOCKS, request_of({"optimizer": "adam"}))
+    cards = [gpus.find("4GiB"), gpus.find("80GB")]
+    prices = {"4gib": Price("EUR", None, 0.25), "80gb": Price("EUR", 9000.0, 2.5)}
+    found = size(study, Options(cards, prices, batches=False, global_batch=16384))
+    assert "headroom (9,000 EUR, 2.50 EUR an hour)" in found.recommendation
+    small = next(row for row in found.cards if row.slug == "4gib").counts[0]
+    assert f"({(small.devices or 0) * 0.25:.2f} EUR an hour) too." in found.recommendation
+    assert "0.25 EUR/h" in text.render(found)  # the column is there without -v
+
+
 def test_nothing_fits() -> None:
     found = sized(cards=("rtx-3070",), batch=20000)
     assert found.recommended is None
@@ -356,6 +434,39 @@ def test_prices_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     _, out, _ = run(capsys, "--prices", str(path), "-f", "csv", "--no-batches")
     rows = {row["slug"]: row for row in csv.DictReader(io.StringIO(out))}
     assert (rows["l4"]["price_buy"], rows["l4"]["currency"], rows["t4"]["price_buy"]) == ("2500.0", "EUR", "")
+
+
+SHEET = "gpu,buy,hour,currency\nl4,2500,0.7,EUR\nt4,,0.3,EUR\n"
+
+
+def test_prices_of_a_sheet(tmp_path: Path) -> None:
+    from staticmem.report.sizing import Price
+    from staticmem.studies.prices import load
+
+    path = tmp_path / "prices.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + SHEET.replace("\n", "\r\n").encode())  # as a spreadsheet writes it
+    assert load(str(path), gpus.cards()) == {"l4": Price("EUR", 2500.0, 0.7), "t4": Price("EUR", None, 0.3)}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (SHEET.replace("l4", "l5"), "prices.l5"), (SHEET.replace("2500", "nan"), "prices.l4.buy"),
+        (SHEET.replace("2500", "a lot"), "prices.l4.buy"), (SHEET.replace("0.3,EUR", "0.3,USD"), "2 currencies"),
+        (SHEET.replace("gpu", "card"), "does not name the columns"), (SHEET + "l4,1,1,EUR\n", "row 4 has l4 again"),
+        (SHEET + "l40,1\n", "Row 4"), (SHEET + "l40,1,2,EUR,5\n", "Row 4"), ('gpu\n"', "is not CSV"),
+        ("\0", "is no"), ("", "does not name the columns"),
+    ],
+)  # fmt: skip
+def test_bad_sheets(tmp_path: Path, content: str, said: str) -> None:
+    from staticmem.errors import UsageError
+    from staticmem.studies.prices import load
+
+    path = tmp_path / "prices.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        load(str(path), gpus.cards())
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from staticmem.report.formats import Format, csv_format
-from staticmem.report.sizing import FITS, TIGHT, CardRow, Count, Lever, Sizing
+from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count, Lever, Sizing
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import tflops_text
 from staticmem.scenario.step import TITLES
@@ -53,6 +53,8 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         text.add("  + a larger one may be safe, by up to an eighth: --gpu NAME finds the largest")
     if checkpointing(sizing):
         text.add(f"  † with every {sizing.blocks} checkpointed")
+    for title, why, names in refusals(sizing):
+        text.add(f"  - {title}: {why}: {names}")
     for why, names in obstacles(sizing):
         text.add(f"  {CANNOT}, {why}: {names}")
     if sizing.levers:
@@ -81,9 +83,10 @@ def _table(sizing: Sizing, view: View) -> list[str]:
         *["safe batch"] * batches,
         *["checkpointed"] * pairs,
         *["compiled"] * compiled,
-        *[TITLES[name] for name in sizing.strategies],
+        *[strategy_title(name) for name in sizing.strategies],
     ]
-    heads += ["GB/s", "TFLOPS", "W", "year", "price"] if view.verbose else []
+    priced = any(row.price is not None for row in sizing.cards)
+    heads += ["price"] * priced + (["GB/s", "TFLOPS", "W", "year", "class"] if view.verbose else [])
     rows = []
     for row in sizing.cards:
         cells = [row.name, *map(view.size, (row.usable_bytes, row.device_bytes, row.device_high_bytes)), outcome(row)]
@@ -92,9 +95,10 @@ def _table(sizing: Sizing, view: View) -> list[str]:
         cells += [batch_text(row.safe_batch_with_checkpointing, sizing.exact_batches)] * pairs
         cells += [view.size(row.device_compiled_bytes or 0)] * compiled
         cells += [count_text(count) for count in row.counts]
+        cells += [price_text(row) if row.price is not None else ""] * priced
         if view.verbose:
             cells += [str(row.bandwidth_gb_s or ""), tflops_text(row.tflops), str(row.tdp_w or "")]
-            cells += [str(row.year or ""), price_text(row)]
+            cells += [str(row.year or ""), row.price_class or ""]
         rows.append(cells)
 
     def colour(number: int, column: int, text: str) -> str:
@@ -138,10 +142,31 @@ def obstacles(sizing: Sizing) -> list[tuple[str, str]]:
     return [(why, ", ".join(listed)) for why, listed in names.items()]
 
 
+def refusals(sizing: Sizing) -> list[tuple[str, str, str]]:
+    """Why no number of cards is enough for a strategy, where a global batch was asked for: with names of cards."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in sizing.cards if sizing.global_batch is not None else ():
+        for count in row.counts:
+            if count.devices is None and not row.obstacle:
+                names.setdefault((strategy_title(count.strategy), count.why), []).append(row.name)
+    return [(title, why, ", ".join(listed)) for (title, why), listed in names.items()]
+
+
+def strategy_title(name: str) -> str:
+    return "accumulation" if name == ACCUMULATE else TITLES[name]
+
+
 def count_text(count: Count) -> str:
-    """`4`, `8†` (with checkpointing), `-`."""
+    """`4`, `8†` (with checkpointing), `-`; of a global batch with the batch of each: `4 x 512`, `256, 8 times`."""
     if count.devices is None:
         return "-"
+    mark = "†" if count.checkpointing else ""
+    if count.batch is not None and count.strategy == ACCUMULATE:
+        return (
+            f"{count.batch:,}, {count.accumulate:,} times{mark}" if count.accumulate > 1 else f"{count.batch:,}, once"
+        )
+    if count.batch is not None:
+        return f"{count.devices} x {count.batch:,}{mark}"
     return f"{count.devices}†" if count.checkpointing else str(count.devices)
 
 
@@ -174,11 +199,14 @@ def price_text(row: CardRow) -> str:
 
 def csv_rows(sizing: Sizing) -> Iterator[Sequence[object]]:
     """A header and a row a card."""
-    counts = [f"{what}_{name}" for what in ("devices", "checkpointing") for name in sizing.strategies]
+    shares = ("batch", "micro_batches") if sizing.global_batch is not None else ()
+    counts = [f"{what}_{name}" for what in ("devices", "checkpointing", *shares) for name in sizing.strategies]
     yield [*_FIELDS, *counts, *(f"tflops_{name}" for name in _TYPES), "price_buy", "price_hour", "currency"]
     for row in sizing.cards:
         cells: list[object] = [getattr(row, name) for name in _FIELDS]
         cells += [count.devices for count in row.counts] + [int(count.checkpointing) for count in row.counts]
+        if shares:
+            cells += [count.batch for count in row.counts] + [count.accumulate for count in row.counts]
         cells += [row.tflops.get(name) for name in _TYPES]
         yield cells + ([None] * 3 if row.price is None else [row.price.buy, row.price.hour, row.price.currency])
 

@@ -14,12 +14,12 @@ from staticmem.report.formats.sizing import (
     obstacles,
     outcome,
     price_text,
+    strategy_title,
 )
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.sizing import Point, Sizing
 from staticmem.report.text import PLAIN, View, printable
 from staticmem.report.verdict import shape_text, tflops_text
-from staticmem.scenario.step import TITLES
 
 
 def render(sizing: Sizing, view: View = PLAIN) -> str:
@@ -62,7 +62,13 @@ def _inputs(sizing: Sizing) -> str:
 
 def _cards(sizing: Sizing, view: View) -> str:
     heads = ["GPU", "form", "nominal", "usable", "low", "expected", "high", "", "headroom"]
-    heads += ["max batch", "safe batch", "checkpointed", "compiled", *(TITLES[name] for name in sizing.strategies)]
+    heads += [
+        "max batch",
+        "safe batch",
+        "checkpointed",
+        "compiled",
+        *(strategy_title(name) for name in sizing.strategies),
+    ]
     heads += ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     rows = []
     for row in sizing.cards:

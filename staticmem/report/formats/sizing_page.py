@@ -18,13 +18,13 @@ from staticmem.report.formats.sizing import (
     obstacles,
     outcome,
     price_text,
+    strategy_title,
 )
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
 from staticmem.report.json import dumps
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import shape_text, tflops_text
-from staticmem.scenario.step import TITLES
 from staticmem.units import GIB
 
 WIDTH, HEIGHT = 560, 300
@@ -89,7 +89,7 @@ def _cards(sizing: Sizing, view: View) -> str:
         "checkpointed",
         "compiled",
     ]
-    heads += [TITLES[text] for text in sizing.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
+    heads += [strategy_title(name) for name in sizing.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
     right = [i for i, head in enumerate(heads) if head not in ("GPU", "", "link", "price")]
     rows = [_row(row, sizing, view) for row in sizing.cards]
     classes = ["asked" if row.slug == sizing.recommended else "" for row in sizing.cards]
