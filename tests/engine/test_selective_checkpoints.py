@@ -77,6 +77,19 @@ def test_what_is_refused(words: dict[str, Any]) -> None:
     assert error.value.code == "SM160"
 
 
+def test_compiled_blocks_keep_what_the_policy_names() -> None:
+    """ViT-B/16, each block a checkpoint inside of compiled code: live memory of Inductor's real code in PyTorch 2.15."""
+    words = {"batch": 4, "optimizer": "adamw", "loss": "cross-entropy", "outputs": "dropped"}
+    words |= {"compile": "EncoderBlock", "checkpoint": "EncoderBlock"}
+    vit = str(Path(__file__).parents[1] / "data" / "graphs" / "vit_b_16.pt2")
+    full = Study.open(vit, request_of(words)).lifetimes
+    kept = Study.open(vit, request_of(words | {"checkpoint_save": ("addmm", "mm", "sdpa")})).lifetimes
+    assert kept.phases["forward"].nbytes == 1_346_762_240 + 512
+    assert kept.phases["backward"].nbytes == pytest.approx(1_411_389_440, abs=21_504)
+    assert kept.peak_bytes == 1_733_762_560 + 512  # the loss, which that loop deletes
+    assert full.phases["forward"].nbytes < kept.phases["forward"].nbytes
+
+
 # -- against PyTorch ---------------------------------------------------------------------------------------------
 
 POLICIES: list[tuple[str, ...]] = [
