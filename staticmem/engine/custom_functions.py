@@ -63,10 +63,13 @@ def unpredictable(what: str) -> ModelFileError:
         written.SELECTIVE: "its checkpoints recompute some ops alone (context_fn, selective checkpointing)",
     }
     reason = reasons.get(what, "its code changes autograd in a way that this version does not know")
+    hint = "Analyse the model without that; with it the peak is usually lower. Inference can be predicted as it is."
+    if what == written.SELECTIVE:
+        hint = "Export the model without it, and ask for it with --checkpoint CLASS --checkpoint-save OP (mm, sdpa)."
     return ModelFileError(
         f"the training step of this model cannot be predicted: {reason}",
         "The recording does not say what is saved in place of the tensors, and when it comes back.",
-        "Analyse the model without that; with it the peak is usually lower. Inference can be predicted as it is.",
+        hint,
         code="SM176",
     )
 

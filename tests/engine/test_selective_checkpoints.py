@@ -78,7 +78,7 @@ def test_what_is_refused(words: dict[str, Any]) -> None:
 
 
 def test_compiled_blocks_keep_what_the_policy_names() -> None:
-    """ViT-B/16, each block a checkpoint inside of compiled code: live memory of Inductor's real code in PyTorch 2.15."""
+    """ViT-B/16, each block a checkpoint inside of compiled code: live memory of Inductor's code in PyTorch 2.15."""
     words = {"batch": 4, "optimizer": "adamw", "loss": "cross-entropy", "outputs": "dropped"}
     words |= {"compile": "EncoderBlock", "checkpoint": "EncoderBlock"}
     vit = str(Path(__file__).parents[1] / "data" / "graphs" / "vit_b_16.pt2")
