@@ -17,16 +17,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError, did_you_mean
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.passes.inserted import names_of, unused_name, with_ops
-from staticmem.passes.layers import EMBEDDING, Layer, layers_of, output_head, without_modules
+from staticmem.passes.layers import EMBEDDING, QUANTIZED_4, QUANTIZED_8, Layer, layers_of, output_head, without_modules
 from staticmem.scenario.adapters import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
 
 _LINEAR_CLASS, _DROPOUT_CLASS = "torch.nn.modules.linear.Linear", "torch.nn.modules.dropout.Dropout"
-_CLASSES = {EMBEDDING: "peft.tuners.lora.layer.Embedding"}
+_CLASSES = {
+    EMBEDDING: "peft.tuners.lora.layer.Embedding",
+    QUANTIZED_4: "peft.tuners.lora.bnb.Linear4bit",
+    QUANTIZED_8: "peft.tuners.lora.bnb.Linear8bitLt",
+}
 _NAME = "default"  # of the adapter, where the code gives none
 
 
@@ -172,7 +177,12 @@ class _Adapters:
         features = layer.features
         a, b = self._parameters(layer, "lora_A", "lora_B", (self.lora.r, features[0]), (features[1], self.lora.r))
         new = _Code(product, layer, self.names)
-        x = new.call("aten::type_as", "x", around, Ref(layer.input), Ref(a))
+        quantized, autocast = layer.kind in (QUANTIZED_4, QUANTIZED_8), self.amp and product.amp is True
+        if layer.kind == QUANTIZED_4:  # "we need to defensively clone here"
+            result = new.call("aten::clone", "clone", around, Ref(result))
+        x = layer.input
+        if not (quantized and autocast):
+            x = new.call("aten::type_as", "x", around, Ref(x), Ref(a))
         within = x
         if self.lora.dropout:
             frame = Frame(f"{layer.path}.lora_dropout.{_NAME}", _DROPOUT_CLASS, around[-1].call)
@@ -181,16 +191,18 @@ class _Adapters:
             frame = Frame(f"{layer.path}.{which}.{_NAME}", _LINEAR_CLASS, around[-1].call)
             within = new.call("aten::linear", which, (*around, frame), Ref(within), Ref(weight))
         scaled = new.call("aten::mul.Tensor", "scaled", around, Ref(within), self.lora.scaling)
-        new.finish(self._sum(new, layer, product, around, result, scaled), layer.output)
-        self.variables[x] = new.ops[-1].name
-        return new.ops
-
-    def _sum(self, new: _Code, layer: Layer, product: Op, around: tuple[Frame, ...], result: str, scaled: str) -> str:
-        """`result + scaled`, in the type of the result: that of the layer's weight, or under autocast that of both."""
+        named = {x} - {layer.input}  # until the forward of the adapter returns
+        if quantized:  # the part of the adapter has a name, and is cast where there is no autocast
+            named.add(scaled)
+            if not autocast:
+                scaled = new.call("aten::type_as", "output", around, Ref(scaled), Ref(result))
+                named.add(scaled)
         total = new.call("aten::add.Tensor", "sum", around, Ref(result), Ref(scaled))
-        if self.amp and product.amp is True:
-            return total
-        return new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name))
+        if not quantized and not autocast:  # in the type of the result, which is that of the weight
+            total = new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name))
+        new.finish(total, layer.output)
+        self.variables.update(dict.fromkeys(named, new.ops[-1].name))
+        return new.ops
 
     def _beside_embedding(self, layer: Layer, lookup: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
         rows, length = layer.features
@@ -218,7 +230,9 @@ class _Adapters:
         made = []
         for which, shape in ((first, a), (second, b)):
             fqn = f"{layer.path}.{which}.{_NAME}{ending}"
-            value = Value(unused_name(fqn, self.names), dtype or layer.weight.value.dtype, shape)
+            base = layer.weight.value.dtype
+            packed = not base.is_floating_point  # then adapters are made in float32
+            value = Value(unused_name(fqn, self.names), dtype or (dtypes.float32 if packed else base), shape)
             made.append(Parameter(value, fqn, cast=dtype is None))
         self.added.setdefault(layer.weight.value.name, []).extend(made)
         self.owned[layer.path] = (made[0].value.name, made[1].value.name)

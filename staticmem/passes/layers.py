@@ -14,7 +14,14 @@ from staticmem.ir.record import record
 from staticmem.passes.module_spans import calls_of
 
 LINEAR, CONV1D, EMBEDDING = "linear", "Conv1D", "embedding"
-_PRODUCTS = {"aten::linear": (1, 2), "aten::addmm": (2, 0), "aten::embedding": (0, None)}  # op -> weight, bias
+QUANTIZED_4, QUANTIZED_8 = "bitsandbytes::linear_4bit", "bitsandbytes::linear_8bit"
+_PRODUCTS = {  # op -> weight, bias
+    "aten::linear": (1, 2),
+    "aten::addmm": (2, 0),
+    "aten::embedding": (0, None),
+    QUANTIZED_4: (1, 2),
+    QUANTIZED_8: (1, 2),
+}
 _VIEWS = frozenset(
     f"aten::{name}" for name in ("view", "reshape", "_unsafe_view", "sym_size", "_assert_tensor_metadata")
 )
@@ -25,9 +32,10 @@ class Layer:
     """One call of a layer: its ops [start, end) of the graph.
 
     Attributes:
-        kind: `LINEAR`, `CONV1D` or `EMBEDDING`.
+        kind: `LINEAR`, `CONV1D`, `EMBEDDING`, `QUANTIZED_4` or `QUANTIZED_8`.
         product: the index of its product or lookup.
         input: the value that it reads; `output` is its result.
+        features: sizes of the input's and of the output's last dimension; of an embedding, rows and their length.
     """
 
     path: str
@@ -40,12 +48,7 @@ class Layer:
     output: str
     weight: Parameter
     bias: Parameter | None
-
-    @property
-    def features(self) -> tuple[int, int]:
-        """Sizes of the input's and of the output's last dimension; of an embedding, rows and their length."""
-        first, second = self.weight.value.shape or (0, 0)
-        return (second, first) if self.kind == LINEAR else (first, second)
+    features: tuple[int, int]
 
 
 def layers_of(graph: Graph) -> list[Layer]:
@@ -78,12 +81,18 @@ def _layer(ops: Sequence[Op], start: int, end: int, index: int, parameters: Mapp
         return None
     made = {name for op in ops[start:end] for name in op.outputs}
     owned = {p.value.name for p in (weight, bias) if p is not None}
-    read = [name for op in ops[start:end] for name in op.refs() if name not in made and name not in owned]
+    first_op = product if product.base in (QUANTIZED_4, QUANTIZED_8) else ops[start]
+    read = [name for name in first_op.refs() if name not in made and name not in owned]
     results = [op.outputs[0] for op in ops[index:end] if op.outputs and op.base != "aten::sym_size"]
     if not read or not results:
         return None
-    kind = {"aten::linear": LINEAR, "aten::addmm": CONV1D}.get(product.base, EMBEDDING)
-    return Layer(frame.path, frame.cls, kind, start, end, index, read[0], results[-1], weight, bias)
+    first, second = weight.value.shape or (0, 0)
+    kind, features = LINEAR, (second, first)
+    if product.base in (QUANTIZED_4, QUANTIZED_8):  # its weight is packed
+        kind, features = product.base, product.args[4]  # type: ignore[assignment]
+    elif product.base != "aten::linear":
+        kind, features = (CONV1D if product.base == "aten::addmm" else EMBEDDING), (first, second)
+    return Layer(frame.path, frame.cls, kind, start, end, index, read[0], results[-1], weight, bias, features)
 
 
 def _parameter(op: Op, index: int, parameters: Mapping[str, Parameter]) -> Parameter | None:

@@ -27,7 +27,7 @@ from staticmem.ops.registry import Kind
 from staticmem.scenario.step import HEAD_LOSSES
 
 if TYPE_CHECKING:
-    from staticmem.scenario.adapters import Lora
+    from staticmem.scenario.adapters import Lora, Quantized
     from staticmem.scenario.step import Scenario
 
 
@@ -115,6 +115,7 @@ class Asked:
     inference: bool = False
     head_loss: str | None = None  # a loss of `scenario.step.HEAD_LOSSES`, in training only
     lora: tuple[Lora, bool] | None = None  # the adapters, and whether the step has autocast
+    quantize: Quantized | None = None
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -412,6 +413,12 @@ STEP = (
         "parameters:freeze", option="freeze",
     ),
     Pass(
+        "quantised weights",
+        "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
+        "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
+        "quantized_weights:quantize", option="quantize",
+    ),
+    Pass(
         "adapters",
         "low-rank adapters of --lora beside layers, and everything else frozen",
         "peft/tuners/lora/layer.py, Linear.forward",
@@ -432,6 +439,7 @@ _ON_RECORDINGS = (
     "attention masks",
     "trained parameters",
     "frozen parameters",
+    "quantised weights",
     "adapters",
     "loss of the last linear layer",
 )
@@ -519,7 +527,9 @@ def for_step(
     own = graph.recorded is not None and graph.recorded.loss
     head_loss = scenario.loss if training and scenario.loss in HEAD_LOSSES and not own else None
     lora = (scenario.lora, scenario.amp is not None) if scenario.lora is not None else None
-    asked = Asked(training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, lora)
+    asked = Asked(
+        training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, lora, scenario.quantize
+    )
     return run(passes, graph, asked, keep=True)
 
 

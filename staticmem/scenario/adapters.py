@@ -63,6 +63,33 @@ class Lora:
         return None if self.dtype == BASE else dtypes.parse(self.dtype) or dtypes.float32
 
 
+QUANTIZED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")  # with -dq the statistics of blocks are quantised too
+
+
+@record(frozen=True)
+class Quantized:
+    """Weights of linear layers as bitsandbytes holds them.
+
+    Attributes:
+        name: one of `QUANTIZED`.
+        compute: the type in which products run (`bnb_4bit_compute_dtype`).
+        prepared: `prepare_model_for_kbit_training` was called: all other parameters are in float32.
+    """
+
+    name: str
+    compute: DType
+    prepared: bool = False
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.name == "int8" else 4
+
+    @property
+    def double(self) -> bool:
+        """Whether absmax is quantised itself (`bnb_4bit_use_double_quant`)."""
+        return self.name.endswith("-dq")
+
+
 def lora_text(value: str | Mapping[str, Any]) -> str:
     """A text or mapping as the text that `lora_of` reads, checked; "none" stays.
 

@@ -16,7 +16,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
-from staticmem.scenario.adapters import lora_of, lora_text
+from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.step import (
@@ -124,6 +124,15 @@ class Request(Levers):
         example="{r: 16, alpha: 32, dropout: 0.05, targets: [q_proj, v_proj]}",
         details="`r`, `alpha`, `dropout`, `targets` (ends of paths with `+` between them, a regular expression, or "
         "`all-linear`), `dtype`, `save`, `input_grads` ([adapters](adapters.md))",
+    )
+    quantize: str | None = option(
+        None, STEP, "choice", "TYPE", "type of the weights of linear layers, as bitsandbytes holds them",
+        choices=("none", *QUANTIZED), example="nf4",
+        details="`-dq`: double quantisation. Training needs `lora` ([adapters](adapters.md#quantised-weights))",
+    )
+    kbit_training: bool = option(
+        False, STEP, "switch", "", "prepare_model_for_kbit_training: what is not quantised is in float32",
+        details="With `quantize`, in training; `dtype` is then the type of products alone",
     )
     unfold_batchnorm: bool = option(
         False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
@@ -284,9 +293,10 @@ class Request(Levers):
         sdpa = self._choice("sdpa")
         assert self.lora is None or isinstance(self.lora, str)
         lora = lora_of(self.lora) if self.lora is not None else None
+        quantized, dtype = self._quantized(mode, dtype, amp)
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
-            **levers
+            quantized, **levers
         )
         return scenario, notes
 
@@ -318,6 +328,35 @@ class Request(Levers):
                 "Compile the blocks: --compile and the name of their class.",
                 code="SM167",
             )
+
+    def _quantized(
+        self, mode: str, dtype: DType | None, amp: DType | None
+    ) -> tuple[Quantized | None, DType | None]:
+        """The weights that are asked for, and the type that the rest of the model is cast to.
+
+        Raises:
+            UsageError: an unknown type, or `kbit_training` without one.
+        """
+        name = self._choice("quantize")
+        if name in (None, "none"):
+            if self.kbit_training:
+                raise UsageError(
+                    "--kbit-training needs --quantize",
+                    "prepare_model_for_kbit_training is for models whose weights were loaded in 4 or 8 bits.",
+                    "Add --quantize nf4.",
+                    code="SM188",
+                )
+            return None, dtype
+        if self.parallel is not None and self.parallel != "ddp":
+            raise UsageError(
+                f"--quantize and --parallel {self.parallel} cannot be combined",
+                "How a strategy divides packed weights is not covered.",
+                "Leave one of them out, or use --parallel ddp.",
+                code="SM188",
+            )
+        prepared = self.kbit_training and mode == "train"
+        quantized = Quantized(name, dtype or amp or dtypes.float32, prepared)
+        return quantized, None if prepared else dtype
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""

@@ -7,7 +7,7 @@ import re
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
-from staticmem.scenario.adapters import Lora
+from staticmem.scenario.adapters import Lora, Quantized
 from staticmem.scenario.options import LEVERS, Option, declared, option
 from staticmem.version import REFERENCE_RELEASE
 
@@ -169,6 +169,7 @@ class Scenario(Levers):
     compile: tuple[str, ...] = ()
     lora: Lora | None = None
     compile_mode: str = DEFAULT_MODE
+    quantize: Quantized | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")
@@ -213,6 +214,13 @@ class Scenario(Levers):
                 code="SM282",
             )
         self._check_optimizer()
+        if self.quantize is not None and self.training and self.lora is None:
+            raise UsageError(
+                f"--quantize {self.quantize.name} leaves no weights to train",
+                "Packed weights have no gradient: they are trained through adapters, or not at all.",
+                "Add --lora r=16,alpha=32,targets=all-linear, or use --mode infer.",
+                code="SM188",
+            )
 
     def _check_selection(self) -> None:
         if not self.checkpoint_save:

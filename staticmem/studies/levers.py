@@ -202,3 +202,5 @@ def _adapters(study: Study) -> Iterator[Lever]:
     if request.lora is None and request.freeze is None and len(linear) >= _FEWEST_LAYERS:
         options = {"lora": "r=16,alpha=32,targets=all-linear"}
         yield Lever("LoRA of rank 16 beside all linear layers", options, TRAINING, "the model itself is frozen")
+        packed = {**options, "quantize": "nf4-dq"}
+        yield Lever("QLoRA: the same beside weights in nf4", packed, TRAINING, "bitsandbytes, with double quantisation")

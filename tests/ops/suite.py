@@ -58,6 +58,8 @@ UNCOVERED: dict[str, str] = {
     **dict.fromkeys(_LIBRARIES, _CUSTOM),
     **{f"onnx::{name}": "an ONNX operator: tests/frontends/test_onnx_converters.py" for name in _INTEGERS},
     "onnx::DynamicQuantizeLSTM": "an ONNX operator: tests/frontends/test_onnx_contrib_sizes.py",
+    "bitsandbytes::linear_4bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
+    "bitsandbytes::linear_8bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
     "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
     "aten::item": "a number on the host: returns no tensor",

@@ -1,0 +1,127 @@
+"""`--quantize`: what bitsandbytes stores and makes, worked out by hand from the sources that pass and rules name."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.errors import UsageError
+from staticmem.studies import Request, Study
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+WIDTH, WORDS, BATCH, TOKENS = 512, 96, 4, 16
+LORA = "r=8,alpha=16,targets=up+down"
+
+
+@cache
+def program() -> Any:
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = torch.nn.Embedding(WORDS, WIDTH)
+            self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH, bias=False)
+            self.head = torch.nn.Linear(WIDTH, WORDS, bias=False)
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.down(torch.relu(self.up(self.tokens(ids)))))
+
+    with torch.device("meta"):
+        return torch.export.export(Net().train(), (torch.zeros(BATCH, TOKENS, dtype=torch.int64),), strict=False)
+
+
+def analyzed(**options: Any) -> Any:
+    return staticmem.analyze(program(), **options)
+
+
+def stored(report: Any) -> dict[str, int]:
+    return {t.name: t.bytes for t in report.alive if t.name.startswith(("up.", "down.", "head.", "tokens."))}
+
+
+def rounded(nbytes: int) -> int:
+    return -(-nbytes // 512) * 512
+
+
+NUMBERS = 2 * WIDTH * WIDTH  # of each of the two weights
+BLOCKS = NUMBERS // 64
+
+
+def test_nf4_packs_two_numbers_a_byte_with_a_float_for_64_of_them() -> None:
+    """QuantState of `quantize_4bit`: absmax, and a table of 16 numbers a layer. The head has the last parameter."""
+    names = stored(analyzed(mode="infer", quantize="nf4", dtype="bf16"))
+    assert names["up.weight"] == names["down.weight"] == NUMBERS // 2
+    assert names["up.weight.absmax"] == rounded(4 * BLOCKS)
+    assert names["up.weight.quant_map"] == 512
+    assert names["head.weight"] == rounded(2 * WIDTH * WORDS)
+    assert names["up.bias"] == rounded(2 * 2 * WIDTH)
+
+
+def test_double_quantisation_has_absmax_in_bytes() -> None:
+    """absmax in 8 bits, its own absmax for 256 of them, a table of 256 numbers, and the offset."""
+    names = stored(analyzed(mode="infer", quantize="nf4-dq", dtype="bf16"))
+    assert names["up.weight.absmax"] == rounded(BLOCKS)
+    assert names["up.weight.nested_absmax"] == rounded(4 * BLOCKS // 256)
+    assert (names["up.weight.nested_quant_map"], names["up.weight.offset"]) == (1024, 512)
+
+
+def test_int8_has_a_scale_for_each_row() -> None:
+    names = stored(analyzed(mode="infer", quantize="int8", dtype="fp16"))
+    assert (names["up.weight"], names["up.weight.SCB"]) == (NUMBERS, rounded(4 * 2 * WIDTH))
+
+
+def kernels(name: str, **options: Any) -> list[str]:
+    """The phases in which a kernel runs, in order."""
+    trace = Study.open(program(), Request(**options)).result.trace
+    return [kernel.phase for kernel in trace.kernels if kernel.name == f"bitsandbytes.{name}.default"]
+
+
+def test_products_make_the_weight_in_forward_and_in_backward() -> None:
+    """The first layer's input needs no gradient, as the table before it is frozen: its weight is not made again."""
+    options = {"mode": "train", "quantize": "nf4", "dtype": "bf16", "lora": LORA}
+    assert kernels("dequantize_4bit", **options) == ["forward", "forward", "backward"]
+    assert kernels("dequantize_blockwise", **options) == []
+    doubled = kernels("dequantize_blockwise", **{**options, "quantize": "nf4-dq"})
+    assert doubled == ["forward", "forward", "backward"]
+
+
+def test_adapters_stand_beside_packed_weights() -> None:
+    """float32 adapters, bf16 tables and biases, packed weights."""
+    report = analyzed(mode="train", quantize="nf4", dtype="bf16", lora=LORA)
+    assert report.parameters.trainable_count == 2 * 8 * 3 * WIDTH
+    assert set(report.parameters.by_dtype) == {"bfloat16", "float32", "uint8"}
+
+
+def test_int8_layers_save_their_input_and_four_bit_ones_do_not() -> None:
+    """MatMul8bitLt keeps A for `grad_A`'s dtype; the input of `down` is 64 rows of 1,024 numbers."""
+    options = {"mode": "train", "dtype": "fp16", "lora": "r=8,targets=up"}
+    of_int8 = [t for t in analyzed(quantize="int8", **options).alive if "linear_8bit" in " ".join(t.why)]
+    of_nf4 = [t for t in analyzed(quantize="nf4", **options).alive if "linear_4bit" in " ".join(t.why)]
+    assert BATCH * TOKENS * 2 * WIDTH * 2 in {t.bytes for t in of_int8}
+    assert not {t.bytes for t in of_nf4 if t.category == "activation"}
+
+
+def test_prepared_models_are_in_float32_but_for_products() -> None:
+    plain = analyzed(mode="train", quantize="nf4", dtype="bf16", lora=LORA)
+    prepared = analyzed(mode="train", quantize="nf4", dtype="bf16", lora=LORA, kbit_training=True)
+    assert stored(prepared)["head.weight"] == 2 * stored(plain)["head.weight"]
+    assert stored(prepared)["up.bias"] == stored(plain)["up.bias"]
+    assert prepared.peak.live_bytes > plain.peak.live_bytes
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "weights without adapters": {"mode": "train", "quantize": "nf4"},
+    "prepared without quantised weights": {"mode": "train", "kbit_training": True},
+    "divided weights": {"mode": "infer", "quantize": "nf4", "parallel": "fsdp", "devices": 2},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_makes_no_sense_is_refused(case: str) -> None:
+    with pytest.raises(UsageError) as error:
+        analyzed(**WRONG[case])
+    assert error.value.code == "SM188"
+    assert error.value.hint
