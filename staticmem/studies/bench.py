@@ -341,15 +341,16 @@ def fit_of(gpu: Gpu, meters: DeviceMeters) -> CardFit:
 
 
 def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0)) -> tuple[CardRow, ...]:
-    """The rows of all cards, the smallest first, with the requested one; `spread` as in `meters.on_device`."""
+    """The rows of the requested card, and of those that can run the step, the smallest first; `spread` as in
+    `meters.on_device`."""
     cards = {**gpus.cards(), asked.gpu.slug: asked.gpu}
     wide = result.trace.ticks <= LIMIT
     verdicts = Verdicts(result, asked, lambda: spread, tuple(cards.values()))
     rows = []
-    for card in sorted(cards.values(), key=lambda card: (card.usable, card.name)):
-        runs = result.compiled is None or card.runs_compiled_code
-        if runs and (wide or card.architecture == asked.gpu.architecture):
-            named = card.slug == asked.gpu.slug
+    for card in sorted(cards.values(), key=lambda card: (card.slug != asked.gpu.slug, card.usable, card.name)):
+        named = card.slug == asked.gpu.slug
+        runs = (result.compiled is None or card.runs_compiled_code) and not obstacle_of(result, on(asked, card))
+        if named or (runs and (wide or card.architecture == asked.gpu.architecture)):
             rows.append(_row(card, verdicts.of(card, own=named), named))
     return tuple(rows)
 

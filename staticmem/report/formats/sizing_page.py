@@ -24,7 +24,7 @@ from staticmem.report.html.page import data, esc, json_text, name, page, section
 from staticmem.report.json import dumps
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
 from staticmem.report.text import PLAIN, View
-from staticmem.report.verdict import shape_text, tflops_text
+from staticmem.report.verdict import shape_text, tflops_text, with_article
 from staticmem.units import GIB
 
 WIDTH, HEIGHT = 560, 300
@@ -151,7 +151,7 @@ def _curves(sizing: Sizing, view: View) -> str:
         figures.append(
             f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, view)}</figure>"
         )
-    lead = f"What a {esc(sizing.curves_of)} needs; dashed lines are the usable memory of GPUs."
+    lead = f"What {esc(with_article(sizing.curves_of))} needs; dashed lines are the usable memory of GPUs."
     return section(
         "sensitivity", "If batch or resolution change", f'<div class="figures">{"".join(figures)}</div>', lead
     )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
-from staticmem.report.model import LargestBatch, Report
+from staticmem.report.model import GpuFit, LargestBatch, Report
 from staticmem.report.text import View
-from staticmem.report.verdict import category_name, place, returned_text, step_name
+from staticmem.report.verdict import category_name, place, returned_text, step_name, with_article
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
 ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary")
@@ -55,25 +55,36 @@ def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
     largest = max(peak.by_category, key=lambda key: peak.by_category[key], default="")
     share = peak.by_category.get(largest, 0) / peak.live_bytes if peak.live_bytes else 0
     largest_share = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
-    return (
-        f'<div class="verdict"><p class="eyebrow">{step}</p>'
-        f'<h1><span id="peak-bytes" data-bytes="{peak.live_bytes}">{view.size(peak.live_bytes)}</span> '
-        f'<span class="of">live at the peak</span></h1><p class="lead">Most is alive {phase}{when}: '
-        f"{peak.tensors:,} tensors.{largest_share} {_outcome(report, cards, view)}</p></div>"
-    )
+    live = f'<span id="peak-bytes" data-bytes="{peak.live_bytes}">{view.size(peak.live_bytes)}</span>'
+    lead = f"Most is alive {phase}{when}: {peak.tensors:,} tensors.{largest_share}"
+    if report.gpu is not None and peak.device_bytes is not None:
+        lead = f"{_outcome(report, report.gpu, view)} Live tensors peak at {live}. {lead}"
+        head = f"{view.size(peak.device_bytes)} {_small(f'of {view.size(report.gpu.usable_bytes)} on {_card(report)}')}"
+    else:
+        head, lead = f"{live} {_small('live at the peak')}", f"{lead} {_smallest(cards, view)}"
+    return f'<div class="verdict"><p class="eyebrow">{step}</p><h1>{head}</h1><p class="lead">{lead}</p></div>'
 
 
-def _outcome(report: Report, cards: Sequence[CardRow], view: View) -> str:
-    """Whether the requested card fits the step, else the smallest card with enough memory."""
-    gpu, device = report.gpu, report.peak.device_bytes
-    if gpu is not None and device is not None:
-        left = f"{view.size(gpu.headroom_bytes)} to spare"
-        short = f"{view.size(gpu.missing_bytes)} short"
-        says = short if gpu.missing_bytes else left + returned_text(report.device, view)
-        return (
-            f'It needs {view.size(device)} of device memory: <strong class="{_cls(gpu.fit)}">'
-            f"{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong> on a {esc(gpu.name)}, {says}.{_largest(report.max_batch)}"
-        )
+def _small(text: str) -> str:
+    return f'<span class="of">{esc(text)}</span>'
+
+
+def _card(report: Report) -> str:
+    return with_article(report.gpu.name) if report.gpu is not None else ""
+
+
+def _outcome(report: Report, gpu: GpuFit, view: View) -> str:
+    """Whether the requested card fits the step, and by how much."""
+    band = report.peak.bands.get("device")
+    most = f" (up to {view.size(band.high)} with all that is uncertain)" if band and band.high > band.low else ""
+    left = f"{view.size(gpu.headroom_bytes)} to spare{returned_text(report.device, view)}"
+    says = f"{view.size(gpu.missing_bytes)} short" if gpu.missing_bytes else left
+    mark = f'<strong class="{_cls(gpu.fit)}">{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong>'
+    return f"{mark}: {says}{most}.{_largest(report.max_batch)}"
+
+
+def _smallest(cards: Sequence[CardRow], view: View) -> str:
+    """The smallest card with enough memory."""
     fitting = next((card for card in cards if card.fit == "fits"), None)
     if fitting is not None:
         return (
@@ -152,7 +163,7 @@ def _chip(card: CardRow) -> str:
 
 
 def fit_table(cards: Sequence[CardRow], view: View) -> str:
-    """Every card, the smallest first: what it has, what the step needs there."""
+    """The card of the report, and those that can run the step, the smallest first: what each has and needs."""
     if not cards:
         return ""
     rows, classes = [], []
@@ -173,7 +184,7 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
     grid = table(heads, rows, id="cards", right=(2, 3, 6), classes=classes, caption="GPU fit")
     fitting = sum(card.fit == "fits" for card in cards)
     lead = (
-        f"{fitting} of {len(cards)} GPUs have room for the whole band below 95 % of what CUDA gives on them. "
+        f"{fitting} of {len(cards)} GPUs that can run it have room for the whole band below 95 % of what CUDA gives. "
         "Hover over a need for its band; a star marks figures without a source. "
         "A chip without tables of its own is taken as the one that is named behind it."
     )
