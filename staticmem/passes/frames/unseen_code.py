@@ -9,6 +9,10 @@ last use. Source: torch/nn/functional.py, `gumbel_softmax` (every intermediate h
 `local_response_norm` (`div = div.mul(alpha).add(k).pow(beta)`: the name lets go of the pooled tensor when the line is
 done) and `multilabel_soft_margin_loss` (a target that the call's line converts has no other name than the parameter,
 which holds it until the loss is divided by the number of classes).
+
+Experts of transformers run in a function as well (5.23, integrations/moe.py, `batched_mm_experts_forward`):
+`selected_weights` has the weights of each token's experts until it is assigned again or the function returns, and
+`selected_hidden_states` the repeated tokens until it returns.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "multilabel_soft_margin_loss": {"aten::to": "aten::div"},
     "local_response_norm": {"aten::avg_pool2d": "aten::pow", "aten::avg_pool3d": "aten::pow"},
 }
+_EXPERTS = "experts_forward("
 _FUNCTION = re.compile(rf"\b({'|'.join(_VARIABLES)})\(")
 
 
@@ -147,6 +152,27 @@ def held_in_functions(graph: Graph) -> dict[str, int]:
         if call is not None:
             held.update(_held_in_call(ops[start:stop], start, _VARIABLES[call[1]]))
         start = stop
+    held.update(_held_by_experts(ops))
+    return held
+
+
+def _held_by_experts(ops: tuple[Op, ...]) -> dict[str, int]:
+    """What the variables of `batched_mm_experts_forward` hold: it multiplies with weights that it gathered by token."""
+    calls: dict[Stack, list[int]] = {}  # the ops of each call, those of its activation too
+    for index, op in enumerate(ops):
+        for number, line in enumerate(op.stack):
+            level = number - len(op.stack) + len(op.modules)
+            if _EXPERTS in line.text and level >= 0:
+                calls.setdefault(op.modules[: level + 1], []).append(index)
+    held: dict[str, int] = {}
+    for indices in calls.values():
+        own = [ops[index] for index in indices]
+        if not any(op.base == "aten::bmm" for op in own):
+            continue
+        gathers = [index for index, op in zip(indices, own, strict=True) if op.base == "aten::index"]
+        for index, after in zip(gathers, [*gathers[1:], indices[-1]], strict=True):
+            held[ops[index].outputs[0]] = after
+        held.update({op.outputs[0]: indices[-1] for op in own if op.base == "aten::repeat_interleave"})
     return held
 
 

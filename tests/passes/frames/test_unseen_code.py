@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from small_graphs import Builder
 
-from staticmem.ir.graph import Graph, Ref, SourceLine
+from staticmem.ir.graph import Frame, Graph, Op, Ref, SourceLine
 from staticmem.passes.frames.unseen_code import held_in_functions
 
 
@@ -56,3 +58,30 @@ def test_a_converted_target_lasts_until_the_loss_is_divided() -> None:
     graph = b.graph(b.call("mean", Ref("quotient")))
     divided = next(index for index, op in enumerate(graph.ops) if op.outputs == ("quotient",))
     assert held_in_functions(graph) == {"target": divided}
+
+
+def test_experts_hold_the_weights_that_they_gathered() -> None:
+    """transformers, integrations/moe.py: `selected_weights` is assigned twice, `selected_hidden_states` once."""
+    caller = SourceLine("modeling_qwen3_moe.py", 1, "forward", "x = self.experts(x, indices, weights)")
+    inside = SourceLine("moe.py", 2, "forward", "return experts_forward(self, *args, **kwargs)")
+    activation = SourceLine("activations.py", 3, "forward", "return nn.functional.silu(input)")
+    experts = (Frame("", "my.Model"), Frame("experts", "transformers.Qwen3MoeExperts"))
+    silu = (*experts, Frame("experts.act_fn", "transformers.activations.SiLUActivation"))
+
+    def op(target: str, *args: str) -> Op:
+        within = target == "silu"
+        refs = tuple(map(Ref, args[:-1]))
+        stack = (caller, inside, activation) if within else (caller, inside)
+        return Op(args[-1], f"aten::{target}", refs, {}, args[-1:], silu if within else experts, stack=stack)
+
+    before = Op("first", "aten::relu", (Ref("x"),), {}, ("first",), experts[:1], stack=(caller,))
+    batched = (
+        before, op("repeat_interleave", "first", "rows"), op("index", "up", "ids", "of_up"),
+        op("bmm", "of_up", "rows", "u"), op("silu", "u", "a"), op("index", "down", "ids", "of_down"),
+        op("bmm", "of_down", "a", "d"), op("sum", "d", "out"),
+    )  # fmt: skip
+    graph = Graph("m", "pt2", "test", (), (), (), batched, ("out",))
+    assert held_in_functions(graph) == {"rows": 7, "of_up": 5, "of_down": 7}
+    product = "transformers::grouped_mm_fallback"
+    grouped = tuple(replace(o, target=product) if o.base == "aten::bmm" else o for o in batched)
+    assert held_in_functions(replace(graph, ops=grouped)) == {}
