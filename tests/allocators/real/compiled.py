@@ -30,7 +30,6 @@ CASES: list[dict[str, Any]] = [
     {"model": "resnet18", "batch": 32, "optimizer": "adam", "compile": "BasicBlock"},
     {"model": "resnet18", "batch": 16, "optimizer": "sgd", "settings": "expandable_segments:True"},
     {"model": "resnet18", "batch": 32, "optimizer": "adam", "capacity": 1_150 * 2**20},
-    {"model": "vgg16", "batch": 8, "optimizer": "sgd"},
 ]
 
 
