@@ -23,6 +23,7 @@ COMPLEX_INPUTS = 8  # config.max_complex_pointwise_cat_inputs
 SIMPLE_INPUTS = 8  # config.max_pointwise_cat_inputs
 SIMPLE_OPS = 2  # lowering.py, cat: MAX_SIMPLE_OP_COUNT
 WINDOW = 25  # elements of a window from which it is no longer written out
+WINDOW_OF_VOLUMES = 125  # lowering.py, avg_pool3d_backward
 
 # ---- concatenation
 
@@ -188,22 +189,21 @@ def window(
     return reads, every
 
 
-def picks(value: Value, shape: Shape, count: int, what: object) -> tuple[list[Read], dict[object, int]]:
-    """Loads of `count` elements each, whose indices are computed; of what is the same in all of the last two
-    dimensions, one."""
+def picks(value: Value, shape: Shape, count: int, what: object, rank: int = 2) -> tuple[list[Read], dict[object, int]]:
+    """Loads of `count` elements each, whose indices in the last dimensions are computed; of what is the same in all of
+    them, one."""
     found, weights = value.load()
-    flat = tuple(1 if dim >= len(shape) - 2 else size for dim, size in enumerate(shape))
     reads: list[Read] = []
     for r in found:
-        if any(r.hints()[-2:]):
+        if any(r.hints()[-rank:]):
             reads += [Read(r.buffer, (*r.views, ("gather", (what, at), shape))) for at in range(count)]
         else:
-            first: list[Step] = [
-                ("slice", len(shape) - 2, 0, 1, (*value.shape[:-2], 1, value.shape[-1])),
-                ("slice", len(shape) - 1, 0, 1, flat),
-                ("expand", shape),
-            ]
-            reads.append(Read(r.buffer, then(r.views, value.shape, tuple(first))))
+            first: Views = ()
+            sizes = value.shape
+            for dim in range(len(shape) - rank, len(shape)):
+                sizes = (*sizes[:dim], 1, *sizes[dim + 1 :])
+                first = (*first, ("slice", dim, 0, 1, sizes))
+            reads.append(Read(r.buffer, then(r.views, value.shape, (*first, ("expand", shape)))))
     distinct = count if len(reads) > len(found) else 1
     return reads, {("window", key): n * distinct for key, n in weights.items()}
 
@@ -328,26 +328,27 @@ def mean_of_windows(
     return low.pointwise(node.shape, dtype, sums, {**cost, **last})
 
 
-@rule("aten::avg_pool2d_backward")
+@rule("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
 def avg_pool_backward(low: Lowering, node: Node) -> Lowered:
     grad = low.value(node.args[0])
     low.realize_hint(grad)
-    kernel = pair(node.args[2])
-    stride = pair(node.args[3]) if node.args[3] else kernel
-    high, wide = [
+    rank = int(node.base[len("aten::avg_pool")])
+    kernel = pair(node.args[2], rank)
+    stride = pair(node.args[3], rank) if node.args[3] else kernel
+    windows = [
         max(max(at // s - max(0, (at - k) // s), 1) for at in range(k * 2)) for k, s in zip(kernel, stride, strict=True)
     ]
-    count = high * wide
-    if count > WINDOW:
+    count = numel(tuple(windows))
+    if count > (WINDOW if rank == 2 else WINDOW_OF_VOLUMES):
         assert low.fallback is not None
         return low.fallback(low, node)
-    reads, more = picks(grad, node.shape, count, ("pool_backward", node.args[2:]))
-    # first and last window of an element in both dimensions; each window's index, bounds, quotient, mask and sum
-    pooled_sizes = len(set(grad.shape[-2:]))
-    calls = 9 + pooled_sizes + max(2, high, wide) - 1 + 2 + 3 * (high + wide) + 1
-    calls += 2 * count + (count if len(reads) > 1 else 1) + count - 1
-    if not node.args[6] and node.args[7] is None and (any(pair(node.args[4])) or node.args[5]):
-        calls += 8 + 10 * (high + wide) + 3 * count  # compute_pool_size_without_padding
+    reads, more = picks(grad, node.shape, count, ("pool_backward", node.args[2:]), rank)
+    # first and last window of an element in each dimension; each window's index and bounds, masks, quotients and sums
+    calls = 4 * rank + 1 + len(set(grad.shape[-rank:])) + max(2, *windows) - 1 + rank + 3 * sum(windows) + 1
+    calls += sum(numel(tuple(windows[:dims])) for dims in range(2, rank + 1))
+    calls += (count if len(reads) > 1 else 1) + 2 * count - 1
+    if not node.args[6] and node.args[7] is None and (any(pair(node.args[4], rank)) or node.args[5]):
+        calls += 4 * rank + 5 * sum(windows) + 3 * count  # compute_pool_size_without_padding
     return low.pointwise(node.shape, node.tensor.dtype, reads, {**more, node: calls})
 
 
