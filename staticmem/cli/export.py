@@ -11,6 +11,7 @@ from staticmem.cli.factory import add_factory_options, built_model, named_object
 from staticmem.cli.flags import add_verb, one_of
 from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import ModelFileError, UsageError
+from staticmem.frontends.architectures import OPTIONS, Architecture, architecture_of
 from staticmem.recording import EXPORTERS
 
 DESCRIPTION = """\
@@ -23,6 +24,10 @@ analyze': the forward runs once in each mode (training, inference, both also und
 and the ops that really ran are written down, with what Python variables hold, what is in place, custom functions and
 checkpoints.
 
+transformers:CONFIG.json (or a folder that has one), timm:NAME and torchvision:NAME are built by the installed package,
+without weights and without network. Options follow a comma: head, attention, dtype, labels, mask, checkpointing, batch,
+seq, size (docs/export.md). Every verb that takes a model takes these names too.
+
 Every size stays open that the code leaves open: the batch, lengths, height and width. stderr says which, and
 which the code fixed. 'staticmem analyze' takes sizes of the example where it is given none, but for the batch.
 """
@@ -31,6 +36,7 @@ EPILOG = """\
 examples:
   staticmem export torchvision.models:resnet50 --input 2x3x224x224 -o resnet50.pt2
   staticmem export train.py:build_model -o model.pt2
+  staticmem export transformers:llama/config.json,seq=2048,labels=yes -o llama.pt2
   staticmem export mypackage.models:Encoder --input 2x128:int64 --input 2x128:bool -o encoder.onnx
 """
 
@@ -38,7 +44,8 @@ examples:
 def add_export(verbs: Any) -> None:
     about = "export a model's code for analysis, without weights"
     parser = add_verb(verbs, "export", run, about, DESCRIPTION, EPILOG)
-    parser.add_argument("factory", metavar="MODULE:FACTORY", help="a module or a .py file, and a name in it")
+    about = "a module or a .py file, and a name in it; or transformers:CONFIG.json, timm:NAME, torchvision:NAME"
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help=about)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="model.pt2 or model.onnx")
     parser.add_argument("--force", action="store_true", help="overwrite the output file")
     parser.add_argument("--eval", action="store_true", help="export in evaluation mode")
@@ -54,12 +61,36 @@ def add_export(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_target(args.output, args.force)
+    architecture = architecture_of(args.factory)
     kind = os.path.splitext(args.output)[1].lower()
     if kind not in (".pt2", ".onnx"):
         why = "The suffix decides: .pt2 or .onnx."
         raise UsageError(f"no format for '{args.output}'", why, "Example: -o model.pt2", "SM141")
     if kind == ".pt2" and args.exporter != "dynamo":
         raise refused("--exporter is for .onnx", "A .pt2 is what torch.export writes.", "Example: -o model.onnx")
+    data, lines = _of_architecture(architecture, kind, args) if architecture is not None else _of_code(kind, args)
+    write_atomically(args.output, data)
+    mode = "evaluation" if args.eval else "training"
+    for line in (f"Wrote {args.output} ({mode} mode, no weights)", *lines):
+        say(line)
+    return 0
+
+
+def _of_architecture(architecture: Architecture, kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
+    """The file of a model that a package builds."""
+    given = {"--input": args.input, "--loss": args.loss, "--stack-traces": args.stack_traces}
+    given |= {"--device": args.device != "meta", "--exporter": args.exporter != "dynamo"}
+    if unused := [flag for flag, value in given.items() if value]:
+        why = f"What is built and with which inputs stands in the name: {', '.join(f'{o}=' for o in OPTIONS)}."
+        hint = "Example: transformers:config.json,seq=2048,labels=yes"
+        raise UsageError(f"{', '.join(unused)} with {args.factory}", why, hint, "SM149")
+    from staticmem.recording.architectures import exported_file
+
+    return exported_file(architecture, kind, not args.eval)
+
+
+def _of_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
+    """The file of a model that the user's code builds."""
     module, inputs = built_model(args)
     from staticmem.recording.export import ExportRequest, exported  # late: it imports torch
 
@@ -67,15 +98,10 @@ def run(args: argparse.Namespace) -> int:
     module.train(not args.eval)
     request = ExportRequest(module, inputs, kind, args.exporter, not args.eval, args.stack_traces, loss)
     try:
-        data, lines = exported(request)
+        return exported(request)
     except ModelFileError as error:
         error.hint = _advice(f"{error.what} {error.why}", args.device, request.exporter) or error.hint
         raise
-    write_atomically(args.output, data)
-    mode = "evaluation" if args.eval else "training"
-    for line in (f"Wrote {args.output} ({mode} mode, no weights)", *lines):
-        say(line)
-    return 0
 
 
 def _advice(message: str, device: str, exporter: str) -> str | None:

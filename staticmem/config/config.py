@@ -10,6 +10,7 @@ from typing import Any
 from staticmem.config.fields import ROOT, VERSION
 from staticmem.documents import DocumentError, Node, read_yaml
 from staticmem.errors import UsageError
+from staticmem.frontends import architectures
 from staticmem.scenario.kinds import UNKNOWN_KEY, wrong
 
 Options = Mapping[str, Any]
@@ -114,7 +115,7 @@ def _axes(values: Mapping[str, Any], folder: str) -> dict[str, tuple[Any, ...]]:
 
 
 def _from(folder: str, path: str) -> str:
-    return path if os.path.isabs(path) or not folder else os.path.join(folder, path)
+    return architectures.below(folder, path)
 
 
 def _exclude(root: Node, one: str, other: str, why: str, hint: str) -> None:

@@ -436,7 +436,6 @@ STEP = (
 
 
 _ON_RECORDINGS = (
-    "attention masks",
     "trained parameters",
     "frozen parameters",
     "quantised weights",
@@ -444,8 +443,7 @@ _ON_RECORDINGS = (
     "loss of the last linear layer",
 )
 RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
-"""Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and the masks
-that transformers builds for fake tensors alone."""
+"""Passes over the programs of a recording, which have what really ran: those that the scenario asks for."""
 
 
 def run(passes: Iterable[Pass], graph: Graph, context: object, keep: bool = False) -> Graph:

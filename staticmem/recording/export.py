@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from staticmem.errors import ModelFileError, UsageError
@@ -29,6 +29,8 @@ class ExportRequest:
     train: bool = True
     stack_traces: bool = False
     loss: Callable[[Any], Any] | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # further inputs, by keyword
+    axes: Sequence[tracing.Axes] | None = None  # names of the sizes that stay open; those of `tracing.open_axes`
 
 
 def export(
@@ -73,7 +75,7 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     """
     data, lines = _graph_file(request)
     try:
-        document = record(request.module, request.inputs, loss=request.loss)
+        document = record(request.module, request.inputs, request.kwargs, request.loss, axes=request.axes)
     except ModelFileError as error:
         return data, [*lines, f"{NOT_RECORDED}: {error.what}. {error.why}"]
     return with_recording(data, request.kind, document), lines
@@ -84,7 +86,7 @@ def _graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
     module, inputs = request.module, request.inputs
-    traced = tracing.trace(module, inputs, as_given=False)
+    traced = tracing.trace(module, inputs, request.kwargs, as_given=False, axes=request.axes)
     lines = [f"Open sizes: {', '.join(traced.open) or 'none'}"]
     if traced.fixed:
         lines.append(f"Fixed by the code: {', '.join(traced.fixed)}")

@@ -23,6 +23,9 @@ from torch.utils import checkpoint
 
 from staticmem.frontends.recording_format import SAVED_HOOKS, SELECTIVE
 
+# what `checkpoint` calls since PyTorch 2.15, with a tuple and a dict of arguments
+GENERATOR_OF_215 = "_checkpoint_without_reentrant_generator_impl"
+
 
 class Watcher(Protocol):
     """Who is told."""
@@ -62,6 +65,9 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
             watcher.not_recorded(SELECTIVE)
         yield
         watcher.end_region(region)
+
+    def without_reentry_of_215(region_of: Any, args: Any, kwargs: Any, **options: Any) -> Iterator[None]:
+        return without_reentry(region_of, context_fn=options.get("context_fn", checkpoint.noop_context_fn))
 
     def with_reentry(region_of: Any, preserve_rng_state: bool, *args: Any) -> Any:
         needs = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
@@ -110,6 +116,8 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
+        if hasattr(checkpoint, GENERATOR_OF_215):
+            stack.enter_context(mock.patch.object(checkpoint, GENERATOR_OF_215, without_reentry_of_215))
         yield
 
 

@@ -27,6 +27,7 @@ from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, rows, tracing
 from staticmem.recording.functions import recorded
 from staticmem.recording.inner_autograd import recorded_autograd
+from staticmem.recording.known_answers import known_answers
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.plain_integers import symbolic_integers
 from staticmem.recording.sizes import Sizes
@@ -45,12 +46,14 @@ def record(
     loss: Callable[[Any], torch.Tensor] | None = None,
     *,
     as_given: bool = False,
+    axes: Sequence[tracing.Axes] | None = None,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
-    `args` and `kwargs` are example inputs, on any device. The sizes of `tracing.open_axes` are open if the code allows
-    it; a batch of 1 is recorded as 2, unless the code takes another way then and the recording is for the sizes
-    `as_given`. `loss` takes what the module returns, in training. The module is as it was afterwards.
+    `args` and `kwargs` are example inputs, on any device. The sizes of `axes`, by default those of `tracing.open_axes`,
+    are open if the code allows it; a batch of 1 is recorded as 2, unless the code takes another way then and the
+    recording is for the sizes `as_given`. `loss` takes what the module returns, in training. The module is as it was
+    afterwards.
 
     Raises:
         ModelFileError: the code cannot run without data; the message is PyTorch's.
@@ -58,12 +61,18 @@ def record(
     keywords = dict(kwargs or {})
     last: Exception | None = None
     of_inference: dict[str, Any] | None = None  # one that has the sizes as given in inference alone
-    for axes in tracing.attempts(tracing.open_axes(args, keywords)):
-        given, named = tracing.doubled(args, keywords, axes)
+    for opened in tracing.attempts(axes if axes is not None else tracing.open_axes(args, keywords)):
+        given, named = tracing.doubled(args, keywords, opened)
         try:
-            with _fake(module, given, named, axes) as call, gpu.meta_as_gpu(), tracing.quiet(), tracing.oblivious():
+            with (
+                _fake(module, given, named, opened) as call,
+                gpu.meta_as_gpu(),
+                tracing.quiet(),
+                tracing.oblivious(),
+                known_answers(),
+            ):
                 call.loss = loss
-                document = call.document(tree_leaves((tuple(args), keywords)), axes)
+                document = call.document(tree_leaves((tuple(args), keywords)), opened)
         except Exception as error:
             last = error
             continue
@@ -165,23 +174,28 @@ class _Call:
             symbolic_integers(watch),
             recorded_autograd(watch),
         ):
-            if training:  # a step is the second one: what its module keeps from the call before is there
-                with watch.running(), gpu.autocast(amp):
-                    result = self.module(*self.args, **self.kwargs)
-                    if self.loss is not None:
-                        result = self.loss(result)
-                del result
+            before = _attributes(self.module) if training else None
+            program = self._called(watch, training, amp)
+            # a step is the second one: what its module keeps from the call before is there. Where a call leaves nothing
+            # and changes nothing, the second is like the first
+            if training and (watch.keeps_values() or _attributes(self.module) != before):
                 watch.start()
-            with watch.running(), gpu.autocast(amp):
-                result = self.module(*self.args, **self.kwargs)
-                if training and self.loss is not None:
-                    result = self.loss(result)
-                program = watch.program
-                program.outputs = list(dict.fromkeys(watch.value(t) for t in _tensors(result)))
+                program = self._called(watch, training, amp)
+        watch.program, watch.paused = program, True
+        watch.finish()
+        return program
+
+    def _called(self, watch: Watch, training: bool, amp: torch.dtype | None) -> Program:
+        """The ops of one call, whose results are dropped then."""
+        with watch.running(), gpu.autocast(amp):
+            result = self.module(*self.args, **self.kwargs)
+            if training and self.loss is not None:
+                result = self.loss(result)
+            program = watch.program
+            program.outputs = list(dict.fromkeys(watch.value(t) for t in _tensors(result)))
         watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
         del result
-        watch.program = program
-        watch.finish()
+        watch.paused = False
         return program
 
     def _range(self, symbol: Any) -> list[int | None]:
@@ -304,6 +318,28 @@ def _restore(state: State) -> None:
     for child, attributes in state:
         child.__dict__.clear()
         child.__dict__.update(_copied(attributes))
+
+
+def _attributes(module: torch.nn.Module) -> list[Any]:
+    """What the attributes of modules are, and of the plain objects that they have: equal where a call changes nothing.
+    It holds no tensor, whose references are counted."""
+    found: dict[int, Any] = {}
+    for child in _modules(module):
+        found[id(child)] = _told(child.__dict__)
+        for value in child.__dict__.values():
+            plain = hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, torch.Tensor))
+            if plain and id(value) not in found:
+                found[id(value)] = _told(vars(value))
+    return list(found.items())
+
+
+def _told(value: Any, depth: int = 3) -> Any:
+    """Equal for what is the same: plain values as they are, containers item by item, others by identity."""
+    if isinstance(value, Mapping) and depth:
+        return {key: _told(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)) and depth:
+        return [_told(item, depth - 1) for item in value]
+    return value if isinstance(value, (int, float, str, bytes, type(None))) else id(value)
 
 
 def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from unittest import mock
 
 from staticmem.errors import ModelFileError
 from staticmem.ir.model_file import TracedSizes
+from staticmem.recording.known_answers import OF_VIEWS
 from staticmem.recording.sizes import Sizes
 
 Axes = dict[int, str]  # of one tensor: the name of the size of each open axis
@@ -79,8 +80,16 @@ def open_axes(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> l
     return opened
 
 
-def trace(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, as_given: bool) -> Trace:
-    """`torch.export` of a module in the mode that it is in; the sizes of `open_axes` are open if its code allows it.
+def trace(
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    as_given: bool,
+    axes: Sequence[Axes] | None = None,
+) -> Trace:
+    """`torch.export` of a module in the mode that it is in; the sizes of `axes`, by default those of `open_axes`, are
+    open if its code allows it.
 
     A batch of 1 is traced as 2. `as_given`: the sizes of the inputs have to be among those that the trace allows.
 
@@ -89,13 +98,13 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None =
     """
     keywords = dict(kwargs or {})
     last: Exception | None = None
-    for axes in attempts(open_axes(args, keywords)):
+    for opened in attempts(axes if axes is not None else open_axes(args, keywords)):
         try:
-            result = _traced(module, args, keywords, axes)
+            result = _traced(module, args, keywords, opened)
         except Exception as error:
             last = error
             continue
-        if not as_given or not any(axes) or _admits_example(result):
+        if not as_given or not any(opened) or _admits_example(result):
             return result
     assert last is not None
     raise failed(module, last) from last
@@ -258,7 +267,9 @@ def conditions(
     answers: dict[Any, str] = {}
     for guard in shape_env.guards if guards is None else guards:
         place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
-        if _OPS.search(str(getattr(place, "filename", ""))):
+        file = str(getattr(place, "filename", "")).replace("\\", "/")
+        name = getattr(place, "name", "")
+        if _OPS.search(file) or any(file.endswith(of) and name == function for of, function in OF_VIEWS):
             continue
         condition = shape_env.replace(guard.expr)
         if condition.free_symbols and condition.free_symbols <= inputs:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -115,6 +116,11 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                         shape = self.sizes.shape(self.layouts[value][0])
                         self.program.kept.append([value, self.dtypes[value], shape, base])
 
+    def keeps_values(self) -> bool:
+        """Whether something that the call made is alive after it, or it has replaced what the module owns."""
+        alive = any(self.current(values) for storage, values in self.by_storage.items() if storage not in self.owned)
+        return alive or bool(self.replaced) or self.buffers.keys() != self.registered(self.buffers).keys()
+
     def finish(self) -> None:
         """The caller has dropped the results: what is alive is kept by the module."""
         for storage, values in self.by_storage.items():
@@ -164,11 +170,31 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         run_args, run_kwargs = (args, kwargs) if half is None else gpu.cast(target, args, kwargs, half)
         if target == "aten::slice.Tensor":
             run_args = _bounded_slice(*run_args)
-        result = func(*run_args, **run_kwargs)
+        result = self.run(target, func, run_args, run_kwargs)
         results = result if isinstance(result, (list, tuple)) else (result,)
         if any(_is_on_gpu(t) for t in tree_leaves(results)):
             self.add(target, args, kwargs, results, half)
         return result
+
+    def run(self, target: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op: its sizes, layout and history."""
+        if target == "aten::linear":  # PyTorch's C++ does it with few ops of symbolic sizes, its Python with many
+            with no_python_dispatcher():
+                return func(*args, **kwargs)
+        if target == "aten::scaled_dot_product_attention" and _is_attention_of_heads(*args, **kwargs):
+            return self.attention(*args[:3])
+        return func(*args, **kwargs)
+
+    def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The result of attention without a mask, in the layout of the kernel that the meta device would take (math),
+        by two ops in place of some twenty. None of them is written down."""
+        paused, self.paused = self.paused, True
+        try:
+            result = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, None, False)[0]
+            contiguous: torch.Tensor = result.clone(memory_format=torch.contiguous_format)
+            return contiguous
+        finally:
+            self.paused = paused
 
     def add(self, target: str, args: Any, kwargs: Any, results: Sequence[Any], half: Any) -> None:
         """Writes down one op."""
@@ -438,6 +464,17 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                 way = ways[id(module)]
                 return f"{path}.{way}" if path and way else path or way
         return next((path for path, child in self.root.named_modules() if child is module), "")
+
+
+def _is_attention_of_heads(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any, enable_gqa: bool = False, **named: Any
+) -> bool:
+    """Whether it is [batch, heads, length, size] throughout, without a mask and with nothing that broadcasts."""
+    if not all(t.dim() == 4 and _is_on_gpu(t) for t in (query, key, value)):
+        return False
+    masked = any(isinstance(x, torch.Tensor) for x in (*more, *named.values()))
+    heads = enable_gqa or str(query.shape[1]) == str(key.shape[1]) == str(value.shape[1])
+    return not masked and heads and str(query.shape[0]) == str(key.shape[0]) == str(value.shape[0])
 
 
 def _refuse_transforms(args: Any, kwargs: Any) -> None:

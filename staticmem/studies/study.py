@@ -18,6 +18,7 @@ from staticmem import files
 from staticmem.engine.step import StepResult
 from staticmem.errors import DimensionError, ModelFileError, UsageError
 from staticmem.frontends import open_model
+from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recent import MODELS, Recent
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
@@ -69,7 +70,13 @@ class Study:
             if inputs is not None:
                 hint = "Leave them out; batch, resolution and dims change sizes."
                 raise UsageError("inputs are given with a file", "A file has the shapes of its inputs.", hint, "SM170")
-            return cls(open_model(os.fspath(model)), request)
+            path = os.fspath(model)
+            architecture = architecture_of(path)
+            if architecture is None:
+                return cls(open_model(path), request)
+            from staticmem.recording.architectures import built_model  # late: most models are files
+
+            return cls(_at_sizes(built_model(architecture), request), request)
         from staticmem.recording.objects import model_of
 
         exported, batch = model_of(model, inputs)
@@ -79,7 +86,7 @@ class Study:
 
     def ask(self, request: Request) -> Study:
         """The same model under another request: the file is not read again."""
-        return Study(self.model, request)
+        return Study(_at_sizes(self.model, request), request)
 
     @property
     def scenario(self) -> Scenario:
@@ -278,6 +285,24 @@ class Study:
         return report
 
 
+def _at_sizes(model: ModelFile, request: Request) -> ModelFile:
+    """The model; of an architecture that is recorded on demand, the recording that holds at the request's sizes."""
+    again = getattr(model, "at", None)
+    if again is None:
+        return model
+    sizes = {name: size for name, size in (request.dims or {}).items() if name in model.symbols}
+    for spec in model.inputs:
+        first = (spec.shape or (None,))[0]
+        if isinstance(first, str) and request.batch is not None:
+            sizes[first] = request.batch
+        if request.image_size is not None and len(spec.shape or ()) == 4 and spec.dtype.is_floating_point:
+            sizes |= {
+                s: n for s, n in zip((spec.shape or ())[2:], request.image_size, strict=True) if isinstance(s, str)
+            }
+    found: ModelFile = again(sizes, request.scenario()[0].training)
+    return found
+
+
 def key_of(request: Request) -> Key:
     """A request as a hashable key."""
     values = (getattr(request, f.name) for f in fields(Request))
@@ -286,7 +311,7 @@ def key_of(request: Request) -> Key:
 
 def fingerprint(path: str) -> tuple[int, str | None]:
     """Size in bytes and SHA-256 of a file; None for a large one. An object has neither."""
-    if path.startswith("<") and not os.path.exists(path):  # an object in memory
+    if not os.path.exists(path) and (path.startswith("<") or architecture_of(path) is not None):  # it has no file
         return 0, None
     size = os.stat(path).st_size
     if size > HASH_LIMIT:

@@ -11,6 +11,7 @@ from typing import Any
 from staticmem.config.config import Config, load
 from staticmem.config.locate import is_config
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.frontends import architectures
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search, workers
@@ -201,7 +202,7 @@ def _results(
 
 def _whole_path(path: str) -> str:
     try:
-        return os.path.abspath(path)
+        return architectures.whole(path)
     except FileNotFoundError:  # the current folder is gone: that the file is too is an error of the row
         return path
 

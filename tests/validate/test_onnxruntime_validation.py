@@ -13,11 +13,11 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime_graphs import GRAPHS, image
 
+from staticmem import child
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.scenario.request import Request
 from staticmem.scenario.session import SessionOptions
-from staticmem.validate import child
 from staticmem.validate.onnxruntime import validation
 from staticmem.validate.onnxruntime.validation import validate_session
 from staticmem.validate.records import Record

@@ -11,13 +11,13 @@ import jsonschema
 import pytest
 from made_records import CARD, readings
 
+from staticmem import child
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
 from staticmem.ir.model_file import resolve
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.request import Request
-from staticmem.validate import child
 from staticmem.validate.pytorch import reconcile, validation
 from staticmem.validate.pytorch.prediction import predicted, request_from, words_of
 from staticmem.validate.pytorch.reconcile import Row

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from staticmem.validate.child import FailedError, answer, limit_memory, peak_resident
+from staticmem.child import FailedError, answer, limit_memory, peak_resident
 from staticmem.validate.nvml import Nvml
 
 LEVELS = {

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from staticmem import child
 from staticmem.allocators.onnxruntime.session import predict_session
+from staticmem.child import Failure, RunError
 from staticmem.files import temporary_folder
 from staticmem.ir.graph import Note
 from staticmem.scenario.request import Request
 from staticmem.scenario.session import SessionOptions
 from staticmem.studies.session import open_session, predicted
-from staticmem.validate import child
-from staticmem.validate.child import Failure, RunError
 from staticmem.validate.onnxruntime import reconcile
 from staticmem.validate.onnxruntime.model import plan_inputs, prepare
 from staticmem.validate.onnxruntime.reconcile import NodeReading, Readings

@@ -10,8 +10,8 @@ import gc
 import sys
 from typing import Any
 
+from staticmem.child import FailedError, answer, limit_memory
 from staticmem.eager.trace import round_up
-from staticmem.validate.child import FailedError, answer, limit_memory
 from staticmem.validate.nvml import Nvml
 
 

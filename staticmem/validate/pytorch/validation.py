@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from staticmem import child
+from staticmem.child import Failure, RunError
 from staticmem.files import temporary_folder
 from staticmem.ir.graph import Note
-from staticmem.validate import child
-from staticmem.validate.child import Failure, RunError
 from staticmem.validate.pytorch import reconcile
 from staticmem.validate.pytorch.prediction import Predicted, device_meters, predicted
 from staticmem.validate.pytorch.reconcile import Row, TorchReadings

@@ -1,4 +1,4 @@
-"""A process of its own for a run: a crash, a time limit or a memory limit there ends nothing here.
+"""A process of its own, for running what others wrote: a crash, a time limit or a memory limit there ends nothing here.
 
 The parent (`run`) writes a job and reads an answer, both JSON in a temporary folder of its caller; the child (`answer`)
 writes its answer whole or not at all. This module imports no part of the analysis.
@@ -90,7 +90,7 @@ def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunErro
 
 def environment() -> dict[str, str]:
     """The child finds this package where the parent found it."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 

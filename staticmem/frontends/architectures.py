@@ -1,0 +1,205 @@
+"""Names of architectures that packages build, in place of a model file: `transformers:CONFIG.json`, `timm:NAME`,
+`torchvision:NAME`. This module reads such names and the config, which is hostile input, without torch.
+
+A config of transformers may also be given by its path, or by that of the folder which has it. `recording.architectures`
+has the model recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from staticmem import files
+from staticmem.errors import ModelFileError, UsageError, closest
+
+PACKAGES = ("transformers", "timm", "torchvision")
+CONFIG = "config.json"
+LARGEST = 4 << 20  # bytes of a config: those with a label for each of 21,000 classes have some 1 MiB
+MOST = 1 << 40  # of a number in a config
+MOST_PARTS = 4096  # layers, blocks, heads, experts: the largest published models have a few hundred
+_PARTS = re.compile(r"layers?$|depths?$|blocks?$|heads?$|experts$|stages$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,99}", re.ASCII)
+# what a config says of how it is run, which is not what it describes, and could name code to load
+_OF_RUNS = ("_attn_implementation", "attn_implementation", "_attn_implementation_internal", "_experts_implementation",
+            "experts_implementation", "_name_or_path", "transformers_version")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a name may say after a comma: `,seq=2048`. `choices` are its values; a number where it has none."""
+
+    about: str
+    packages: tuple[str, ...] = PACKAGES
+    choices: tuple[str, ...] = ()
+    text: bool = False
+
+
+_YES = ("yes", "no")
+OPTIONS: Mapping[str, Option] = {
+    "head": Option("the class of transformers (default: the first of `architectures`)", ("transformers",), text=True),
+    "attention": Option("default: what transformers takes", ("transformers",), ("sdpa", "eager")),
+    "dtype": Option(
+        "of the weights (default: that of the config, else float32)", choices=("float32", "bfloat16", "float16")
+    ),
+    "labels": Option("labels go in and the model's own loss comes out (default: no)", ("transformers",), _YES),
+    "mask": Option("an attention mask of the padding goes in (default: no)", ("transformers",), _YES),
+    "checkpointing": Option(
+        "the checkpoints that the package has for its blocks (default: no)", ("transformers", "timm"), _YES
+    ),
+    "batch": Option("of the example (default: 2)"),
+    "seq": Option("tokens of the example (default: 512, or the most that the model takes)", ("transformers",)),
+    "size": Option("height and width of the example image (default: the model's own)"),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model that a package builds. `name` is the path of a config, or the model's name in the package."""
+
+    package: str
+    name: str
+    given: str  # as the user wrote it
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The file that describes it, else what the user wrote."""
+        return self.name if self.package == "transformers" else self.given
+
+    def number(self, option: str) -> int | None:
+        """A size of the example."""
+        value = self.options.get(option)
+        return None if value is None else int(value)
+
+
+def architecture_of(given: str) -> Architecture | None:
+    """What a name means; None where it is an ordinary path of a model file.
+
+    Raises:
+        UsageError: options that are not known (SM149).
+        ModelFileError: a package has no model of such a name, or there is no config (SM145).
+    """
+    package, colon, rest = given.partition(":")
+    if not colon or package not in PACKAGES:
+        if given.lower().endswith(".json") and os.path.isfile(given):
+            return Architecture("transformers", given, given)
+        config = os.path.join(given, CONFIG)
+        return Architecture("transformers", config, given) if given and os.path.isfile(config) else None
+    name, options = _with_options(rest, package, given)
+    if package == "transformers":
+        name = os.path.join(name, CONFIG) if os.path.isdir(name) else name
+        if not os.path.isfile(name):
+            hint = "It is read from the disk alone: give a config.json, or a folder that has one."
+            raise ModelFileError(f"{name or given} does not exist", "There is no such file.", hint, "SM145")
+    elif not _NAME.fullmatch(name):
+        hint = f"Example: {package}:resnet50"
+        raise ModelFileError(f"'{name}' is no model of {package}", "Names have letters, digits, _ and .", hint, "SM145")
+    return Architecture(package, name, given, options)
+
+
+def whole(given: str) -> str:
+    """The same with its path from the root, for processes in other folders."""
+    package, colon, rest = given.partition(":")
+    if colon and package in PACKAGES:
+        return f"{package}:{os.path.abspath(rest)}" if package == "transformers" else given
+    return os.path.abspath(given)
+
+
+def below(folder: str, given: str) -> str:
+    """The same with a path that begins in a folder, as those of a config do."""
+    package, colon, rest = given.partition(":")
+    if colon and package in PACKAGES:
+        return f"{package}:{os.path.join(folder, rest)}" if package == "transformers" else given
+    return os.path.join(folder, given)
+
+
+def _with_options(text: str, package: str, given: str) -> tuple[str, dict[str, str]]:
+    """A name and its options, read from the end: the name may have commas."""
+    options: dict[str, str] = {}
+    known = [name for name, one in OPTIONS.items() if package in one.packages]
+    while match := re.fullmatch(r"(.*),([a-z_]+)=([^,=/\\]*)", text, re.DOTALL):
+        text, name, value = match[1], match[2], match[3]
+        if name not in known or name in options:
+            why = f"It is given twice in '{given}'." if name in options else f"{package}: takes {', '.join(known)}."
+            raise UsageError(
+                f"option '{name}'", why, closest(name, known) or f"Example: {package}:NAME,batch=8", "SM149"
+            )
+        options[name] = _checked(name, value)
+    return text, options
+
+
+def _checked(name: str, value: str) -> str:
+    one = OPTIONS[name]
+    if one.choices and value not in one.choices:
+        why = f"It is one of {', '.join(one.choices)}."
+        raise UsageError(f"{name}={value}", why, f"Example: {name}={one.choices[0]}", "SM149")
+    if one.text and not _NAME.fullmatch(value):
+        raise UsageError(f"{name}={value}", "It is the name of a class.", f"Example: {name}=LlamaForCausalLM", "SM149")
+    if not one.choices and not one.text and not re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
+        raise UsageError(f"{name}={value}", "It is a whole number of at least 1.", f"Example: {name}=128", "SM149")
+    return value
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The config in a file, without what it says of how the model is run.
+
+    Raises:
+        ModelFileError: it is no config of a model (SM145), or describes one that is not built (SM147).
+    """
+    try:
+        content = json.loads(files.read(path, LARGEST))
+    except OSError as error:
+        why = f"{error.strerror or error}."
+        raise ModelFileError(f"{path} cannot be read", why, "Check the path and its rights.", "SM145") from error
+    except (ValueError, RecursionError) as error:
+        why = f"{str(error)[:200] or type(error).__name__}."
+        raise ModelFileError(f"{path} is no JSON", why, "Copy the config again.", "SM145") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        why = "It has no 'model_type', by which transformers knows an architecture."
+        hint = "Give the config.json of a model of transformers, an .onnx or a .pt2 file."
+        raise ModelFileError(f"{path} is no config of a model", why, hint, "SM145")
+    for key, value in _items(content):
+        _check(path, key, value)
+    return {key: _without_runs(value) for key, value in content.items() if key not in _OF_RUNS}
+
+
+def _items(content: Any) -> Iterator[tuple[str, Any]]:
+    """All keys with their values, at any depth; items of lists under the key of the list."""
+    stack: list[tuple[str, Any]] = [("", content)]
+    while stack:
+        key, value = stack.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            stack += value.items()
+        elif isinstance(value, list):
+            stack += [(key, item) for item in value]
+            yield from ((key, item) for item in value)
+
+
+def _check(path: str, key: str, value: Any) -> None:
+    what = f"{path}: a model that is not built"
+    if key == "auto_map" and value:
+        why = "'auto_map' names Python code beside the weights, which would have to run. staticmem runs none."
+        hint = "Write a function that builds the model: staticmem export file.py:FUNCTION -o model.pt2"
+        raise ModelFileError(what, why, hint, "SM147")
+    if key == "quantization_config" and value:
+        why = "'quantization_config' says that its weights are packed; built from the config they would be whole."
+        hint = "Remove the key, for the model as it was before it was quantised."
+        raise ModelFileError(what, why, hint, "SM147")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    most = MOST_PARTS if _PARTS.search(key) else MOST
+    if not -MOST <= value <= most:
+        why = f"'{key[:60]}' is {str(value)[:30]}, and at most {most:,} is taken."
+        raise ModelFileError(what, why, "Check the config.", "SM147")
+
+
+def _without_runs(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _without_runs(value) for key, value in content.items() if key not in _OF_RUNS}
+    return [_without_runs(item) for item in content] if isinstance(content, list) else content

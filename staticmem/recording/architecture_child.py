@@ -1,0 +1,290 @@
+"""The process that builds an architecture on the meta device and records it (`recording.architectures`).
+
+It loads no weights and no code but that of the installed packages, and asks no network. A config is hostile input: the
+numbers of modules and of parameters are bounded, and so are the process's time and memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from staticmem.child import FailedError, answer, limit_memory
+
+MOST_MODULES = 200_000
+MOST_PARAMETERS = 1 << 46  # elements: 70,000 billion
+SEQUENCE = 512  # tokens of an example
+TOKENS = "seq"
+
+
+@dataclass
+class Built:
+    """A module with its example inputs; `axes` has the names of the sizes of each, in order."""
+
+    module: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    axes: list[dict[int, str]] = field(default_factory=list)
+    loss: Callable[[Any], Any] | None = None
+
+    def add(self, name: str, dtype: Any, sizes: list[tuple[str, int]]) -> None:
+        """An input by keyword; each axis with its name, "" where it stays as it is."""
+        import torch
+
+        self.kwargs[name] = torch.zeros([n for _, n in sizes], dtype=dtype, device="meta")
+        self.axes.append({axis: title for axis, (title, _) in enumerate(sizes) if title})
+
+
+class Example:
+    """Sizes of the example inputs: those of the job, else of the options, else the usual ones."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.sizes, self.options = job["sizes"] or {}, job["options"]
+
+    def of(self, name: str, usual: int) -> tuple[str, int]:
+        option = {"height": "size", "width": "size"}.get(name, name)
+        return name, int(self.sizes.get(name) or self.options.get(option) or usual)
+
+
+def main(path: str) -> int:
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    return answer(path, _work)
+
+
+def _work(job: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    limit_memory(job)
+    try:
+        built = _BUILDERS[job["package"]](job)
+    except FailedError:
+        raise
+    except Exception as error:
+        raise FailedError("run", _said(error)) from error
+    count = sum(p.numel() for p in built.module.parameters())
+    if count > MOST_PARAMETERS:
+        raise FailedError("refused", f"it has {count:,} parameters, and at most {MOST_PARAMETERS:,} are taken")
+    built.module.to(device="meta")  # what its constructor made on the CPU
+    dtype = job["options"].get("dtype")
+    if dtype is not None and job["package"] != "transformers":
+        built.module.to(dtype=getattr(torch, dtype))
+    return _written(job, built)
+
+
+def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
+    from staticmem.errors import StaticmemError
+    from staticmem.frontends.recording_format import pack
+    from staticmem.recording.export import ExportRequest, exported
+    from staticmem.recording.record import record
+
+    built.module.train(job.get("train", True))
+    lines: list[str] = []
+    try:
+        if job["kind"]:
+            request = ExportRequest(
+                built.module, built.args, job["kind"], train=job["train"], loss=built.loss, kwargs=built.kwargs,
+                axes=built.axes,
+            )  # fmt: skip
+            data, lines = exported(request)
+        else:
+            data = pack(record(built.module, built.args, built.kwargs, built.loss, axes=built.axes))
+    except StaticmemError as error:
+        raise FailedError("run", f"{error.what}: {error.why}") from error
+    with open(job["file"], "wb") as file:
+        file.write(data)
+    return {"lines": lines}
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {next((s.strip() for s in str(error).splitlines() if s.strip()), '')[:300]}"
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Within it modules are built on the meta device, and not without end."""
+    import torch
+
+    made, count, linspace = torch.nn.Module.__init__, 0, torch.linspace
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_MODULES:
+            raise FailedError("refused", f"it has more than {MOST_MODULES:,} modules")
+        made(self, *args, **kwargs)
+
+    def on_cpu(*args: Any, **kwargs: Any) -> Any:  # constructors read the rates of stochastic depth from it
+        return linspace(*args, **{"device": "cpu", **kwargs})
+
+    with (
+        mock.patch.object(torch.nn.Module, "__init__", init),
+        mock.patch.object(torch, "linspace", on_cpu),
+        torch.device("meta"),
+    ):
+        yield
+
+
+# -- transformers ----------------------------------------------------------------------------------------------------
+
+
+def _transformers(job: Mapping[str, Any]) -> Built:
+    import torch
+    import transformers
+
+    config, options = _config_of(job["config"]), job["options"]
+    cls, config = _head(transformers, config, options.get("head"))
+    for one in {id(c): c for c in (config, config.get_text_config())}.values():
+        one.use_cache = False  # a step of training, or one forward: there is no next token
+    dtype = options.get("dtype")
+    chosen = {"attn_implementation": options.get("attention"), "dtype": getattr(torch, dtype) if dtype else None}
+    with _bounded():
+        model = cls._from_config(config, **{name: value for name, value in chosen.items() if value is not None})
+    if options.get("checkpointing") == "yes":
+        model.gradient_checkpointing_enable()
+    return _with_inputs(model, config, Example(job), options)
+
+
+def _config_of(content: Mapping[str, Any]) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = content["model_type"]
+    try:
+        cls = CONFIG_MAPPING[kind]
+    except KeyError as error:
+        raise FailedError("config", f"it has no model_type '{kind[:60]}'") from error
+    return cls.from_dict(dict(content))
+
+
+def _head(package: Any, config: Any, asked: str | None) -> tuple[Any, Any]:
+    """The class of the model, and the part of the config that it is of."""
+    listed = getattr(config, "architectures", None) or [None]
+    name = asked or listed[0]
+    if not isinstance(name, str):
+        raise FailedError("refused", "the config has no 'architectures'; name a class: transformers:PATH,head=CLASS")
+    cls = getattr(package, name, None) if name.isidentifier() else None
+    if not (inspect.isclass(cls) and issubclass(cls, package.PreTrainedModel)):
+        raise FailedError("refused", f"the installed transformers has no model '{name[:80]}'")
+    for part in (config, config.get_text_config()):
+        of: Any = getattr(cls, "config_class", None)
+        if of is not None and isinstance(part, of):
+            return cls, part
+    raise FailedError("refused", f"{name} is not a class for the model_type '{config.model_type}'")
+
+
+def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str, str]) -> Built:
+    import torch
+
+    taken = inspect.signature(model.forward).parameters
+    built, main = Built(model), str(model.main_input_name)
+    batch = example.of("batch", 2)
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or SEQUENCE
+    tokens = example.of(TOKENS, min(SEQUENCE, int(most)))
+    if main == "input_ids" and "pixel_values" in taken:
+        why = "it reads images beside its text; for the text alone give the class of it (head=...ForCausalLM)"
+        raise FailedError("refused", why)
+    if main == "input_ids":
+        built.add(main, torch.int64, [batch, tokens])
+        if options.get("mask") == "yes":
+            built.add("attention_mask", torch.int64, [batch, tokens])
+    elif main == "pixel_values":
+        sides = getattr(config, "image_size", None) or 224
+        height, width = sides if isinstance(sides, (list, tuple)) else (sides, sides)
+        image = [batch, ("", config.num_channels), example.of("height", height), example.of("width", width)]
+        built.add(main, model.dtype, image)
+    elif main == "input_values":
+        built.add(main, model.dtype, [batch, example.of("samples", 16000)])
+    elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        frames = example.of("frames", 2 * config.max_source_positions)
+        built.add(main, model.dtype, [batch, ("", config.num_mel_bins), frames])
+    else:
+        raise FailedError("refused", f"its input '{main}' is not one of those that staticmem knows how to make")
+    targets = example.of(f"target_{TOKENS}", tokens[1]) if config.is_encoder_decoder else tokens
+    if options.get("labels") == "yes":
+        _add_labels(built, taken, batch, targets)
+    elif config.is_encoder_decoder and "decoder_input_ids" in taken:
+        built.add("decoder_input_ids", torch.int64, [batch, targets])
+    return built
+
+
+def _add_labels(built: Built, taken: Any, batch: tuple[str, int], tokens: tuple[str, int]) -> None:
+    import torch
+
+    name = type(built.module).__name__
+    if "labels" not in taken:
+        raise FailedError("option", f"the forward of {name} takes no labels")
+    one_a_sample = name.endswith(("SequenceClassification", "ImageClassification"))
+    built.add("labels", torch.int64, [batch] if one_a_sample else [batch, tokens])
+    built.loss = _loss_of
+
+
+def _loss_of(result: Any) -> Any:
+    return result.loss
+
+
+# -- timm and torchvision --------------------------------------------------------------------------------------------
+
+
+def _timm(job: Mapping[str, Any]) -> Built:
+    import timm
+
+    name, example = job["name"], Example(job)
+    if not timm.is_model(name):
+        raise FailedError("unknown", "the installed timm has no model of this name")
+    with _bounded():
+        side = job["options"].get("size")
+        try:
+            model = timm.create_model(name, pretrained=False, **({"img_size": int(side)} if side else {}))
+        except TypeError:  # it takes images of any size
+            model = timm.create_model(name, pretrained=False)
+    if job["options"].get("checkpointing") == "yes":
+        model.set_grad_checkpointing()
+    channels, height, width = model.default_cfg["input_size"]
+    return _with_images(job, model, example, channels, height, width)
+
+
+def _torchvision(job: Mapping[str, Any]) -> Built:
+    from torchvision import models
+
+    name, example = job["name"], Example(job)
+    if name not in models.list_models():
+        raise FailedError("unknown", "the installed torchvision has no model of this name")
+    with _bounded():
+        try:
+            model = models.get_model(name, weights=None, weights_backbone=None)
+        except (TypeError, ValueError):  # it has no backbone of its own
+            model = models.get_model(name, weights=None)
+    if "targets" in inspect.signature(model.forward).parameters or ".models.video" in type(model).__module__:
+        raise FailedError("refused", "its inputs are not a batch of images: targets of a detector, or a video")
+    side = 224
+    weights = models.get_model_weights(name)
+    if len(weights):
+        made = next(iter(weights)).transforms()
+        side = (getattr(made, "crop_size", None) or getattr(made, "resize_size", None) or [side])[0]
+    return _with_images(job, model, example, 3, side, side)
+
+
+def _with_images(job: Mapping[str, Any], model: Any, example: Example, channels: int, height: int, width: int) -> Built:
+    import torch
+
+    dtype = getattr(torch, job["options"].get("dtype") or "float32")
+    sizes = [example.of("batch", 2), ("", channels), example.of("height", height), example.of("width", width)]
+    image = torch.zeros([n for _, n in sizes], dtype=dtype, device="meta")
+    return Built(model, (image,), axes=[{axis: title for axis, (title, _) in enumerate(sizes) if title}])
+
+
+_BUILDERS: dict[str, Callable[[Mapping[str, Any]], Built]] = {
+    "transformers": _transformers,
+    "timm": _timm,
+    "torchvision": _torchvision,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

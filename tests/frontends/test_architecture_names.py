@@ -1,0 +1,132 @@
+"""Names of architectures in place of a model file, and configs as hostile input: nothing here needs their packages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staticmem.cli.main import main
+from staticmem.errors import ModelFileError, UsageError
+from staticmem.frontends.architectures import LARGEST, MOST_PARTS, architecture_of, below, read_config, whole
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 80, "vocab_size": 128256}
+
+
+def config(folder: Path, content: Any = LLAMA) -> Path:
+    path = folder / "config.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_what_a_name_means(tmp_path: Path) -> None:
+    path = str(config(tmp_path))
+    for given in (path, str(tmp_path), f"transformers:{path}", f"transformers:{tmp_path}"):
+        found = architecture_of(given)
+        assert found is not None
+        assert (found.package, found.name, dict(found.options)) == ("transformers", path, {})
+    found = architecture_of(f"transformers:{path},seq=2048,labels=yes,head=LlamaForCausalLM")
+    assert found is not None
+    assert (found.name, found.options["head"], found.number("seq")) == (path, "LlamaForCausalLM", 2048)
+    found = architecture_of("timm:vit_small_patch14.dinov2,size=518")
+    assert found is not None
+    assert (found.package, found.name, found.path) == ("timm", "vit_small_patch14.dinov2", found.given)
+    for ordinary in ("model.pt2", "torchvision.models:resnet50", "file.py:build", "", "-", "C:\\models\\net.onnx"):
+        assert architecture_of(ordinary) is None
+
+
+def test_a_name_may_have_commas(tmp_path: Path) -> None:
+    folder = tmp_path / "a,b=c"
+    folder.mkdir()
+    found = architecture_of(f"transformers:{config(folder)},seq=8")
+    assert found is not None
+    assert (found.name, found.options) == (str(folder / "config.json"), {"seq": "8"})
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ("timm:resnet50,depth=3", "SM149"),
+        ("timm:resnet50,batch=0", "SM149"),
+        ("timm:resnet50,batch=1e9", "SM149"),
+        ("timm:resnet50,seq=128", "SM149"),
+        ("timm:resnet50,batch=1,batch=2", "SM149"),
+        ("timm:resnet50,dtype=int8", "SM149"),
+        ("timm:hf-hub:someone/model", "SM145"),
+        ("timm:local-dir:/tmp", "SM145"),
+        ("torchvision:", "SM145"),
+        ("torchvision:../resnet50", "SM145"),
+        ("transformers:meta-llama/Llama-3.1-70B", "SM145"),
+        ("transformers:", "SM145"),
+    ],
+)
+def test_names_that_are_refused(given: str, code: str) -> None:
+    with pytest.raises((UsageError, ModelFileError)) as error:
+        architecture_of(given)
+    assert error.value.code == code
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("", "SM145"),
+        ("{", "SM145"),
+        ("[1, 2]", "SM145"),
+        ("[" * 100_000, "SM145"),
+        ('{"model_type": ' + "9" * 10_000 + "}", "SM145"),
+        ({"architectures": ["LlamaForCausalLM"]}, "SM145"),
+        ({"model_type": 3}, "SM145"),
+        ({**LLAMA, "auto_map": {"AutoModel": "modeling.Evil"}}, "SM147"),
+        ({**LLAMA, "text_config": [{"auto_map": {"AutoConfig": "c.C"}}]}, "SM147"),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "SM147"),
+        ({**LLAMA, "num_hidden_layers": MOST_PARTS + 1}, "SM147"),
+        ({**LLAMA, "depths": [2, 10**9]}, "SM147"),
+        ({**LLAMA, "vocab_size": 10**15}, "SM147"),
+        ({**LLAMA, "hidden_size": -(10**15)}, "SM147"),
+        ('{"model_type": "llama", "rope_theta": NaN}', "SM147"),
+        ('{"model_type": "llama", "x": "' + "a" * LARGEST + '"}', "SM145"),
+    ],
+)
+def test_configs_that_are_refused(tmp_path: Path, content: Any, code: str) -> None:
+    with pytest.raises(ModelFileError) as error:
+        read_config(str(config(tmp_path, content)))
+    assert error.value.code == code
+    assert error.value.hint
+
+
+def test_what_a_config_says_of_its_run_is_left_out(tmp_path: Path) -> None:
+    """`attn_implementation` may name a kernel to load from the network."""
+    runs = {"attn_implementation": "someone/kernels", "_attn_implementation": "x", "_name_or_path": "/a"}
+    found = read_config(str(config(tmp_path, {**LLAMA, **runs, "text_config": {**runs, "hidden_size": 64}})))
+    assert found == {**LLAMA, "text_config": {"hidden_size": 64}}
+
+
+def test_paths_of_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert whole("timm:resnet50") == below("/configs", "timm:resnet50") == "timm:resnet50"
+    assert whole("transformers:a/config.json") == f"transformers:{tmp_path / 'a' / 'config.json'}"
+    assert (
+        below("/configs", "transformers:a/config.json") == f"transformers:{os.path.join('/configs', 'a/config.json')}"
+    )
+    assert below("/configs", "/models/a.pt2") == "/models/a.pt2"
+
+
+def test_every_verb_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else object())
+    path = str(config(tmp_path))
+    step = [path, "--no-config", "--optimizer", "adam"]
+    for verb in (["analyze"], ["levers"], ["size"], ["sweep", "--what-if", "batch=1,2", "-j", "1"]):
+        assert main([verb[0], *step, *verb[1:]]) == 2
+        err = capsys.readouterr().err
+        assert "transformers is not installed [SM146]" in err
+        assert "pip install 'staticmem[transformers]'" in err
+    assert main(["export", path, "-o", str(tmp_path / "model.pt2")]) == 2
+    assert "SM146" in capsys.readouterr().err
+    assert main(["export", path, "--input", "2x8:int64", "-o", str(tmp_path / "model.pt2")]) == 2
+    assert "--input with" in capsys.readouterr().err

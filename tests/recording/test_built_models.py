@@ -1,0 +1,146 @@
+"""Architectures that a package builds, with a package of one model in place of timm: the process, what is kept."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import staticmem
+from staticmem.cli.main import main
+from staticmem.errors import StaticmemError
+from staticmem.frontends.architectures import architecture_of
+from staticmem.recording import architectures
+from staticmem.studies import Request, Study
+
+torch = pytest.importorskip("torch")
+
+PACKAGE = '''
+"""A package with the functions of timm that are called."""
+import time
+import torch
+
+class Net(torch.nn.Module):
+    default_cfg = {"input_size": (3, 32, 32)}
+
+    def __init__(self, width):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, width, 3, padding=1)
+        self.rate = [x.item() for x in torch.linspace(0, 0.1, 3)]
+        self.last = torch.nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        if x.shape[2] > 64:
+            x = torch.nn.functional.avg_pool2d(x, 2)
+        return self.last(x.mean((2, 3)))
+
+def is_model(name):
+    return name != "absent"
+
+def create_model(name, pretrained, **more):
+    if more:
+        raise TypeError("img_size")
+    if name == "slow":
+        time.sleep(1000)
+    if name == "endless":
+        layers = torch.nn.Sequential()
+        while True:
+            layers.append(torch.nn.ReLU())
+    if name == "crash":
+        import os
+        os._exit(3)
+    if name == "raises":
+        raise ValueError("no such width")
+    if name == "huge":
+        return torch.nn.Sequential(*(torch.nn.Linear(1 << 22, 1 << 22, bias=False) for _ in range(8)))
+    return Net(16)
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm.py").write_text(textwrap.dedent(PACKAGE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(architectures, "cache_folder", lambda: str(tmp_path / "cache" / "staticmem"))
+
+
+def own_net() -> Any:
+    names: dict[str, Any] = {}
+    exec(PACKAGE, names)
+    rates = torch.zeros(3)
+    with torch.device("meta"), mock.patch.object(torch, "linspace", return_value=rates):
+        return names["Net"](16)
+
+
+@pytest.mark.usefixtures("package")
+def test_the_figures_of_the_module(tmp_path: Path) -> None:
+    """Recorded on demand, kept, recorded again where the code takes another way, and exported."""
+    words: dict[str, Any] = {"batch": 5, "optimizer": "adam"}
+    small, large = (torch.empty(5, 3, side, side, device="meta") for side in (48, 96))
+    expected = staticmem.analyze(own_net(), (small,), **words).peak.live_bytes
+    report = staticmem.analyze("timm:net", resolution=48, **words)
+    assert report.peak.live_bytes == expected
+    assert (report.model.path, report.model.format, report.model.sha256) == ("timm:net", "timm", None)
+    beyond = staticmem.analyze("timm:net", resolution=96, **words).peak.live_bytes
+    assert beyond == staticmem.analyze(own_net(), (large,), **words).peak.live_bytes
+    with mock.patch("staticmem.child.run", side_effect=AssertionError("it was kept")):
+        assert staticmem.analyze("timm:net", resolution=48, **words).peak.live_bytes == expected
+        assert staticmem.analyze("timm:net", resolution=96, **words).peak.live_bytes == beyond
+        study = Study.open("timm:net", Request(**words))
+        by_size = [study.ask(Request(**words, resolution=side)).lifetimes.peak_bytes for side in (48, 96, 48)]
+    assert by_size == [expected, beyond, expected]
+    file = tmp_path / "net.pt2"
+    assert main(["export", "timm:net", "-o", str(file)]) == 0
+    assert staticmem.analyze(file, resolution=48, **words).peak.live_bytes == expected
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("absent", "SM145", "no such model"),
+        ("endless", "SM147", "more than 200,000 modules"),
+        ("huge", "SM147", "parameters"),
+        ("crash", "SM148", "exit code 3"),
+        ("raises", "SM148", "ValueError: no such width"),
+    ],
+)
+def test_what_cannot_be_built(name: str, code: str, words: str) -> None:
+    with pytest.raises(StaticmemError, match=r"\w") as error:
+        staticmem.analyze(f"timm:{name}")
+    assert error.value.code == code
+    assert words in f"{error.value.what} {error.value.why}"
+    assert error.value.hint
+
+
+@pytest.mark.usefixtures("package")
+def test_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "TIMEOUT", 0.5)
+    with pytest.raises(StaticmemError, match=r"longer than 0\.5 seconds") as error:
+        staticmem.analyze("timm:slow")
+    assert error.value.code == "SM148"
+
+
+@pytest.mark.usefixtures("package")
+def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file is made again; the oldest go; a folder that cannot be written is done without."""
+    architecture = architecture_of("timm:net,batch=4")
+    assert architecture is not None
+    job = architectures._job(architecture, None)
+    path = architectures._kept(job)
+    assert path is not None
+    assert path != architectures._kept({**job, "sizes": {"batch": 4}})
+    monkeypatch.setattr(architectures, "MOST_KEPT", 2)
+    for name in ("a", "b", "c"):
+        architectures._keep(f"{path}{name}", b"damaged")
+    assert len(list(Path(path).parent.iterdir())) == 2
+    assert architectures._read(f"{path}c") is None
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    architectures._keep(str(blocked / "x" / "y"), b"")  # no error
