@@ -10,10 +10,11 @@ from unittest import mock
 import pytest
 
 import staticmem
+from staticmem.child import FailedError
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends.architectures import architecture_of
-from staticmem.recording import architectures
+from staticmem.recording import architecture_child, architectures
 from staticmem.studies import Request, Study
 
 torch = pytest.importorskip("torch")
@@ -46,17 +47,11 @@ def create_model(name, pretrained, **more):
         raise TypeError("img_size")
     if name == "slow":
         time.sleep(1000)
-    if name == "endless":
-        layers = torch.nn.Sequential()
-        while True:
-            layers.append(torch.nn.ReLU())
     if name == "crash":
         import os
         os._exit(3)
-    if name == "raises":
-        raise ValueError("no such width")
     if name == "huge":
-        return torch.nn.Sequential(*(torch.nn.Linear(1 << 22, 1 << 22, bias=False) for _ in range(8)))
+        return Net(1 << 44)
     return Net(16)
 '''
 
@@ -105,10 +100,8 @@ def test_the_figures_of_the_module(tmp_path: Path) -> None:
     ("name", "code", "words"),
     [
         ("absent", "SM145", "no such model"),
-        ("endless", "SM147", "more than 200,000 modules"),
         ("huge", "SM147", "parameters"),
         ("crash", "SM148", "exit code 3"),
-        ("raises", "SM148", "ValueError: no such width"),
     ],
 )
 def test_what_cannot_be_built(name: str, code: str, words: str) -> None:
@@ -117,6 +110,13 @@ def test_what_cannot_be_built(name: str, code: str, words: str) -> None:
     assert error.value.code == code
     assert words in f"{error.value.what} {error.value.why}"
     assert error.value.hint
+
+
+def test_a_limit_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture_child, "MOST_MODULES", 10)
+    with pytest.raises(FailedError, match="more than 10 modules"), architecture_child._bounded():
+        torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(20)))
+    torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(20)))
 
 
 @pytest.mark.usefixtures("package")
