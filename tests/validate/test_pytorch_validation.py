@@ -42,6 +42,7 @@ CASES = [
     (MODELS / "vgg16_hw.pt2", {"batch": 1, "resolution": [64, 64], "mode": "train"}),
     (GRAPHS / "mlp_blocks.pt2", {"batch": 2, "optimizer": "adamw", "optimizer_impl": "fused", "accumulate": 2}),
     (GRAPHS / "mlp_blocks.pt2", {"batch": 2, "optimizer": "adagrad", "set_to_none": False, "freeze": "bias$"}),
+    (GRAPHS / "mlp_blocks.pt2", {"batch": 2, "optimizer": "adam", "zero_grad": "after-forward"}),
 ]
 
 

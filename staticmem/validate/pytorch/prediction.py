@@ -107,7 +107,7 @@ def _without_dropout(op: Op) -> Op:
 
 def _check(request: Request) -> None:
     for name in _REFUSED:
-        if getattr(request, name):
+        if getattr(request, name) != OPTIONS[name].default:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{flag} cannot be run",

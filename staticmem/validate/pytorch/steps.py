@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 
 from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
-from staticmem.scenario.step import HELD, TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.step import FIRST, HELD, TORCH_OPTIMIZERS, Scenario
 from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
 
 _LEARNING_RATE = 1e-6  # values stay finite over a few steps; memory does not depend on it
@@ -130,9 +130,10 @@ class Steps:
 
     def _train(self) -> None:
         s = self.scenario
-        self._zero_grad()
+        if s.zero_grad == FIRST:
+            self._zero_grad()
         self.before_step()
-        for _ in range(s.accumulate):
+        for micro_batch in range(s.accumulate):
             self.phase("forward")
             with self._autocast():
                 outputs = self.program.forward()
@@ -140,6 +141,8 @@ class Steps:
                     self.outputs = outputs
                 self.loss = self._loss(outputs[0])
                 del outputs
+            if s.zero_grad != FIRST and not micro_batch:
+                self._zero_grad()
             if s.backward:
                 self.phase("backward")
                 self._backward()
