@@ -46,8 +46,11 @@ def check_not_given(args: argparse.Namespace) -> None:
 
 def refuse_training(options: dict[str, Any]) -> None:
     """Raises:
-    UsageError: a training step is asked for (SM512).
+    UsageError: a training step or generation is asked for (SM512).
     """
+    if options.get("mode") == "generate":
+        why = "--mode generate is about the caches of transformers' generate, which PyTorch runs."
+        raise UsageError("a session of the ONNX Runtime does not generate", why, "Leave it out.", "SM512")
     if options.get("optimizer") is not None or options.get("mode") == "train":
         why = "--optimizer and --mode train ask for a training step."
         raise UsageError("the ONNX Runtime does not train", why, "Leave them out: it runs inference.", "SM512")

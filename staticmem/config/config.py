@@ -61,13 +61,14 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
             f"{first.place}: 'version' is missing", "A config says which version of the format it is.",
             f"Write `version: {VERSION}` as its first key.", UNKNOWN_KEY,
         )  # fmt: skip
-    _exclude(root, "train", "infer", "A configuration either trains or infers.", "Put the other into scenarios.")
+    for one, other in (("train", "infer"), ("train", "generate"), ("infer", "generate")):
+        _exclude(root, one, other, "A configuration trains, infers or generates.", "Put the other into scenarios.")
     _exclude(root, "what_if", "scenarios", "A sweep is a cross product or a list.", "Keep one of them.")
     model, dims = values.get("model"), {}
     if isinstance(model, dict):
         model, dims = model["path"], model.get("dims", {})
     options: dict[str, Any] = {}
-    for mode in ("train", "infer"):
+    for mode in ("train", "infer", "generate"):
         if mode in values:
             options = {"mode": mode, **values[mode]}
     if dims:

@@ -95,9 +95,13 @@ def combined(below: Options, above: Options) -> dict[str, Any]:
     if "dims" in below and "dims" in above:
         options["dims"] = {**below["dims"], **above["dims"]}
     inherited = [OPTIONS[name] for name in below if name not in above and name in OPTIONS]
-    if above.get("mode") == "infer":
+    if above.get("mode") in ("infer", "generate"):
         for one in inherited:
             if one.training:
+                options.pop(one.name, None)
+    if above.get("mode") in ("train", "infer"):
+        for one in inherited:
+            if one.table == "generate":
                 options.pop(one.name, None)
     if options.get("optimizer") == "none":
         options["optimizer"] = None

@@ -97,6 +97,8 @@ def _entries(belongs: Callable[[Option], bool]) -> Mapping[str, Entry]:
 INFERENCE = _entries(lambda one: one.table == "step" and not one.training)
 TRAINING = _entries(lambda one: one.table == "step" and one.training)
 STEP = {**INFERENCE, **TRAINING}
+GENERATION = _entries(lambda one: one.table == "generate")
+DECODING = {**GENERATION, **INFERENCE}
 SOFTWARE = _entries(lambda one: one.table == "device")
 MODE, ALLOCATOR = _entry("mode"), _entry("alloc_conf")
 # what variables of the environment can give
@@ -113,7 +115,7 @@ def axes() -> Mapping[str, Entry]:
     kinds: dict[str, Kind] = {"checkpoint": _Checkpoints(), "optimizer": kind_of(OPTIONS["optimizer"], ("none",))}
     listed = {
         name: Entry(Several(kinds.get(name, entry.kind)), _to_try(entry.about), f"[{entry.example}]")
-        for name, entry in {**STEP, **SOFTWARE, "mode": MODE, "alloc_conf": ALLOCATOR}.items()
+        for name, entry in {**STEP, **GENERATION, **SOFTWARE, "mode": MODE, "alloc_conf": ALLOCATOR}.items()
     }
     listed["dims"] = Entry(Named(Several(Whole("512"))), "Sizes to try, by name.", "{seq: [512, 1024]}")
     listed["model"] = Entry(Several(Text("model.pt2")), "Models to try, from the config's folder.", "[a.pt2, b.pt2]")
@@ -138,6 +140,7 @@ def _scenario() -> Mapping[str, Entry]:
     return {
         "name": Entry(Text("large batch"), "What it is called in the table.", "large batch"),
         **STEP,
+        **GENERATION,
         **SOFTWARE,
         "mode": MODE,
         "model": Entry(Text("model.pt2"), "Another model, from the config's folder.", "other.pt2"),
@@ -161,6 +164,7 @@ def _root() -> Mapping[str, Entry]:
         "model": Entry(MODEL, "The model: a path, or path and dims.", "model.pt2"),
         "train": Entry(Table(lambda: STEP), "A training step."),
         "infer": Entry(Table(lambda: INFERENCE, hints=_INFER_HINTS), "An inference, in place of train."),
+        "generate": Entry(Table(lambda: DECODING, hints=_INFER_HINTS), "Generation with a decoder, in place of train."),
         "gpus": Entry(Several(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
         "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the GPU."),
         "allocator": Entry(Table(lambda: {"conf": ALLOCATOR}), "Settings of PyTorch's caching allocator."),

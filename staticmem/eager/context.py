@@ -37,7 +37,13 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 MAX_TENSOR = 2**44  # bytes (16 TiB): no GPU holds a tensor near it; such a size is a mistake in the file or in a rule
 
-_CATEGORY = {"setup": "buffer", "forward": "activation", "backward": "temporary", "optimizer": "temporary"}
+_CATEGORY = {
+    "setup": "buffer",
+    "forward": "activation",
+    "decode": "activation",
+    "backward": "temporary",
+    "optimizer": "temporary",
+}
 
 
 class Kept(NamedTuple):

@@ -136,10 +136,15 @@ class Interpreter:
             self.keep(name, tensor)
             self.e.release(lasting[id(tensor)])
 
-    def forward(self, rest: int = 0) -> list[Tensor]:
+    def forward(self, rest: int = 0, decode: Sequence[int] = ()) -> list[Tensor]:
         """Runs all ops but the last `rest`, and returns the outputs that there are; the caller's frame holds them under
-        their names."""
-        return self._outputs_of(0, len(self.graph.ops) - rest)
+        their names. `decode`: the index of the op that begins the decode phase, where there is one."""
+        start = 0
+        for index in decode:
+            self._outputs_of(start, index)
+            self.e.trace.begin("decode")
+            start = index
+        return self._outputs_of(start, len(self.graph.ops) - rest)
 
     def forward_rest(self, rest: int) -> list[Tensor]:
         """Runs the last `rest` ops, which are those of the training loop, and returns all outputs."""

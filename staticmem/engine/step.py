@@ -119,8 +119,10 @@ class _Step:
         e.autocast = self.scenario.amp
         e.grad_enabled = self.graph.recorded is not None and self.graph.recorded.enables_grad
         self._compile(())
-        outputs = self.interpreter.forward()
-        e.trace.marks["forward_end"] = e.trace.ticks
+        made = self.graph.generated
+        steps = () if made is None or made.decode == len(self.graph.ops) else (made.decode,)
+        outputs = self.interpreter.forward(decode=steps)
+        e.trace.marks["forward_end"] = dict(e.trace.phases).get("decode", e.trace.ticks)
         self.interpreter.forget_outputs()
         e.release(e.autocast_owner)
         return self._result(outputs, None, (), 0)

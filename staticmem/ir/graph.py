@@ -272,6 +272,25 @@ class Recorded:
     read_again: Set[str] = frozenset()
 
 
+@record(frozen=True, slots=True)
+class KeptTokens:
+    """The cache of an attention at the end: values that are its keys and values, or views of them, and how many tokens
+    their tensors have."""
+
+    key: str
+    value: str
+    tokens: int
+
+
+@record(frozen=True, slots=True)
+class Generated:
+    """What a graph of `generate` is made of. `decode` is the index of the first op of the last decode step, the number
+    of ops where there is none."""
+
+    decode: int
+    caches: tuple[KeptTokens, ...]
+
+
 class Programs(Protocol):
     """The graphs that a recording has of a model, one for each mode."""
 
@@ -303,6 +322,7 @@ class Graph:
     programs: Programs | None = None  # the other modes of a recording
     # values that code which a pass inserted has variables for, each with the name of the op that they last until
     variables: Mapping[str, str] = field(default_factory=dict)
+    generated: Generated | None = None  # the graph is that of `generate` (passes.generation)
 
     @cached_property
     def derived(self) -> dict[str, Any]:

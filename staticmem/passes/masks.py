@@ -19,6 +19,7 @@ from staticmem.passes.affine import Knowledge, Mask
 from staticmem.passes.inserted import without_ops
 
 _SDPA = "aten::scaled_dot_product_attention"
+_END = 2**63 - 1  # of a slice without an end
 
 
 def drop_masks(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
@@ -57,7 +58,7 @@ def drop_masks(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note
         knowledge.visit(changed)
     if not any(dropped.values()):
         return graph, ()
-    ops = _without_dead(ops, graph.outputs, touched | set(knowledge.known))
+    ops = without_dead(ops, graph.outputs, touched | set(knowledge.known))
     texts = {
         "true": "attention masks that are true everywhere were dropped: eager passes none without padding",
         "causal": "causal attention masks became is_causal: eager passes none without padding",
@@ -132,13 +133,24 @@ def _before_repeat(arg: Arg, ops: list[Op]) -> Ref | None:
         if not isinstance(arg, Ref):
             return None
         name = arg.name
-        maker = next((o for o in reversed(ops[-400:]) if name in o.outputs), None)
+        maker = _maker(name, ops)
+        while maker is not None and _takes_all(maker):  # `x[:, :, None, :, :]` is recorded with its slices
+            maker = _maker(maker.args[0].name, ops) if isinstance(maker.args[0], Ref) else None
         if maker is None or not (maker.base == base or (base == "aten::reshape" and maker.base == "aten::view")):
             return None
         if base == "aten::expand" and len(maker.args[1] if isinstance(maker.args[1], tuple) else ()) != 5:
             return None
         arg = maker.args[0]
     return arg if isinstance(arg, Ref) else None
+
+
+def _maker(name: str, ops: list[Op]) -> Op | None:
+    return next((op for op in reversed(ops[-400:]) if name in op.outputs), None)
+
+
+def _takes_all(op: Op) -> bool:
+    """Whether a slice is the whole tensor: `x[:]`."""
+    return op.base == "aten::slice" and len(op.args) == 4 and op.args[2] in (None, 0) and op.args[3] in (None, _END)
 
 
 def _without_batch(op: Op, mask: Any, ops: list[Op], dropped: dict[str, int]) -> Op:
@@ -199,7 +211,7 @@ def _renamed(op: Op, rename: Mapping[str, Ref]) -> Op:
     return replace(op, args=tuple(change(a) for a in op.args), kwargs={k: change(v) for k, v in op.kwargs.items()})
 
 
-def _without_dead(ops: list[Op], outputs: tuple[str, ...], touched: set[str]) -> list[Op]:
+def without_dead(ops: list[Op], outputs: tuple[str, ...], touched: set[str]) -> list[Op]:
     """Removes the makers of `touched` values that nothing reads any more, and what only they read."""
     readers: dict[str, int] = {}
     for op in ops:

@@ -442,6 +442,9 @@ _ON_RECORDINGS = (
     "adapters",
     "loss of the last linear layer",
 )
+DECODER = tuple(each for each in STEP if each.name != "attention masks")
+"""Passes over a decoder for generation, which makes the masks of its steps itself (`passes.generation`)."""
+
 RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
 """Passes over the programs of a recording, which have what really ran: those that the scenario asks for."""
 
@@ -531,4 +534,4 @@ def for_step(
     return run(passes, graph, asked, keep=True)
 
 
-__all__ = ["IN_PLACE", "STEP", "Asked", "Pass", "bind", "edit_lines", "for_step", "run"]
+__all__ = ["DECODER", "IN_PLACE", "STEP", "Asked", "Pass", "bind", "edit_lines", "for_step", "run"]

@@ -21,6 +21,7 @@ from staticmem.report.model import (
     CompiledInfo,
     Coverage,
     DTypeBytes,
+    GenerationInfo,
     ModelInfo,
     ModuleBytes,
     Multipliers,
@@ -79,6 +80,7 @@ def build(sources: Sources, top: int) -> Report:
         warnings=_notes(notes, "warning"),
         notes=_notes(notes, "dropped", "regrouped"),
         compiled=_compiled(sources),
+        generation=_generation(sources),
         alive=alive,
     )
 
@@ -92,6 +94,21 @@ def _compiled(s: Sources) -> CompiledInfo | None:
     copied = sum(round_up(trace.buffers.nbytes[copy]) for graph in trace.cuda_graphs for copy in graph.copied)
     return CompiledInfo(
         done.torch, done.graphs, eager, done.saved_bytes, done.recomputed_bytes, len(trace.cuda_graphs), copied
+    )
+
+
+def _generation(s: Sources) -> GenerationInfo | None:
+    asked, made = s.scenario.generation, s.graph.generated
+    if asked is None or made is None:
+        return None
+    buffers = s.result.trace.buffers
+    by_name = {name: nbytes for name, nbytes in zip(buffers.names, buffers.nbytes, strict=True) if name}
+    batch = (s.graph.inputs[0].shape or (1,))[0]
+    sizes = [(by_name.get(c.key, 0) + by_name.get(c.value, 0), c.tokens) for c in made.caches]
+    of_all = sum(nbytes for nbytes, _ in sizes)
+    token = sum(nbytes // (batch * tokens) for nbytes, tokens in sizes)
+    return GenerationInfo(
+        asked.prompt, asked.new_tokens, asked.cache, len(sizes), asked.longest, token, of_all // batch, of_all
     )
 
 
@@ -137,6 +154,8 @@ def _peak(s: Sources, alive: Alive) -> Peak:
     rows = [ModuleBytes(name, sum(parts.values()), parts) for name, parts in modules.items()]
     rows.sort(key=lambda row: (-row.bytes, row.module))
     phase, op, node, module = _allocation(s, lifetimes.allocation_at(lifetimes.peak_tick))
+    if s.graph.generated is not None and phase == "forward":
+        phase = "prefill"
     low, high = s.live_band or (live, live)
     bands = {"live": Band(min(low, live), max(high, live))}
     return Peak(live, phase, op or "", node, module, len(alive), categories, tuple(rows), bands)
@@ -184,6 +203,7 @@ def _phases(s: Sources) -> Phases:
         forward_end_activation_bytes=lifetimes.by_category(end - 1).get("activation", 0) if end else 0,
         backward=peaks.get("backward"),
         optimizer=peaks.get("optimizer") if s.scenario.optimizer is not None else None,
+        decode=peaks.get("decode"),
     )
 
 

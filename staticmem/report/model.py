@@ -223,7 +223,10 @@ class PhasePeak:
 
 @guarded(frozen=True, slots=True)
 class Phases:
-    """`start_bytes` is alive before the step; `forward_end_bytes` when backward begins (or inference returns)."""
+    """`start_bytes` is alive before the step; `forward_end_bytes` when backward begins (or inference returns).
+
+    Of `generate`, `forward` is the prefill, which ends with its token, and `decode` the last step after it.
+    """
 
     start_bytes: int
     forward: PhasePeak
@@ -231,6 +234,7 @@ class Phases:
     forward_end_activation_bytes: int
     backward: PhasePeak | None
     optimizer: PhasePeak | None
+    decode: PhasePeak | None = None
 
 
 @guarded(frozen=True, slots=True)
@@ -249,6 +253,24 @@ class CompiledInfo:
     recomputed_bytes: int
     cuda_graphs: int = 0
     copied_bytes: int = 0
+
+
+@guarded(frozen=True, slots=True)
+class GenerationInfo:
+    """What `generate` was asked, and its cache of keys and values when the last step is done, in unrounded bytes.
+
+    `cached_tokens` of a sequence are in it: the last new one never gets there. `token_bytes` are those that one token
+    of one sequence takes in all `layers`, `sequence_bytes` those of one sequence, and `cache_bytes` of the batch.
+    """
+
+    prompt: int
+    new_tokens: int
+    cache: str
+    layers: int
+    cached_tokens: int
+    token_bytes: int
+    sequence_bytes: int
+    cache_bytes: int
 
 
 @guarded(frozen=True, slots=True)
@@ -337,6 +359,7 @@ class Report(Shown):
     max_batch: LargestBatch | None = None
     device: DeviceInfo | None = None
     compiled: CompiledInfo | None = None
+    generation: GenerationInfo | None = None
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
 
     def _repr_html_(self) -> str:

@@ -58,6 +58,20 @@ def compiled_rows(report: Report, view: View) -> list[tuple[str, str]]:
     return rows
 
 
+def cache_rows(report: Report, view: View) -> list[tuple[str, str]]:
+    """What the cache of `generate` takes, as rows of a title and a text; none of another step."""
+    asked = report.generation
+    if asked is None:
+        return []
+    rows = [
+        ("generated", f"{plural(asked.new_tokens, 'token')} after a prompt of {asked.prompt:,}"),
+        ("cache", f"{asked.cache}, {plural(asked.layers, 'layer')}, {plural(asked.cached_tokens, 'token')} a sequence"),
+        ("one token", view.size(asked.token_bytes)),
+        ("one sequence", view.size(asked.sequence_bytes)),
+    ]
+    return [*rows, ("all sequences", view.size(asked.cache_bytes))]
+
+
 def place(at: Peak | PhasePeak) -> str:
     """`threshold_backward in layer4.2.relu`; empty where nothing was allocated."""
     if not at.at_op:
@@ -68,12 +82,16 @@ def place(at: Peak | PhasePeak) -> str:
 def step_name(report: Report) -> str:
     """`training resnet50.pt2, batch 32, Adam`; an assumed batch is marked."""
     scenario = report.scenario
-    parts = [f"{'training' if scenario.mode == 'train' else 'inference of'} {os.path.basename(report.model.path)}"]
+    words = {"train": "training", "generate": "generation with"}
+    parts = [f"{words.get(scenario.mode, 'inference of')} {os.path.basename(report.model.path)}"]
     if scenario.batch is not None:
         assumed = any(note.code == "SM301" for note in report.assumptions)
         parts.append(f"batch {scenario.batch}{' (assumed)' if assumed else ''}")
     if scenario.mode == "train":
         parts.append(optimizer_name(scenario) or "no optimizer")
+    if report.generation is not None:
+        asked = report.generation
+        parts.append(f"{plural(asked.new_tokens, 'token')} after {asked.prompt:,}, {asked.cache} cache")
     if scenario.dtype is not None:
         parts.append(f"in {scenario.dtype}")
     if scenario.amp is not None:
@@ -118,9 +136,14 @@ def phase_rows(phases: Phases) -> list[tuple[str, int, str, int | None]]:
     """The phases of a step: name, bytes, where the peak is, and the activations that are kept at the forward's end."""
     kept = phases.forward_end_activation_bytes
     rows: list[tuple[str, int, str, int | None]] = [("before the step", phases.start_bytes, "", None)]
-    rows.append(("forward, peak", phases.forward.peak_bytes, place(phases.forward), None))
-    rows.append(("forward, end", phases.forward_end_bytes, "", kept))
-    for name, peak in (("backward, peak", phases.backward), ("optimizer, peak", phases.optimizer)):
+    first = "forward" if phases.decode is None else "prefill"
+    rows.append((f"{first}, peak", phases.forward.peak_bytes, place(phases.forward), None))
+    rows.append((f"{first}, end", phases.forward_end_bytes, "", kept))
+    later = (
+        ("backward, peak", phases.backward), ("optimizer, peak", phases.optimizer),
+        ("last step, peak", phases.decode),
+    )  # fmt: skip
+    for name, peak in later:
         if peak is not None:
             rows.append((name, peak.peak_bytes, place(peak), None))
     return rows
@@ -237,4 +260,4 @@ def largest_batch(report: Report, view: View = PLAIN) -> str:
     )
 
 
-_PHASES = {"setup": "what exists before the step", "optimizer": "the optimizer step"}
+_PHASES = {"decode": "the last decode step", "setup": "what exists before the step", "optimizer": "the optimizer step"}

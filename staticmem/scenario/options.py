@@ -38,7 +38,8 @@ class Option:
         unset: what holds where it is not given, if the default does not say it.
         example: a value as a config has it.
         details: further sentences for the reference page.
-        table: where configs have it: "step" (`train` and `infer`), "device", or "" for a key of its own.
+        table: where configs have it: "step" (`train`, `infer` and `generate`), "generate" (that alone), "device", or ""
+            for a key of its own.
         training: it does not apply to an inference.
         owners: the optimizers that have it; empty: it does not depend on the optimizer.
         session: a session of the ONNX Runtime has it too.

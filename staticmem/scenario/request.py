@@ -20,6 +20,7 @@ from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.step import (
+    CACHES,
     COMPILE_MODES,
     DEFAULT_MODE,
     GRAPH_MODES,
@@ -29,12 +30,14 @@ from staticmem.scenario.step import (
     OPTIMIZERS,
     STRATEGIES,
     WHOLE,
+    Generation,
     Levers,
     Scenario,
     check_owner,
 )
 from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
 
+MODES = ("train", "infer", "generate")
 _CHOICES = (  # options whose words are checked at once
     "preset", "zero_grad", "method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs",
 )  # fmt: skip
@@ -60,9 +63,24 @@ class Request(Levers):
         example="{seq: 512}", details="Its name is that in the file, or `input[axis]`",
     )
     mode: str | None = option(
-        None, STEP, "choice", "MODE", "what is analysed", choices=("train", "infer"), table="", session=True,
+        None, STEP, "choice", "MODE", "what is analysed", choices=MODES, table="", session=True,
         unset="train if an optimizer is given", example="train",
-        details="`train` without an optimizer is forward and backward",
+        details="`train` without an optimizer is forward and backward, `generate` the prefill and the last decode step "
+        "of a decoder ([generation](generation.md))",
+    )
+    prompt: int | None = option(
+        None, STEP, "whole", "N", "tokens of the prompt, with --mode generate", example="2048",
+        table="generate",
+    )
+    new_tokens: int | None = option(
+        None, STEP, "whole", "N", "tokens that are generated, with --mode generate", example="512",
+        table="generate",
+    )
+    cache: str = option(
+        "dynamic", STEP, "choice", "KIND", "cache of keys and values, with --mode generate",
+        choices=CACHES, example="static", table="generate",
+        details="`dynamic` grows by concatenation, `static` is allocated in advance, as `cache_implementation` of "
+        "transformers",
     )
     preset: str | None = option(
         None, STEP, "choice", "NAME", "defaults of a training library for what is not given", choices=tuple(PRESETS),
@@ -250,8 +268,9 @@ class Request(Levers):
         if not 0 <= self.momentum < 1:
             why = "It is a fraction: 0 <= momentum < 1."
             raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
-        if mode == "infer" and optimizer is not None:
-            notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: inference was asked for"))
+        if mode != "train" and optimizer is not None:
+            kind = "inference" if mode == "infer" else "generation"
+            notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: {kind} was asked for"))
             optimizer = None
         if self.preset is not None and mode == "infer":
             text = f"the preset ({self.preset}) is not used: inference was asked for"
@@ -296,7 +315,7 @@ class Request(Levers):
         quantized, dtype = self._quantized(mode, dtype, amp)
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
-            quantized, **levers
+            quantized, self._generation(mode), **levers
         )
         return scenario, notes
 
@@ -357,6 +376,38 @@ class Request(Levers):
         prepared = self.kbit_training and mode == "train"
         quantized = Quantized(name, dtype or amp or dtypes.float32, prepared)
         return quantized, None if prepared else dtype
+
+    def _generation(self, mode: str) -> Generation | None:
+        """What `generate` is asked; None in another mode."""
+        cache = self._choice("cache")
+        if mode != "generate":
+            given = [("--prompt", self.prompt), ("--new-tokens", self.new_tokens)]
+            given = [(flag, value) for flag, value in given if value is not None]
+            if given or cache != OPTIONS["cache"].default:
+                flag = given[0][0] if given else "--cache"
+                why = "It says what a decoder generates."
+                raise UsageError(f"{flag} needs --mode generate", why, "Add --mode generate, or leave it out.", "SM124")
+            return None
+        if self.prompt is None or self.new_tokens is None:
+            raise UsageError(
+                "--mode generate needs --prompt and --new-tokens",
+                "How many tokens are cached decides the memory.",
+                "Example: --mode generate --prompt 2048 --new-tokens 512",
+                "SM124",
+            )
+        others = (
+            ("--compile", self.compile), ("--parallel", self.parallel), ("--lora", self.lora),
+            ("--quantize", self.quantize not in (None, "none")),
+        )  # fmt: skip
+        for flag, asked in others:
+            if asked:
+                raise UsageError(
+                    f"{flag} and --mode generate cannot be combined",
+                    "Generation is predicted as eager PyTorch runs the exported decoder on one device.",
+                    f"Leave {flag} out.",
+                    "SM124",
+                )
+        return Generation(self.prompt, self.new_tokens, cache)
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""

@@ -50,6 +50,8 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")
 AUTOTUNED = ("max-autotune", "max-autotune-no-cudagraphs")  # those that measure kernels on the card
 COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
+CACHES = ("dynamic", "static")
+MAX_TOKENS = 1 << 30
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
@@ -142,6 +144,39 @@ LEVER_OPTIONS = declared(Levers)
 
 
 @record(frozen=True)
+class Generation:
+    """What `generate` is asked: tokens of the prompt, tokens that are new, and the kind of cache, one of `CACHES`.
+
+    Raises:
+        UsageError: there is no token.
+    """
+
+    prompt: int
+    new_tokens: int
+    cache: str = "dynamic"
+
+    def __post_init__(self) -> None:
+        for flag, count in (("prompt", self.prompt), ("new-tokens", self.new_tokens)):
+            if not 1 <= count <= MAX_TOKENS:
+                raise UsageError(
+                    f"--{flag} {count} is not a number of tokens",
+                    f"It is a whole number from 1 to {MAX_TOKENS:,}.",
+                    "Try --prompt 2048 --new-tokens 512.",
+                    code="SM124",
+                )
+
+    @property
+    def steps(self) -> int:
+        """Decode steps: the prefill gives the first new token."""
+        return self.new_tokens - 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the cache when the last step is done: the last new token never gets into it."""
+        return self.prompt + self.steps
+
+
+@record(frozen=True)
 class Scenario(Levers):
     """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`.
 
@@ -170,6 +205,7 @@ class Scenario(Levers):
     lora: Lora | None = None
     compile_mode: str = DEFAULT_MODE
     quantize: Quantized | None = None
+    generation: Generation | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

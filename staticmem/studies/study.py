@@ -109,6 +109,11 @@ class Study:
         if request.batch is None:
             assumed, notes = assumed_batch(self.model, dims)
             dims |= assumed
+        generation = self.scenario.generation
+        if generation is not None:
+            from staticmem.studies.generation import binding_at
+
+            return binding_at(self.model, request, dims, generation.prompt), notes
         return resolve(self.model, batch=request.batch, resolution=request.image_size, dims=dims), notes
 
     @property
@@ -124,8 +129,17 @@ class Study:
         """
         with self._judged():
             bound = pipeline.bind(self.model, self.binding)
-            graph = self._after_passes(bound, self.request.inplace_activations)
+            if self.scenario.generation is not None:
+                from staticmem.studies.generation import generated_graph
+
+                graph = generated_graph(self.model, self.binding, self.scenario.generation, self._decoder)
+            else:
+                graph = self._after_passes(bound, self.request.inplace_activations)
         return graph, self._inplace_notes(bound, graph)
+
+    def _decoder(self, bound: Graph) -> Graph:
+        """The bound graph of a decoder for generation, which makes its masks itself."""
+        return self._after_passes(bound, self.request.inplace_activations, pipeline.DECODER)
 
     def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
         """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""

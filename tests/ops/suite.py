@@ -62,6 +62,10 @@ UNCOVERED: dict[str, str] = {
     "bitsandbytes::linear_8bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
     "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
+    **{
+        f"staticmem::{name}": "a call of generate that no single ATen call is: tests/studies/test_generation.py"
+        for name in ("cache", "packed_queries", "next_token_logits", "let_go")
+    },
     "aten::item": "a number on the host: returns no tensor",
     "aten::_local_scalar_dense": "a number on the host: returns no tensor",
     "aten::_assert_async": _CHECK,

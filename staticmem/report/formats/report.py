@@ -10,6 +10,7 @@ from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import (
     METER,
     METERS,
+    cache_rows,
     category_name,
     compiled_rows,
     joined,
@@ -59,6 +60,9 @@ def render(report: Report, view: View = PLAIN) -> str:
     if report.compiled is not None:
         text.heading("Compiled code")
         text.columns([(f"{name:<15}", value) for name, value in compiled_rows(report, view)])
+    if report.generation is not None:
+        text.heading("Keys and values")
+        text.columns([(f"{name:<15}", value) for name, value in cache_rows(report, view)])
     if view.explain:
         _explain(text, report)
     elif report.top_tensors:
@@ -95,6 +99,8 @@ def _model(text: Text, report: Report) -> None:
     step = "inference"
     if scenario.mode == "train":
         step = f"training, {optimizer_name(scenario) or 'no optimizer'}, loss {scenario.loss}"
+    elif scenario.mode == "generate":
+        step = "generation"
     for name, dtype in (("cast to", scenario.dtype), ("autocast to", scenario.amp)):
         step += f", {name} {dtype}" if dtype else ""
     text.columns([*rows, ("step", step)])

@@ -9,6 +9,7 @@ from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.model import NoteInfo, Report
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import (
+    cache_rows,
     category_name,
     compiled_rows,
     joined,
@@ -79,7 +80,9 @@ def _model(report: Report, view: View) -> str:
 def _phases(report: Report, view: View) -> str:
     rows = [(name, view.size(nbytes), code(at)) for name, nbytes, at, _ in phase_rows(report.phases)]
     phases, compiled = table(("phase", "peak", "at"), rows), compiled_rows(report, view)
-    return phases if not compiled else "\n\n".join((phases, table(("compiled code", ""), compiled)))
+    tables = (("compiled code", compiled), ("keys and values", cache_rows(report, view)))
+    more = [table((title, ""), titled) for title, titled in tables if titled]
+    return "\n\n".join((phases, *more))
 
 
 def _list(notes: Sequence[NoteInfo]) -> str:

@@ -11,7 +11,7 @@ from staticmem.report.html.what_if import WhatIf
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
 from staticmem.report.sweep import SAME, LeverRow
 from staticmem.report.text import View
-from staticmem.report.verdict import compiled_rows, phase_rows, shape_text
+from staticmem.report.verdict import cache_rows, compiled_rows, phase_rows, shape_text
 from staticmem.report.verdict import share as percent
 from staticmem.units import format_count
 
@@ -68,8 +68,11 @@ def _phases(report: Report, view: View) -> str:
         beside = f"{view.size(kept)} of activations kept" if kept is not None else name(at) if at else ""
         rows.append((title, view.size(nbytes), beside))
     phases = table(("Phase", "Bytes", ""), rows, right=(1,), caption="Phases")
-    compiled = [(esc(title), esc(text)) for title, text in compiled_rows(report, view)]
-    return phases + table(("Compiled code", ""), compiled, caption="Compiled code") if compiled else phases
+    tables = (("Compiled code", compiled_rows(report, view)), ("Keys and values", cache_rows(report, view)))
+    for heading, more in tables:
+        if more:
+            phases += table((heading, ""), [(esc(title), esc(text)) for title, text in more], caption=heading)
+    return phases
 
 
 def _tensors(report: Report, view: View) -> str:

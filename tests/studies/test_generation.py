@@ -1,0 +1,103 @@
+"""Generation: peaks of real `model.generate`, the cache by hand, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.errors import DimensionError, ModelFileError, UsageError
+from staticmem.scenario.request import Request
+from staticmem.studies.study import Study
+
+FOLDER = Path(__file__).parent.parent / "data" / "generation"
+PEAKS = json.loads((FOLDER / "peaks.json").read_text())["rows"]
+
+
+def _study(model: str, cache: str = "dynamic", batch: int = 1, prompt: int = 128, new: int = 8) -> Study:
+    request = Request(mode="generate", batch=batch, prompt=prompt, new_tokens=new, cache=cache)
+    return Study.open(FOLDER / f"{model}.pt2", request)
+
+
+@pytest.mark.parametrize(("model", "cache", "batch", "prompt", "new", "peak", "phase"), PEAKS)
+def test_peak_is_that_of_generate(
+    model: str, cache: str, batch: int, prompt: int, new: int, peak: int, phase: str
+) -> None:
+    report = _study(model, cache, batch, prompt, new).report
+    assert (report.peak.live_bytes, report.peak.phase) == (peak, phase)
+
+
+def test_cache_of_grouped_heads() -> None:
+    """4 layers of 8 heads of 64 elements in 2 bytes, keys and values: 8 KiB a token."""
+    asked = _study("llama", batch=3, prompt=100, new=29).report.generation
+    assert asked is not None
+    assert (asked.layers, asked.token_bytes, asked.cached_tokens) == (4, 8192, 128)
+    assert (asked.sequence_bytes, asked.cache_bytes) == (128 * 8192, 3 * 128 * 8192)
+
+
+@pytest.mark.parametrize(("cache", "tokens"), [("dynamic", 1024), ("static", 1024)])
+def test_window_bounds_the_cache(cache: str, tokens: int) -> None:
+    """4 layers of 4 heads of 64: 4 KiB a token; the window is 1,024 tokens, in the last step with the new one."""
+    asked = _study("mistral", cache, prompt=1500, new=40).report.generation
+    assert asked is not None
+    assert asked.sequence_bytes == tokens * 4096
+
+
+def test_one_token_needs_no_decode_step() -> None:
+    report = _study("llama", new=1).report
+    assert report.phases.decode is None
+    assert report.peak.phase == "prefill"
+
+
+def test_steps_between_do_not_matter_to_a_static_cache_of_one_size() -> None:
+    shorter, longer = (_study("gpt2", "static", prompt=128 - n, new=n).report.phases.decode for n in (2, 64))
+    assert shorter is not None
+    assert longer is not None
+    assert abs(shorter.peak_bytes - longer.peak_bytes) < 8192  # ids and positions of the prompt
+
+
+def test_longer_caches_need_more() -> None:
+    peaks = [_study("llama", prompt=16, new=n).report.phases.decode for n in (2, 3, 64, 512)]
+    found = [p.peak_bytes for p in peaks if p is not None]
+    assert found == sorted(found)
+    assert len(set(found)) == 4
+
+
+def test_python_and_text() -> None:
+    path = str(FOLDER / "llama.pt2")
+    report = staticmem.analyze(path, mode="generate", prompt=64, new_tokens=16, batch=2)
+    assert report.scenario.mode == "generate"
+    assert {note.code for note in report.assumptions} >= {"SM278", "SM279"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "generate"},
+        {"mode": "generate", "prompt": 8},
+        {"mode": "infer", "prompt": 8},
+        {"mode": "infer", "cache": "static"},
+        {"mode": "generate", "prompt": 8, "new_tokens": 1 << 40},
+        {"mode": "generate", "prompt": 8, "new_tokens": 2, "compile": True},
+        {"mode": "generate", "prompt": 8, "new_tokens": 2, "parallel": "tp", "devices": 2},
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as error:
+        Request(**options).scenario()
+    assert error.value.code == "SM124"
+
+
+def test_an_image_model_does_not_generate() -> None:
+    path = Path(__file__).parent.parent.parent / "models" / "resnet18.pt2"
+    with pytest.raises(DimensionError) as error:
+        _ = Study.open(path, Request(mode="generate", prompt=8, new_tokens=2)).graph
+    assert error.value.code == "SM125"
+
+
+def test_compressed_caches_are_refused() -> None:
+    """Latent attention of DeepSeek V3: what its cache holds is not what the attention call gets."""
+    with pytest.raises(ModelFileError) as error:
+        _ = _study("latent").graph
+    assert error.value.code == "SM126"
