@@ -141,10 +141,11 @@ class Steps:
                     self.outputs = outputs
                 self.loss = self._loss(outputs[0])
                 del outputs
-            if s.zero_grad != FIRST and not micro_batch:
-                self._zero_grad()
             if s.backward:
                 self.phase("backward")
+            if s.zero_grad != FIRST and not micro_batch:  # the forward has ended with the gradients of before
+                self._zero_grad()
+            if s.backward:
                 self._backward()
             if s.retain_graph or not s.backward:  # the graph ends with the function that has called the backward
                 self.loss, self.outputs = self.loss.detach(), None
