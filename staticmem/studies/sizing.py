@@ -157,10 +157,10 @@ class _Sizing:
         pair = self.checkpointed if self.options.batches else None
         with_blocks = LargestBatches(self.bench, pair) if pair is not None else None
         rows = []
-        for done, card in enumerate(cards):
+        for done, card in enumerate(reversed(cards)):  # the structure of the largest batch holds for the smaller ones
             self.options.progress(done, len(cards))
             rows.append(self._row(card, self.plain, with_blocks))
-        return rows
+        return rows[::-1]
 
     def _row(self, card: Gpu, plain: LargestBatches | None, with_blocks: LargestBatches | None) -> CardRow:
         outcome = self.bench.verdict(self.request, card, own=self.few)
