@@ -1,4 +1,4 @@
-"""Ops that a pass inserts or drops: what else the graph says of positions and of values follows.
+"""Ops that a pass inserts, drops or replaces: what else the graph says of positions and of values follows.
 
 Indices of ops are in `Graph.recorded` (until when values are held, regions of checkpoints); names of values that the
 inserted code gives a variable are in `Graph.variables`.
@@ -31,19 +31,34 @@ def with_ops(
     return replace(graph, ops=ops, recorded=recorded, variables={**graph.variables, **variables})
 
 
-def without_ops(graph: Graph, ops: Sequence[Op]) -> Recorded | None:
-    """What the recording of a graph says where `ops` are those of its ops that are left, with new ones in front."""
-    if graph.recorded is None:
-        return None
-    left = {op.name for op in ops}
-    starts, at = [0], 0
+def with_named_ops(
+    graph: Graph, ops: Sequence[Op], ends: Mapping[str, str] | None = None, merged: Mapping[str, str] | None = None
+) -> Graph:
+    """The graph with these ops. What Python lets go of after an op that is gone, it lets go of after the last op before
+    it that is left. `ends` has for new values the names of the ops after which they are let go of, `merged` for values
+    that are gone the ones in their place, which then live as long.
+
+    Ops that replace others have their names, and names are unique.
+    """
+    recorded = graph.recorded
+    if recorded is None:
+        return replace(graph, ops=tuple(ops))
+    at = {op.name: index for index, op in enumerate(ops)}
+    last, moved = -1, list[int]()
     for op in graph.ops:
-        if op.name in left:
-            while at < len(ops) and ops[at].name != op.name:
-                at += 1
-            at += 1
-        starts.append(min(at, len(ops)))
-    return _moved(graph.recorded, graph.ops, starts, ops, {})
+        last = at.get(op.name, last)
+        moved.append(last)
+    held = {name: moved[index] if 0 <= index < len(moved) else index for name, index in recorded.last_held.items()}
+    for name, instead in (merged or {}).items():
+        if name in held and instead in held:
+            held[instead] = max(held[instead], held[name])
+    held |= {name: at[end] for name, end in (ends or {}).items()}
+    regions = tuple(
+        replace(region, start=moved[region.start], end=moved[region.end - 1] + 1)
+        for region in recorded.regions
+        if 0 <= region.start < region.end <= len(moved)
+    )
+    return replace(graph, ops=tuple(ops), recorded=replace(recorded, last_held=held, regions=regions))
 
 
 def _moved(

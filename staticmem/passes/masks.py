@@ -16,7 +16,6 @@ from typing import Any
 from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
 from staticmem.ops.registry import in_place
 from staticmem.passes.affine import Knowledge, Mask
-from staticmem.passes.inserted import without_ops
 
 _SDPA = "aten::scaled_dot_product_attention"
 _END = 2**63 - 1  # of a slice without an end
@@ -68,7 +67,7 @@ def drop_masks(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note
     }
     notes = [Note("dropped", "SM322", texts[key], count) for key, count in dropped.items() if count]
     outputs = tuple(rename[n].name if n in rename else n for n in graph.outputs)
-    return replace(graph, ops=tuple(ops), outputs=outputs, recorded=without_ops(graph, ops)), notes
+    return replace(graph, ops=tuple(ops), outputs=outputs), notes
 
 
 def _maybe_of_transformers(op: Op) -> bool:

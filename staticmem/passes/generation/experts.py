@@ -12,7 +12,7 @@ from dataclasses import replace
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Op, Ref
 from staticmem.passes.generation.attention import ref_name
 from staticmem.passes.generation.draft import readers, renamed
-from staticmem.passes.replaced_ops import with_ops
+from staticmem.passes.inserted import with_named_ops
 
 _GROUPED = "aten::_grouped_mm"
 
@@ -67,7 +67,7 @@ def _batched(graph: Graph, products: list[Op]) -> Graph:
         else:
             ops.append(renamed(op, names))
     ends |= dict.fromkeys(selected, last)
-    return with_ops(graph, _without_unread(ops, own, graph.outputs), ends, names)
+    return with_named_ops(graph, _without_unread(ops, own, graph.outputs), ends, names)
 
 
 def _repeated(op: Op, times: Arg) -> list[Op]:
