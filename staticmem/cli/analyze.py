@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import session, settings
-from staticmem.cli.flags import add_flag, add_model, add_scenario, add_verb, one_of
+from staticmem.cli.flags import add_flag, add_max_dim, add_model, add_scenario, add_verb, asked_largest, one_of
 from staticmem.cli.output import add_output, chosen_format, put, say, view_of, warn
 from staticmem.report.formats import Formats
 from staticmem.report.text import style_for
@@ -17,8 +17,9 @@ from staticmem.scenario.request import ALL, OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.report.formats import Format
-    from staticmem.report.model import LargestBatch, Report
+    from staticmem.report.model import LargestSize, Report
     from staticmem.studies import Study
+    from staticmem.studies.sizing_search import Grown
 
 RUNTIMES = ("torch", "onnxruntime")
 FORMATS = Formats("report")
@@ -39,6 +40,8 @@ examples:
       open dimensions by name, mixed precision
   staticmem analyze model.pt2 --optimizer adam --gpu rtx-4090 --max-batch
       the largest batch on a GPU
+  staticmem analyze llm.pt2 --batch 1 --optimizer adamw --gpu h100 --max-dim seq
+      the longest sequence on a GPU
   staticmem analyze model.onnx --batch 8 --runtime onnxruntime --provider cuda --gpu l4
       a session of the ONNX Runtime: its arena, and the device
   staticmem analyze model.pt2 --optimizer adam -o report.json
@@ -58,6 +61,8 @@ def add_analyze(verbs: Any) -> None:
     question = parser.add_argument_group("the question")
     about = "the largest batch on the GPU of --gpu; without --batch the report is that of it"
     question.add_argument("--max-batch", action="store_true", help=about)
+    about = "the same of an open dimension, as the longest sequence; without --dim of it the report has it"
+    add_max_dim(question, about)
     about = "what runs the model: torch (default), or onnxruntime: inference in a session of it, of .onnx"
     runtime = one_of("--runtime", RUNTIMES)
     question.add_argument("--runtime", type=runtime, default=RUNTIMES[0], metavar="NAME", help=about)
@@ -79,9 +84,10 @@ def run(args: argparse.Namespace) -> int:
     request = settings.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
     with settings.model_path(settings.model_of(args)) as path, without_cycle_search():
         study = Study.open(path, request)
-        largest = _largest(study) if args.max_batch else None
-        if largest is not None and request.batch is None:
-            study = study.ask(replace(request, batch=max(largest.batch, 1)))
+        if args.max_batch or args.max_dim is not None:
+            study, largest = _with_largest(study, asked_largest(args))
+        else:
+            largest = None
         data = _rendered(study, largest, chosen, args)
     put(data, args)
     if args.verbose:
@@ -102,23 +108,29 @@ def _name_passes(study: Study) -> None:
     sys.stderr.write("".join(f"{plain(line)}\n" for line in edit_lines(study.result.graph)))
 
 
-def _largest(study: Study) -> LargestBatch:
-    """The largest batch on the card that was named."""
+def _with_largest(study: Study, grown: Grown) -> tuple[Study, LargestSize]:
+    """The largest size on the card that was named, and the study of it where the request gives none."""
     from staticmem.studies.bench import Bench
-    from staticmem.studies.largest import largest_batch, no_card
+    from staticmem.studies.largest import largest_size, no_card
 
     if study.request.gpu is None:
-        raise no_card()
-    return largest_batch(Bench(study), study.request.gpu)
+        raise no_card(grown.flag)
+    largest = largest_size(Bench(study), study.request.gpu, grown)
+    if grown.size_of(study.request) is None and largest.size:
+        study = study.ask(grown.of_size(study.request, largest.size))
+    return study, largest
 
 
-def _rendered(study: Study, largest: LargestBatch | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
+def _rendered(study: Study, largest: LargestSize | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
     """The output. With --quiet, warnings of a table go to stderr."""
     if chosen.shows == "replay":
         from staticmem.studies.export import replay_of
 
         return chosen.render(replay_of(study), view_of(args))
-    report = study.report if largest is None else replace(study.report, max_batch=largest)
+    report = study.report
+    if largest is not None:
+        batch = largest.as_batch() if largest.dim == "batch" else None
+        report = replace(report, max_batch=batch, max_dim=None if batch is not None else largest)
     if chosen.name == "html":
         return _page(study, report, args)
     if chosen.name == "table" and args.quiet:
@@ -153,6 +165,7 @@ SLIDERS: Mapping[str, bool] = {
     "-f": True,
     "--force": False,
     "--max-batch": False,
+    "--max-dim": True,
 }
 
 

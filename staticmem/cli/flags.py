@@ -8,12 +8,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import UsageError
 from staticmem.scenario.options import OUTPUT, Option
 from staticmem.scenario.request import OPTIONS, unknown
 from staticmem.scenario.step import WHOLE
+
+if TYPE_CHECKING:
+    from staticmem.studies.sizing_search import Grown
 
 # kinds of options whose flags are checked while they are parsed: the noun and the code of the error
 ERRORS = {
@@ -56,6 +59,25 @@ def add_scenario(parser: argparse.ArgumentParser, many_gpus: bool = False) -> No
     config.add_argument("--no-config", action="store_true", help="no config file but that of --config")
     repeatable = ("gpu",) if many_gpus else ()
     add_options(parser, (one for one in OPTIONS.values() if one.group != OUTPUT), repeatable)
+
+
+def add_max_dim(group: argparse._ActionsContainer, about: str) -> None:
+    """The flag that asks for the largest size of a dimension."""
+    group.add_argument("--max-dim", metavar="NAME", help=about)
+
+
+def asked_largest(args: argparse.Namespace) -> Grown:
+    """What --max-batch or --max-dim asks the largest size of.
+
+    Raises:
+        UsageError: both are given.
+    """
+    from staticmem.studies.sizing_search import Grown  # late: --help needs no engine
+
+    if args.max_batch and args.max_dim is not None:
+        why = "One search makes one size larger, and the others stay."
+        raise UsageError("--max-batch and --max-dim are both given", why, "Give one of them.", "SM199")
+    return Grown(args.max_dim)
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option], repeatable: Iterable[str] = ()) -> None:

@@ -61,7 +61,9 @@ def run(args: argparse.Namespace, name: str) -> int:
     given = settings.given(args)
     refuse_training(given)
     others = sorted(OPTIONS[name].flag for name in given if not OPTIONS[name].session)
-    others += [f"--{name.replace('_', '-')}" for name in ("max_batch", "explain_peak") if getattr(args, name)]
+    others += [
+        f"--{name.replace('_', '-')}" for name in ("max_batch", "max_dim", "explain_peak") if getattr(args, name)
+    ]
     if others:
         what = f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not apply to the ONNX Runtime"
         why = "A session runs the graph as the file has it; these are about a step of PyTorch."

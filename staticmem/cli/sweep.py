@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_scenario, add_verb, one_of, positive
+from staticmem.cli.flags import add_max_dim, add_scenario, add_verb, asked_largest, one_of, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.report.formats import Formats
@@ -58,6 +58,7 @@ def add_sweep(verbs: Any) -> None:
     tried.add_argument("--meter", type=one_of("--meter", ("live", "device")), metavar="METER", help=about)
     about = "the largest batch of each configuration on each GPU"
     tried.add_argument("--max-batch", action="store_true", help=about)
+    add_max_dim(tried, "the largest size of an open dimension of each configuration on each GPU")
     _add_jobs(tried)
     add_scenario(parser, many_gpus=True)
     add_output(parser, FORMATS)
@@ -96,8 +97,8 @@ def sweep(args: argparse.Namespace) -> int:
     configurations = points(config, args.model, settings.given(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
     with Progress("configurations", args.quiet) as bar:
-        if args.max_batch:
-            result = with_largest(configurations, cards, jobs=args.jobs, progress=bar.update)
+        if args.max_batch or args.max_dim is not None:
+            result = with_largest(configurations, cards, asked_largest(args), jobs=args.jobs, progress=bar.update)
         else:
             result = run(configurations, cards, args.meter, jobs=args.jobs, progress=bar.update)
     errors = [row.error for row in result.rows if row.error is not None]

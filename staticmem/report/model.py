@@ -197,6 +197,35 @@ class LargestBatch:
 
 
 @guarded(frozen=True, slots=True)
+class LargestSize:
+    """The largest size of an open dimension on a card; the other fields are those of `LargestBatch`.
+
+    `dim` is its name, `next_size` the size behind `size` that was tried, of which `next_device_bytes` is the need.
+    """
+
+    gpu: str
+    dim: str
+    size: int
+    device_bytes: int | None
+    next_size: int
+    next_device_bytes: int | None
+    safe_size: int
+    live_size: int
+
+    @classmethod
+    def of_batch(cls, found: LargestBatch) -> LargestSize:
+        """The same of a batch."""
+        batch, behind = found.batch, found.next_device_bytes
+        return cls(found.gpu, "batch", batch, found.device_bytes, batch + 1, behind, found.safe_batch, found.live_batch)
+
+    def as_batch(self) -> LargestBatch:
+        """A batch under the names that it has in reports."""
+        return LargestBatch(
+            self.gpu, self.size, self.device_bytes, self.next_device_bytes, self.safe_size, self.live_size
+        )
+
+
+@guarded(frozen=True, slots=True)
 class DTypeBytes:
     count: int
     bytes: int
@@ -357,6 +386,7 @@ class Report(Shown):
     textbook: Textbook | None = None
     gpu: GpuFit | None = None
     max_batch: LargestBatch | None = None
+    max_dim: LargestSize | None = None
     device: DeviceInfo | None = None
     compiled: CompiledInfo | None = None
     generation: GenerationInfo | None = None

@@ -7,10 +7,10 @@ Within schema major 1, fields are only added.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from staticmem.report.model import LargestBatch
+from staticmem.report.model import LargestBatch, LargestSize
 from staticmem.report.shown import Shown
 
 SCHEMA = "staticmem.sweep/1"
@@ -39,6 +39,16 @@ class CardFit:
     headroom_bytes: int
     missing_bytes: int
     max_batch: LargestBatch | None = None
+    max_dim: LargestSize | None = None
+
+    def with_largest(self, found: LargestSize) -> CardFit:
+        """This with the largest batch or size of a dimension."""
+        return replace(self, max_batch=found.as_batch()) if found.dim == "batch" else replace(self, max_dim=found)
+
+    @property
+    def largest(self) -> LargestSize | None:
+        """The largest batch or size of a dimension that was asked for."""
+        return self.max_dim if self.max_batch is None else LargestSize.of_batch(self.max_batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 
 from staticmem.liveness.why import short
-from staticmem.report.model import MOST_BATCH, DeviceInfo, GpuFit, Peak, PhasePeak, Phases, Report, ScenarioInfo
+from staticmem.report.model import (
+    MOST_BATCH,
+    DeviceInfo,
+    GpuFit,
+    LargestSize,
+    Peak,
+    PhasePeak,
+    Phases,
+    Report,
+    ScenarioInfo,
+)
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.step import TITLES
 
@@ -193,7 +203,7 @@ def verdict(report: Report, view: View = PLAIN) -> str:
             f"The peak is in {where}."
         )
     needs = f"{step} needs {device} of its {view.size(gpu.usable_bytes)}{most}{returned_text(report.device, view)}"
-    largest = largest_batch(report, view)
+    largest = largest_text(report, view)
     line = f"{_capital(fit_text(gpu, view).removeprefix('is '))}: {needs}. Live tensors peak at {live} in {where}."
     return f"{line} {largest}" if largest else line
 
@@ -205,7 +215,7 @@ def next_step(report: Report) -> str:
         return "Next: --gpu NAME says whether a card holds it; `staticmem size` compares cards."
     if gpu.fit != "fits":
         return "Next: `staticmem levers` lists what makes it smaller, `staticmem size` which cards hold it."
-    if report.max_batch is None and report.scenario.batch is not None:
+    if largest_of(report) is None and report.scenario.batch is not None:
         return "Next: --max-batch finds the largest batch; `staticmem size` compares cards."
     return ""
 
@@ -241,20 +251,28 @@ def returned_text(device: DeviceInfo | None, view: View) -> str:
     )
 
 
-def largest_batch(report: Report, view: View = PLAIN) -> str:
+def largest_of(report: Report) -> LargestSize | None:
+    """The largest batch or size of a dimension that was asked for."""
+    if report.max_batch is not None:
+        return LargestSize.of_batch(report.max_batch)
+    return report.max_dim
+
+
+def largest_text(report: Report, view: View = PLAIN) -> str:
     """`The largest batch on l4 is 234 ...`; empty where it was not computed."""
-    largest = report.max_batch
+    largest = largest_of(report)
     if largest is None:
         return ""
-    if largest.batch == 0:
+    name = view.style.plain(largest.dim)
+    if largest.size == 0:
         need = "" if largest.next_device_bytes is None else f": {view.size(largest.next_device_bytes)} are needed"
-        return f"No batch fits {largest.gpu}{need}."
-    behind = "the model takes none larger" if largest.batch < MOST_BATCH else "larger ones are not tried"
+        return f"No {name} fits {largest.gpu}{need}."
+    behind = "the file takes none larger" if largest.size < MOST_BATCH else "larger ones are not tried"
     if largest.next_device_bytes is not None:
-        behind = f"{largest.batch + 1} needs {view.size(largest.next_device_bytes)}"
-    safe = f"{largest.safe_batch} is" if largest.safe_batch else "none is"
+        behind = f"{largest.next_size} needs {view.size(largest.next_device_bytes)}"
+    safe = f"{largest.safe_size} is" if largest.safe_size else "none is"
     return (
-        f"The largest batch on {largest.gpu} is {largest.batch} "
+        f"The largest {name} on {largest.gpu} is {largest.size} "
         f"({view.size(largest.device_bytes or 0)}; {behind}); "
         f"{safe} within 95 % of it with all that is uncertain."
     )

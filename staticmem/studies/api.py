@@ -1,4 +1,4 @@
-"""`staticmem.analyze`, `max_batch` and `levers`: their keywords are the options that `Request` declares."""
+"""`staticmem.analyze`, `max_batch`, `max_dim` and `levers`: their keywords are the options that `Request` declares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeAlias
 
 from staticmem.errors import UsageError
-from staticmem.report.model import LargestBatch, Report
+from staticmem.report.model import LargestBatch, LargestSize, Report
 from staticmem.report.sweep import Levers
 from staticmem.scenario.request import OPTIONS, Request, request_of
 from staticmem.studies import Study, run
@@ -27,6 +27,10 @@ class Analyze(Protocol[P]):
 
 class MaxBatch(Protocol[P]):
     def __call__(self, path: ModelPath, gpu: str, *args: P.args, **options: P.kwargs) -> LargestBatch: ...
+
+
+class MaxDim(Protocol[P]):
+    def __call__(self, path: ModelPath, gpu: str, dim: str, *args: P.args, **options: P.kwargs) -> LargestSize: ...
 
 
 class LeversOf(Protocol[P]):
@@ -53,6 +57,10 @@ def _analyze_with(_: Callable[P, Request]) -> Callable[[Callable[..., Report]], 
 
 
 def _max_batch_with(_: Callable[P, Request]) -> Callable[[Callable[..., LargestBatch]], MaxBatch[P]]:
+    return _with_options
+
+
+def _max_dim_with(_: Callable[P, Request]) -> Callable[[Callable[..., LargestSize]], MaxDim[P]]:
     return _with_options
 
 
@@ -93,6 +101,26 @@ def max_batch(path: ModelPath, gpu: str, **options: Any) -> LargestBatch:
     from staticmem.studies.largest import largest_batch
 
     return largest_batch(Bench(Study.open(path, request_of(options))), gpu)
+
+
+@_max_dim_with(Request)
+def max_dim(path: ModelPath, gpu: str, dim: str, **options: Any) -> LargestSize:
+    """The largest size of an open dimension on a card, as the longest sequence, found as `max_batch` finds a batch.
+
+    Args:
+        path: an ONNX file or an archive of torch.export.
+        gpu: a card by name or size.
+        dim: the name of the dimension.
+        OPTIONS
+
+    Raises:
+        StaticmemError: the model has no such dimension, or cannot be analysed.
+    """
+    from staticmem.studies.bench import Bench
+    from staticmem.studies.largest import largest_size
+    from staticmem.studies.sizing_search import Grown
+
+    return largest_size(Bench(Study.open(path, request_of(options))), gpu, Grown(dim))
 
 
 @_levers_with(Request)

@@ -1,4 +1,5 @@
-"""The largest batch of a configuration on a card: the one definition that every verb, page and function reports.
+"""The largest batch of a configuration on a card, or size of an open dimension: the one definition that every verb,
+page and function reports. What is said here of batches holds for any dimension (`Grown`).
 
 Two numbers, both of batches whose next one does not do the same:
 
@@ -20,58 +21,71 @@ from dataclasses import dataclass, field, replace
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import TIGHT
 from staticmem.errors import DimensionError, StaticmemError, UsageError
-from staticmem.report.model import MOST_BATCH, LargestBatch
+from staticmem.report.model import MOST_BATCH, LargestBatch, LargestSize
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
-from staticmem.studies.sizing_search import batch_range, last, last_of_few_ops, rungs
+from staticmem.studies.sizing_search import BATCH, Grown, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
 
 
 def largest_batch(bench: Bench, gpu: str) -> LargestBatch:
-    """The largest batch of a bench's request on a card; the batch of the request plays no part.
+    """The same of the batch."""
+    return largest_size(bench, gpu, BATCH).as_batch()
+
+
+def largest_size(bench: Bench, gpu: str, grown: Grown) -> LargestSize:
+    """The largest size of what is grown on a card; the size that the bench's request gives it plays no part.
 
     Raises:
-        UsageError: the batch of the model is fixed.
-        StaticmemError: the configuration cannot be analysed at any batch.
+        UsageError: the model has no such dimension, or its batch is fixed.
+        StaticmemError: the configuration cannot be analysed at any size.
     """
-    return LargestBatches(bench, bench.study.request).on(bench.card(gpu))
+    return LargestBatches(bench, bench.study.request, grown).size_on(bench.card(gpu))
 
 
 @dataclass
 class LargestBatches:
-    """The largest batches of a request on cards. Its own batch and card play no part."""
+    """The largest batches of a request on cards, or sizes of a dimension. Its own batch and card play no part."""
 
     bench: Bench
     request: Request
+    grown: Grown = BATCH
     cores: dict[int, Core] = field(default_factory=dict)  # by batch
     structure: Affine | None = None  # the widest that was found
     shortened: int | None = None  # the last batch that was tried, where each sample adds ops to the step
 
     def __post_init__(self) -> None:
-        limits = batch_range(self.bench.study.model, MOST_BATCH)
+        self.grown, limits = self.grown.tried(self.bench.ask(replace(self.request, gpu=None)), MOST_BATCH)
         self.low, self.most = limits or (1, MOST_BATCH)
         self.values = rungs(self.low, self.most)
 
     def on(self, card: Gpu) -> LargestBatch:
         """Both numbers on a card, with the needs of the larger and of the batch behind it."""
+        return self.size_on(card).as_batch()
+
+    def size_on(self, card: Gpu) -> LargestSize:
+        """The same of what is grown."""
         self._check()
         live = self._live_bound(card, 1.0)
         if self.shortened is not None and live == self.shortened:
+            one, flag = ("sample", "--batch N") if self.grown.dim is None else ("unit", f"--dim {self.grown.dim}=N")
             raise UsageError(
-                "the largest batch of this model cannot be found",
-                "Each sample adds ops to its step, as a loop over the batch does. "
-                f"{live:,} samples fit and make {self._ops(live):,} ops; larger batches are not tried.",
-                "Give a batch and read whether it fits: --batch N --gpu NAME.",
+                f"the largest {self.grown.name} of this model cannot be found",
+                f"Each {one} adds ops to its step, as a loop over the {self.grown.name} does. "
+                f"{live:,} {one}s fit and make {self._ops(live):,} ops; larger ones are not tried.",
+                f"Give a size and read whether it fits: {flag} --gpu NAME.",
                 "SM199",
             )
         safe = self.safe(card)
         batch = self._last(live, lambda batch: self._holds(self.bench.runs, batch, card), safe)
         behind = batch + 1 if batch else self.low
         need_behind = self._need(behind, card) if behind <= self.most else None
-        return LargestBatch(card.slug, batch, self._need(batch, card) if batch else None, need_behind, safe, live)
+        need, stride = self._need(batch, card) if batch else None, self.grown.stride
+        sizes = batch * stride, need, behind * stride, need_behind, safe * stride, live * stride
+        return LargestSize(card.slug, self.grown.name, *sizes)
 
     def safe(self, card: Gpu) -> int:
         """The largest batch that "fits"; 0 where none does."""
@@ -95,7 +109,7 @@ class LargestBatches:
 
     def at(self, batch: int) -> Request:
         """The request at a batch, without a card."""
-        return replace(self.request, batch=batch, gpu=None)
+        return self.grown.at(replace(self.request, gpu=None), batch)
 
     def _study(self, batch: int) -> Study:
         return self.bench.ask(self.at(batch))
@@ -117,7 +131,9 @@ class LargestBatches:
         """Why the model takes no batch, or none but one; None where it takes several."""
         model = self.bench.study.model
         hint = "Export it with a dynamic batch: dynamic_shapes={'x': {0: torch.export.Dim('batch')}}."
-        if not any(spec.shape for spec in model.inputs):
+        if self.grown.dim is not None:
+            hint = "Export it again with this dimension open, with an example of a size near those that you want."
+        if self.grown.dim is None and not any(spec.shape for spec in model.inputs):
             why, hint = (
                 "No input has a dimension, so a step at another batch is the same step.",
                 "Leave --max-batch out.",
@@ -132,7 +148,8 @@ class LargestBatches:
                 why = f"{error.what[0].upper()}{error.what[1:]}."
             else:
                 return None
-        return UsageError("the batch of this model is fixed", why, hint, "SM199")
+        what = "the batch" if self.grown.dim is None else f"dimension '{self.grown.dim}'"
+        return UsageError(f"{what} of this model is fixed", why, hint, "SM199")
 
     def _check(self) -> None:
         fixed = self._fixed()
@@ -152,6 +169,8 @@ class LargestBatches:
             self.shortened = few
         if self.shortened is not None:
             return self._doubled(start, self.shortened, room)
+        if self.grown.dim is not None and most > start + 1 and not self._is_affine(start):
+            return self._doubled(start, most, room)
         self.structure = self.structure or self._structure(start, min(start + 2, most))
         for _ in range(ROUNDS):
             batch = self._solve(self.structure, start, most, room)
@@ -181,8 +200,8 @@ class LargestBatches:
             return 0
 
     def _doubled(self, low: int, most: int, room: int) -> int:
-        """`_live_bound` of a step to which each sample adds ops, where no structure reaches from one batch to another:
-        at most `most`, beyond which there are too many of them."""
+        """`_live_bound` where no structure reaches from one size to another, as each sample adds ops to the step or
+        bytes grow with the square of a length: at most `most`, beyond which there are too many of them."""
 
         def exceeds(batch: int) -> bool:
             try:
@@ -196,6 +215,11 @@ class LargestBatches:
                 return most
             fits, batch = batch, min(2 * batch, most)
         return bisect_left(range(fits, batch), True, key=exceeds) + fits - 1
+
+    def _is_affine(self, start: int) -> bool:
+        """Whether the bytes of every buffer grow in a line at the least sizes: those of scores of pairs do not."""
+        cores = self._cores_at(start, start + 1, start + 2)
+        return len(cores) == 3 and Affine.through(cores) is not None
 
     def _structure(self, low: int, high: int) -> Affine:
         """A structure through runs at both ends and between; where there is none, a line through the ends of the
@@ -252,7 +276,7 @@ class LargestBatches:
         return batch
 
 
-def no_card() -> UsageError:
+def no_card(flag: str = "--max-batch") -> UsageError:
     return UsageError(
-        "--max-batch needs a GPU", "The largest batch is that of a GPU's memory.", "Example: --gpu rtx-4090", "SM199"
+        f"{flag} needs a GPU", "The largest size is that of a GPU's memory.", "Example: --gpu rtx-4090", "SM199"
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from staticmem.devices.gpus import Gpu
-from staticmem.errors import StaticmemError
-from staticmem.ir.model_file import ModelFile
+from staticmem.errors import DimensionError, StaticmemError, UsageError, did_you_mean
+from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
 from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import ACCUMULATE, Count
 from staticmem.studies import Request, Study
@@ -18,6 +18,7 @@ from staticmem.units import format_bytes
 MOST_OPS = 6_000  # of a step that grows with the batch: a search runs some tens of them in seconds
 PER_OCTAVE = 8  # rungs between a batch and its double: a rung is within 12.5 % of the largest batch
 SCALES = (0.5, 0.75, 1, 1.5, 2)  # of a resolution
+STRIDES = (1, 2, 4, 8, 16, 32, 64, 128)  # of sizes that a model takes: windows, patches and strides of convolutions
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # what clusters have
 
 
@@ -35,9 +36,92 @@ def rungs(low: int, most: int) -> list[int]:
 def batch_range(model: ModelFile, most: int = MOST_BATCH) -> tuple[int, int] | None:
     """The least and most batch that the file allows; None where the batch is fixed."""
     axes = [spec.shape[0] for spec in model.inputs if spec.shape and isinstance(spec.shape[0], str)]
-    bounds = [model.symbols[axis] for axis in axes if axis in model.symbols]
+    return _range([model.symbols[axis] for axis in axes if axis in model.symbols], most) if axes else None
+
+
+def _range(bounds: Sequence[SymbolRange], most: int) -> tuple[int, int]:
     low = max([1, *(bound.low or 1 for bound in bounds)])
-    return (low, max(low, min([most, *(bound.high or most for bound in bounds)]))) if axes else None
+    return low, max(low, min([most, *(bound.high or most for bound in bounds)]))
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What a search makes larger: the batch, or the open dimension `dim`, of which the model takes multiples of
+    `stride`. A search counts strides."""
+
+    dim: str | None = None
+    stride: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.dim or "batch"
+
+    def at(self, request: Request, strides: int) -> Request:
+        """The request with this many strides in place of its own size."""
+        if self.dim is None:
+            return replace(request, batch=strides)
+        return replace(request, dims={**(request.dims or {}), self.dim: strides * self.stride})
+
+    @property
+    def flag(self) -> str:
+        return "--max-batch" if self.dim is None else "--max-dim"
+
+    def of_size(self, request: Request, size: int) -> Request:
+        """The request with this size, which is a multiple of the stride."""
+        return self.at(request, size // self.stride)
+
+    def left_out(self, request: Request) -> Request:
+        """The request without a size for it."""
+        if self.dim is None:
+            return replace(request, batch=None)
+        return replace(request, dims={name: n for name, n in (request.dims or {}).items() if name != self.dim} or None)
+
+    def size_of(self, request: Request) -> int | None:
+        """What the request says of it."""
+        return request.batch if self.dim is None else (request.dims or {}).get(self.dim)
+
+    def tried(self, study: Study, most: int = MOST_BATCH) -> tuple[Grown, tuple[int, int] | None]:
+        """This with the stride that the model takes, and the least and the most strides; None where the batch is fixed.
+
+        The code of a model may take another way at the least sizes (`if n > 1`): the least is one that it takes, with
+        the one behind it. Where there is none, the first size is left for the search to be refused.
+
+        Raises:
+            UsageError: the model has no such open dimension.
+        """
+        limits = self._limits(study.model, most)
+        if limits is None:
+            return self, None
+        low, most = limits
+        example = study.model.sizes.example.get(self.dim or "", low)
+        for stride in STRIDES if self.dim is not None else STRIDES[:1]:
+            grown = replace(self, stride=stride)
+            first = -(-low // stride)
+            starts = {first, first + 1} | ({max(first, example // stride)} if self.dim is not None else set())
+            for start in sorted(starts):
+                if all(grown._is_taken(study, n) for n in (start, start + 1)):
+                    return grown, (start, max(start, most // stride))
+        return self, limits
+
+    def _is_taken(self, study: Study, strides: int) -> bool:
+        """Whether the file allows this size, as far as it says."""
+        try:
+            Study(study.model, self.at(study.request, strides)).binding  # noqa: B018 - for its error
+        except DimensionError:
+            return False
+        return True
+
+    def _limits(self, model: ModelFile, most: int) -> tuple[int, int] | None:
+        if self.dim is None:
+            return batch_range(model, most)
+        if self.dim not in model.symbols:
+            why = f"Open dimensions of the inputs: {', '.join(model.symbols) or 'none'} ({describe_inputs(model)})."
+            hint = did_you_mean(self.dim, model.symbols) if model.symbols else "Export it with this dimension open."
+            raise UsageError(f"--max-dim: no open dimension '{self.dim}'", why, hint, "SM111")
+        return _range([model.symbols[self.dim]], most)
+
+
+BATCH = Grown()
 
 
 def last_of_few_ops(ops: Callable[[int], int], low: int, most: int) -> int:

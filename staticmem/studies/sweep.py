@@ -26,8 +26,9 @@ from staticmem.studies.evaluate import (
     row_of,
     without_options,
 )
-from staticmem.studies.largest import largest_batch, no_card
+from staticmem.studies.largest import largest_size, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
+from staticmem.studies.sizing_search import Grown
 from staticmem.studies.study import key_of
 
 METERS = ("live", "device")
@@ -94,9 +95,9 @@ def run(
     executor: Executor | None = None,
     jobs: int = 1,
     progress: Progress | None = None,
-    largest: bool = False,
+    largest: Grown | None = None,
 ) -> Sweep:
-    """The rows of configurations; `largest`: with the largest batch of each on every card."""
+    """The rows of configurations; `largest`: with the largest size of this of each on every card."""
     from staticmem.devices import gpus as catalog
 
     file = configurations[0].request.gpus_file if configurations else None
@@ -131,22 +132,23 @@ def run(
 def with_largest(
     configurations: Sequence[Point],
     gpus: Sequence[str],
+    grown: Grown,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
-    """A sweep over all but the batch, with the largest batch of each configuration on each card.
+    """A sweep over all but the batch, or the dimension of `grown`, with its largest size on each card.
 
     Raises:
         UsageError: no card is given.
     """
     if not gpus:
-        raise no_card()
+        raise no_card(grown.flag)
     distinct: dict[object, Point] = {}
     for point in configurations:
-        distinct.setdefault((point.model, point.name, key_of(replace(point.request, batch=None))), point)
+        distinct.setdefault((point.model, point.name, key_of(grown.left_out(point.request))), point)
     kept = [replace(point, index=index) for index, point in enumerate(distinct.values())]
-    return run(kept, gpus, "device", executor, jobs, progress, largest=True)
+    return run(kept, gpus, "device", executor, jobs, progress, largest=grown)
 
 
 def _tasks(configurations: Sequence[Point], device: bool) -> list[Task]:
@@ -175,7 +177,7 @@ def _results(
     tasks: Sequence[Task],
     gpus: Sequence[str],
     device: bool,
-    largest: bool,
+    largest: Grown | None,
     executor: Executor | None,
     jobs: int,
     done: Done,
@@ -224,11 +226,11 @@ def measure(
     requests: Sequence[Request],
     gpus: Sequence[str],
     device: bool,
-    largest: bool = False,
+    largest: Grown | None = None,
     done: Done | None = None,
 ) -> list[Outcome]:
-    """The rows of a model file; `device`: with what the allocator and the card add; `largest`: with the largest batch
-    of each. A function of plain values, so that any executor can run it where the file is; `done` is called with the
+    """The rows of a model file; `device`: with what the allocator and the card add; `largest`: with the largest size
+    of this. A function of plain values, so that any executor can run it where the file is; `done` is called with the
     number of requests that are done since its last call."""
     try:
         study = Study.open(path, Request())
@@ -244,15 +246,15 @@ def measure(
     return [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
 
 
-def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: bool) -> Outcome:
+def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: Grown | None) -> Outcome:
     try:
         with without_cycle_search():
             one = study.ask(request)
             row = replace(row_of(one), cards=tuple(card_fit(one, gpu) for gpu in gpus))
-        if not largest:
+        if largest is None:
             return row
         bench = Bench(one)
-        cards = [replace(card, max_batch=largest_batch(bench, card.gpu)) for card in row.cards]
+        cards = [card.with_largest(largest_size(bench, card.gpu, largest)) for card in row.cards]
         return replace(row, cards=tuple(cards))
     except Exception as error:
         return of_exception(error)

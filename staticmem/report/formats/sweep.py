@@ -17,6 +17,7 @@ _FIGURES = """
     fit allocated_bytes reserved_bytes device_bytes device_low_bytes device_high_bytes headroom_bytes missing_bytes
 """.split()
 _LARGEST = "batch device_bytes next_device_bytes safe_batch live_batch".split()
+_LARGEST_DIM = "dim size device_bytes next_size next_device_bytes safe_size live_size".split()
 
 
 def render(sweep: Sweep, view: View = PLAIN) -> str:
@@ -50,10 +51,10 @@ def _cells(sweep: Sweep, view: View) -> Iterator[list[str]]:
     axes = [axis for axis in sweep.axes if axis != "model"]
     device = "device" in sweep.meters
     heads = ["#", *["name"] * named, *["model"] * several, *axes, "live", "phase"]
-    with_largest = _with_largest(sweep)
+    largest = _largest_name(sweep)
     for gpu in sweep.gpus:
         heads += [gpu, "fit"] if device else [f"fit {gpu}"]
-        heads += ["max batch", "safe"] if with_largest else []
+        heads += [f"max {view.style.plain(largest)}", "safe"] if largest else []
     yield heads
     for row in sweep.rows:
         cells = [str(row.index + 1), *[row.name or ""] * named, *[os.path.basename(row.model)] * several]
@@ -65,13 +66,15 @@ def _cells(sweep: Sweep, view: View) -> Iterator[list[str]]:
                 cells += ["" if card.device_bytes is None else view.size(card.device_bytes), _fit(card, view)]
             else:
                 cells.append(card.fit)
-            if card.max_batch is not None:
-                cells += [str(card.max_batch.batch), str(card.max_batch.safe_batch)]
+            if card.largest is not None:
+                cells += [str(card.largest.size), str(card.largest.safe_size)]
         yield [*cells, *[""] * (len(heads) - len(cells))]
 
 
-def _with_largest(sweep: Sweep) -> bool:
-    return any(card.max_batch is not None for row in sweep.rows for card in row.cards)
+def _largest_name(sweep: Sweep) -> str:
+    """What the largest size of was asked for: `batch`, or the name of a dimension; empty for nothing."""
+    found = (card.largest.dim for row in sweep.rows for card in row.cards if card.largest is not None)
+    return next(found, "")
 
 
 def _setting(row: SweepRow, axis: str) -> str:
@@ -149,10 +152,12 @@ def csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
     categories = list(dict.fromkeys((*CATEGORIES, *(name for row in sweep.rows for name in row.by_category))))
     heads = ["index", "name", "model", "mode", *settings, "live_bytes", "phase", *(f"{c}_bytes" for c in categories)]
     heads += ["forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes", "method"]
-    largest = _LARGEST if _with_largest(sweep) else []
+    name = _largest_name(sweep)
+    largest = _LARGEST if name == "batch" else _LARGEST_DIM if name else []
+    prefix = "max_batch" if name == "batch" else "max_dim"
     for gpu in sweep.gpus:
         heads += [f"{name}[{gpu}]" for name in _FIGURES]
-        heads += [f"max_batch[{gpu}]" if name == "batch" else f"max_batch_{name}[{gpu}]" for name in largest]
+        heads += [f"{prefix}[{gpu}]" if field == "batch" else f"{prefix}_{field}[{gpu}]" for field in largest]
     yield [*heads, "error"]
     for row in sweep.rows:
         cells: list[object] = [row.index, row.name, row.model, row.mode, *(row.settings.get(s) for s in settings)]
@@ -161,7 +166,7 @@ def csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
         for number in range(len(sweep.gpus)):
             card = row.cards[number] if row.cards else None
             cells += [getattr(card, name, None) for name in _FIGURES]
-            cells += [getattr(getattr(card, "max_batch", None), name, None) for name in largest]
+            cells += [getattr(getattr(card, prefix, None), field, None) for field in largest]
         yield [*cells, None if row.error is None else f"{row.error.what} [{row.error.code}]"]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
-from staticmem.report.model import GpuFit, LargestBatch, Report
+from staticmem.report.model import GpuFit, LargestSize, Report
 from staticmem.report.text import View
-from staticmem.report.verdict import category_name, place, returned_text, step_name, with_article
+from staticmem.report.verdict import category_name, largest_of, place, returned_text, step_name, with_article
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
 ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary")
@@ -80,7 +80,7 @@ def _outcome(report: Report, gpu: GpuFit, view: View) -> str:
     left = f"{view.size(gpu.headroom_bytes)} to spare{returned_text(report.device, view)}"
     says = f"{view.size(gpu.missing_bytes)} short" if gpu.missing_bytes else left
     mark = f'<strong class="{_cls(gpu.fit)}">{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong>'
-    return f"{mark}: {says}{most}.{_largest(report.max_batch)}"
+    return f"{mark}: {says}{most}.{_largest(largest_of(report))}"
 
 
 def _smallest(cards: Sequence[CardRow], view: View) -> str:
@@ -93,13 +93,13 @@ def _smallest(cards: Sequence[CardRow], view: View) -> str:
     return "No GPU of the catalogue has the memory." if cards else ""
 
 
-def _largest(largest: LargestBatch | None) -> str:
+def _largest(largest: LargestSize | None) -> str:
     if largest is None:
         return ""
-    if not largest.batch:
-        return " No batch fits there."
-    sure = "" if largest.safe_batch == largest.batch else f" ({largest.safe_batch:,} where the whole band has to fit)"
-    return f" The largest batch there is {largest.batch:,}{sure}."
+    if not largest.size:
+        return f" No {esc(largest.dim)} fits there."
+    sure = "" if largest.safe_size == largest.size else f" ({largest.safe_size:,} where the whole band has to fit)"
+    return f" The largest {esc(largest.dim)} there is {largest.size:,}{sure}."
 
 
 def meters(report: Report, view: View) -> str:
