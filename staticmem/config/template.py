@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from staticmem.config.fields import INFERENCE, SOFTWARE, TRAINING, Entry
+from staticmem.config.fields import GENERATION, INFERENCE, SOFTWARE, TRAINING, Entry
 
 _IN_USE = {"batch": "32", "optimizer": "adam"}
 _WIDTH = 44  # column of the comments
@@ -23,6 +23,9 @@ def template(model: str, schema: str) -> str:
         "",
         "train:                                      # or infer: an inference",
         *_entries({**INFERENCE, **TRAINING}),
+        "",
+        "# generate:                                 # Generation with a decoder, in place of train.",
+        *_entries(GENERATION, commented=True),
         "",
         _line(0, "gpus", "[h100-sxm-80gb, 24GB]", "GPUs by name or size: does it fit?"),
         "",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
+from staticmem.allocators.process import EMPTY_CACHE, GRAPH_POOL, RELEASE, Event
 from staticmem.allocators.settings import Settings
 
 MIB = 2**20
@@ -124,7 +124,7 @@ class Reference:
         return True
 
     def find(self, size: int, stream: int, small: bool) -> tuple[Segment, int, Block] | None:
-        if self.collects:
+        if self.collects and stream != GRAPH_POOL:  # a private pool counts for itself
             self.searches[small] += 1
         fits = [
             (have, address, segment, block)
@@ -176,7 +176,7 @@ class Reference:
         blocks[low : high + 1] = [Block(sum(b.size for b in blocks[low : high + 1]), None, block.base)]
 
     def empty(self) -> None:
-        self.segments = [segment for segment in self.segments if not segment.unused]
+        self.segments = [s for s in self.segments if not s.unused or s.stream == GRAPH_POOL]
 
     def give_oversize_back(self, size: int, stream: int, small: bool) -> bool:
         longest = self.settings.max_split_size
@@ -202,7 +202,8 @@ class Reference:
         assert limit is not None
         target = self.reserved - int(limit * self.settings.garbage_collection_threshold)
         reclaimed = 0
-        ages = {id(s): searches - s.blocks[0].base for s in self.segments if s.unused and not s.small}
+        theirs = [s for s in self.segments if s.unused and not s.small and s.stream != GRAPH_POOL]
+        ages = {id(s): searches - s.blocks[0].base for s in theirs}
         while reclaimed < target and ages:
             mean = sum(ages.values()) / len(ages)
             old = [s for s in self.segments if ages.get(id(s), -1) >= mean]

@@ -204,9 +204,9 @@ VERBS: dict[str, list[str]] = {
     "sweep": [SEED, *STEP, "--what-if", "amp=none,bf16", "-j", "1"],
     "trace": [SEED, *STEP],
 }
-# calibrate has readings of a card as input, and writes today's date; compare-snapshot and validate read what runs
-# wrote; doctor shows this machine
-NOT_HERE = {"calibrate", "compare-snapshot", "doctor", "validate"}
+# calibrate has readings of a card as input, and writes today's date; compare-snapshot, explain-oom and validate read
+# what runs wrote; doctor shows this machine
+NOT_HERE = {"calibrate", "compare-snapshot", "doctor", "explain-oom", "validate"}
 
 
 def formats() -> dict[str, list[str]]:

@@ -13,13 +13,16 @@ from staticmem.report.verdict import tflops_text
 
 HEADS = ("name for --gpu", "GPU", "sold", "usable", "GB/s", "TFLOPS", "W", "link", "year", "class")
 
+_WIDEST = {0: 60, 1: 60}  # names in a file of the user may be long
+
 
 def render(cards: Sequence[Gpu], view: View = PLAIN) -> str:
     """A row a card; a star marks one with figures that have no source of their own."""
     if view.quiet:
         return "".join(view.line(card.slug) for card in cards)
     rows = [HEADS, *[_row(card, view) for card in cards]]
-    return "\n".join(columns(rows, view.style, right=(2, 3, 4, 6, 8), optional=(6, 7, 9, 5, 4, 8))) + "\n"
+    lines = columns(rows, view.style, right=(2, 3, 4, 6, 8), optional=(6, 7, 9, 5, 4, 8), widest=_WIDEST)
+    return "\n".join(lines) + "\n"
 
 
 def _row(card: Gpu, view: View) -> tuple[str, ...]:
