@@ -34,7 +34,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def details(summary: str, body: str) -> str:
     """A section that is folded until it is clicked; the summary is text, the body Markdown."""
-    title = html.escape(_line(summary)).replace("[", "&#91;")  # some renderers look for links inside of HTML
+    title = html.escape(_line(summary)).replace("](", "&#93;(")  # some renderers look for links inside of HTML
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 

@@ -130,7 +130,7 @@ def test_the_card_follows_from_its_memory() -> None:
     assert explained(2, None, total=round(14.56 * GIB)).gpu == "Tesla T4"
     for total, names in (
         (3 * GIB, "none of the catalog"),
-        (round(23.64 * GIB), "rtx-4090"),
+        (round(23.64 * GIB), "Cards with 23.64 GiB are "),
         (None, "does not name it"),
     ):
         with pytest.raises(UsageError) as error:
