@@ -99,9 +99,8 @@ class LargestBatches:
         bound = self._live_bound(card, TIGHT)
         values = [batch for batch in self.values if batch <= bound]
         at = last(values, lambda batch: self._holds(self.bench.may_fit, batch, card), len(values) - 1)
-        while at >= 0 and not self._holds(
-            self.bench.safe, values[at], card
-        ):  # a tenth of the cost is enough until here
+        # a lower bound of the band, at a tenth of its cost, leads there
+        while at >= 0 and not self._holds(self.bench.safe, values[at], card):
             at -= 1
         return values[at] if at >= 0 else 0
 
