@@ -16,6 +16,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, cast_gradient, validate
 from staticmem.eager.recording import recorded_backward
 from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, TakingNode, Tensor, gradient_edge
+from staticmem.eager.trace import Addition
 
 __all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "free_graph", "inner_backward", "run_backward"]
 
@@ -261,14 +262,14 @@ def _accumulate_grad(
     if new is None:
         return
     received.add(id(leaf))
-    old = grads.get(id(leaf))
-    if old is not None:  # gradient accumulation over micro-batches, or a second backward
-        e.kernel("aten.add_.Tensor")
-        e.release(buffer)
-        return
     steals = new.refs == 1 and (
         new.strides == leaf.strides or _same_layout(new, leaf) or (not leaf.is_dense and new.is_contiguous)
     )
+    if grads.get(id(leaf)) is not None:  # gradient accumulation over micro-batches, or a second backward
+        e.kernel("aten.add_.Tensor")
+        e.trace.additions.append(Addition(leaf.name, new.storage.id, steals, e.trace.ticks))
+        e.release(buffer)
+        return
     if steals or (of_code is not None and of_code.captures):
         grad = new
     else:

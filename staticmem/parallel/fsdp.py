@@ -7,6 +7,8 @@ its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
 - _fsdp_param.py, `_init_sharded_param`: shards, padded; `alloc_all_gather_outputs`.
 - _fsdp_collectives.py, `foreach_all_gather` (one flat output for a block, copied into each parameter),
   `foreach_reduce` (flat input of all gradients of a block, one flat output that the sharded gradients are views of).
+  Each backward reduces its own gradients: `_take_unsharded_grads_to_reduce` leaves None in the unsharded parameters, so
+  that those of the next micro-batch are taken as the first were, and `foreach_reduce` adds shards to shards.
 - _fsdp_param_group.py, `wait_for_unshard` (in forward a block's flat output stays until the next block is copied out),
   `_backward_prefetch`, `post_backward` (one reduce-scatter input waits at a time).
 - _fsdp_state.py, `_root_post_forward`, `_root_post_backward_final_callback`.
@@ -62,7 +64,7 @@ class _Fsdp:
         self.r, self.groups, self.precision = rewrite, groups, precision
         self.waiting: Piece | None = None  # flat output of the block before, in forward
         self.reducing: Piece | None = None  # reduce-scatter input of the block before, in backward
-        self.reduced: set[str] = set()
+        self.reduced: set[str] = set()  # groups with sharded gradients, to which those of a later backward are added
 
     def gather(self, group: _Group, at: Position) -> None:
         if group.flat is not None or group.gathered or not group.weights:
@@ -127,6 +129,21 @@ class _Fsdp:
             self.r.end(cast_from, at)
         if not first:  # added to the gradients of the micro-batches before
             self.r.end(output, at)
+
+    def shard_old_gradients(self, group: _Group) -> None:
+        """Gradients that the step before left are views of one output too."""
+        old = [(w, g) for w in group.weights for g in w.gradients if g.born[0] < self.r.first]
+        if not old:
+            return
+        dtype = self.precision.shard or old[0][1].dtype
+        numel = sum(group.shards[id(w)] for w, _ in old)
+        output = self._sharded_gradients(group, numel, dtype, self.r.setup, "FSDP reduce-scatter output")
+        ends = [g.died for _, g in old]
+        if None in ends:
+            self.reduced.add(group.name)
+        else:
+            output.died = max(end for end in ends if end is not None)
+        self.r.drop(*[g for _, g in old])
 
     def _sharded_gradients(self, group: _Group, numel: int, dtype: DType, at: Position, call: str) -> Piece:
         name, holder = f"{group.label}, sharded gradients", f"sharded gradients of {group.label}"
@@ -203,6 +220,7 @@ def apply(
     rewrite: Rewrite, weights: list[Weight], paths: tuple[str, ...], runs: list[Run], ranks: int, precision: Precision
 ) -> list[str]:
     """Shards the step, whose blocks at `paths` work in these runs."""
+    rewrite.separate_gradients(weights)
     members: dict[str, list[Weight]] = {}
     for weight in weights:
         members.setdefault(block_of_name(weight.name, paths), []).append(weight)
@@ -211,6 +229,8 @@ def apply(
         for weight in group.weights:
             _shard(rewrite, weight, group.shards[id(weight)], precision)
     fsdp = _Fsdp(rewrite, groups, precision)
+    for group in groups.values():
+        fsdp.shard_old_gradients(group)
     model_returns = forward_ends(rewrite.trace)
     bounds = [*(tick for _, tick in rewrite.trace.phases), rewrite.trace.ticks]
     for segment in dict.fromkeys(run.segment for run in runs):
@@ -240,6 +260,3 @@ def _shard(rewrite: Rewrite, weight: Weight, numel: int, precision: Precision) -
             piece.nbytes, piece.dtype = dtype.nbytes(numel), dtype
         elif prod(piece.shape) > 1:  # factored or block-wise state
             piece.nbytes = ceil_div(round(piece.nbytes * share * dtype.itemsize), piece.dtype.itemsize)
-    for gradient in weight.gradients:
-        if gradient.born[0] < rewrite.first:  # zeroed gradients that the step before left
-            gradient.nbytes = kept(gradient).nbytes(numel)

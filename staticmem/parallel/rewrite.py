@@ -8,7 +8,7 @@ with it as with any other.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -121,6 +121,25 @@ class Rewrite:
         for pieces in temporaries.values():
             _assign_in_order(pieces, trained)
         return list(by_name.values())
+
+    def separate_gradients(self, weights: Sequence[Weight]) -> None:
+        """Gives each weight a gradient of its own in every backward, where the trace adds those of later ones to the
+        first: as if `.grad` had been None each time. They stay until they are ended."""
+        by_name = {weight.name: weight for weight in weights}
+        starts = [tick for _, tick in self.trace.phases]
+        for addition in self.trace.additions:
+            weight = by_name.get(addition.leaf)
+            begun = starts[bisect_right(starts, addition.tick) - 1]
+            if weight is None or any(g.born[0] >= begun for g in weight.gradients):
+                continue  # a second gradient within one backward is added there too
+            piece, name = self.pieces[addition.buffer], f"{weight.name}.grad"
+            if addition.stolen:
+                piece.category, piece.name, piece.died, piece.moved = "gradient", name, None, True
+            else:
+                size, at = piece.dtype.nbytes(weight.numel), (addition.tick, BEFORE)
+                call = "aten.new_empty_strided.default"
+                piece = self.add(name, size, piece.dtype, at, call, name, category="gradient")
+            weight.gradients.append(piece)
 
     # -- changes -------------------------------------------------------------------------------------------------
 

@@ -97,9 +97,10 @@ def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
 
 
 def peak(
-    strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped"
-) -> int:
-    """The peak of the third step of AdamW on rank 0."""
+    strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped",
+    accumulate: int = 1, set_to_none: bool = True,
+) -> int:  # fmt: skip
+    """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     ddp = strategy == "ddp"
@@ -108,12 +109,14 @@ def peak(
         warnings.simplefilter("ignore")
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
-            return _step_peak(strategy, ranks, mixed, fused, batch, outputs)
+            return _step_peak(strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none)
         finally:
             dist.destroy_process_group()
 
 
-def _step_peak(strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str) -> int:
+def _step_peak(
+    strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool
+) -> int:
     model: nn.Module = Net().train()
     live = Live()
     with live:
@@ -134,12 +137,13 @@ def _step_peak(strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, 
                 live.skipped |= {s["step"].untyped_storage()._cdata for s in optimizer.state.values()}
             if step == 2:
                 live.peak = 0
-            optimizer.zero_grad()
-            out = model(ids)
-            loss = nn.functional.cross_entropy(out.flatten(0, 1), target)
-            if outputs == "dropped":
-                del out
-            loss.backward()
+            optimizer.zero_grad(set_to_none)
+            for _ in range(accumulate):
+                out = model(ids)
+                loss = nn.functional.cross_entropy(out.flatten(0, 1), target)
+                if outputs == "dropped":
+                    del out
+                loss.backward()
             optimizer.step()
     del loss
     return live.peak

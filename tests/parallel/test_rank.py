@@ -41,6 +41,11 @@ MEASURED = [
     ("ddp", 2, {"fused": True}, 4684800, 0), ("ddp", 2, {"fused": True, "outputs": "held"}, 4812800, 0),
     ("none", 1, {"outputs": "held"}, 4793856, 0), ("fsdp", 2, {"batch": 8, "outputs": "held"}, 5126144, 0),
     ("fsdp", 4, {"mixed": True, "outputs": "held"}, 1658880, 512),
+    ("fsdp", 4, {"accumulate": 2}, 2338304, 0), ("fsdp", 3, {"accumulate": 3, "batch": 16}, 7172608, 0),
+    ("fsdp", 4, {"accumulate": 2, "mixed": True}, 1723392, 512), ("fsdp", 2, {"set_to_none": False}, 3261952, 0),
+    ("fsdp", 2, {"accumulate": 2, "batch": 16, "set_to_none": False}, 7769600, 0),
+    ("fsdp", 4, {"accumulate": 2, "mixed": True, "set_to_none": False}, 1723392, 512),
+    ("ddp", 2, {"accumulate": 2}, 5594624, 0), ("ddp", 2, {"set_to_none": False}, 5594624, 0),
 ]  # fmt: skip
 
 
@@ -48,7 +53,7 @@ MEASURED = [
 def test_peaks_are_those_of_pytorch(name: str, ranks: int, words: dict[str, Any], measured: int, missing: int) -> None:
     mixed, fused = words.get("mixed", False), words.get("fused", False)
     asked = {"optimizer_impl": "fused" if fused else "foreach", "batch": words.get("batch", 2)}
-    asked["outputs"] = words.get("outputs", "dropped")
+    asked |= {"outputs": "dropped"} | {k: words[k] for k in ("outputs", "accumulate", "set_to_none") if k in words}
     one = study(**asked, dtype="bf16" if mixed else None)
     made = one.result if name == "none" else on_rank(one.result, Strategy(name, ranks, mixed))
     assert measured - liveness(made.trace).peak_bytes == missing
@@ -84,6 +89,19 @@ def test_compiled_blocks_are_gathered_around_their_code() -> None:
     assert found.lifetimes.phases["forward"].nbytes == 773_939_200 + 512
     assert found.live_band is not None
     assert found.live_band[0] <= 777_780_736 <= found.live_band[1]
+
+
+def test_each_backward_of_compiled_blocks_has_gradients_of_its_own() -> None:
+    """ViT-B/16 as above in two micro-batches: while a block's gradients of the second one are there, those of the first
+    are shards alone. With one device they would be added to gradients of the first."""
+    words: dict[str, Any] = {"batch": 1, "parallel": "fsdp", "devices": 4, "compile": "EncoderBlock", "accumulate": 2}
+    result = study(GRAPHS / "vit_b_16.pt2", loss="cross-entropy", **words).result
+    name = "encoder.layers.encoder_layer_3.mlp.0.weight.grad"
+    of_rank = [b for b in result.trace.buffers if b.name == name]
+    assert len(of_rank) == 2
+    ends = [b.died for b in of_rank]
+    assert None not in ends
+    assert ends[0] < of_rank[1].born  # type: ignore[operator]
 
 
 def test_modules_within_a_block_can_be_compiled() -> None:
