@@ -69,19 +69,19 @@ def bands(
     expected = _rounding(nominal)
     unsure = 0
     for draw, (scale, layout) in enumerate(jitters(count), 1):
-        found = replayed(sizes.scaled(scale, draw), layout)
-        if found is not None:
-            (_, segments), rounding = found
+        replay = replayed(sizes.scaled(scale, draw), layout)
+        if replay is not None:
+            (_, segments), rounding = replay
             reserved.append(segments)
             unsure = max(unsure, abs(rounding - expected))
     allocated = [nominal.peak_allocated - min(unsure, expected), nominal.peak_allocated + unsure]
     # As blocks are not split below 1 MiB, a smaller workspace can leave a larger block: either bound may be either end
     for most in (False, True) if process.bounds else ():
         bound = process.bound(most)
-        found = replayed([bound[id] for id in ids], ascending)
-        if found is not None:
-            allocated.append(found[0][0])
-            reserved.append(found[0][1])
+        replay = replayed([bound[id] for id in ids], ascending)
+        if replay is not None:
+            allocated.append(replay[0][0])
+            reserved.append(replay[0][1])
     least = min(allocated)
     return (
         Band(least, nominal.peak_allocated, max(allocated)),

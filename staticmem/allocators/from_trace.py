@@ -89,13 +89,13 @@ class _Builder:
         self.copied = {copy: of for graph in trace.cuda_graphs for copy, of in graph.copied.items()}
         self.current: dict[int, int] = {}  # buffer -> id of its present allocation
         self.first = dict(trace.phases).get("forward", 0)
-        made = trace.buffers
+        buffers = trace.buffers
         model, self.inputs, state = [], [], []
         # gradients that are there before the forward: zero_grad(set_to_none=False) keeps those of the first step
         self.gradients: list[Buffer] = []
         # of the step before: the loss, outputs that the loop holds, what modules keep
         self.previous: set[int] = set()
-        for buffer in made.pick(range(bisect_left(made.born, self.first))):
+        for buffer in buffers.pick(range(bisect_left(buffers.born, self.first))):
             category = buffer.category
             if category in ("parameter", "buffer", "communication"):
                 model.append(buffer)
@@ -114,7 +114,7 @@ class _Builder:
         fixed_shapes = {b.shape for b in model}
         self.grows = [
             category not in _FIXED and form.shape not in fixed_shapes
-            for category, form in zip(made.categories, made.forms, strict=True)
+            for category, form in zip(buffers.categories, buffers.forms, strict=True)
         ]
         self.script = self._script(workspaces)
 
@@ -124,12 +124,12 @@ class _Builder:
         """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
         of kernel `index`."""
         script: list[tuple[int, int, Workspace | None]] = []
-        made, first, masks = self.trace.buffers, self.first, self._masks()
+        buffers, first, masks = self.trace.buffers, self.first, self._masks()
         changes: list[int | None] = [None] * (self.trace.ticks - first)  # a tick has one
-        for id, born in enumerate(made.born):
+        for id, born in enumerate(buffers.born):
             if born >= first:
                 changes[born - first] = masks.get(id, id)
-        for id, died in enumerate(made.died):
+        for id, died in enumerate(buffers.died):
             if first <= died < OPEN:
                 changes[died - first] = ~id
         before: _AtTick = {}

@@ -174,7 +174,7 @@ class Replay:
         """The segments after event `time` (default: where reserved peaks), by address."""
         time = self.peak_reserved_at if time is None else time
         live = sorted((p.address, p) for p in self.placements() if p.alive(time))
-        found = []
+        states = []
         position = 0
         for address, size, stream, small, expandable in self._ranges(time):
             while position < len(live) and live[position][0] < address:  # pragma: no cover - blocks lie in segments
@@ -190,8 +190,8 @@ class Replay:
                 position += 1
             if at < end:
                 blocks.append(BlockState(at, end - at, 0, None))
-            found.append(SegmentState(address, size, stream, small, expandable, tuple(blocks)))
-        return tuple(found)
+            states.append(SegmentState(address, size, stream, small, expandable, tuple(blocks)))
+        return tuple(states)
 
     def _ranges(self, time: int) -> list[tuple[int, int, int, bool, bool]]:
         """(address, size, stream, small, expandable) of memory held after event `time`, by address."""

@@ -41,9 +41,9 @@ def open_model(path: str, recordings: bool = True) -> ModelFile:
     """
     from staticmem.frontends import recent
 
-    known = recent.unchanged(path) if recordings else None
-    if known is not None:
-        return known
+    opened_before = recent.unchanged(path) if recordings else None
+    if opened_before is not None:
+        return opened_before
     head = _head(path)
     if head.startswith(b"PK"):
         from staticmem.frontends.export_program import read_archive

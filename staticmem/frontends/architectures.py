@@ -121,13 +121,13 @@ def below(folder: str, given: str) -> str:
 def _with_options(text: str, package: str, given: str) -> tuple[str, dict[str, str]]:
     """A name and its options, read from the end: the name may have commas."""
     options: dict[str, str] = {}
-    known = [name for name, one in OPTIONS.items() if package in one.packages]
+    accepted = [name for name, one in OPTIONS.items() if package in one.packages]
     while match := re.fullmatch(r"(.*),([a-z_]+)=([^,=/\\]*)", text, re.DOTALL):
         text, name, value = match[1], match[2], match[3]
-        if name not in known or name in options:
-            why = f"It is given twice in '{given}'." if name in options else f"{package}: takes {', '.join(known)}."
+        if name not in accepted or name in options:
+            why = f"It is given twice in '{given}'." if name in options else f"{package}: takes {', '.join(accepted)}."
             raise UsageError(
-                f"option '{name}'", why, closest(name, known) or f"Example: {package}:NAME,batch=8", "SM149"
+                f"option '{name}'", why, closest(name, accepted) or f"Example: {package}:NAME,batch=8", "SM149"
             )
         options[name] = _checked(name, value)
     return text, options

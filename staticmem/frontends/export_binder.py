@@ -105,16 +105,16 @@ class Binder:
             return owned
         read = {name for op in ops for name in op.refs()}
         names: list[str] = []
-        made: list[Parameter] = []
+        parameters: list[Parameter] = []
         for group in groups.values():
             kept = next((p for p in group if p.value.name in read), group[0])
             others = [replace(p, alias_of=kept.value.name) for p in group if p is not kept]
             names += [p.fqn for p in others]
-            made += [kept, *others]
+            parameters += [kept, *others]
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         text = f"tied parameters (one storage under several names): {listed}"
         self.notes.append(Note("assumption", "SM321", text, len(names)))
-        return sorted(made, key=lambda p: p.alias_of is not None)
+        return sorted(parameters, key=lambda p: p.alias_of is not None)
 
     def sized(self, name: str) -> Value:
         """A tensor that the model owns, which must have a size."""
@@ -251,15 +251,15 @@ class Binder:
 
     def unused(self, name: str) -> str:
         """A name that no value has yet."""
-        made = name
-        while made in self.tensors:
+        candidate = name
+        while candidate in self.tensors:
             self.repeated[name] += 1
-            made = f"{name}.{self.repeated[name]}"
-        return made
+            candidate = f"{name}.{self.repeated[name]}"
+        return candidate
 
     def resolve(self, name: Any) -> str:
-        known = fields.text(name)
-        return self.rename.get(known, known)
+        original = fields.text(name)
+        return self.rename.get(original, original)
 
     def output_names(self, outputs: Any) -> list[str]:
         """Names of an op's results in order; "" for one that is absent."""
@@ -307,18 +307,18 @@ class Binder:
         if kind != "as_name":
             raise TypeError(f"a size: {kind[:80]!r} stands there")
         name = fields.text(value)
-        known = fields.mapping(self.archive.graph.get("sym_int_values") or {}).get(name)
-        if known is None:
+        symbol = fields.mapping(self.archive.graph.get("sym_int_values") or {}).get(name)
+        if symbol is None:
             return Ref(name)
-        if "as_int" in known:
-            return fields.integer(known["as_int"])
-        return self.evaluated(expressions.parse(fields.text(known["as_expr"]["expr_str"])))
+        if "as_int" in symbol:
+            return fields.integer(symbol["as_int"])
+        return self.evaluated(expressions.parse(fields.text(symbol["as_expr"]["expr_str"])))
 
     def modules(self, stack: str) -> tuple[Frame, ...]:
         """`path,fqn,class;...` -> frames; the path's `@n` tells repeated calls of one module apart."""
         frames = self.frames.get(stack)
         if frames is None:
-            made = []
+            entered = []
             for item in stack.split(";"):
                 key, _, rest = item.partition(",")
                 fqn, _, cls = rest.rpartition(",")
@@ -326,8 +326,8 @@ class Binder:
                     continue
                 call = key.rpartition("@")[2] if "@" in key else ""
                 frame = Frame(fqn, cls, int(call) if call.isdecimal() and len(call) < 16 else 0)
-                made.append(self.known_frames.setdefault(frame, frame))  # one object each: they are compared a lot
-            frames = self.frames[stack] = tuple(made)
+                entered.append(self.known_frames.setdefault(frame, frame))  # one object each: they are compared a lot
+            frames = self.frames[stack] = tuple(entered)
         return frames
 
 

@@ -44,10 +44,10 @@ def read_archive(path: str, keep: bool = False, recordings: bool = True) -> Expo
         with zipfile.ZipFile(path) as archive:
             name = _model_member(archive, path)
             key = _key(archive, name, path) if keep else None
-            known = recent.models.get(key) if key is not None else None
-            if isinstance(known, ExportedArchive | RecordedModel):
+            cached = recent.models.get(key) if key is not None else None
+            if isinstance(cached, ExportedArchive | RecordedModel):
                 recent.note(path, stamp, key)
-                return known
+                return cached
             text = _read_json(archive, name, path)
             recorded, stale = of_archive(archive, text, path) if recordings else (None, False)
             if recorded is not None:
@@ -99,7 +99,7 @@ def _key(archive: zipfile.ZipFile, name: str, path: str) -> Hashable:
     read = [i for i in infos if i.filename == name or i.filename.endswith((*CONFIGS, f"/extra/{MEMBER}"))]
     if archive.fp is None or sum(max(i.file_size, i.compress_size) for i in read) > recent.LARGEST:
         return None
-    known: list[Hashable] = [(i.filename, i.file_size) for i in infos]
+    stamps: list[Hashable] = [(i.filename, i.file_size) for i in infos]
     for info in read:
         archive.fp.seek(info.header_offset)
         header = archive.fp.read(_HEADER)  # its last two words are the lengths of the name and of an extra field
@@ -107,8 +107,8 @@ def _key(archive: zipfile.ZipFile, name: str, path: str) -> Hashable:
             return None
         archive.fp.seek(sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28)), os.SEEK_CUR)
         packed = recent.digest(archive.fp.read(info.compress_size))
-        known.append((info.filename, info.compress_type, info.flag_bits, info.CRC, packed))
-    return ("pt2", path, tuple(known))
+        stamps.append((info.filename, info.compress_type, info.flag_bits, info.CRC, packed))
+    return ("pt2", path, tuple(stamps))
 
 
 def malformed(path: str, error: Exception) -> ModelFileError:

@@ -46,12 +46,12 @@ def tied_tensors(state: Mapping[str, Any]) -> dict[str, str]:
         if tensor.is_meta and shapes.setdefault(key, tensor.shape) != tensor.shape:
             return {}
     first: dict[tuple[Any, ...], str] = {}
-    found: dict[str, str] = {}
+    tied: dict[str, str] = {}
     for name, tensor in state.items():
         place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         if tensor.numel() and first.setdefault(place, name) != name:
-            found[name] = first[place]
-    return found
+            tied[name] = first[place]
+    return tied
 
 
 def _member(archive: zipfile.ZipFile, ending: str) -> Any:
@@ -64,14 +64,14 @@ def _member(archive: zipfile.ZipFile, ending: str) -> Any:
 def _by_storage(archive: zipfile.ZipFile) -> dict[str, str]:
     sizes = {info.filename.rpartition("/")[2]: info.file_size for info in archive.infolist()}
     first: dict[tuple[str, str], str] = {}
-    found: dict[str, str] = {}
+    tied: dict[str, str] = {}
     for name, entry in fields.mapping(_member(archive, CONFIG).get("config") or {}).items():
         path = fields.text(entry["path_name"])
         if sizes.get(path):  # none of a tensor on the meta device
             key = path, json.dumps({k: v for k, v in entry["tensor_meta"].items() if k != "requires_grad"})
             if first.setdefault(key, name) != name:
-                found[name] = first[key]
-    return found
+                tied[name] = first[key]
+    return tied
 
 
 def _written(archive: zipfile.ZipFile) -> dict[str, str]:

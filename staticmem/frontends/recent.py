@@ -63,8 +63,8 @@ _stamps: Recent[tuple[files.Stamp, Hashable]] = Recent(MODELS)  # by path, with 
 
 def unchanged(path: str) -> ModelFile | None:
     """The model of a file that nobody has written to since it was read; None where that is not certain."""
-    known = _stamps.get(path)
-    return models.get(known[1]) if known is not None and known[0] == files.stamp(path) else None
+    stamped = _stamps.get(path)
+    return models.get(stamped[1]) if stamped is not None and stamped[0] == files.stamp(path) else None
 
 
 def note(path: str, stamp: files.Stamp | None, key: Hashable) -> None:

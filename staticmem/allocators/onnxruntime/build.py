@@ -105,8 +105,8 @@ class _Builder:
             else:
                 protos.append(node)
         own = {v.name for v in proto.input} | set(initializers) | {name for node in protos for name in node.output}
-        known = {**outer, **types, **initializers}
-        fill(proto, known, self.versions)
+        kinds = {**outer, **types, **initializers}
+        fill(proto, kinds, self.versions)
         nodes: list[ExecNode] = []
         outside: dict[str, None] = {}
         results = {v.name for v in proto.output}
@@ -114,26 +114,26 @@ class _Builder:
         fixed = {name: kind for name, kind in initializers.items() if name not in replaced}
         constants = around.within(own, fixed, _zeros(proto, fixed))
         for node, index in zip(protos, _numbers(protos), strict=True):
-            built = self._node(node, index, known, constants)
+            built = self._node(node, index, kinds, constants)
             nodes.append(built)
             outside.update(dict.fromkeys(n for n in (*built.inputs, *built.implicit) if n and n not in own))
         outside.update(dict.fromkeys(v.name for v in proto.output if v.name and v.name not in own))
         if not self.executed:
-            nodes = list(without_duplicates(nodes, known, results))
+            nodes = list(without_duplicates(nodes, kinds, results))
         kept = own | set(outside)
         inputs = tuple(v.name for v in proto.input if v.name not in initializers)
         outputs = tuple(v.name for v in proto.output)
-        used = {name: kind for name, kind in known.items() if name in kept}
+        used = {name: kind for name, kind in kinds.items() if name in kept}
         return ExecGraph(
             tuple(nodes), inputs, outputs, initializers, used, tuple(outside), constants.types, constants.zeros,
             self.versions.get("", 0),
         )  # fmt: skip
 
-    def _node(self, proto: Any, index: int, known: Mapping[str, PlannedType], constants: _Constants) -> ExecNode:
+    def _node(self, proto: Any, index: int, kinds: Mapping[str, PlannedType], constants: _Constants) -> ExecNode:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         if _is_cast_like(proto):
             return ExecNode(index, "Cast", "", "", tuple(proto.input[:1]), tuple(proto.output), proto=proto)
-        bodies = {a.name: self.graph(a.g, known, constants) for a in proto.attribute if a.type == 5}
+        bodies = {a.name: self.graph(a.g, kinds, constants) for a in proto.attribute if a.type == 5}
         implicit = tuple(dict.fromkeys(name for body in bodies.values() for name in body.outer))
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         return ExecNode(index, proto.op_type, domain, proto.name, inputs, outputs, implicit, bodies, proto)
@@ -141,12 +141,12 @@ class _Builder:
 
 def _zeros(proto: Any, constants: Mapping[str, PlannedType]) -> dict[str, bool]:
     """Which constants of bytes are all zero: zero points. Contents that were not read are in no list."""
-    found: dict[str, bool] = {}
+    zeros: dict[str, bool] = {}
     for name, tensor in constants_of(proto).items():
         kind = constants.get(name)
         if kind is not None and kind.dtype.name in ("int8", "uint8"):
-            found[name] = not any(tensor.raw_data) and not any(tensor.int32_data)
-    return found
+            zeros[name] = not any(tensor.raw_data) and not any(tensor.int32_data)
+    return zeros
 
 
 def _numbers(protos: list[Any]) -> list[int]:
@@ -185,15 +185,15 @@ def inlined(model: Any) -> Any:
 def copied(graph: ExecGraph) -> list[str]:
     """Results of DequantizeLinear that several nodes read: the runtime makes a node for each, at every level, and saves
     that graph (core/optimizer/qdq_transformer/ensure_unique_dq_for_node_unit.cc)."""
-    found = []
+    names = []
     readers = Counter(name for node in graph.nodes for name in {*node.inputs, *node.implicit})
     for node in graph.nodes:
         if node.op == "DequantizeLinear" and node.outputs:
             count = readers[node.outputs[0]] + (node.outputs[0] in graph.outputs)
-            found += [node.outputs[0]] if count > 1 else []
+            names += [node.outputs[0]] if count > 1 else []
         for body in node.bodies.values():
-            found += copied(body)
-    return found
+            names += copied(body)
+    return names
 
 
 def touched(model: Any, saved: Any) -> bool:

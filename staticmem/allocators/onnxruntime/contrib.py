@@ -46,8 +46,8 @@ def _of_dims(rule: Callable[..., Dims | None], count: int) -> Rule:
     """The rule for types; the result has the first input's dtype, and is unknown where a rank is."""
 
     def result(node: Node, inputs: Types) -> Types:
-        known = [kind.dims for kind in inputs[:count] if kind is not None and kind.dims is not None]
-        dims = rule(node, *known) if len(known) == count else None
+        shapes = [kind.dims for kind in inputs[:count] if kind is not None and kind.dims is not None]
+        dims = rule(node, *shapes) if len(shapes) == count else None
         return [PlannedType(inputs[0].dtype, dims) if inputs[0] is not None and dims is not None else None]
 
     return result
@@ -68,8 +68,8 @@ def _global_pool(node: Node, data: Dims) -> Dims:
 def block_size(weights: Sequence[PlannedType | None]) -> int:
     """Channels in a block, from the weights of blocked convolutions: 16 with AVX-512, 8 with AVX2
     (MlasNchwcGetBlockSize of core/mlas/lib/snchwc.cpp). The runtime pads the filters to whole blocks."""
-    known = [w.dims[0] for w in weights if w is not None and w.dims]
-    return 16 if all(isinstance(n, int) and n % 16 == 0 for n in known) else 8
+    channels = [w.dims[0] for w in weights if w is not None and w.dims]
+    return 16 if all(isinstance(n, int) and n % 16 == 0 for n in channels) else 8
 
 
 def with_block(node: Node, block: int) -> Node:

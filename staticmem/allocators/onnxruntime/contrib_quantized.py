@@ -71,14 +71,14 @@ def _pool(node: Node, inputs: Types) -> Types:
     if data is None or len(data) < 3 or not isinstance(kernel, tuple):
         return _typed(inputs, 0, None)
     sizes = tuple(int(k) for k in kernel)
-    return _typed(inputs, 0, _spatial(node, data, lambda found: windows(node, found, sizes), _channels(node, data)))
+    return _typed(inputs, 0, _spatial(node, data, lambda dims: windows(node, dims, sizes), _channels(node, data)))
 
 
 def _global_pool(node: Node, inputs: Types) -> Types:
     data = _dims(inputs, 0)
     if data is None or len(data) < 3:
         return _typed(inputs, 0, None)
-    return _typed(inputs, 0, _spatial(node, data, lambda found: (1,) * len(found), _channels(node, data)))
+    return _typed(inputs, 0, _spatial(node, data, lambda dims: (1,) * len(dims), _channels(node, data)))
 
 
 def _floats(rule: Callable[[Dims, Dims], Dims | None]) -> Rule:
@@ -94,8 +94,8 @@ def _floats(rule: Callable[[Dims, Dims], Dims | None]) -> Rule:
 
 def _quant_gemm(node: Node, inputs: Types) -> Types:
     first, second = _dims(inputs, 0), _dims(inputs, 3)
-    known = first is not None and second is not None and len(first) == len(second) == 2
-    dims = gemm(node, first, second) if known and first is not None and second is not None else None
+    matrices = first is not None and second is not None and len(first) == len(second) == 2
+    dims = gemm(node, first, second) if matrices and first is not None and second is not None else None
     if len(inputs) > 8 and inputs[8] is not None:
         return _typed(inputs, 8, dims)
     return [PlannedType(dtypes.float32, dims)]

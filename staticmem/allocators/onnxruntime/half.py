@@ -41,14 +41,14 @@ def lacks_kernel(node: ExecNode, graph: ExecGraph) -> bool:
 
 def half_without_kernel(graph: ExecGraph) -> list[str]:
     """Operators of a graph and its bodies that the runtime casts around, and here are not."""
-    found: dict[str, None] = {}
+    ops: dict[str, None] = {}
     for node in graph.nodes:
         written = _cast(node) and (node.domain, node.op) not in NATIVE and _is_function(node, graph.opset)
         if written or lacks_kernel(node, graph):
-            found[node.op] = None
+            ops[node.op] = None
         for body in node.bodies.values():
-            found.update(dict.fromkeys(half_without_kernel(body)))
-    return list(found)
+            ops.update(dict.fromkeys(half_without_kernel(body)))
+    return list(ops)
 
 
 def _cast(node: ExecNode) -> bool:
@@ -152,9 +152,9 @@ class _Casts:
             return changed
         # a cast stands behind what makes its input: those of inputs come first where a node of the graph makes none
         places = {id(node): position for position, node in enumerate(nodes)}
-        made = {name for node in graph.node for name in node.output}
-        made |= {cast.output[0] for row in after.values() for cast in row}
-        first = [cast for row in before.values() for cast in row if cast.input[0] not in made]
+        computed = {name for node in graph.node for name in node.output}
+        computed |= {cast.output[0] for row in after.values() for cast in row}
+        first = [cast for row in before.values() for cast in row if cast.input[0] not in computed]
         old = list(graph.node)
         readers: dict[str, list[Any]] = {}
         for row in before.values():
@@ -182,14 +182,14 @@ class _Casts:
                 readers.setdefault(name, []).append(index)
         for index, node in enumerate(nodes):
             inputs = [name for name in node.input[: 1 if node.op_type in ("Concat", "Max", "Min") else None] if name]
-            made = [name for name in node.output if name in self.half]
+            halved = [name for name in node.output if name in self.half]
             edges = any(name in producers for name in node.input)
-            if wanted[index] or not self._reads(node) or not _native(node) or not made or not edges:
+            if wanted[index] or not self._reads(node) or not _native(node) or not halved or not edges:
                 continue
             if results & set(node.output) or any(a.type == 5 for a in node.attribute):
                 continue
             sources = [producers[name] for name in inputs if name in self.half and name in producers]
-            targets = [reader for name in made for reader in readers.get(name, [])]
+            targets = [reader for name in halved for reader in readers.get(name, [])]
             if all(wanted[other] for other in (*sources, *targets)):
                 wanted[index] = True
         return wanted

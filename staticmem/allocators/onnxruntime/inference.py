@@ -103,29 +103,29 @@ def carried_over(model: Any, saved: Any) -> Any:
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     symbolic = inferred(model)
     types = {v.name: planned_type(v.type) for v in (*symbolic.graph.input, *symbolic.graph.value_info)}
-    known = {name: kind for name, kind in types.items() if kind is not None}
+    kinds = {name: kind for name, kind in types.items() if kind is not None}
     for tensor in model.graph.initializer:
         dtype = dtypes.ONNX_CODES.get(tensor.data_type, dtypes.float32)
-        known[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
+        kinds[tensor.name] = PlannedType(dtype, tuple(int(d) for d in tensor.dims))
     contents = Contents(constants_of(model.graph))
     has = {value.name for value in (*saved.graph.value_info, *saved.graph.input, *saved.graph.output)}
-    made = {name for node in saved.graph.node for name in node.output}
-    twins = {name.removeprefix(CAST) for name in made if name.startswith(CAST)}
+    computed = {name for node in saved.graph.node for name in node.output}
+    twins = {name.removeprefix(CAST) for name in computed if name.startswith(CAST)}
     for node in model.graph.node:
         for name in node.output:
-            kind = known.get(name)
-            if name in made and name not in has and kind is not None:
+            kind = kinds.get(name)
+            if name in computed and name not in has and kind is not None:
                 result.graph.value_info.append(onnx.helper.make_value_info(name, _type_proto(kind)))
         halves = [name for name in node.output if name in twins]
         if halves:
-            seen = {name: kind for name, kind in known.items() if name not in halves}
+            seen = {name: kind for name, kind in kinds.items() if name not in halves}
             _ask(node, seen, contents, versions, halves)
             for name in halves:
                 kind = seen.get(name)
                 if kind is not None and f"{CAST}{name}" not in has:
                     kind = PlannedType(dtypes.float32, kind.dims, kind.tensor)
                     result.graph.value_info.append(onnx.helper.make_value_info(f"{CAST}{name}", _type_proto(kind)))
-        contents.follow(node, known)
+        contents.follow(node, kinds)
     return result
 
 
@@ -157,11 +157,11 @@ def _closed(kind: PlannedType | None) -> bool:
     return kind is not None and (not kind.tensor or (kind.dims is not None and None not in kind.dims))
 
 
-def merged(found: PlannedType, old: PlannedType | None) -> PlannedType:
+def merged(new: PlannedType, old: PlannedType | None) -> PlannedType:
     """Both are right; the more precise size of each dimension stays."""
-    if old is None or old.dims is None or found.dims is None or len(old.dims) != len(found.dims):
-        return found if found.dims is not None or old is None else old
-    dims = tuple(a if isinstance(a, int) or b is None else b for a, b in zip(found.dims, old.dims, strict=True))
+    if old is None or old.dims is None or new.dims is None or len(old.dims) != len(new.dims):
+        return new if new.dims is not None or old is None else old
+    dims = tuple(a if isinstance(a, int) or b is None else b for a, b in zip(new.dims, old.dims, strict=True))
     return PlannedType(old.dtype, dims, old.tensor)
 
 
@@ -241,24 +241,24 @@ def constant_proto(node: Any) -> Any | None:
 
 def constants_of(graph: Any) -> dict[str, Any]:
     """Initializers whose contents were read, and Constant nodes."""
-    found = {t.name: t for t in graph.initializer if t.data_location == 0 and _has_data(t)}
+    constants = {t.name: t for t in graph.initializer if t.data_location == 0 and _has_data(t)}
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             tensor = constant_proto(node)
             if tensor is not None and _has_data(tensor):
-                found[node.output[0]] = tensor
-    return found
+                constants[node.output[0]] = tensor
+    return constants
 
 
 def _has_data(tensor: Any) -> bool:
     return bool(tensor.raw_data or tensor.int64_data or tensor.int32_data or tensor.float_data)
 
 
-def _tensor_proto(known: Known) -> Any:
+def _tensor_proto(content: Known) -> Any:
     import onnx
 
-    dims = [] if known.scalar else [len(known.values)]
-    return onnx.helper.make_tensor("", _INT64, dims, list(known.values))
+    dims = [] if content.scalar else [len(content.values)]
+    return onnx.helper.make_tensor("", _INT64, dims, list(content.values))
 
 
 def _attribute(node: Any, name: str, default: int | None) -> int | None:
@@ -276,28 +276,28 @@ def _shape(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> K
 
 def _size(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
     """The runtime multiplies the contents of its input, not its dimensions."""
-    known = contents.known.get(node.input[0])
-    return Known(True, (math.prod(known.values),)) if known is not None and not known.scalar else None
+    content = contents.known.get(node.input[0])
+    return Known(True, (math.prod(content.values),)) if content is not None and not content.scalar else None
 
 
 def _gather(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    known, index = contents.known.get(node.input[0]), contents.index(node.input[1])
-    if known is None or known.scalar or index is None:
+    content, index = contents.known.get(node.input[0]), contents.index(node.input[1])
+    if content is None or content.scalar or index is None:
         return None
     at = index.values[0]
-    if not -len(known.values) <= at < len(known.values):
+    if not -len(content.values) <= at < len(content.values):
         return None
-    return Known(index.scalar, (known.values[at],))
+    return Known(index.scalar, (content.values[at],))
 
 
 def _unsqueeze(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    known = contents.known.get(node.input[0])
-    return Known(False, known.values) if known is not None and known.scalar else None
+    content = contents.known.get(node.input[0])
+    return Known(False, content.values) if content is not None and content.scalar else None
 
 
 def _squeeze(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    known = contents.known.get(node.input[0])
-    return Known(len(known.values) == 1, known.values) if known is not None and not known.scalar else None
+    content = contents.known.get(node.input[0])
+    return Known(len(content.values) == 1, content.values) if content is not None and not content.scalar else None
 
 
 def _concat(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:

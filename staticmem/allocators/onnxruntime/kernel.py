@@ -90,8 +90,8 @@ class Kernel:
 
     def text(self, name: str, default: str = "") -> str:
         """An attribute that is a text."""
-        found = next((a.s for a in self.node.proto.attribute if a.name == name), None)
-        return found.decode("utf-8", "replace") if found is not None else default
+        attribute = next((a.s for a in self.node.proto.attribute if a.name == name), None)
+        return attribute.decode("utf-8", "replace") if attribute is not None else default
 
     def signed(self, index: int) -> bool | None:
         """Whether an input has signed bytes, None where its type is not known."""
@@ -100,8 +100,8 @@ class Kernel:
 
     def _value(self, name: str) -> Value | None:
         value = self.sizes.values.get(name) if name and self.sizes is not None else None
-        known = value is not None and value.shape is not None and min(value.shape, default=0) >= 0
-        return value if known else None
+        sized = value is not None and value.shape is not None and min(value.shape, default=0) >= 0
+        return value if sized else None
 
 
 PackRule = Callable[[Kernel], Packing | None]  # None: not known

@@ -75,7 +75,7 @@ def weight_bytes(
     within: list[tuple[int, tuple[int, ...]]] = []
     copies: dict[tuple[str, str, int], dict[tuple[int, ...], ExecGraph]] = {}
     doubled = 0
-    known = BOUNDS.get(processor)
+    bounds = BOUNDS.get(processor)
     for level, used in _levels(graph):
         for name, kind in level.initializers.items():
             if name not in used:
@@ -91,44 +91,44 @@ def weight_bytes(
             continue
         for node in level.nodes:
             rule = PACKED.get((node.domain, node.op))
-            found = rule(Kernel(node, level, processor=known or AVX512)) if rule is not None else None
-            if rule is None or found is None:
+            packing = rule(Kernel(node, level, processor=bounds or AVX512)) if rule is not None else None
+            if rule is None or packing is None:
                 continue
             # bodies have names of their own, and see the constants around them as the same objects
             weights = tuple(id(level.constants[name]) for name in node.inputs if name in level.constants)
-            key = (node.domain, node.op, found.kept)
-            if found.kept and weights in copies.setdefault(key, {}):
+            key = (node.domain, node.op, packing.kept)
+            if packing.kept and weights in copies.setdefault(key, {}):
                 continue  # one copy of equal contents: the same weights are
-            if found.kept:
+            if packing.kept:
                 elsewhere = any(other is not level for other in copies[key].values())
                 copies[key][weights] = level
                 if elsewhere:  # weights of branches are often equal under names of their own
-                    doubled += found.kept
-            packed += found.kept
-            if found.within or found.temporary:
-                within.append((found.kept if found.within else 0, found.temporary))
-            others = {found.kept} if known is not None else {found.kept, *_elsewhere(rule, node, level)}
+                    doubled += packing.kept
+            packed += packing.kept
+            if packing.within or packing.temporary:
+                within.append((packing.kept if packing.within else 0, packing.temporary))
+            others = {packing.kept} if bounds is not None else {packing.kept, *_elsewhere(rule, node, level)}
             least, most = least + min(others), most + max(others)
     return WeightBytes(arena, packed, outside, least, most, tuple(within), doubled)
 
 
 def _elsewhere(rule: PackRule, node: ExecNode, graph: ExecGraph) -> list[int]:
     """What the same kernel keeps on other CPUs of x86-64 with AVX2 or more."""
-    found = (rule(Kernel(node, graph, processor=other)) for other in BOUNDS.values())
-    return [packing.kept for packing in found if packing is not None]
+    packings = (rule(Kernel(node, graph, processor=other)) for other in BOUNDS.values())
+    return [packing.kept for packing in packings if packing is not None]
 
 
 def unknown_kernels(graph: ExecGraph) -> list[str]:
     """Operators whose kernels' memory is not known, of a graph and its bodies."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for level, _ in _levels(graph):
         for node in level.nodes:
             key = (node.domain, node.op)
             rule = PACKED.get(key)
-            known = rule is not None or key in WORKSPACES or key in PLAIN or node.bodies
-            if not known or (rule is not None and rule(Kernel(node, level)) is None):
-                found[_name(node)] = None
-    return list(found)
+            has_rule = rule is not None or key in WORKSPACES or key in PLAIN or node.bodies
+            if not has_rule or (rule is not None and rule(Kernel(node, level)) is None):
+                names[_name(node)] = None
+    return list(names)
 
 
 def _name(node: ExecNode) -> str:
@@ -164,13 +164,13 @@ class Workspaces:
         rule = WORKSPACES.get((node.domain, node.op))
         if rule is None:
             return ()
-        known: Processor = BOUNDS.get(self.processor, AVX512)
-        found = rule(Kernel(node, graph, sizes, self.threads, known))
-        if found is None:
+        bounds: Processor = BOUNDS.get(self.processor, AVX512)
+        requests = rule(Kernel(node, graph, sizes, self.threads, bounds))
+        if requests is None:
             self.unknown[_name(node)] = None
             return ()
         if self.processor not in BOUNDS:
             other = rule(Kernel(node, graph, sizes, self.threads, WIDEST))
-            if other != found:
+            if other != requests:
                 self.unknown[_name(node)] = None
-        return found
+        return requests

@@ -102,11 +102,11 @@ def _conv(kernel: Kernel) -> Sequence[int] | None:
     requests: list[int] = []
     if not constant:
         requests.append(elements(weight))
-    made = weight[0] * image
+    columns = weight[0] * image
     if not symmetric:
-        requests.append(4 * made)
+        requests.append(4 * columns)
     if not last:
-        requests += [channels * groups * image_in, made]
+        requests += [channels * groups * image_in, columns]
     pointers = _POINTER * kernel_size * image
     plain = kernel_size == 1 and not any(kernel.node.numbers("pads", ())) and tuple(spatial) == tuple(results)
     if depthwise or (symmetric and not plain):

@@ -69,12 +69,12 @@ def _sizes(kernel: Kernel) -> tuple[int, int, int, int] | None:
 
 
 def _lstm(kernel: Kernel, quantised: bool = False) -> Sequence[int] | None:
-    found = _sizes(kernel)
+    sizes = _sizes(kernel)
     # DynamicQuantizeLSTM has the same eight inputs first
     lengths = bool(kernel.name(4))
-    if found is None or (quantised and lengths):
+    if sizes is None or (quantised and lengths):
         return None
-    length, batch, features, hidden = found
+    length, batch, features, hidden = sizes
     state, count = batch * hidden, _directions(kernel)
     requests = [4 * state * count for number in (1, 2) if not kernel.given(number)]
     later: list[int] = []
@@ -97,10 +97,10 @@ def _quantised_lstm(kernel: Kernel) -> Sequence[int] | None:
 
 
 def _gru(kernel: Kernel) -> Sequence[int] | None:
-    found = _sizes(kernel)
-    if found is None:
+    sizes = _sizes(kernel)
+    if sizes is None:
         return None
-    length, batch, features, hidden = found
+    length, batch, features, hidden = sizes
     state, count = batch * hidden, _directions(kernel)
     requests = [] if kernel.given(1) else [4 * state * count]
     linear = kernel.node.number("linear_before_reset")
@@ -120,10 +120,10 @@ def _gru(kernel: Kernel) -> Sequence[int] | None:
 
 
 def _rnn(kernel: Kernel) -> Sequence[int] | None:
-    found = _sizes(kernel)
-    if found is None:
+    sizes = _sizes(kernel)
+    if sizes is None:
         return None
-    length, batch, _, hidden = found
+    length, batch, _, hidden = sizes
     products = 4 * length * batch * hidden
     return [products] if kernel.given(0) else [products, products * _directions(kernel)]
 

@@ -97,10 +97,10 @@ def predict_session(
             code="SM508",
         ) from full
     result = session.result
-    known = executed or in_file_order or options.graph_optimization_level == "disable"
+    given_order = executed or in_file_order or options.graph_optimization_level == "disable"
     open_kernels = list(dict.fromkeys([*unknown_kernels(graph), *kernels.unknown])) if of is not None else []
     doubts = _Doubts(
-        graph=not known,
+        graph=not given_order,
         casts=[] if in_file_order else half_without_kernel(graph),
         copied=[] if in_file_order or executed else copied(graph),
         guessed=list(sizes.guessed),
@@ -184,8 +184,8 @@ class _Doubts:
 
 def _certain(graph: ExecGraph, sizes: RunSizes) -> int:
     """What a run holds at its end whatever its kernels do: results that nodes of the graph make."""
-    made = {name for node in graph.nodes for name in node.outputs}
-    return sum(value_bytes(sizes.values.get(name)) or 0 for name in {*graph.outputs} & made)
+    computed = {name for node in graph.nodes for name in node.outputs}
+    return sum(value_bytes(sizes.values.get(name)) or 0 for name in {*graph.outputs} & computed)
 
 
 def _arena(options: SessionOptions) -> Arena:

@@ -75,11 +75,11 @@ class Sizer(Folder):
         contrib = CONTRIB.get((node.domain, node.op))
         if contrib is not None:
             inputs = [_known(self.net.values.get(n)) if n else None for n in node.inputs]
-            for name, found in zip(node.outputs, contrib(with_block(node, self.block), inputs), strict=False):
-                if name and found is not None and found.dims is not None:
-                    sizes = tuple(d for d in found.dims if isinstance(d, int))
-                    if len(sizes) == len(found.dims):
-                        self.net.values[name] = Value(name, found.dtype, sizes)
+            for name, kind in zip(node.outputs, contrib(with_block(node, self.block), inputs), strict=False):
+                if name and kind is not None and kind.dims is not None:
+                    sizes = tuple(d for d in kind.dims if isinstance(d, int))
+                    if len(sizes) == len(kind.dims):
+                        self.net.values[name] = Value(name, kind.dtype, sizes)
             return
         super()._sizes(node, proto)
 
@@ -185,14 +185,14 @@ class Sizer(Folder):
                 length, shape = shape[axis], (*shape[:axis], *shape[axis + 1 :])
             values[inner.name] = Value(inner.name, value.dtype, shape)
         assert length is not None, "there is a scanned input"
-        found = self._body(body, values, {i.name: None for i in body.input})
-        turns = min(length, MAX_ITERATIONS, 1 + max(self.result.left[0], 0) // found.runs)
-        self.result.bodies[node.outputs[0]] = [BodyRun("body", found)] * turns
-        self._count((turns - 1) * found.runs)
+        turn = self._body(body, values, {i.name: None for i in body.input})
+        turns = min(length, MAX_ITERATIONS, 1 + max(self.result.left[0], 0) // turn.runs)
+        self.result.bodies[node.outputs[0]] = [BodyRun("body", turn)] * turns
+        self._count((turns - 1) * turn.runs)
         self.result.lengths[node.outputs[0]] = length
         out_axes = _axes(attributes.get("scan_output_axes"), len(node.outputs) - states)
         for number, mine in enumerate(node.outputs):
-            value = found.values.get(body.output[number].name)
+            value = turn.values.get(body.output[number].name)
             if not mine or value is None or value.shape is None:
                 continue
             shape = value.shape
@@ -213,19 +213,19 @@ class Sizer(Folder):
         return max(int(count.reshape(-1)[0]), 0)
 
     def _body(self, proto: Any, values: Mapping[str, Value | None], consts: Mapping[str, Any]) -> RunSizes:
-        known = dict(self.net.values)
+        values_inside = dict(self.net.values)
         contents = dict(self.net.consts)
         for name, value in values.items():
-            known.pop(name, None)
+            values_inside.pop(name, None)
             if value is not None:
-                known[name] = Value(name, value.dtype, value.shape)
-        for name, found in consts.items():
+                values_inside[name] = Value(name, value.dtype, value.shape)
+        for name, content in consts.items():
             contents.pop(name, None)
-            if found is not None:
-                contents[name] = found
-        found = run_sizes(proto, self.opsets, known, contents, self.result)
-        self._count(found.runs)
-        return found
+            if content is not None:
+                contents[name] = content
+        inner = run_sizes(proto, self.opsets, values_inside, contents, self.result)
+        self._count(inner.runs)
+        return inner
 
     def _count(self, runs: int) -> None:
         self.result.runs += runs
@@ -235,14 +235,14 @@ class Sizer(Folder):
         value = inner.values.get(theirs)
         if mine and value is not None:
             self.net.values[mine] = Value(mine, value.dtype, value.shape)
-        found = inner.consts.get(theirs)
-        if mine and found is not None:
-            self.net.consts[mine] = found
+        content = inner.consts.get(theirs)
+        if mine and content is not None:
+            self.net.consts[mine] = content
 
 
 def _axes(attribute: Any, count: int) -> list[int]:
-    found = list(attribute.ints) if attribute is not None else []
-    return found if len(found) >= count else [0] * count
+    axes = list(attribute.ints) if attribute is not None else []
+    return axes if len(axes) >= count else [0] * count
 
 
 def split_elements(node: Node, data: Value | None, consts: Mapping[str, Any]) -> list[Value] | None:
@@ -301,9 +301,9 @@ def run_sizes(
     nodes = tuple(converter.node(n) for n in graph.node)
     for tensor in graph.initializer:
         values[tensor.name] = tensor_value(tensor)
-        found = array(tensor)
-        if found is not None:
-            consts[tensor.name] = found
+        content = array(tensor)
+        if content is not None:
+            consts[tensor.name] = content
     for node in nodes:
         for name in node.outputs:
             values.pop(name, None)

@@ -161,8 +161,8 @@ def _where(kernel: Kernel) -> Sequence[int] | None:
 def _broadcast(first: Sequence[int], second: Sequence[int]) -> list[int] | None:
     rank = max(len(first), len(second))
     rows = zip([1] * (rank - len(first)) + list(first), [1] * (rank - len(second)) + list(second), strict=True)
-    found = [(b if a == 1 else a, a == b or 1 in (a, b)) for a, b in rows]
-    return [size for size, _ in found] if all(fits for _, fits in found) else None
+    pairs = [(b if a == 1 else a, a == b or 1 in (a, b)) for a, b in rows]
+    return [size for size, _ in pairs] if all(fits for _, fits in pairs) else None
 
 
 def _variadic(kernel: Kernel) -> Sequence[int] | None:

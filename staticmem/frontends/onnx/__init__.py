@@ -31,10 +31,10 @@ def open_onnx(path: str, keep: bool = False, recordings: bool = True) -> OnnxMod
     data = stripped(path)
     keep = keep and len(data) <= recent.LARGEST
     key = ("onnx", path, recent.digest(data), recordings) if keep else None
-    known = recent.models.get(key) if keep else None
-    if isinstance(known, OnnxModel | RecordedModel):
+    cached = recent.models.get(key) if keep else None
+    if isinstance(cached, OnnxModel | RecordedModel):
         recent.note(path, stamp, key)
-        return known
+        return cached
     proto = parse(data, path)
     del data  # a large graph needs the memory
     recorded, stale = of_proto(proto, path) if recordings else (None, False)

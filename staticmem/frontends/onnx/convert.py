@@ -86,12 +86,12 @@ class Converter:
             return self._attributes[()]
         given = protos[:]
         key = tuple([a.SerializeToString() for a in given])
-        found = self._attributes.get(key)
-        if found is None:
-            found = {a.name: self._attribute(a) for a in given}
+        converted = self._attributes.get(key)
+        if converted is None:
+            converted = {a.name: self._attribute(a) for a in given}
             if len(self._attributes) < MOST and sum(map(len, key)) < SHARED and all(a.type in _PLAIN for a in given):
-                self._attributes[key] = found
-        return found
+                self._attributes[key] = converted
+        return converted
 
     def subgraph(self, graph: Any) -> Subgraph:
         self.bodies = True
@@ -103,11 +103,11 @@ class Converter:
         )
 
     def _list(self, text: str) -> tuple[str, ...]:
-        found = self._lists.get(text)
-        if found is None:
-            found = tuple(a or b for a, b in _ITEM.findall(text[: 1 << 16]))
-            self._lists[text] = found
-        return found
+        items = self._lists.get(text)
+        if items is None:
+            items = tuple(a or b for a, b in _ITEM.findall(text[: 1 << 16]))
+            self._lists[text] = items
+        return items
 
     def _attribute(self, attribute: Any) -> Attr:
         kind = attribute.type

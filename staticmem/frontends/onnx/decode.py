@@ -96,7 +96,7 @@ def _unrolled(
     loops were too long."""
     from staticmem.frontends.onnx import inlining, loops, sequences
 
-    guessed = endless = long = made = 0
+    guessed = endless = long = added = 0
     owned: set[str] = set()  # by branches
     for turn in range(inlining.MAX_ROUNDS):
         structured = inlining.has_branches(proto.graph) or loops.has_loops(proto.graph)
@@ -108,10 +108,10 @@ def _unrolled(
         net.filled()
         guessed += inlining.inline(
             # a loop has copied branches for each of its turns, and the module has one
-            proto.graph, net.consts, net.values, model.opset, owned if not made else None
+            proto.graph, net.consts, net.values, model.opset, owned if not added else None
         )[1]  # fmt: skip
-        turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, made)
-        endless, long, made = endless + turned.guessed, long + turned.long, made + turned.made
+        turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, added)
+        endless, long, added = endless + turned.guessed, long + turned.long, added + turned.made
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()
@@ -127,8 +127,8 @@ _CONVERTERS = {
 
 def converted_from(producer: str) -> str:
     """The framework that a file's converter is for, where it is not PyTorch; the converters name themselves."""
-    found = producer.lower()
-    return next((origin for name, origin in _CONVERTERS.items() if name in found), "")
+    lowered = producer.lower()
+    return next((origin for name, origin in _CONVERTERS.items() if name in lowered), "")
 
 
 def _rebind(model: OnnxModel, binding: Binding, net: Net, proto: Any, contents: dict[str, Any]) -> Note:
@@ -186,9 +186,9 @@ def _net(
     extra = weights.Weights(
         dict(owned.parameters), dict(owned.buffers), dict(owned.constants), dict(owned.contents), list(owned.notes)
     )
-    known = extra.all
+    declared = extra.all
     late = proto.graph.initializer if proto is not None else model.body.late  # of branches that were inlined
-    added = [tensor for tensor in late if tensor.name not in known]
+    added = [tensor for tensor in late if tensor.name not in declared]
     if added:
         for tensor in added:
             if tensor.name not in of_branches:

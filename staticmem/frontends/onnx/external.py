@@ -124,9 +124,9 @@ class _Folder:
         return data
 
     def descriptor(self, location: str) -> int:
-        found = self.open.get(location)
-        if found is not None:
-            return found
+        opened = self.open.get(location)
+        if opened is not None:
+            return opened
         if self.home is None:
             raise ValueError("the model is no file, so nothing is beside it")
         parts = location.replace("\\", "/").split("/")
@@ -161,10 +161,10 @@ def check_sizes(path: str, nodes: Sequence[Node], constants: Iterable[str], miss
     Raises:
         ModelFileError: there is such a size; it names the tensor.
     """
-    known = {name: name if name in missing else "" for name in constants}
-    found = _deciding(nodes, known, missing)
-    if found is not None:
-        node, name = found
+    sources = {name: name if name in missing else "" for name in constants}
+    deciding = _deciding(nodes, sources, missing)
+    if deciding is not None:
+        node, name = deciding
         raise ModelFileError(
             f"sizes of {path} follow from the tensor '{name}', which is in another file",
             f"{node.op} '{node.name or node.outputs[0]}' needs its contents, and it was not read: {missing[name]}.",
@@ -174,28 +174,28 @@ def check_sizes(path: str, nodes: Sequence[Node], constants: Iterable[str], miss
         )
 
 
-def _deciding(nodes: Sequence[Node], known: dict[str, str], missing: Mapping[str, str]) -> tuple[Node, str] | None:
+def _deciding(nodes: Sequence[Node], sources: dict[str, str], missing: Mapping[str, str]) -> tuple[Node, str] | None:
     """The first node whose result sizes follow from a missing tensor, and that tensor. `known` has names of which the
     contents follow from constants and sizes: the missing tensor that they need, or nothing."""
     for node in nodes:
         for attr in node.attrs.values():
             for body in attr if isinstance(attr, tuple) else (attr,):
                 if isinstance(body, Subgraph):
-                    inner = {**known, **{name: name if name in missing else "" for name in body.initializers}}
-                    found = _deciding(body.nodes, inner, missing)
-                    if found is not None:
-                        return found
+                    inner = {**sources, **{name: name if name in missing else "" for name in body.initializers}}
+                    deciding = _deciding(body.nodes, inner, missing)
+                    if deciding is not None:
+                        return deciding
         if node.domain:
             continue
         for position in DECIDING.get(node.op, ()):
-            name = known.get(node.inputs[position], "") if position < len(node.inputs) else ""
+            name = sources.get(node.inputs[position], "") if position < len(node.inputs) else ""
             if name:
                 return node, name
         if node.op in ("Shape", "Size", "Constant"):
             source = next((name for name in node.outputs if name in missing), "") if node.op == "Constant" else ""
-        elif node.op in FOLDED and all(name in known for name in node.inputs if name):
-            source = next((known[name] for name in node.inputs if known.get(name)), "")
+        elif node.op in FOLDED and all(name in sources for name in node.inputs if name):
+            source = next((sources[name] for name in node.inputs if sources.get(name)), "")
         else:
             continue
-        known.update(dict.fromkeys(node.outputs, source))
+        sources.update(dict.fromkeys(node.outputs, source))
     return None

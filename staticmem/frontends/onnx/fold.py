@@ -97,8 +97,8 @@ class Folder:
 
     def _like(self, name: str) -> Any:
         value = self.net.values.get(name)
-        known = _NUMPY.get(value.dtype.name) if value is not None else None
-        return np.empty(0, known) if known is not None else None
+        dtype = _NUMPY.get(value.dtype.name) if value is not None else None
+        return np.empty(0, dtype) if dtype is not None else None
 
     def _shape(self, node: Node) -> None:
         value = self.net.values.get(node.inputs[0])
@@ -146,10 +146,10 @@ class Folder:
             if array is not None and array.dtype.name in _NUMPY:
                 data[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(array))
         try:
-            found = isolation.infer_node(proto, version, types, data, self.versions)
+            inferred = isolation.infer_node(proto, version, types, data, self.versions)
         except isolation.RefusedError:
             return
-        for name, kind in found.items():
+        for name, kind in inferred.items():
             value = type_value(name, kind)
             if value is not None and (value.shape is not None or name not in self.net.values):
                 self.net.values[name] = value

@@ -98,8 +98,8 @@ def check_scans(proto: Any) -> None:
         ModelFileError: there is one.
     """
     bodies = ("If", "Loop", "Scan", "SequenceMap")
-    found = [node for nodes in (proto.graph, *proto.functions) for node in nodes.node if node.op_type in bodies]
-    for node in _all(found):
+    with_bodies = [node for nodes in (proto.graph, *proto.functions) for node in nodes.node if node.op_type in bodies]
+    for node in _all(with_bodies):
         if node.op_type == "Scan" and not any(a.name == "num_scan_inputs" for a in node.attribute):
             raise ModelFileError(
                 "a Scan of the graph lacks num_scan_inputs",
@@ -135,9 +135,9 @@ def inline(
         branch = None
         if node.op_type == "If" and node.domain in ("", "ai.onnx"):
             condition = contents.get(node.input[0])
-            branch, known = _choose(node, condition, values, opset)
-            decided += branch is not None and known
-            guessed += branch is not None and not known
+            branch, by_constant = _choose(node, condition, values, opset)
+            decided += branch is not None and by_constant
+            guessed += branch is not None and not by_constant
         if branch is None:
             graph.node.append(node)
             continue
@@ -156,8 +156,8 @@ def _keep_weights(graph: Any, node: Any, branch: Any) -> None:
     """Adds the weights of a branch that is not taken: the module has the parameters of both."""
     owned = [t for body in _bodies(branch) for t in body.initializer]
     for body in _bodies(branch):
-        made = [inner for inner in body.node if inner.op_type == "Constant"]
-        for inner in made:
+        constants = [inner for inner in body.node if inner.op_type == "Constant"]
+        for inner in constants:
             for attribute in inner.attribute:
                 if attribute.name == "value":
                     tensor = type(attribute.t)()
@@ -206,11 +206,11 @@ def _bytes(branch: Any, values: Mapping[str, Value], opset: int) -> int | None:
     from onnx import helper
 
     codes = {dtype: code for code, dtype in dtypes.ONNX_CODES.items()}
-    made = {name for inner in branch.node for name in inner.output if name}
+    computed = {name for inner in branch.node for name in inner.output if name}
     body = onnx.GraphProto()
     body.CopyFrom(branch)
     own = {t.name for t in body.initializer}
-    for name in {name for inner in branch.node for name in inner.input} - made - own:
+    for name in {name for inner in branch.node for name in inner.input} - computed - own:
         value = values.get(name)
         if value is not None and value.shape is not None and value.dtype in codes:
             body.input.append(helper.make_tensor_value_info(name, codes[value.dtype], value.shape))
@@ -224,23 +224,23 @@ def _bytes(branch: Any, values: Mapping[str, Value], opset: int) -> int | None:
     for info in (*inferred.graph.value_info, *inferred.graph.output):
         tensor = info.type.tensor_type
         dims = tensor.shape.dim
-        if info.name not in made:
+        if info.name not in computed:
             continue
         dtype = dtypes.ONNX_CODES.get(tensor.elem_type)
         if dtype is None or not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
             return None
-        made.discard(info.name)
+        computed.discard(info.name)
         total += prod(d.dim_value for d in dims) * dtype.itemsize
-    return None if made else total
+    return None if computed else total
 
 
 def _insert(graph: Any, node: Any, branch: Any) -> None:
     """The branch's nodes, with its results under the names of the If node's."""
     names = {inner.name: outer for inner, outer in zip(branch.output, node.output, strict=False) if outer}
-    made = {name for inner in branch.node for name in inner.output}
+    computed = {name for inner in branch.node for name in inner.output}
     taken = {name for other in graph.node for name in other.output} | {t.name for t in graph.initializer}
-    clash = {name: f"{node.name or node.output[0]}::{name}" for name in made & taken}
-    renamed = {**clash, **{inner: outer for inner, outer in names.items() if inner in made}}
+    clash = {name: f"{node.name or node.output[0]}::{name}" for name in computed & taken}
+    renamed = {**clash, **{inner: outer for inner, outer in names.items() if inner in computed}}
     for tensor in branch.initializer:
         if tensor.name not in taken:
             graph.initializer.add().CopyFrom(tensor)
@@ -252,7 +252,7 @@ def _insert(graph: Any, node: Any, branch: Any) -> None:
                 if name in renamed:
                     field[index] = renamed[name]
     for inner_name, outer in names.items():
-        if inner_name not in made:  # the branch hands on a value of the outer graph
+        if inner_name not in computed:  # the branch hands on a value of the outer graph
             copy = graph.node.add()
             copy.op_type, copy.name = "Identity", f"{node.name}/Identity"
             copy.input.append(inner_name)

@@ -202,7 +202,7 @@ def _ask(request: Sequence[bytes], what: str) -> list[bytes]:
                 except (OSError, ValueError):
                     return _results(onnx_process.answer(list(request)), what)
             try:
-                found = _worker.ask(request)
+                answer = _worker.ask(request)
                 break
             except TimeoutError:
                 _worker.end()
@@ -221,15 +221,15 @@ def _ask(request: Sequence[bytes], what: str) -> list[bytes]:
         if _worker is not None and sum(map(len, request)) > LARGE:  # what it holds is worth giving back
             _worker.end()
             _worker = None
-    return _results(found, what)
+    return _results(answer, what)
 
 
-def _results(found: list[bytes], what: str) -> list[bytes]:
-    if found[0] == b"memory":
+def _results(answer: list[bytes], what: str) -> list[bytes]:
+    if answer[0] == b"memory":
         raise FailedError(what, f"onnx needs more than {onnx_process.MEMORY >> 20} MiB for it.")
-    if found[0] != b"done":
-        raise RefusedError(found[1].decode(errors="replace"))
-    return found[1:]
+    if answer[0] != b"done":
+        raise RefusedError(answer[1].decode(errors="replace"))
+    return answer[1:]
 
 
 def _failed(what: str, number: int) -> FailedError:
@@ -293,9 +293,9 @@ def infer_node(
     request.append(b"%d" % len(opsets))
     for name, number in opsets.items():
         request += (name.encode(), b"%d" % number)
-    found = _ask(request, f"onnx cannot infer the sizes of {title(node)}")
+    inferred = _ask(request, f"onnx cannot infer the sizes of {title(node)}")
     kinds: dict[str, Any] = {}
-    for name, kind in zip(found[::2], found[1::2], strict=True):
+    for name, kind in zip(inferred[::2], inferred[1::2], strict=True):
         kinds[name.decode()] = onnx.TypeProto.FromString(kind)
     return kinds
 

@@ -19,10 +19,10 @@ _HARMLESS = (
 def checked(path: str) -> str | None:
     """What `onnx.checker` says against a file; empty where it accepts it, None where it cannot tell."""
     try:
-        found = os.stat(path)
+        stamp = os.stat(path)
     except (OSError, ValueError):
         return None  # a model in memory
-    return _checked(path, found.st_size, found.st_mtime_ns) if found.st_size <= LARGEST else None
+    return _checked(path, stamp.st_size, stamp.st_mtime_ns) if stamp.st_size <= LARGEST else None
 
 
 @lru_cache(16)

@@ -35,7 +35,9 @@ def has_loops(graph: Any) -> bool:
     return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
-def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int, made: int = 0) -> Unrolled:
+def unroll(
+    graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value], opset: int, added_before: int = 0
+) -> Unrolled:
     """Replaces the Loop and Scan nodes of a GraphProto by their turns. `contents` are known small tensors.
 
     `made`: nodes that this has made of the graph before, where loops were in loops. Beyond `MAX_NODES` a loop has one
@@ -58,7 +60,7 @@ def unroll(graph: Any, contents: Mapping[str, Any], values: Mapping[str, Value],
         size = _nodes(body)
         if turns is None:
             turns, done.guessed = 1, done.guessed + 1
-        elif turns * size > MAX_NODES - made - done.made:
+        elif turns * size > MAX_NODES - added_before - done.made:
             turns, done.long = 1, done.long + 1
         else:
             done.known += 1

@@ -34,24 +34,24 @@ class Signature:
 
 def read(graph: Any) -> Signature:
     """The signature of a GraphProto; empty for files of other exporters."""
-    found = Signature()
+    signature = Signature()
     texts = {entry.key: entry.value for entry in graph.metadata_props}
     for match in _SPEC.finditer(texts.get(_SIGNATURE, "").partition("# outputs")[0]):
         name, kind, target = match.groups()
         if kind == "USER_INPUT":
-            found.user_inputs.append(name)
+            signature.user_inputs.append(name)
         elif target:
-            found.kinds[target] = kind
-            found.aliases[name] = target
+            signature.kinds[target] = kind
+            signature.aliases[name] = target
     for name, low, high in _RANGE.findall(texts.get(_RANGES, "")):
-        found.ranges[name] = SymbolRange(_bound(low), _bound(high))
+        signature.ranges[name] = SymbolRange(_bound(low), _bound(high))
     for value in (*graph.value_info, *graph.input):
         for entry in value.metadata_props:
             if entry.key == _KIND and entry.value != "USER_INPUT":
-                found.kinds[value.name] = entry.value.rpartition(".")[2]
+                signature.kinds[value.name] = entry.value.rpartition(".")[2]
             elif entry.key == _ORIGINAL:
-                found.aliases[entry.value] = value.name
-    return found
+                signature.aliases[entry.value] = value.name
+    return signature
 
 
 def sizes(model: Any, path: str) -> TracedSizes:
@@ -71,6 +71,6 @@ def inherit(graph: Any, start: int, node: Any) -> None:
     """Nodes of a GraphProto from `start` on that stand for `node` (a body that was put in its place) have its metadata:
     the text of the call that the exporter wrote as a loop or a branch."""
     if node.metadata_props:
-        for made in graph.node[start:]:
-            if not any(entry.key.endswith("fx_node") for entry in made.metadata_props):
-                made.metadata_props.extend(node.metadata_props)
+        for new_node in graph.node[start:]:
+            if not any(entry.key.endswith("fx_node") for entry in new_node.metadata_props):
+                new_node.metadata_props.extend(node.metadata_props)

@@ -85,8 +85,8 @@ class OnnxModel:
         del graph.value_info[:]
         del graph.metadata_props[:]
         del graph.quantization_annotation[:]
-        known, self.weights.initializers = self.weights.initializers, {}
-        self.body: Body | None = Body(proto, known, count, self.nodes)
+        initializers, self.weights.initializers = self.weights.initializers, {}
+        self.body: Body | None = Body(proto, initializers, count, self.nodes)
 
     def read_again(self) -> None:
         """Reads the nodes again that `let_go` has let go.
@@ -122,11 +122,11 @@ class OnnxModel:
 
     def _pair_renamed_inputs(self) -> None:
         """`input_names=` of torch.onnx.export renames inputs, but the metadata keeps the old names."""
-        known = {spec.name for spec in self.inputs}
+        declared = {spec.name for spec in self.inputs}
         users = self.signature.user_inputs
         if len(users) == len(self.inputs):
             for old, spec in zip(users, self.inputs, strict=True):
-                if old not in known:
+                if old not in declared:
                     self.signature.aliases.setdefault(old, spec.name)
 
 
@@ -191,9 +191,9 @@ def _positive(bounds: SymbolRange | None, least: int | None) -> SymbolRange:
     return SymbolRange(max(least if least is not None else bounds.low or 1, 1), bounds.high)
 
 
-def _undefined(nodes: Sequence[Node], known: set[str], bodies: bool) -> list[str]:
+def _undefined(nodes: Sequence[Node], outer: set[str], bodies: bool) -> list[str]:
     """Names that nodes read before anything defines them. `bodies`: nodes may have subgraphs."""
-    defined = {"", *known}
+    defined = {"", *outer}
     missing: dict[str, None] = {}
     for node in nodes:
         for name in node.inputs:

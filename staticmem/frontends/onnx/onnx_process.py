@@ -93,8 +93,8 @@ def _node(request: list[bytes]) -> list[bytes]:
     types, data, opsets = tables
     schema: Any = onnx.defs.get_schema(op.decode(), int(version), domain.decode())
     versions = {name: int(number) for name, number in opsets.items()}
-    found = schema._infer_node_outputs(node, types, data, {}, versions, int(ir_version))
-    return [part for name, kind in found.items() for part in (name.encode(), kind)]
+    inferred = schema._infer_node_outputs(node, types, data, {}, versions, int(ir_version))
+    return [part for name, kind in inferred.items() for part in (name.encode(), kind)]
 
 
 def _functions(request: list[bytes]) -> list[bytes]:

@@ -66,7 +66,7 @@ def _order(reads: Sequence[Sequence[str]], makes: Sequence[Sequence[str]]) -> li
         [makers[name] for name in dict.fromkeys(names) if makers.get(name, index) != index]
         for index, names in enumerate(reads)
     ]
-    if all(maker < index for index, found in enumerate(needs) for maker in found):
+    if all(maker < index for index, needed in enumerate(needs) for maker in needed):
         return None
     order: list[int] = []
     state = [0] * len(needs)  # 1: its makers are being placed, 2: placed

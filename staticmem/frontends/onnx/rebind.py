@@ -144,8 +144,8 @@ def _reshape(before: Sizes, now: Sizes, output: Sizes, axes: Mapping[int, int]) 
     Where a batch of 1 stands between two axes it can belong to either. Features are last and seldom take a batch in,
     then the first axis is the better one to keep.
     """
-    found = [_blocks(before, now, output, axes, left) for left in (False, True)]
-    sizes = [f for f in found if f is not None]
+    candidates = [_blocks(before, now, output, axes, left) for left in (False, True)]
+    sizes = [f for f in candidates if f is not None]
     return max(sizes, key=lambda f: (f[-1:] == output[-1:], f[:1] == output[:1]), default=None)
 
 

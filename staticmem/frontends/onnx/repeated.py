@@ -66,7 +66,7 @@ class Repeated:
             if not self._learn(name, value):
                 return False
         most = len(self.nodes) // SHARE
-        made: dict[Any, list[int]] = {}
+        results_of: dict[Any, list[int]] = {}
         for node in self.nodes:
             op = node.op
             if op in FOLDED:
@@ -82,12 +82,12 @@ class Repeated:
                 return False
             read = () if op in _PLAIN else tuple([_contents(consts.get(name)) for name in node.inputs])
             key = (op, node.domain, id(node.attrs), len(node.outputs), read, *inputs)
-            results = made.get(key)
+            results = results_of.get(key)
             if results is None:
-                found = self._inferred(node) if len(made) < most else None
-                if found is None:
+                inferred = self._inferred(node) if len(results_of) < most else None
+                if inferred is None:
                     return False
-                results = made[key] = found
+                results = results_of[key] = inferred
             for name, number in zip(node.outputs, results, strict=True):
                 if name:
                     kinds[name] = number
@@ -102,11 +102,11 @@ class Repeated:
         return True
 
     def _number(self, form: Form) -> int:
-        found = self.numbers.get(form)
-        if found is None:
-            found = self.numbers[form] = len(self.forms)
+        number = self.numbers.get(form)
+        if number is None:
+            number = self.numbers[form] = len(self.forms)
             self.forms.append(form)
-        return found
+        return number
 
     def _inferred(self, node: Node) -> list[int] | None:
         """What onnx infers of one node: forms of its results; that of an absent one is never used."""
@@ -126,12 +126,12 @@ class Repeated:
                 types[name] = onnx.helper.make_tensor_type_proto(_CODES[dtype.name], shape)
                 if name in self.consts:
                     data[name] = tensor(self.consts[name])
-            found = isolation.infer_node(proto, version, types, data, self.folder.versions)
+            inferred = isolation.infer_node(proto, version, types, data, self.folder.versions)
         except (RuntimeError, ValueError, TypeError, KeyError, OverflowError):  # `RefusedError` is a ValueError
             return None
         forms: list[int] = []
         for name in node.outputs:
-            value = type_value(name, found[name]) if name in found else None
+            value = type_value(name, inferred[name]) if name in inferred else None
             if name and (value is None or value.shape is None):
                 return None
             forms.append(-1 if value is None or value.shape is None else self._number((value.dtype, value.shape)))

@@ -25,19 +25,19 @@ def slice_splits(graph: Any, nodes: tuple[Node, ...], contents: dict[str, Any]) 
     splits = {n.outputs[0]: n for n in nodes if n.op == "SplitToSequence"}
     if not splits:
         return
-    known = dict(contents)
+    constants = dict(contents)
     for node in nodes:
         if node.op == "Constant" and "value" in node.attrs:
-            known[node.outputs[0]] = node.attrs["value"]
+            constants[node.outputs[0]] = node.attrs["value"]
         elif node.op == "Constant":
-            known[node.outputs[0]] = next(iter(node.attrs.values()), None)
+            constants[node.outputs[0]] = next(iter(node.attrs.values()), None)
     for node, proto in zip(nodes, graph.node, strict=True):
         if node.op != "SequenceAt" or node.inputs[0] not in splits:
             continue
         split = splits[node.inputs[0]]
         given = len(split.inputs) > 1 and bool(split.inputs[1])
-        sizes = _ints(known.get(split.inputs[1])) if given else (1,)
-        index = _ints(known.get(node.inputs[1]))
+        sizes = _ints(constants.get(split.inputs[1])) if given else (1,)
+        index = _ints(constants.get(node.inputs[1]))
         if sizes is None or index is None or len(index) != 1 or index[0] < 0:
             continue
         if not given and not split.attrs.get("keepdims", 1):
@@ -122,10 +122,10 @@ def _position(node: Any, at: int, contents: Mapping[str, Any], length: int) -> i
     """A position among the inputs; the end where it is absent, None where it is unknown."""
     if at >= len(node.input) or not node.input[at]:
         return length
-    found = _ints(contents.get(node.input[at]))
-    if found is None or len(found) != 1:
+    position = _ints(contents.get(node.input[at]))
+    if position is None or len(position) != 1:
         return None
-    return found[0] + length if found[0] < 0 else found[0]
+    return position[0] + length if position[0] < 0 else position[0]
 
 
 def _list_op(

@@ -52,13 +52,13 @@ class Body:
     for.
     """
 
-    def __init__(self, proto: Any, known: dict[str, Value], count: int, nodes: Sequence[Node]) -> None:
+    def __init__(self, proto: Any, tensors: dict[str, Value], count: int, nodes: Sequence[Node]) -> None:
         """Takes a ModelProto over, and `known`: its first `count` initializers. `nodes` are its nodes."""
         import onnx
 
         graph = proto.graph
         self.operators = {node.op for node in nodes}
-        self.tensors = known
+        self.tensors = tensors
         self.late: list[Any] = []  # TensorProtos that reading the file has added
         for tensor in graph.initializer[count:]:
             value = tensor_value(tensor)
@@ -127,9 +127,9 @@ def infer_body(
     nodes, whose objects for names are used. `contents` has those of small initializers; those of small results may be
     added."""
     if len(nodes) >= REPEATING and contents is not None:
-        found = _repeated(body, shapes, nodes, contents)
-        if found is not None:
-            return found, True
+        inferred = _repeated(body, shapes, nodes, contents)
+        if inferred is not None:
+            return inferred, True
     short = not (body.long or any(map(_long, shapes.values())))
     values = _inferred(body.bound(shapes), False, short, nodes)
     values.update(body.tensors)
@@ -141,17 +141,17 @@ def _repeated(
 ) -> dict[str, Value] | None:
     """The same node by node, where that is possible."""
     given = {v.name: type_value(v.name, v.type) for v in bound_proto(body.ends, shapes).graph.input}
-    known = {name: value for name, value in given.items() if value is not None}
-    if len(known) < len(given):
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(values) < len(given):
         return None
-    known.update(body.tensors)
+    values.update(body.tensors)
     consts = dict(contents)
     from staticmem.frontends.onnx.repeated import Repeated  # large graphs only
 
-    if not Repeated(body, nodes, known, consts).run():
+    if not Repeated(body, nodes, values, consts).run():
         return None
     contents.update(consts)
-    return known
+    return values
 
 
 def _long(shape: Sequence[int]) -> bool:

@@ -59,7 +59,7 @@ class Weights:
 
 def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
     """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
-    found, kinds = Weights(), signature.kinds
+    weights, kinds = Weights(), signature.kinds
     roles, stats = _roles(nodes)
     names = {name: name for name in roles}  # one object for each
     numbers = {n for node in nodes if node.op in NUMBERS for p in NUMBERS[node.op] for n in node.inputs[p : p + 1]}
@@ -70,31 +70,31 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
             continue
         name = names.get(name, name)
         kind = kinds.get(name) or ("CONSTANT_TENSOR" if name in numbers else None)
-        value = found.initializers[name] = tensor_value(tensor, name)
-        _place(found, value, kind, roles, stats)
+        value = weights.initializers[name] = tensor_value(tensor, name)
+        _place(weights, value, kind, roles, stats)
         contents = array(tensor)
         if contents is not None:
-            found.contents[name] = contents
+            weights.contents[name] = contents
     named = sum(
         name not in kinds and value.dtype.is_floating_point and _is_named_as_buffer(name)
-        for name, value in found.buffers.items()
+        for name, value in weights.buffers.items()
     )
     if named:
         text = "tensors that have the names of masks and tables are taken for buffers, which are not trained"
-        found.notes.append(Note("assumption", "SM335", text, named))
+        weights.notes.append(Note("assumption", "SM335", text, named))
     for sparse in graph.sparse_initializer:
         dtype = dtypes.ONNX_CODES.get(sparse.values.data_type, dtypes.float32)
         value = Value(sparse.values.name, dtype, sizes_of(sparse, sparse.values.name))
-        _place(found, value, signature.kinds.get(value.name), roles, stats)
-    return found
+        _place(weights, value, signature.kinds.get(value.name), roles, stats)
+    return weights
 
 
-def of_branches(values: Iterable[Value], nodes: Sequence[Node], found: Weights) -> None:
+def of_branches(values: Iterable[Value], nodes: Sequence[Node], weights: Weights) -> None:
     """Tensors that branches of If bring, added to `found`: those of the branch that is taken have readers among the
     nodes; of the others only weights are here."""
     roles, stats = _roles(nodes)
     for value in values:
-        _place(found, value, None, roles, stats)
+        _place(weights, value, None, roles, stats)
 
 
 def _roles(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
@@ -112,15 +112,15 @@ def _roles(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
     return roles, stats
 
 
-def _place(found: Weights, value: Value, kind: str | None, roles: set[str], stats: set[str]) -> None:
+def _place(weights: Weights, value: Value, kind: str | None, roles: set[str], stats: set[str]) -> None:
     if kind is None:
         kind = _kind(value, roles, stats)
     if kind == "PARAMETER":
-        found.parameters[value.name] = value
+        weights.parameters[value.name] = value
     elif kind == "BUFFER":
-        found.buffers[value.name] = value
+        weights.buffers[value.name] = value
     else:
-        found.constants[value.name] = value
+        weights.constants[value.name] = value
 
 
 def _kind(value: Value, roles: set[str], stats: set[str]) -> str:
@@ -146,7 +146,7 @@ def _is_named_as_buffer(name: str) -> bool:
     return "." in name and not _OF_BUFFERS.isdisjoint(name.rpartition(".")[2].split("_"))
 
 
-def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: Weights) -> set[str]:
+def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, weights: Weights) -> set[str]:
     """Graph inputs that are weights without contents (`include_initializers=False`), added to `found`."""
     from staticmem.frontends.onnx.convert import type_value
 
@@ -154,9 +154,9 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: We
     stats: set[str] = set()
     first: set[str] | None = None
     names: set[str] = set()
-    known = set(found.all)
+    placed = set(weights.all)
     for proto in graph.input:
-        if proto.name in known:
+        if proto.name in placed:
             names.add(proto.name)
             continue
         value = type_value(proto.name, proto.type)
@@ -172,8 +172,8 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, found: We
         used = proto.name in stats or (proto.name in roles and proto.name not in first)
         if kind is None and not (used or _leaf_of_weight(proto.name)):
             continue
-        _place(found, value, kind, roles, stats)
-        known.add(proto.name)
+        _place(weights, value, kind, roles, stats)
+        placed.add(proto.name)
         names.add(proto.name)
     return names
 
@@ -185,7 +185,7 @@ def _leaf_of_weight(name: str) -> bool:
     )
 
 
-def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights, producer: str = "") -> None:
+def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], weights: Weights, producer: str = "") -> None:
     """Weights that are made by Constant and ConstantOfShape nodes, added to `found`.
 
     PyTorch's exporters write parameters as initializers. Its constants are tensors that the trace met and no module
@@ -194,37 +194,37 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], found: Weights,
     that torch.jit.freeze took has all of its weights there; so have files of some other converters.
     """
     # ones and zeros of an InstanceNormalization are how a group norm is written
-    made = [node for node in nodes if node.op in ("Constant", "ConstantOfShape") and node.outputs]
-    if not made:
+    constants = [node for node in nodes if node.op in ("Constant", "ConstantOfShape") and node.outputs]
+    if not constants:
         return
-    known = set(found.all)
-    fixed = bool(found.parameters) and producer.startswith("pytorch")
+    placed = set(weights.all)
+    fixed = bool(weights.parameters) and producer.startswith("pytorch")
     counted = 0
-    absent = _absent(nodes, made, known)
+    absent = _absent(nodes, constants, placed)
     if fixed:
         absent |= _written(nodes) | _measured(nodes)
     roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
-    for node in made:
+    for node in constants:
         name = node.outputs[0]
         value = values.get(name)
-        if value is None or value.shape is None or name in known or name in absent:
+        if value is None or value.shape is None or name in placed or name in absent:
             continue
-        known.add(name)
+        placed.add(name)
         if name in stats and value.dtype.is_floating_point:
-            found.buffers[name] = value
+            weights.buffers[name] = value
         elif node.op == "Constant" and not value.dtype.is_floating_point and value.numel >= TABLE:
-            found.buffers[name] = value  # tables of positions and indices that the exporter wrote into the graph
+            weights.buffers[name] = value  # tables of positions and indices that the exporter wrote into the graph
         elif value.dtype.is_floating_point and value.numel > 1 and (name in roles or value.numel >= 1024):
             if node.op == "ConstantOfShape" and name not in roles:
                 continue  # zeros that the model computes, such as an initial state
             if fixed and node.op == "Constant":
-                found.buffers[name] = value
+                weights.buffers[name] = value
                 counted += 1
             else:
-                found.parameters[name] = value
+                weights.parameters[name] = value
     if counted:
         text = "constants that no module registered (tables, masks, literals of the code) are not trained, and count as"
-        found.notes.append(Note("assumption", "SM335", f"{text} if they always existed", counted))
+        weights.notes.append(Note("assumption", "SM335", f"{text} if they always existed", counted))
 
 
 def _written(nodes: Sequence[Node]) -> set[str]:
@@ -245,56 +245,56 @@ def _measured(nodes: Sequence[Node]) -> set[str]:
     return asked
 
 
-def _absent(nodes: Sequence[Node], made: Sequence[Node], known: set[str]) -> set[str]:
+def _absent(nodes: Sequence[Node], constants: Sequence[Node], placed: set[str]) -> set[str]:
     """Constants in the place of a batch norm's weight and bias where PyTorch has none: the TorchScript exporter writes
     ones and zeros (symbolic_helper.py, `_batchnorm_helper`)."""
-    contents = {node.outputs[0]: node.attrs.get("value") for node in made if node.op == "Constant"}
-    found: set[str] = set()
+    contents = {node.outputs[0]: node.attrs.get("value") for node in constants if node.op == "Constant"}
+    absent: set[str] = set()
     for node in nodes:
         if node.op != "BatchNormalization" or len(node.inputs) < 5:
             continue
-        computed = not any(name in known or name in contents for name in node.inputs[3:5])
+        computed = not any(name in placed or name in contents for name in node.inputs[3:5])
         for position, number in ((1, 1.0), (2, 0.0)):
             name = node.inputs[position]
             if name in contents and (computed or _all_are(contents[name], number)):
-                found.add(name)
-    return found
+                absent.add(name)
+    return absent
 
 
 def _all_are(array: Any, number: float) -> bool:
     return hasattr(array, "size") and array.size > 0 and bool((array == number).all())
 
 
-def lost_buffers(nodes: Sequence[Node], found: Weights, signature: Signature) -> list[Parameter]:
+def lost_buffers(nodes: Sequence[Node], weights: Weights, signature: Signature) -> list[Parameter]:
     """Buffers that exports leave out because no result needs them.
 
     `num_batches_tracked` of each BatchNorm is an int64 scalar that PyTorch registers beside the running statistics
     (torch/nn/modules/batchnorm.py, `_NormBase.__init__`); transformers keeps `original_inv_freq` beside `inv_freq`.
     """
     added: dict[str, Parameter] = {}
-    known = found.all
+    owned = weights.all
     for name, kind in signature.kinds.items():
-        if kind != "BUFFER" or name in known:
+        if kind != "BUFFER" or name in owned:
             continue
         path, dot, leaf = name.rpartition(".")
-        like = known.get(path + dot + leaf.removeprefix("original_"))
+        like = owned.get(path + dot + leaf.removeprefix("original_"))
         if leaf == "num_batches_tracked":
             added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
         elif like is not None:
             added[name] = Parameter(Value(name, like.dtype, like.shape), name, trainable=False)
     for node in nodes:
-        if node.op != "BatchNormalization" or len(node.inputs) < 5 or node.inputs[3] not in known:
+        if node.op != "BatchNormalization" or len(node.inputs) < 5 or node.inputs[3] not in owned:
             continue  # statistics that the graph computes: a norm without running ones
         prefix = node.inputs[3].rpartition(".")[0] or node.name or node.outputs[0]
         name = f"{prefix}.num_batches_tracked"
-        if name not in known and name not in added:
+        if name not in owned and name not in added:
             added[name] = Parameter(Value(name, dtypes.int64, ()), name, trainable=False)
     return list(added.values())
 
 
-def merge_copies(nodes: tuple[Node, ...], found: Weights) -> tuple[Node, ...]:
+def merge_copies(nodes: tuple[Node, ...], weights: Weights) -> tuple[Node, ...]:
     """Readers of `Identity(weight)` read the weight: that is how exporters write that two weights are one tensor."""
-    owned = found.all
+    owned = weights.all
     copies: dict[str, str] = {}
     for node in nodes:
         if node.op == "Identity" and not node.domain and node.inputs:
