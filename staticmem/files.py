@@ -61,12 +61,12 @@ def stamp(path: str | os.PathLike[str]) -> Stamp | None:
     takes the same care, `racy git`), or there is none.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    if not 0 <= max(found.st_mtime_ns, found.st_ctime_ns) < time.time_ns() - SETTLED:
+    if not 0 <= max(status.st_mtime_ns, status.st_ctime_ns) < time.time_ns() - SETTLED:
         return None
-    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read(path: str | os.PathLike[str], most: int) -> bytes:

@@ -38,13 +38,13 @@ def gpu_memory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Report]
     budgets = [_budget(mark) for mark in request.node.iter_markers("gpu_budget")]
     used: list[Report] = []
 
-    def analyze(model: object, inputs: Any = None, **words: Any) -> Report:
+    def analyze(model: object, inputs: Any = None, **options: Any) -> Report:
         from staticmem import analyze
 
         defaults: dict[str, Any] = {}
         for _, _, more in reversed(budgets):  # the closest marker has the last word
             defaults |= more
-        report = analyze(model, inputs, **{**defaults, **words})
+        report = analyze(model, inputs, **{**defaults, **options})
         used.append(report)
         for limit, metric, _ in budgets:
             _assert_within(report, limit, metric)
@@ -59,15 +59,15 @@ def _budget(mark: pytest.Mark) -> tuple[int, str, dict[str, Any]]:
     from staticmem.report.model import METERS
     from staticmem.units import parse_limit
 
-    words = dict(mark.kwargs)
-    given = mark.args[0] if mark.args else words.pop("limit", None)
+    options = dict(mark.kwargs)
+    given = mark.args[0] if mark.args else options.pop("limit", None)
     limit = parse_limit(given if isinstance(given, int) else str(given))
     if limit is None or len(mark.args) > 1:
         raise pytest.UsageError(f"gpu_budget({given!r}): the limit is a size such as '40 GiB'")
-    metric = words.pop("metric", None) or ("device" if "gpu" in words else "live")
+    metric = options.pop("metric", None) or ("device" if "gpu" in options else "live")
     if metric not in METERS:
         raise pytest.UsageError(f"gpu_budget: metric {metric!r} is not one of {', '.join(METERS)}")
-    return limit, metric, words
+    return limit, metric, options
 
 
 def _assert_within(report: Report, limit: int, metric: str) -> None:

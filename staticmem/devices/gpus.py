@@ -95,9 +95,9 @@ class Gpu:
         are known on the same side of Ampere, since which cuDNN has TF32 and bfloat16. Empty for a known chip."""
         if self.chip in ("", self.architecture):
             return ()
-        known = [name for name in THREADS if name not in STAND_INS and name != self.architecture]
+        others = [name for name in THREADS if name not in STAND_INS and name != self.architecture]
         old = self.architecture in BEFORE_AMPERE
-        return tuple([name for name in known if (name in BEFORE_AMPERE) == old])
+        return tuple([name for name in others if (name in BEFORE_AMPERE) == old])
 
     @property
     def runs_compiled_code(self) -> bool:
@@ -312,10 +312,10 @@ def _possible(slug: str, slugs: Iterable[str]) -> list[str]:
     return _with_parts(slug, slugs) or sorted(name for name in slugs if _has_run(name.split("-"), compact))
 
 
-def _has_run(words: Sequence[str], compact: str) -> bool:
+def _has_run(parts: Sequence[str], compact: str) -> bool:
     """Whether some words in a row make up a text."""
-    places = range(len(words))
-    return any("".join(words[start : end + 1]) == compact for start in places for end in places[start:])
+    places = range(len(parts))
+    return any("".join(parts[start : end + 1]) == compact for start in places for end in places[start:])
 
 
 def _with_parts(slug: str, slugs: Iterable[str]) -> list[str]:

@@ -165,11 +165,11 @@ def _unlimited(process: Process, device: Device) -> tuple[Outline | Replay, Devi
     the allocator may be a limit of their own, which is left out where the process runs out of memory for it."""
     if is_quick(process, device.settings):
         return outline(process.calls, process.sizes), device
-    found = _replay(process, device, None)
-    if found.oom is not None:
+    replay = _replay(process, device, None)
+    if replay.oom is not None:
         device = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
-        found = _replay(process, device, None)
-    return found, device
+        replay = _replay(process, device, None)
+    return replay, device
 
 
 def _parts(result: StepResult, process: Process, nominal: Replay | Outline) -> dict[str, int]:

@@ -39,15 +39,15 @@ def _up(n: int, by: int) -> int:
 
 def _coalesced(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(size, stride) from the innermost on, neighbours that lie behind one another joined."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for size, stride in sorted(dims, key=lambda dim: dim[1]):
         if size == 1:
             continue
-        if found and found[-1][0] * found[-1][1] == stride:
-            found[-1] = (found[-1][0] * size, found[-1][1])
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
         else:
-            found.append((size, stride))
-    return found
+            merged.append((size, stride))
+    return merged
 
 
 @lru_cache(maxsize=4096)  # blocks repeat, and steps are replayed for many cards

@@ -160,10 +160,10 @@ def inner_backward(
     """
     if not roots or None in [gradient_edge(root) for root in roots]:
         raise ValueError("autograd begins with a tensor that needs no gradient")
-    made = Owner("gradient", "autograd")  # those of Python, which makes ones that are not given, in the roots' dtypes
+    seeds = Owner("gradient", "autograd")  # those of Python, which makes ones that are not given, in the roots' dtypes
     for given, root in zip(gradients, roots, strict=True):
         gradient = e.empty_like(root, kernel="aten.ones_like.default") if given is None else given
-        e.hold(gradient if gradient.dtype is root.dtype else cast_gradient(e, gradient, root.dtype), made)
+        e.hold(gradient if gradient.dtype is root.dtype else cast_gradient(e, gradient, root.dtype), seeds)
     asked = {id(leaf) for leaf in leaves}
     if captures:
         _prune([edge[0] for root in roots if (edge := gradient_edge(root)) is not None], asked)
@@ -171,7 +171,7 @@ def inner_backward(
     e.grad_enabled, e.saved_hooks = False, []
     of_code = OfCode(captures)
     grads = {} if captures else e.grads
-    received = run_backward(e, roots, [tensor for tensor, _ in made.held], grads, retain_graph, of_code)
+    received = run_backward(e, roots, [tensor for tensor, _ in seeds.held], grads, retain_graph, of_code)
     e.grad_enabled, e.saved_hooks, e.trace.op = state
     e.received |= received - asked
     results: list[Tensor | None] = []
@@ -180,7 +180,7 @@ def inner_backward(
         results.append(grads.pop(id(leaf)) if owner is not None else None)
         for held in owner.held if owner is not None else ():
             e.leave_to_scope(*held)
-    e.release(made)
+    e.release(seeds)
     return results
 
 

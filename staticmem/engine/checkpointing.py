@@ -135,8 +135,8 @@ class _Checkpoint:
     def outputs(self) -> list[str]:
         """The values of the region that are read after it."""
         graph, end = self.interpreter.graph, self.region.end
-        made = [name for op in graph.ops[self.region.start : end] for name in op.outputs]
-        return [name for name in made if graph.last_read.get(name, 0) >= end or name in graph.outputs]
+        results = [name for op in graph.ops[self.region.start : end] for name in op.outputs]
+        return [name for name in results if graph.last_read.get(name, 0) >= end or name in graph.outputs]
 
     def pack(
         self, e: Eager, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]

@@ -119,8 +119,8 @@ def with_sizes(interpreter: Interpreter, start: int, end: int, given: dict[str, 
     Dynamo specialises a graph for them. The interpreter, and `given`, have those that were computed."""
     graph, env = interpreter.graph, interpreter.env
     ops = graph.ops[start:end]
-    made = {name for op in ops for name in op.outputs}
-    sizes = {name: env[name] for op in ops for name in op.refs() if name not in made and type(env.get(name)) is int}
+    results = {name for op in ops for name in op.outputs}
+    sizes = {name: env[name] for op in ops for name in op.refs() if name not in results and type(env.get(name)) is int}
     left_out = set()
     for index, op in enumerate(ops):
         scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)

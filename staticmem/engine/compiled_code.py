@@ -180,18 +180,18 @@ class CompiledNode(TakingNode):
     def _gradients(self, e: Eager, waiting: Owner, own: Owner, slots: Grads) -> list[tuple[Tensor, Owner]]:
         """The incoming gradients, each with who holds it: zeros where none came, a copy where its strides are others
         than the backward was compiled for, which are those of the output."""
-        found: list[tuple[Tensor, Owner]] = []
+        gradients: list[tuple[Tensor, Owner]] = []
         for form, slot in zip(self.forms, slots, strict=True):
             if slot is not None and slot.strides == form.strides:
-                found.append((slot, waiting))
+                gradients.append((slot, waiting))
                 continue
             kernel = "aten.zeros.default" if slot is None else "aten.copy_.default"
-            made = e.empty(form.shape, form.dtype if slot is None else slot.dtype, form.strides, kernel)
-            e.hold(made, own)
+            gradient = e.empty(form.shape, form.dtype if slot is None else slot.dtype, form.strides, kernel)
+            e.hold(gradient, own)
             if slot is not None:
                 e.drop(slot, waiting)
-            found.append((made, own))
-        return found
+            gradients.append((gradient, own))
+        return gradients
 
     def _given_up(self, e: Eager, retain_graph: bool) -> tuple[list[Tensor], list[End | None]]:
         """The saved tensors, and for each what ends its hold."""
@@ -268,17 +268,17 @@ class _Code:
 
     def outputs(self) -> list[Tensor | None]:
         """What it returns: tensors that nobody holds, over the storages of the plan."""
-        found: list[Tensor | None] = []
+        outputs: list[Tensor | None] = []
         for output in self.plan.outputs:
             if output is None:
-                found.append(None)
+                outputs.append(None)
                 continue
             source, form = self.tensors[output.storage], output.form
             assert source is not None
             tensor = Tensor(source.storage, form.shape, form.strides, form.dtype)
             tensor.known_form = form
-            found.append(tensor)
-        return found
+            outputs.append(tensor)
+        return outputs
 
     def leave(self) -> None:
         """It returns: the present scope, in which it allocated, frees what nobody has taken by its end."""

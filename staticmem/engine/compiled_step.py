@@ -145,15 +145,15 @@ class CompiledRegions:
                 "here, between compiled stretches; the band is from nothing saved for them to the eager step"
             )
             yield Note("warning", "SM204", text, len(refused))
-        found = Counter(note for call in calls for note in dict.fromkeys(call.notes))
-        extern = {text: count for (code, text), count in found.items() if code == NO_TRACE}
+        counts = Counter(note for call in calls for note in dict.fromkeys(call.notes))
+        extern = {text: count for (code, text), count in counts.items() if code == NO_TRACE}
         if extern:
             text = (
                 f"what compiled code makes of {_listed(extern)} is not known: each is one call that does what eager "
                 "code does, so that more may be saved here than compiled code saves"
             )
             yield Note("warning", "SM205", text, sum(extern.values()))
-        for (code, text), count in found.items():
+        for (code, text), count in counts.items():
             if code != NO_TRACE:
                 yield Note("assumption", "SM345", text, count)
         if self.cuda_graphs:
@@ -197,10 +197,10 @@ def regions_of_step(
     """The regions of a step, which are worked out once for each graph and what decides them. `kernels`: of a step that
     has run, with other kernels than those that are expected (`compiler.inductor.plan`)."""
     key = "compiled " + " ".join([repr(getattr(scenario, name)) for name in DECIDE])
-    known: CompiledRegions | None = graph.derived.get(key)
-    if known is None:
-        known = graph.derived[key] = CompiledRegions(graph, scenario, checkpoints)
-    return known if kernels == "expected" else known.with_kernels(kernels)
+    regions: CompiledRegions | None = graph.derived.get(key)
+    if regions is None:
+        regions = graph.derived[key] = CompiledRegions(graph, scenario, checkpoints)
+    return regions if kernels == "expected" else regions.with_kernels(kernels)
 
 
 def _compile(

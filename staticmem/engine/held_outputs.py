@@ -55,10 +55,10 @@ class HeldOutputs:
                 )
             self.e.hold(tensor, self.variable)
         # an output may be an input of the model, or a view of another output
-        made = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
-        old, self.made = self.made, list(made)
+        storages = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
+        old, self.made = self.made, list(storages)
         trace = self.e.trace
-        for id, new in zip(old, made, strict=False):
+        for id, new in zip(old, storages, strict=False):
             trace.replaced_by[id] = (new,)
             # the next CUDA graph takes the memory of what one has returned
             if old is self.places and not trace.in_cuda_graph(trace.buffers.kernels[new]):
@@ -78,11 +78,11 @@ class HeldOutputs:
             return
         trace = self.e.trace
         buffers = trace.buffers
-        first, known = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.made}
+        first, excluded = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.made}
         saved = [
             id
             for id, died in enumerate(buffers.died[first:], first)
-            if died == OPEN and buffers.categories[id] != "gradient" and id not in known
+            if died == OPEN and buffers.categories[id] != "gradient" and id not in excluded
         ]
         fill_place(trace, self.places[-1], saved)
 

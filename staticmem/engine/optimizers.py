@@ -45,8 +45,8 @@ def make(
     """
     if scenario.optimizer == "muon":
         hidden = [p for p in parameters if p.ndim == 2 and id(p) not in others]
-        known = {id(p) for p in hidden}
-        rest = [p for p in parameters if id(p) not in known]
+        of_muon = {id(p) for p in hidden}
+        rest = [p for p in parameters if id(p) not in of_muon]
         return Several([_one(e, scenario, hidden), _one(e, replace(scenario, optimizer="adamw"), rest)])
     return _one(e, scenario, parameters)
 

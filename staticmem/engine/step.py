@@ -119,8 +119,8 @@ class _Step:
         e.autocast = self.scenario.amp
         e.grad_enabled = self.graph.recorded is not None and self.graph.recorded.enables_grad
         self._compile(())
-        made = self.graph.generated
-        steps = () if made is None or made.decode == len(self.graph.ops) else (made.decode,)
+        generated = self.graph.generated
+        steps = () if generated is None or generated.decode == len(self.graph.ops) else (generated.decode,)
         outputs = self.interpreter.forward(decode=steps)
         e.trace.marks["forward_end"] = dict(e.trace.phases).get("decode", e.trace.ticks)
         self.interpreter.forget_outputs()

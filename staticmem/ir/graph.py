@@ -87,11 +87,11 @@ class Op:
         """Names of the values that this op reads, in order, with repetitions. Kept: every pass asks."""
         refs = self._refs
         if refs is None:
-            found: list[str] = []
-            collect_refs(self.args, found)
+            names: list[str] = []
+            collect_refs(self.args, names)
             if self.kwargs:
-                collect_refs(self.kwargs.values(), found)
-            refs = tuple(found)
+                collect_refs(self.kwargs.values(), names)
+            refs = tuple(names)
             object.__setattr__(self, "_refs", refs)  # what it says of the op does not change
         return refs
 
@@ -119,14 +119,14 @@ class Op:
         )
 
 
-def collect_refs(args: Iterable[Arg], found: list[str]) -> None:
+def collect_refs(args: Iterable[Arg], names: list[str]) -> None:
     """Adds the names that arguments refer to, lists included."""
     for arg in args:
         kind = type(arg)
         if kind is Ref:
-            found.append(arg.name)  # type: ignore[union-attr]
+            names.append(arg.name)  # type: ignore[union-attr]
         elif kind is tuple:
-            collect_refs(arg, found)  # type: ignore[arg-type]
+            collect_refs(arg, names)  # type: ignore[arg-type]
 
 
 def _base(target: str) -> str:
@@ -143,10 +143,10 @@ def bases_of(ops: Iterable[Op]) -> set[str]:
 
 def count_bases(ops: Iterable[Op]) -> Counter[str]:
     """How many ops there are of each base."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for target, number in Counter([op.target for op in ops]).items():
-        found[_base(target)] += number
-    return found
+        counts[_base(target)] += number
+    return counts
 
 
 @record(frozen=True, slots=True)
@@ -336,8 +336,8 @@ class Graph:
             changed = make(self)
             # not the graph in itself: the circle would keep it alive until Python looks for circles
             self.derived[how] = changed if changed is not self else None
-        known: Graph | None = self.derived[how]
-        return self if known is None else known
+        derived: Graph | None = self.derived[how]
+        return self if derived is None else derived
 
     @property
     def last_read(self) -> Mapping[str, int]:

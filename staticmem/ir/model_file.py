@@ -127,15 +127,15 @@ def resolve(
     for size in resolution or ():
         if not 1 <= size <= MAX_DIM:
             raise UsageError(f"--resolution {size} is not a size", "Height and width are integers of at least 1.")
-    known = set(model.symbols)
+    names = set(model.symbols)
     for spec in model.inputs:
-        known |= {f"{spec.name}[{axis}]" for axis in range(len(spec.shape or ()))}
+        names |= {f"{spec.name}[{axis}]" for axis in range(len(spec.shape or ()))}
     for name in dims:
-        if name not in known:
+        if name not in names:
             raise UsageError(
                 f"unknown dimension '{name}'",
                 f"The inputs are {describe_inputs(model)}.",
-                did_you_mean(name, known),
+                did_you_mean(name, names),
                 code="SM111",
             )
     symbols: dict[str, int] = {name: size for name, size in dims.items() if name in model.symbols}

@@ -29,11 +29,11 @@ else:
         """`dataclass(frozen=True)`."""
         return lambda cls: _compared(dataclass(eq=False, repr=False, slots=slots, frozen=True)(cls))
 
-    def _compared(made):
-        names = [field.name for field in fields(made) if field.compare]
+    def _compared(cls):
+        names = [field.name for field in fields(cls) if field.compare]
         values = attrgetter(*names) if names else lambda self: ()
 
-        shown = [field.name for field in fields(made) if field.repr]
+        shown = [field.name for field in fields(cls) if field.repr]
 
         def equal(self, other):
             return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
@@ -47,9 +47,9 @@ else:
             return f"{self.__class__.__qualname__}({said})"
 
         for name, method in (("__eq__", equal), ("__hash__", hashed), ("__repr__", text)):
-            if name not in vars(made):
-                setattr(made, name, method)
-        return made
+            if name not in vars(cls):
+                setattr(cls, name, method)
+        return cls
 
 
 __all__ = ["guarded", "record"]

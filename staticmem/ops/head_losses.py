@@ -123,9 +123,9 @@ def linear_cross_entropy(e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor 
 def _where(e: Eager, labels: Tensor) -> Tensor:
     """`torch.where(labels != ignored)[0]`: a column of `nonzero`, which has one for each dimension."""
     mask = e.empty(labels.shape, dtypes.bool_, kernel="aten.ne.Scalar")
-    found = e.empty((labels.numel, labels.ndim), dtypes.int64, kernel="aten.nonzero.default")
+    indices = e.empty((labels.numel, labels.ndim), dtypes.int64, kernel="aten.nonzero.default")
     e.free(mask)
-    return e.alias(found, (labels.numel,), (labels.ndim,))
+    return e.alias(indices, (labels.numel,), (labels.ndim,))
 
 
 # -- Liger -------------------------------------------------------------------------------------------------------

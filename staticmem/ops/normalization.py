@@ -235,10 +235,10 @@ def group_norm_temporaries(call: KernelCall) -> list[Temporary]:
     fewer, is taken for one with parameters.
     """
     backward = call.kernel == "aten.native_group_norm_backward.default"
-    made = call.forward or (() if backward else call.results)
-    if len(made) < 2 or len(made[0].shape) < 2:
+    results = call.forward or (() if backward else call.results)
+    if len(results) < 2 or len(results[0].shape) < 2:
         return []
-    out, mean = made[:2]
+    out, mean = results[:2]
     samples, channels, *pixels = out.shape
     size = max(out.dtype.itemsize, _ACCUMULATOR)
     by_channel, by_group = samples * channels * size, layout.numel(mean.shape) * size
@@ -436,25 +436,25 @@ def _embedding_sizes(node: Node, ids: Shape, segments: Shape | None, table: Shap
 @translation("EmbedLayerNormalization", sizes=_embedding_sizes)
 def onnx_embed_layer_norm(ctx: Context, node: Node) -> list[Op] | None:
     """com.microsoft EmbedLayerNormalization: tables of words, positions and segments, their sum, a layer norm."""
-    tokens, words, positions, weight, bias = [ctx.ref(node.inputs[k]) for k in (0, 2, 3, 5, 6)]
+    tokens, token_table, positions, weight, bias = [ctx.ref(node.inputs[k]) for k in (0, 2, 3, 5, 6)]
     segments, position_ids = ctx.optional(node, 4), ctx.optional(node, 8)
     sizes, table = ctx.net.shape(node.inputs[0]), ctx.net.shape(node.inputs[2])
     if sizes is None or table is None or len(sizes) != 2:
         return None
-    made = Calls(ctx, node, like=node.inputs[2])
+    calls = Calls(ctx, node, like=node.inputs[2])
     shape = (*sizes, table[1])
-    total = made.call("embedding", words, tokens, shape=shape)
+    total = calls.call("embedding", token_table, tokens, shape=shape)
     if position_ids is not None:
-        position = made.call("embedding", positions, position_ids, shape=shape)
+        position = calls.call("embedding", positions, position_ids, shape=shape)
     else:
-        position = made.call("slice.Tensor", positions, 0, 0, sizes[1], shape=shape[1:])
+        position = calls.call("slice.Tensor", positions, 0, 0, sizes[1], shape=shape[1:])
     out = node.outputs[2] if len(node.outputs) > 2 else ""
-    total = made.call("add.Tensor", total, position, shape=shape, out=out if segments is None else "")
+    total = calls.call("add.Tensor", total, position, shape=shape, out=out if segments is None else "")
     if segments is not None:
-        segment = made.call("embedding", segments, ctx.ref(node.inputs[1]), shape=shape)
-        total = made.call("add.Tensor", total, segment, shape=shape, out=out)
+        segment = calls.call("embedding", segments, ctx.ref(node.inputs[1]), shape=shape)
+        total = calls.call("add.Tensor", total, segment, shape=shape, out=out)
     eps = float(f"{real(node, 'epsilon', 1e-12):.6g}")
-    return [*made.ops, ctx.op(node, "aten::layer_norm", total, shape[-1:], weight, bias, eps)]
+    return [*calls.ops, ctx.op(node, "aten::layer_norm", total, shape[-1:], weight, bias, eps)]
 
 
 @translation("LRN")
@@ -468,12 +468,12 @@ def onnx_local_response_norm(ctx: Context, node: Node) -> list[Op] | None:
     batch, channels, rows, columns = shape
     lifted = (batch, 1, channels, rows, columns)
     padded = (batch, 1, channels + size - 1, rows, columns)
-    made = Calls(ctx, node)
-    square = made.call("unsqueeze", made.call("mul.Tensor", x, x, shape=shape), 1, shape=lifted)
-    square = made.call("pad", square, (0, 0, 0, 0, size // 2, (size - 1) // 2), "constant", 0.0, shape=padded)
-    mean = made.call("avg_pool3d", square, (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, shape=lifted)
-    mean = made.call("squeeze.dim", mean, 1, shape=shape)
-    mean = made.call("mul.Tensor", mean, real(node, "alpha", 1e-4), shape=shape)
-    mean = made.call("add.Tensor", mean, real(node, "bias", 1.0), shape=shape)
-    power = made.call("pow.Tensor_Scalar", mean, real(node, "beta", 0.75), shape=shape)
-    return [*made.ops, ctx.op(node, "aten::div.Tensor", x, power)]
+    calls = Calls(ctx, node)
+    square = calls.call("unsqueeze", calls.call("mul.Tensor", x, x, shape=shape), 1, shape=lifted)
+    square = calls.call("pad", square, (0, 0, 0, 0, size // 2, (size - 1) // 2), "constant", 0.0, shape=padded)
+    mean = calls.call("avg_pool3d", square, (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, shape=lifted)
+    mean = calls.call("squeeze.dim", mean, 1, shape=shape)
+    mean = calls.call("mul.Tensor", mean, real(node, "alpha", 1e-4), shape=shape)
+    mean = calls.call("add.Tensor", mean, real(node, "bias", 1.0), shape=shape)
+    power = calls.call("pow.Tensor_Scalar", mean, real(node, "beta", 0.75), shape=shape)
+    return [*calls.ops, ctx.op(node, "aten::div.Tensor", x, power)]

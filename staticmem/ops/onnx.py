@@ -223,14 +223,14 @@ def windows(node: Node, sizes: Shape, kernel: Shape) -> Shape:
     strides, pads = integers(node, "strides", (1,) * rank), integers(node, "pads", (0,) * 2 * rank)
     dilations = integers(node, "dilations", (1,) * rank)
     auto = text(node, "auto_pad", "NOTSET")
-    found = []
+    counts = []
     for i, size in enumerate(sizes):
         reach = (kernel[i] - 1) * dilations[i] + 1
         same, padded = auto.startswith("SAME"), auto == "NOTSET"
         covered = size - 1 if same else size + (pads[i] + pads[i + rank] if padded else 0) - reach
         upwards = integer(node, "ceil_mode", 0) and not same
-        found.append((-(-covered // strides[i]) if upwards else covered // strides[i]) + 1)
-    return tuple(found)
+        counts.append((-(-covered // strides[i]) if upwards else covered // strides[i]) + 1)
+    return tuple(counts)
 
 
 def sized_results(node: Node, values: Mapping[str, Value]) -> list[Value]:
@@ -265,8 +265,8 @@ def calls_of(ctx: Context, node: Node) -> tuple[list[Op], bool]:
 
 def _has_results(ctx: Context, node: Node, ops: list[Op]) -> bool:
     """Whether the ops give all results of a node that something reads; PyTorch's calls lack some."""
-    made = [op.outputs for op in ops]
-    missing = set(node.outputs).difference(ctx.renamed, ctx.net.consts, *made)
+    results = [op.outputs for op in ops]
+    missing = set(node.outputs).difference(ctx.renamed, ctx.net.consts, *results)
     return missing.isdisjoint(ctx.read)
 
 

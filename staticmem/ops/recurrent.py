@@ -272,12 +272,12 @@ def _params(ctx: Context, node: Node, directions: int) -> tuple[Arg, ...]:
     The optimizer of the dynamo exporter folds small ones alone: what is folded already is one tensor of the file, with
     all directions and both biases.
     """
-    found = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
-    if not all(found[:2]) or len(found) < 2:
+    sources = [ctx.sources(name) if name else () for name in node.inputs[1:4]]
+    if not all(sources[:2]) or len(sources) < 2:
         return tuple(ctx.ref(n) for n in node.inputs[1:4] if n)
     order: list[Arg] = []
     for d in range(directions):
-        for weights, each in zip(found, (1, 1, 2), strict=False):
+        for weights, each in zip(sources, (1, 1, 2), strict=False):
             if len(weights) == each * directions:
                 order += [ctx.ref(name) for name in weights[each * d : each * (d + 1)]]
             elif d == 0:  # folded: once for all directions

@@ -108,10 +108,10 @@ def declare(names: str, kinds: tuple[Kind, ...] = (), flops: Flops | None = None
             _FLOPS[base] = flops
 
 
-def load_until(known: Callable[[], bool]) -> bool:
+def load_until(is_loaded: Callable[[], bool]) -> bool:
     """Imports families until one has what is asked; False where none has it."""
     global _imported
-    while not known():
+    while not is_loaded():
         position = _imported
         if position == len(FAMILIES):
             return False
@@ -140,10 +140,10 @@ def lookup(target: str) -> Rule | None:
 
 def rule_of(target: str) -> Rule:
     """The rule of an op that has one: composite ops call others by name."""
-    found = lookup(target)
-    if found is None:
+    rule = lookup(target)
+    if rule is None:
         raise KeyError(target)
-    return found
+    return rule
 
 
 def function_of(target: str) -> Callable[..., Any]:
@@ -192,10 +192,10 @@ def in_place(base: str) -> bool:
 @lru_cache(maxsize=4096)
 def parameters(target: str) -> tuple[str, ...]:
     """Names of an op's positional arguments, from the signature of its rule, which is that of the schema."""
-    found = lookup(target)
-    if found is None:
+    rule = lookup(target)
+    if rule is None:
         return ()
-    code = getattr(found.function, "__wrapped__", found.function).__code__
+    code = getattr(rule.function, "__wrapped__", rule.function).__code__
     return tuple(code.co_varnames[1 : code.co_argcount])
 
 

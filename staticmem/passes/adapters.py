@@ -92,9 +92,9 @@ def _targets(graph: Graph, layers: Sequence[Layer], lora: Lora) -> list[Layer]:
     else:
         matches = _matcher(lora, {frame.path for op in graph.ops for frame in op.modules if frame.path})
         chosen = [layer for layer in layers if matches(layer.path)]
-        found = {layer.path for layer in chosen}
+        paths = {layer.path for layer in chosen}
         for path, cls in {frame.path: frame.cls for op in graph.ops for frame in op.modules}.items():
-            if path and path not in found and matches(path):
+            if path and path not in paths and matches(path):
                 raise _not_covered(path, cls)
     saved = [layer for layer in chosen if not _within(layer.path, lora.save)]
     if not saved:
@@ -222,20 +222,20 @@ class _Adapters:
     def _parameters(
         self, layer: Layer, first: str, second: str, a: tuple[int, int], b: tuple[int, int], weights: bool = True
     ) -> tuple[str, str]:
-        known = self.owned.get(layer.path)
-        if known is not None:
-            return known
+        names = self.owned.get(layer.path)
+        if names is not None:
+            return names
         dtype = self.lora.fixed_dtype
         ending = ".weight" if weights else ""
-        made = []
+        pair = []
         for which, shape in ((first, a), (second, b)):
             fqn = f"{layer.path}.{which}.{_NAME}{ending}"
             base = layer.weight.value.dtype
             packed = not base.is_floating_point  # then adapters are made in float32
             value = Value(unused_name(fqn, self.names), dtype or (dtypes.float32 if packed else base), shape)
-            made.append(Parameter(value, fqn, cast=dtype is None))
-        self.added.setdefault(layer.weight.value.name, []).extend(made)
-        self.owned[layer.path] = (made[0].value.name, made[1].value.name)
+            pair.append(Parameter(value, fqn, cast=dtype is None))
+        self.added.setdefault(layer.weight.value.name, []).extend(pair)
+        self.owned[layer.path] = (pair[0].value.name, pair[1].value.name)
         return self.owned[layer.path]
 
     def require_input_gradients(self, layers: Sequence[Layer], stretches: list[list[Op]]) -> None:
@@ -318,8 +318,8 @@ def _with_copies(graph: Graph, modules: Sequence[str], names: set[str]) -> Graph
             kwargs = {k: Ref(swapped.get(a.name, a.name)) if isinstance(a, Ref) else a for k, a in op.kwargs.items()}
             ops[index] = op.changed(args=args, kwargs=kwargs)
     if not copies:
-        known = sorted({op.modules[-1].path.rpartition(".")[2] for op in ops if op.modules} - {""})
-        hint = did_you_mean(modules[0], known)
+        leaves = sorted({op.modules[-1].path.rpartition(".")[2] for op in ops if op.modules} - {""})
+        hint = did_you_mean(modules[0], leaves)
         why = "No module of that name runs with parameters of its own."
         raise UsageError(f"--lora save={'+'.join(modules)} names no module", why, hint, code="SM187")
     return replace(graph, ops=tuple(ops), parameters=(*graph.parameters, *copies.values()))

@@ -133,47 +133,47 @@ class _Count:
         raise _TooManyError  # references to groups, and what a later Python has
 
     def _character(self, op: str, what: Any, at: Ways) -> Ways:
-        found = np.zeros_like(at)
-        found[1:] = at[:-1]
+        ways = np.zeros_like(at)
+        ways[1:] = at[:-1]
         if op == "LITERAL" and self.codes is not None:
-            found[1:] *= self.codes == what
-        return found
+            ways[1:] *= self.codes == what
+        return ways
 
     def _anchored(self, where: str, at: Ways) -> Ways:
         """Only the first position, or the last two (a line break may be behind), where lines do not matter."""
         if self.lines or where not in ("AT_BEGINNING", "AT_BEGINNING_STRING", "AT_END", "AT_END_STRING"):
             return at
-        found = np.zeros_like(at)
+        ways = np.zeros_like(at)
         kept = slice(0, 1) if "BEGINNING" in where else slice(-1, None)
-        found[kept] = at[kept]
-        return found
+        ways[kept] = at[kept]
+        return ways
 
     def _sum(self, branches: Iterable[Items], at: Ways) -> Ways:
-        found = np.zeros_like(at)
+        ways = np.zeros_like(at)
         for items in branches:
-            found += self._run(items, at)
-        return found
+            ways += self._run(items, at)
+        return ways
 
     def _repeat(self, low: int, high: int, items: Items, at: Ways) -> Ways:
         if len(items) == 1 and str(items[0][0]) in ("NOT_LITERAL", "IN", "ANY"):  # as below, all turns at once
             self._take(float(_within(at, 0, high).sum()))
             return _within(at, low, high)
-        found = np.zeros_like(at)
+        ways = np.zeros_like(at)
         # where nothing is read, `re` turns as often as it has to, and once more before it sees that it does not move
         last = high if items.getwidth()[1] else min(high, low + 2)
         turn = 0
         while at.any():
             if turn >= low:
-                found += at
+                ways += at
             if turn == last:
                 break
             at, turn = self._run(items, at), turn + 1
-        self._take(float(found.sum()))
-        return found
+        self._take(float(ways.sum()))
+        return ways
 
 
 def _within(at: Ways, low: int, high: int) -> Ways:
     """For each position the sum of those that are `low` to `high` before it."""
     sums, here = np.concatenate([[0.0], np.cumsum(at)]), np.arange(len(at))
-    found: Ways = sums[np.maximum(here - low + 1, 0)] - sums[np.maximum(here - high, 0)]
-    return found
+    ways: Ways = sums[np.maximum(here - low + 1, 0)] - sums[np.maximum(here - high, 0)]
+    return ways

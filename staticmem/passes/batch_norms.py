@@ -60,10 +60,10 @@ def unfold_batch_norms(graph: Graph, asked: object = None) -> tuple[Graph, Seque
         plain = op.outputs[0] + "::convolution"
         path = parameter.fqn.rpartition(".")[0] + ".unfolded_norm"
         names = [f"{path}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var")]
-        made = [Parameter(Value(n, dtype, shape), n, trainable=i < 2) for i, n in enumerate(names)]
-        added += made[:2]
+        of_norm = [Parameter(Value(n, dtype, shape), n, trainable=i < 2) for i, n in enumerate(names)]
+        added += of_norm[:2]
         counter = f"{path}.num_batches_tracked"
-        buffers += [*made[2:], Parameter(Value(counter, dtypes.int64, ()), counter, trainable=False)]
+        buffers += [*of_norm[2:], Parameter(Value(counter, dtypes.int64, ()), counter, trainable=False)]
         dropped.add(parameter.value.name)
         args = (*op.args[:2], None, *op.args[3:]) if len(op.args) > 2 else op.args
         kwargs = {k: v for k, v in op.kwargs.items() if k != "bias"}
@@ -103,8 +103,8 @@ def unfold(net: Net, ctx: Context, fx: FxNode, node: Node) -> tuple[list[Op], di
         return None
     path = weight.rpartition(".")[0]
     bias = f"{path}.bias"
-    known = bias in net.aliases.values()
-    plain = replace(node, inputs=(*node.inputs[:2], *((bias,) if known else ())))
+    has_bias = bias in net.aliases.values()
+    plain = replace(node, inputs=(*node.inputs[:2], *((bias,) if has_bias else ())))
     name = f"{output}::convolution"
     ctx.frames = _convolution_frames(node, path, len(value.shape) - 2)
     ops, meaning = calls_of(ctx, plain)
@@ -115,7 +115,7 @@ def unfold(net: Net, ctx: Context, fx: FxNode, node: Node) -> tuple[list[Op], di
     net.values[name] = Value(name, value.dtype, out)
     norm_args = (Ref(name), *(Ref(n) for n in names if n is not None), *fx.args[5:])
     ops.append(Op(fx.name, fx.target, norm_args, dict(fx.kwargs), (output,), frames(node), node.op, stack))
-    added = {n: Value(n, value.dtype, (out[1],)) for n in (*names, bias if known else None) if n is not None}
+    added = {n: Value(n, value.dtype, (out[1],)) for n in (*names, bias if has_bias else None) if n is not None}
     return ops, added
 
 

@@ -144,8 +144,8 @@ def _made(ops: Ops, op: Op, match: Match, state: Arg, traced: Traced, same: Arg 
     value = traced(state.name) if isinstance(state, Ref) else None
     if value is None or value.shape is None or not match.ops.keys() >= set(ops.readers[value.name]):
         return False
-    made = Op(value.name, "aten::zeros", (value.shape,), {"dtype": value.dtype}, (value.name,), op.modules)
+    zeros = Op(value.name, "aten::zeros", (value.shape,), {"dtype": value.dtype}, (value.name,), op.modules)
     if same is not None:
-        made = made.changed(target="aten::alias", args=(same,), kwargs={})
-    ops.insert(ops.producer[op.outputs[0]], made)
+        zeros = zeros.changed(target="aten::alias", args=(same,), kwargs={})
+    ops.insert(ops.producer[op.outputs[0]], zeros)
     return True

@@ -244,7 +244,7 @@ def functions(graph: Graph) -> Iterator[tuple[Region, bool]]:
 
 
 def _has_derivative(graph: Graph, ops: Sequence[Op]) -> bool:
-    made: set[str] = set()
+    results: set[str] = set()
     floats: set[str] = set()
     reached = False
     if any(op.base == OWN_BACKWARD for op in ops):
@@ -253,9 +253,9 @@ def _has_derivative(graph: Graph, ops: Sequence[Op]) -> bool:
         args = op.args[1:] if op.base == "aten::where" else op.args
         reads = [arg.name for arg in args if isinstance(arg, Ref)]
         value = graph.values.get(op.outputs[0]) if op.outputs else None
-        reached = any(name in floats or name not in made for name in reads) and op.base not in _NO_DERIVATIVE
+        reached = any(name in floats or name not in results for name in reads) and op.base not in _NO_DERIVATIVE
         reached = reached and (value is None or value.dtype.is_differentiable)
-        made.update(op.outputs)
+        results.update(op.outputs)
         floats.update(op.outputs if reached else ())
     return reached
 

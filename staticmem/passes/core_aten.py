@@ -137,10 +137,10 @@ def inline_scalars(ops: Ops, net: Net) -> None:
         if op is None or op.base == "aten::scalar_tensor":
             continue
         for position, arg in enumerate(op.args):
-            made = ops.made_by(arg)
-            if made is None or made.target != "aten::scalar_tensor":
+            maker = ops.made_by(arg)
+            if maker is None or maker.target != "aten::scalar_tensor":
                 continue
-            value = made.args[0] if made.args else None
+            value = maker.args[0] if maker.args else None
             swapped = position == 0 and op.target == "aten::sub.Tensor" and len(op.args) == 2
             if isinstance(value, (int, float)) and (swapped or _takes_scalar(op, position)):
                 args = (*op.args[:position], value, *op.args[position + 1 :])
@@ -151,9 +151,9 @@ def inline_scalars(ops: Ops, net: Net) -> None:
                 new = replace(op, args=args, target=target)
                 ops.put(op, new)
                 op = new
-                ops.readers[made.outputs[0]].remove(ops.producer[op.outputs[0]])
-                if not ops.readers[made.outputs[0]]:
-                    ops.drop(made)
+                ops.readers[maker.outputs[0]].remove(ops.producer[op.outputs[0]])
+                if not ops.readers[maker.outputs[0]]:
+                    ops.drop(maker)
 
 
 def _takes_scalar(op: Op, position: int) -> bool:

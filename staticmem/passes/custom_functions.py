@@ -74,8 +74,8 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
     renamed: dict[str, str] = {}
     ends = dict(regions)
     at = 0
-    made = {name for op in graph.ops if not op.target.startswith(_SIZES) for name in op.outputs}
-    tensors = made | {p.value.name for p in graph.parameters} | {v.name for v in graph.inputs}
+    computed = {name for op in graph.ops if not op.target.startswith(_SIZES) for name in op.outputs}
+    tensors = computed | {p.value.name for p in graph.parameters} | {v.name for v in graph.inputs}
     last = {**graph.last_read, **dict.fromkeys(graph.outputs, len(graph.ops))}
     while at < len(graph.ops):
         if at not in ends:
@@ -150,8 +150,8 @@ def _has_fused(graph: Graph) -> bool:
 
 
 def _is_fused(op: Op) -> bool:
-    known = op.modules and op.modules[-1].cls
-    return op.base in ("aten::silu", "aten::silu_") and not known
+    cls = op.modules and op.modules[-1].cls
+    return op.base in ("aten::silu", "aten::silu_") and not cls
 
 
 def _taken_apart(graph: Graph) -> Graph:

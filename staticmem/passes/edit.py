@@ -27,15 +27,15 @@ class Ops:
     @cached_property
     def readers(self) -> dict[str, list[int]]:
         """Indices of the ops that read a value, once for each use."""
-        found: dict[str, list[int]] = {}
+        readers: dict[str, list[int]] = {}
         for index, op in enumerate(self.given):
             for name in op.refs():
-                known = found.get(name)
-                if known is None:
-                    found[name] = [index]
+                positions = readers.get(name)
+                if positions is None:
+                    readers[name] = [index]
                 else:
-                    known.append(index)
-        return found
+                    positions.append(index)
+        return readers
 
     def of(self, *bases: str) -> list[Op]:
         """The ops of these bases as they are now, in order."""

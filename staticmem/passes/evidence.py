@@ -129,20 +129,20 @@ def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Se
     export shows only the ops of its forward, and a recording what it saves."""
     if graph.recorded is not None:
         return graph, ()
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for op in graph.ops:
         for line in op.stack:
             match = _APPLY.search(line.text) if ".apply(" in line.text else None
             if match:
-                found[match[0][:-1]] = found.get(match[0][:-1], 0) + 1
+                counts[match[0][:-1]] = counts.get(match[0][:-1], 0) + 1
                 break
         else:
             number = line_calling_function(op)
             if number is not None:
                 called = f"what the line `{op.stack[number].text.strip()[:60]}` calls"
-                found[called] = found.get(called, 0) + 1
+                counts[called] = counts.get(called, 0) + 1
     text = "is a custom autograd function: what it saves for backward is not in the file"
-    notes = [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(found.items())]
+    notes = [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(counts.items())]
     return (_with_gradients(graph) if notes else graph), notes
 
 
@@ -152,8 +152,8 @@ def _with_gradients(graph: Graph) -> Graph:
     ops = list(graph.ops)
     for region, differentiable in reversed(list(functions(graph))):
         inner = graph.ops[region.start : region.end]
-        made = {name for op in inner for name in op.outputs}
-        read = dict.fromkeys(name for op in inner for name in op.refs() if name not in made)
+        results = {name for op in inner for name in op.outputs}
+        read = dict.fromkeys(name for op in inner for name in op.refs() if name not in results)
         result, value = inner[-1].outputs[0], graph.values.get(inner[-1].outputs[0])
         if differentiable or not read or (value is not None and not value.dtype.is_differentiable):
             continue

@@ -136,8 +136,8 @@ class _Builder:
         return notes
 
     def lives_as(self, name: str) -> str:
-        found = self.env.get(name)
-        return found.name if isinstance(found, Ref) else name
+        arg = self.env.get(name)
+        return arg.name if isinstance(arg, Ref) else name
 
     def add(self, nodes: list[Node]) -> None:
         text = nodes[-1].fx
@@ -250,9 +250,9 @@ class _Builder:
         """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
         last = next((n for n in reversed(nodes) if n.op != "Constant"), nodes[-1])  # constants are shared by groups
         if base in _RECURRENT or len([n for n in last.outputs if n]) > 1:
-            found = self._positions(base, nodes)
-            if found:
-                return found
+            positions = self._positions(base, nodes)
+            if positions:
+                return positions
         used = tuple(n for n in last.outputs if n and any(u != last.fx for u in self.users.get(n, ())))
         return used or tuple(n for n in last.outputs if n)
 
@@ -303,19 +303,19 @@ class _Builder:
         return self.env.get(name) is not None or self.net.aliases.get(name) in self.known or name in self.known
 
     def _found(self, name: str) -> Arg:
-        found = self.env.get(name)
-        if found is not None:
-            return found
+        arg = self.env.get(name)
+        if arg is not None:
+            return arg
         alias = self.net.aliases.get(name)
         return Ref(alias if alias is not None and alias in self.known else name)
 
     def _unfold(self, fx: fx_text.FxNode, node: Node) -> None:
         from staticmem.passes.batch_norms import unfold
 
-        found = unfold(self.net, self.translator.ctx, fx, node)
-        if found is None:
+        unfolded = unfold(self.net, self.translator.ctx, fx, node)
+        if unfolded is None:
             raise _UnresolvedError
-        ops, added = found
+        ops, added = unfolded
         for name, value in added.items():
             if name not in self.known:
                 self.added[name] = value
@@ -400,10 +400,10 @@ class _Builder:
         copies = clone and self._copies(nodes)
         if clone and lost[0] not in self.assigned and not copies:
             return  # what a clone is depends on who asks for it: `contiguous`, `reshape`, a dropout of nothing
-        named = {found.name for name in refs if isinstance(found := self._found(name), Ref)}
+        named = {arg.name for name in refs if isinstance(arg := self._found(name), Ref)}
         named |= {self.copied[name] for name in named if name in self.copied}
-        made = {name for node in nodes for name in node.outputs}
-        read = [self._seen(name) for node in nodes for name in node.inputs if name and name not in made]
+        results = {name for node in nodes for name in node.outputs}
+        read = [self._seen(name) for node in nodes for name in node.inputs if name and name not in results]
         read = [name for name in read if name not in named]
         tensors = [n for n in dict.fromkeys(read) if n in self.known and self._may_be_operand(n)]
         dtype = self._dtype(nodes[-1].outputs[0])
@@ -493,8 +493,8 @@ class _Builder:
 
     def _copies(self, nodes: list[Node]) -> str:
         """`contiguous` or `clone` where the line that makes the one operand of these nodes ends by calling it."""
-        made = {name for node in nodes for name in node.outputs}
-        read = {name for node in nodes for name in node.inputs if name and name not in made}
+        results = {name for node in nodes for name in node.outputs}
+        read = {name for node in nodes for name in node.inputs if name and name not in results}
         maker = next((op for op in reversed(self.ops) if not read.isdisjoint(op.outputs)), None)
         if maker is None or not maker.stack or maker.base not in _STRIDED:
             return ""
@@ -505,16 +505,16 @@ class _Builder:
         """`h = f(x).clone()`: where the line that made a value copies it, that line's name is the copy's, and the value
         is gone when the line is done. Else the copy has the line of its reader, before which it is made."""
         index = next((i for i in range(len(self.ops) - 1, -1, -1) if source in self.ops[i].outputs), -1)
-        made = self.ops[index]
-        around = enumerate(zip(made.modules, clone.modules, strict=False))
-        depth = next((i for i, (x, y) in around if x != y), min(len(made.modules), len(clone.modules)))
-        stack = made.stack[: max(len(made.stack) - len(made.modules) + depth, 0)]
+        maker = self.ops[index]
+        around = enumerate(zip(maker.modules, clone.modules, strict=False))
+        depth = next((i for i, (x, y) in around if x != y), min(len(maker.modules), len(clone.modules)))
+        stack = maker.stack[: max(len(maker.stack) - len(maker.modules) + depth, 0)]
         if same_line:
-            depth, stack = len(made.modules), made.stack
+            depth, stack = len(maker.modules), maker.stack
         elif index < 0 or not stack or ".clone(" not in stack[-1].text:
             self.ops.append(clone)
             return
-        self.ops.insert(index + 1, replace(clone, modules=made.modules[:depth], stack=stack))
+        self.ops.insert(index + 1, replace(clone, modules=maker.modules[:depth], stack=stack))
         self.lists = {name: at + (at > index) for name, at in self.lists.items()}
 
     def _seen(self, name: str) -> str:
@@ -562,12 +562,12 @@ class _Builder:
             if missing and len(pending) < MAX_WITHIN:
                 pending += missing
                 continue
-            made = pending.pop()
-            if node is not None and made not in self.known:
+            waiting = pending.pop()
+            if node is not None and waiting not in self.known:
                 ops = self.translator.node(node, frames(node))
                 self.ops += ops
                 self.known.update(n for op in ops for n in op.outputs)
-                self.known.add(made)
+                self.known.add(waiting)
 
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()

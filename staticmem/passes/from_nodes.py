@@ -40,16 +40,16 @@ class Scopes:
     def number(self, name: str) -> int:
         """The place of a node's frames in `stacks`."""
         scope, _, leaf = name.rpartition("/")
-        found = self._numbers.get(scope)
-        if found is None:
+        number = self._numbers.get(scope)
+        if number is None:
             if not _NAME.match(name):
                 return 0
-            found = self._numbers[scope] = len(self.stacks)
+            number = self._numbers[scope] = len(self.stacks)
             self.stacks.append(self._build(scope))
         # identifiers of ASCII are most of what the pattern takes, and asking for them is cheaper
         elif not (leaf.isidentifier() and leaf.isascii() and leaf[0] != "_") and not _NAME.match(name):
             return 0
-        return found
+        return number
 
     def told(self, classes: Mapping[str, str]) -> None:
         """Gives frames the classes of their paths."""
@@ -79,10 +79,10 @@ class Scopes:
 
     def _frame(self, path: str, call: int) -> Frame:
         """The same object for all nodes of a call."""
-        found = self._frames.get((path, call))
-        if found is None:
-            found = self._frames[path, call] = Frame(path, "", call)
-        return found
+        frame = self._frames.get((path, call))
+        if frame is None:
+            frame = self._frames[path, call] = Frame(path, "", call)
+        return frame
 
     def _repeat(self, parent: str, part: str) -> tuple[str, int]:
         siblings = self._seen.setdefault(parent, set())
@@ -105,9 +105,9 @@ class Translator:
     def frames(self, node: Node) -> tuple[Frame, ...]:
         return frames(node) if node.scopes else self.scopes.frames(node.name)
 
-    def node(self, node: Node, modules: tuple[Frame, ...] | None = None, known: bool = False) -> list[Op]:
+    def node(self, node: Node, modules: tuple[Frame, ...] | None = None, constant: bool = False) -> list[Op]:
         """The ops of one node; none where its contents are known, unless those are wanted as well."""
-        if not known and is_known(node, self.net.consts):
+        if not constant and is_known(node, self.net.consts):
             return []
         if node.outputs and node.outputs[0] in self.net.weights:
             return []
@@ -133,14 +133,14 @@ def translate(net: Net) -> Translated:
     numbers = [translator.scopes.number(node.name) if not node.scopes else -1 for node in nodes]
     told = _told_by_parts(net, nodes, numbers, translator.scopes)
     matches, regrouped = find(translator.ctx, nodes, translator.frames)
-    made: dict[int, list[Op]] = dict(matches)
+    ops_of: dict[int, list[Op]] = dict(matches)
     stacks = translator.scopes.stacks
     for index, node in enumerate(nodes):
-        if index not in made:
+        if index not in ops_of:
             number = numbers[index]
-            made[index] = translator.node(node, stacks[number] if number >= 0 else None)
-    _materialise(translator, nodes, made)
-    ops = [op for index in range(len(nodes)) for op in made[index]]
+            ops_of[index] = translator.node(node, stacks[number] if number >= 0 else None)
+    _materialise(translator, nodes, ops_of)
+    ops = [op for index in range(len(nodes)) for op in ops_of[index]]
     renamed = translator.ctx.renamed
     if renamed:  # results that patterns gave another name after an op was made
         edit = Ops(ops)
@@ -196,12 +196,12 @@ def _told_by_parts(net: Net, nodes: list[Node], numbers: list[int], scopes: Scop
     return sum(cls.startswith(module_parts.LIBRARIES) for cls in classes.values())
 
 
-def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list[Op]]) -> None:
+def _materialise(translator: Translator, nodes: list[Node], ops_of: dict[int, list[Op]]) -> None:
     """Adds the ops of tensors whose contents are known, but which other ops read: eager computes them all the same."""
     consts = translator.net.consts
     if not consts:
         return
-    pending = [name for ops in made.values() for op in ops for name in op.refs() if name in consts]
+    pending = [name for ops in ops_of.values() for op in ops for name in op.refs() if name in consts]
     if not pending:
         return
     producer = {name: index for index, node in enumerate(nodes) for name in node.outputs}
@@ -209,15 +209,15 @@ def _materialise(translator: Translator, nodes: list[Node], made: dict[int, list
     while pending:
         name = pending.pop()
         index = producer.get(name)
-        if index is None or index in done or made[index] or name not in translator.net.consts:
+        if index is None or index in done or ops_of[index] or name not in translator.net.consts:
             continue
         done.add(index)
         node = nodes[index]
         if node.op in ("Shape", "Size", "Constant"):
             continue
-        ops = translator.node(node, known=True)
+        ops = translator.node(node, constant=True)
         if all(op.target.startswith("aten::") for op in ops):
-            made[index] = ops
+            ops_of[index] = ops
             pending += [ref for op in ops for ref in op.refs()]
 
 

@@ -89,8 +89,8 @@ def _join_equation(target: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
     """The equation of einsum has commas and no quotes: it comes out as several words."""
     if target != "aten::einsum":
         return args
-    words = [a for a in args if isinstance(a, str)]
-    return (",".join(words), *(a for a in args if not isinstance(a, str)))
+    parts = [a for a in args if isinstance(a, str)]
+    return (",".join(parts), *(a for a in args if not isinstance(a, str)))
 
 
 class _Reader:

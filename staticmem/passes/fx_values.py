@@ -177,22 +177,22 @@ def numbers(consts: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {name: array.item() for name, array in named if array.ndim == 0 and array.dtype.kind in "if"}
 
 
-def with_numbers(op: Op, known: Mapping[str, float]) -> Op:
+def with_numbers(op: Op, numbers: Mapping[str, float]) -> Op:
     """The op with the numbers that its code has: `2 * x`, `x > 0`, `1 - x`."""
     if len(op.args) != 2 or kinds_of(op.base).isdisjoint(("arithmetic", "comparison")):
         return op
     left, right = op.args
-    if isinstance(right, Ref) and right.name in known and isinstance(left, Ref):
+    if isinstance(right, Ref) and right.name in numbers and isinstance(left, Ref):
         target = op.target.removesuffix(".Tensor") + ".Scalar" if "comparison" in kinds_of(op.base) else op.target
-        return op.changed(target=target, args=(left, known[right.name]))
+        return op.changed(target=target, args=(left, numbers[right.name]))
     if (
         isinstance(left, Ref)
-        and left.name in known
+        and left.name in numbers
         and isinstance(right, Ref)
         and op.base in ("aten::sub", "aten::mul")
     ):
         target = "aten::rsub.Scalar" if op.base == "aten::sub" else op.target
-        return op.changed(target=target, args=(right, known[left.name]))
+        return op.changed(target=target, args=(right, numbers[left.name]))
     return op
 
 

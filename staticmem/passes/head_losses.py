@@ -50,9 +50,9 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         op = _op(loss, (Ref(graph.outputs[0]), Ref(LABELS)), _around(head.op))
         return _with(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), ()
     if loss == "chunked-cross-entropy":
-        made, chunks = _chunks(head)
+        chunk_ops, chunks = _chunks(head)
         op = _op(loss, (tuple(Ref(name) for name in chunks), Ref(LABELS)), _OWN)
-        return _with(graph, head, made, [op], labels, (LOSS, *chunks, *others)), ()
+        return _with(graph, head, chunk_ops, [op], labels, (LOSS, *chunks, *others)), ()
     hidden, weight, bias = _linear(head.op)
     arguments = (hidden, weight, bias, Ref(LABELS))
     if loss == "linear-cross-entropy":  # the model returns what its last layer would read
@@ -96,9 +96,9 @@ def _linear(op: Op) -> tuple[Arg, Arg, Arg]:
 
 def _head(graph: Graph, loss: str) -> Head:
     """The linear layer whose result is the first output."""
-    made = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
+    position = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
     name = graph.outputs[0] if graph.outputs else ""
-    op = graph.ops[made[name]] if name in made else None
+    op = graph.ops[position[name]] if name in position else None
     value = graph.values.get(name)
     shape = value.shape if value is not None else None
     if op is None or shape is None:
@@ -106,7 +106,7 @@ def _head(graph: Graph, loss: str) -> Head:
     if loss == "causal-lm":
         if len(shape) != 3:
             raise _refused(loss, f"Its first output has shape {list(shape)}; logits are (batch, tokens, classes).")
-        return Head(op, made[name], shape)
+        return Head(op, position[name], shape)
     weight = _linear(op)[1] if op.base == "aten::linear" else None
     if op.base != "aten::linear" or not isinstance(weight, Ref):
         raise _refused(loss, f"Its first output is made by {op.target}, not by a linear layer.")
@@ -117,7 +117,7 @@ def _head(graph: Graph, loss: str) -> Head:
     few = len(shape) != 3 and (loss != "fused-linear-cross-entropy" or len(shape) != 2)
     if few or (loss == "chunked-cross-entropy" and shape[1] < 1):
         raise _refused(loss, f"Its first output has shape {list(shape)}; logits are (batch, tokens, classes).")
-    return Head(op, made[name], shape)
+    return Head(op, position[name], shape)
 
 
 def _refused(loss: str, why: str) -> UsageError:
@@ -144,11 +144,11 @@ def _chunks(head: Head) -> tuple[list[Op], list[str]]:
         head.op, name=f"{head.op.name}.chunk", target="aten::chunk", args=(hidden, CHUNKS, 1), kwargs={},
         outputs=tuple(parts), modules=head.op.modules[:-1],
     )  # fmt: skip
-    made = [
+    chunk_ops = [
         replace(head.op, name=name, args=(Ref(part), weight, bias), kwargs={}, outputs=(name,))
         for part, name in zip(parts, logits, strict=True)
     ]
-    return [split, *made], logits
+    return [split, *chunk_ops], logits
 
 
 def _with(

@@ -46,9 +46,9 @@ def written(op: Op) -> bool | None:
         return None
     said = _line_says(op.base, op.stack[-1].text)
     if said is None and len(op.stack) > 1 and "self.inplace" in op.stack[-1].text:
-        made = MODULES.get(op.base, "")  # a module that the caller's line makes: `nn.ReLU(True)(x)`
-        found = re.findall(rf"\b{made}\(([^()]*)\)\(", op.stack[-2].text) if made else []
-        return _TRUE.search(f"({found[0]})") is not None if len(found) == 1 else None
+        module = MODULES.get(op.base, "")  # a module that the caller's line makes: `nn.ReLU(True)(x)`
+        calls = re.findall(rf"\b{module}\(([^()]*)\)\(", op.stack[-2].text) if module else []
+        return _TRUE.search(f"({calls[0]})") is not None if len(calls) == 1 else None
     return said
 
 
@@ -190,10 +190,12 @@ def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
         return False  # of a region whose generated code says it (`module_calls`)
     if op.stack and op.args and isinstance(op.args[0], Ref) and written(op):
         name = op.args[0].name
-        made = facts.producer.get(name)
-        return made is not None and name not in facts.kept and facts.last_reader[name] is op and made.base not in _VIEWS
-    made = _overwritten(op, facts)
-    return made is not None and _should(op, made, graph, facts, policy)
+        maker = facts.producer.get(name)
+        return (
+            maker is not None and name not in facts.kept and facts.last_reader[name] is op and maker.base not in _VIEWS
+        )
+    maker = _overwritten(op, facts)
+    return maker is not None and _should(op, maker, graph, facts, policy)
 
 
 def _overwritten(op: Op, facts: _Facts) -> Op | None:
@@ -203,14 +205,14 @@ def _overwritten(op: Op, facts: _Facts) -> Op | None:
     if not isinstance(first, Ref):
         return None
     name = first.name
-    made = facts.producer.get(name)
-    if made is None or name in facts.again or name in facts.kept:
+    maker = facts.producer.get(name)
+    if maker is None or name in facts.again or name in facts.kept:
         return None
     if op.base == "aten::add":
-        allowed = len(op.args) > 1 and isinstance(op.args[1], Ref) and made.base in _FRESH
+        allowed = len(op.args) > 1 and isinstance(op.args[1], Ref) and maker.base in _FRESH
     else:
-        allowed = made.base not in _VIEWS
-    return made if allowed else None
+        allowed = maker.base not in _VIEWS
+    return maker if allowed else None
 
 
 _VIEWS = frozenset(("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand"))
@@ -221,7 +223,7 @@ _FRESH = frozenset((
 ))  # fmt: skip
 
 
-def _should(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
+def _should(op: Op, maker: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     said = written(op) if op.stack else None
     if said is not None:
         return said
@@ -229,7 +231,7 @@ def _should(op: Op, made: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
         return False
     if policy == "all":
         return True
-    return _guess(op, made, graph, facts) if policy == "auto" else policy == "most"
+    return _guess(op, maker, graph, facts) if policy == "auto" else policy == "most"
 
 
 # what an activation in place follows
@@ -238,28 +240,28 @@ _ACTIVATED = frozenset(
 )
 
 
-def _guess(op: Op, made: Op, graph: Graph, facts: _Facts) -> bool:
+def _guess(op: Op, maker: Op, graph: Graph, facts: _Facts) -> bool:
     """In a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
     if not facts.convolutional:
         return False
     leaf = op.modules[-1].path if op.modules else ""
     if op.base == "aten::add":
-        return _guess_add(op, made, leaf, graph, facts)
-    if made.base not in _ACTIVATED:
+        return _guess_add(op, maker, leaf, graph, facts)
+    if maker.base not in _ACTIVATED:
         return False
-    if made.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(made, facts):
+    if maker.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(maker, facts):
         return False
     if "classifier" not in leaf:
         return True
     return {"classifier", "aux_classifier"}.isdisjoint(leaf.split(".")) or not _has_backbone(graph)
 
 
-def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:
-    if made.base == "aten::batch_norm" and "-" not in leaf:
+def _guess_add(op: Op, maker: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:
+    if maker.base == "aten::batch_norm" and "-" not in leaf:
         after = facts.first_reader.get(op.outputs[0])
         return after is not None and after.base == "aten::relu"  # torchvision's ResNet; MobileNetV2 has no ReLU there
-    scaled = [a for a in made.args if isinstance(a, Ref)]
-    if made.base != "aten::mul" or len(scaled) != 2:
+    scaled = [a for a in maker.args if isinstance(a, Ref)]
+    if maker.base != "aten::mul" or len(scaled) != 2:
         return False
     chain = [facts.producer.get(a.name) for a in scaled]
     noise = any(c is not None and c.base in ("aten::div_", "aten::bernoulli_") for c in chain)
@@ -270,8 +272,8 @@ def _guess_add(op: Op, made: Op, leaf: str, graph: Graph, facts: _Facts) -> bool
 
 def _squeezed(conv: Op, facts: _Facts) -> bool:
     """Whether a convolution reads a globally pooled tensor: squeeze and excitation."""
-    made = facts.producer.get(conv.args[0].name) if isinstance(conv.args[0], Ref) else None
-    return made is not None and made.base.startswith(("aten::adaptive_avg_pool", "aten::mean"))
+    maker = facts.producer.get(conv.args[0].name) if isinstance(conv.args[0], Ref) else None
+    return maker is not None and maker.base.startswith(("aten::adaptive_avg_pool", "aten::mean"))
 
 
 def _has_backbone(graph: Graph) -> bool:

@@ -79,10 +79,10 @@ def _layer(ops: Sequence[Op], start: int, end: int, index: int, parameters: Mapp
     bias = None if at_bias is None else _parameter(product, at_bias, parameters)
     if weight is None or len(weight.value.shape or ()) != 2:
         return None
-    made = {name for op in ops[start:end] for name in op.outputs}
+    computed = {name for op in ops[start:end] for name in op.outputs}
     owned = {p.value.name for p in (weight, bias) if p is not None}
     first_op = product if product.base in (QUANTIZED_4, QUANTIZED_8) else ops[start]
-    read = [name for name in first_op.refs() if name not in made and name not in owned]
+    read = [name for name in first_op.refs() if name not in computed and name not in owned]
     results = [op.outputs[0] for op in ops[index:end] if op.outputs and op.base != "aten::sym_size"]
     if not read or not results:
         return None

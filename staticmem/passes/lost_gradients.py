@@ -119,13 +119,13 @@ def _without_detach(graph: Graph, readers: Mapping[str, Sequence[Op]]) -> tuple[
     for op in graph.ops:
         operands = [arg.name for arg in op.args[:2] if isinstance(arg, Ref)]
         if op.base == "aten::sub" and len(operands) == 2 and not is_published(op):
-            made = ops.get(operands[1])  # x - x.amax().detach(), which keeps exp() in its range
-            if made is not None and made.base in _MAXIMA and made.args[:1] == (Ref(operands[0]),):
+            maker = ops.get(operands[1])  # x - x.amax().detach(), which keeps exp() in its range
+            if maker is not None and maker.base in _MAXIMA and maker.args[:1] == (Ref(operands[0]),):
                 detached.add(operands[1])
         if op.base == "aten::add" and len(operands) == 2 and not is_published(op):
             for value, difference in (operands, operands[::-1]):
-                made = ops.get(difference)
-                if made is not None and made.base == "aten::sub" and made.args[1:2] == (Ref(value),):
+                maker = ops.get(difference)
+                if maker is not None and maker.base == "aten::sub" and maker.args[1:2] == (Ref(value),):
                     detached.add(difference)
     return detached, {p.value.name for p in graph.parameters if p.trainable and _may_be_buffer(p, readers)}
 

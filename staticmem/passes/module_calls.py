@@ -77,7 +77,7 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
     regions = _regions(graph, keys)
     settled = _without_gradient_in_any_case(graph, keys, regions)
     modules = _modules_by_weights(graph, keys)
-    found: list[Op] = []
+    new_ops: list[Op] = []
     casts: dict[tuple[str, str], str] = {}  # a region's name of a cast -> the value that it makes
     without_grad = without_autocast = 0
     for index, (op, key) in enumerate(zip(ops, keys, strict=True)):
@@ -90,9 +90,9 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
             without_grad += not grad and key not in settled
             without_autocast += not amp
             if not amp:
-                op = _with_casts(op, graph, key, casts, found)
+                op = _with_casts(op, graph, key, casts, new_ops)
             op = replace(op, target=target + overload, grad=op.grad and grad, amp=amp, stack=(), modules=modules[index])
-        found.append(op)
+        new_ops.append(op)
     notes = []
     if without_grad:
         text = (
@@ -102,14 +102,14 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
     if without_autocast:
         text = "ops are taken to run inside of torch.autocast(enabled=False), which the exporter leaves out"
         notes.append(Note("assumption", "SM263", text, without_autocast))
-    return number_calls(replace(graph, ops=tuple(found)), source)[0], notes
+    return number_calls(replace(graph, ops=tuple(new_ops)), source)[0], notes
 
 
 def _modules_by_weights(graph: Graph, keys: Sequence[str]) -> dict[int, tuple[Frame, ...]]:
     """The modules of ops in regions, by their index, within the module that runs the region: an op that reads a weight
     runs in the module that owns it, any other in the module around that of the weight before. What holds numbered
     modules is taken for a list, which runs nothing itself."""
-    made = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
+    results = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
     classes = {frame.path: frame.cls for stack in {op.modules for op in graph.ops} for frame in stack}
     root = next((op.modules[:1] for op in graph.ops if op.modules and not op.modules[0].path), ())
     modules: dict[int, tuple[Frame, ...]] = {}
@@ -118,12 +118,12 @@ def _modules_by_weights(graph: Graph, keys: Sequence[str]) -> dict[int, tuple[Fr
         if not key:
             continue
         outer = op.modules if op.modules and not op.modules[0].path else root
-        own = next((name.rpartition(".")[0] for name in op.refs() if name not in made), "")
+        own = next((name.rpartition(".")[0] for name in op.refs() if name not in results), "")
         if own:
-            parts, known = own.split("."), outer[-1].path if outer else ""
+            parts, outer_path = own.split("."), outer[-1].path if outer else ""
             lists = {".".join(parts[:n]) for n, part in enumerate(parts) if part.isdigit()}
             paths = [path for n in range(len(parts)) if (path := ".".join(parts[: n + 1])) not in lists]
-            paths = [path for path in paths if len(path) > len(known) and path.startswith(known)]
+            paths = [path for path in paths if len(path) > len(outer_path) and path.startswith(outer_path)]
             inner = (*outer, *(Frame(path, classes.get(path, "")) for path in paths))
             around[key] = inner[:-1]
             modules[index] = inner
@@ -137,13 +137,13 @@ def _without_gradient_in_any_case(
 ) -> set[str]:
     """Regions of set_grad_enabled, by the names of their inputs, that read no value with a gradient: a checkpoint with
     use_reentrant=True computes no gradients there either (torch/utils/checkpoint.py, `check_backward_validity`)."""
-    made = dict.fromkeys((value.name for value in graph.inputs), "")  # in which region
+    region_of = dict.fromkeys((value.name for value in graph.inputs), "")  # in which region
     flows: set[str] = set()
     named: set[str] = set()
     reached: set[str] = set()
     for op, key in zip(graph.ops, keys, strict=True):
-        flows.update(name for name in op.refs() if name not in made and _is_weight(graph, name))
-        outside = [name for name in op.refs() if name in made and made[name] != key]
+        flows.update(name for name in op.refs() if name not in region_of and _is_weight(graph, name))
+        outside = [name for name in op.refs() if name in region_of and region_of[name] != key]
         if key and not regions[key][0]:
             if outside and not _UNNAMED.search(op.stack[-1].text):
                 named.add(key)
@@ -151,7 +151,7 @@ def _without_gradient_in_any_case(
                 reached.add(key)
         elif any(name in flows for name in op.refs()):
             flows.update(op.outputs)
-        made.update(dict.fromkeys(op.outputs, key))
+        region_of.update(dict.fromkeys(op.outputs, key))
     return named - reached
 
 
@@ -180,10 +180,10 @@ def _needed_for_gradients(graph: Graph, keys: Sequence[str], regions: Set[str]) 
     """Regions that read no weight, without which a parameter that ops outside of them read would never get a gradient:
     autograd applies to them, so they are of autocast. Those that read weights may be networks whose results are
     targets, or checkpoints with use_reentrant=True."""
-    made = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
+    results = {name for op in graph.ops for name in op.outputs}.union(value.name for value in graph.inputs)
     weighty: set[str] = set()
     for op, key in zip(graph.ops, keys, strict=True):
-        if key in regions and any(name not in made and _is_weight(graph, name) for name in op.refs()):
+        if key in regions and any(name not in results and _is_weight(graph, name) for name in op.refs()):
             weighty.add(key)
     regions = regions - weighty
     if not regions:
@@ -202,12 +202,12 @@ def _is_weight(graph: Graph, name: str) -> bool:
 
 def _reached(graph: Graph, keys: Sequence[str], without: Set[str]) -> set[str]:
     """Tensors that no op makes and that the outputs depend on by floating-point values, past these regions."""
-    needed, made = set(graph.outputs), set[str]()
+    needed, results = set(graph.outputs), set[str]()
     for op, key in zip(reversed(graph.ops), reversed(keys), strict=True):
-        made.update(op.outputs)
+        results.update(op.outputs)
         if key not in without and any(name in needed and _floating(graph, name) for name in op.outputs):
             needed.update(op.refs())
-    return needed - made
+    return needed - results
 
 
 def _floating(graph: Graph, name: str) -> bool:

@@ -144,7 +144,7 @@ def grammar_of(rows: Sequence[Any]) -> Grammar:
     names, classes = [], []
     contained = models = 0
     calls: list[tuple[frozenset[str], frozenset[str]] | None] = []
-    for index, (name, parts, tensors, *made) in enumerate(rows):
+    for index, (name, parts, tensors, *targets) in enumerate(rows):
         name, _, container = name.partition("=")
         models |= name.endswith("!") << index
         name = name.rstrip("!")
@@ -152,8 +152,8 @@ def grammar_of(rows: Sequence[Any]) -> Grammar:
         classes.append(f"torch.nn.modules.container.{container}" if container else name)
         contained |= bool(container) << index
         calls.append(
-            (frozenset(c.rstrip("?") for c in made[0]), frozenset(c for c in made[0] if not c.endswith("?")))
-            if made
+            (frozenset(c.rstrip("?") for c in targets[0]), frozenset(c for c in targets[0] if not c.endswith("?")))
+            if targets
             else None
         )
         for part in parts:
@@ -186,7 +186,7 @@ def grammar_of(rows: Sequence[Any]) -> Grammar:
     )
 
 
-def classes_of(operators: Operators, tensors: Mapping[str, int], known: Grammar) -> dict[str, str]:
+def classes_of(operators: Operators, tensors: Mapping[str, int], grammar: Grammar) -> dict[str, str]:
     """The class of every module path that is told by its parts; `A or B` where some have the same.
 
     `operators` has those of the nodes that each module makes itself, by its path; `tensors` the ranks of the tensors
@@ -195,7 +195,7 @@ def classes_of(operators: Operators, tensors: Mapping[str, int], known: Grammar)
     modules = _tree(operators, tensors)
     if len(modules) > MOST_PATHS:
         return {}
-    if not any(_names_of_model(known, parts) for parts in {frozenset(m.parts) for m in modules.values() if m.parts}):
+    if not any(_names_of_model(grammar, parts) for parts in {frozenset(m.parts) for m in modules.values() if m.parts}):
         return {}
     anonymous = any("::" in name for name in tensors)
     paths = sorted(modules, key=lambda path: path.count(".") if path else -1)
@@ -208,12 +208,12 @@ def classes_of(operators: Operators, tensors: Mapping[str, int], known: Grammar)
         own = frozenset(operators.get(path, ()))
         key = (frozenset(parts.items()), frozenset(module.tensors.items()), own)
         if key not in same:
-            found = _possible(known, parts, module.tensors, anonymous)
+            possible_classes = _possible(grammar, parts, module.tensors, anonymous)
             inside = frozenset(module.parts).union(*(names[p] for inner in module.parts.values() for p in inner))
-            same[key] = sum(1 << i for i in _bits(found) if _fits(known, i, own)), inside - {"*"}
+            same[key] = sum(1 << i for i in _bits(possible_classes) if _fits(grammar, i, own)), inside - {"*"}
         possible[path], names[path] = same[key]
     evident = {path for path in paths if len(names[path]) >= LEAST_NAMES and len(modules[path].parts) > 1}
-    return _told(known, modules, paths, possible, evident)
+    return _told(grammar, modules, paths, possible, evident)
 
 
 def _tree(scopes: Iterable[str], tensors: Mapping[str, int]) -> dict[str, _Module]:
@@ -244,30 +244,32 @@ def _tree(scopes: Iterable[str], tensors: Mapping[str, int]) -> dict[str, _Modul
     return modules
 
 
-def _names_of_model(known: Grammar, parts: Iterable[str]) -> bool:
+def _names_of_model(grammar: Grammar, parts: Iterable[str]) -> bool:
     """Whether some class that a library hands out has parts of these names: without one nothing is told."""
-    found = known.models
+    models = grammar.models
     for part in parts:
-        found &= known.has_part.get(part, 0)
-    return bool(found)
+        models &= grammar.has_part.get(part, 0)
+    return bool(models)
 
 
-def _possible(known: Grammar, parts: Mapping[str, frozenset[int]], tensors: Mapping[str, int], anonymous: bool) -> int:
+def _possible(
+    grammar: Grammar, parts: Mapping[str, frozenset[int]], tensors: Mapping[str, int], anonymous: bool
+) -> int:
     """The classes that a module with these parts may be of."""
-    found = known.every if parts else known.simple
+    possible = grammar.every if parts else grammar.simple
     if not tensors and not anonymous:
-        found &= known.bare
+        possible &= grammar.bare
     for part in parts:
-        found &= known.has_part.get(part, 0)
+        possible &= grammar.has_part.get(part, 0)
     for tensor in tensors:
-        found &= known.has_tensor.get(tensor, 0)
+        possible &= grammar.has_tensor.get(tensor, 0)
     result = 0
-    for index in _bits(found):
-        if not known.required[index].issubset(parts):
+    for index in _bits(possible):
+        if not grammar.required[index].issubset(parts):
             continue
-        if not anonymous and not known.required_tensors[index].issubset(tensors):
+        if not anonymous and not grammar.required_tensors[index].issubset(tensors):
             continue
-        owned, may = known.tensors[index], known.parts[index]
+        owned, may = grammar.tensors[index], grammar.parts[index]
         if all(rank < 0 or rank in owned[tensor] for tensor, rank in tensors.items()) and all(
             may[part] & of for part, each in parts.items() for of in each
         ):
@@ -275,8 +277,8 @@ def _possible(known: Grammar, parts: Mapping[str, frozenset[int]], tensors: Mapp
     return result
 
 
-def _fits(known: Grammar, index: int, operators: Collection[str]) -> bool:
-    calls = known.calls[index]
+def _fits(grammar: Grammar, index: int, operators: Collection[str]) -> bool:
+    calls = grammar.calls[index]
     return calls is None or not operators or fits(operators, *calls)
 
 
@@ -299,7 +301,7 @@ def fits(operators: Collection[str], may: Collection[str], must: Iterable[str]) 
 
 
 def _told(
-    known: Grammar,
+    grammar: Grammar,
     modules: Mapping[str, _Module],
     paths: Sequence[str],
     possible: Mapping[str, int],
@@ -312,15 +314,15 @@ def _told(
         module = modules[path]
         own = possible[path] & left[path] if path in left else 0
         if not own and path in evident:
-            own = possible[path] & known.models
+            own = possible[path] & grammar.models
         if not own:
             continue
         for part, inner in module.parts.items():
             may = 0
             for index in _bits(own):
-                may |= known.parts[index].get(part, 0)
+                may |= grammar.parts[index].get(part, 0)
             left.update(dict.fromkeys(inner, may))
-        names = sorted({known.classes[index] for index in _bits(own)})
+        names = sorted({grammar.classes[index] for index in _bits(own)})
         if len(names) <= MOST_CLASSES and len({name.startswith(LIBRARIES) for name in names}) == 1:
             told[path] = any_of(names)
     return told

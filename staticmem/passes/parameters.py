@@ -76,7 +76,7 @@ def _root(alias: Mapping[str, str], name: str) -> str:
 
 def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, list[Parameter]]:
     """Parameters that each module's ops read although they belong to another module."""
-    found: dict[str, list[Parameter]] = {}
+    reads: dict[str, list[Parameter]] = {}
     for op in graph.ops:
         if not op.modules:
             continue
@@ -84,8 +84,8 @@ def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, 
         for name in op.refs():
             p = by_name.get(name)
             if p is not None and p.fqn.rpartition(".")[0] != path and not p.fqn.startswith(path + "."):
-                found.setdefault(path, []).append(p)
-    return found
+                reads.setdefault(path, []).append(p)
+    return reads
 
 
 def _of_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Parameter]:
@@ -163,9 +163,9 @@ def values_of_loss(graph: Graph) -> Set[str]:
 def outer_matrices(graph: Graph) -> Set[str]:
     """The values of the embeddings' weights and of the last layer's: matrices that are not of hidden layers."""
     owned = {p.value.name for p in graph.parameters if len(p.value.shape or ()) == 2}
-    found = {ref for op in graph.ops if op.base == "aten::embedding" for ref in op.refs()[:1]}
+    matrices = {ref for op in graph.ops if op.base == "aten::embedding" for ref in op.refs()[:1]}
     for op in reversed(graph.ops):
         of_layer = owned.intersection(op.refs())
         if of_layer:
-            return found | of_layer
-    return found
+            return matrices | of_layer
+    return matrices

@@ -40,13 +40,13 @@ def whole_calls(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]:
 
 def _without_parts(ops: Sequence[Op], graph: Graph, net: Net) -> list[Op]:
     """The ops without those that rearrange tensors of the file for nobody."""
-    made = {name for op in ops for name in op.outputs}
-    known = {name for op in ops for name in op.refs() if name not in made} - set(net.inputs)
+    results = {name for op in ops for name in op.outputs}
+    weights = {name for op in ops for name in op.refs() if name not in results} - set(net.inputs)
     rearranged: set[int] = set()
     for index, op in enumerate(ops):
-        if op.base in _PARTS and known.issuperset(op.refs()):
+        if op.base in _PARTS and weights.issuperset(op.refs()):
             rearranged.add(index)
-            known.update(op.outputs)
+            weights.update(op.outputs)
     needed, kept = set(graph.outputs), []
     for index in range(len(ops) - 1, -1, -1):
         if index not in rearranged or not needed.isdisjoint(ops[index].outputs):
@@ -140,7 +140,7 @@ class _Layers:
         """The first states of all layers: the tensor that each has a part of, or zeros in place of constants of the
         file, which the code makes in the step."""
         last = layers[-1]
-        made: list[Op] = []
+        zeros: list[Op] = []
         states: list[Arg] = []
         for parts in zip(*(_listed(op.args[1]) for op in layers), strict=True):
             name = _name(parts[-1]) or ""
@@ -152,9 +152,9 @@ class _Layers:
             if len(layers) == 1 and not all(self._constant(part) for part in parts):
                 states.append(parts[0])
             elif all(self._constant(part) for part in parts):
-                name, dtype = f"{last.outputs[0]}::state{len(made)}", value.dtype if value is not None else None
+                name, dtype = f"{last.outputs[0]}::state{len(zeros)}", value.dtype if value is not None else None
                 op = replace(last, target="aten::zeros", args=(wanted,), kwargs={"dtype": dtype}, outputs=(name,))
-                made.append(op)
+                zeros.append(op)
                 if dtype is not None:
                     self.net.values[name] = Value(name, dtype, wanted)
                 self.constants |= {root for root in roots if root is not None and root not in self.made}
@@ -163,7 +163,7 @@ class _Layers:
                 states.append(Ref(root))
             else:
                 return None
-        return tuple(made), tuple(states) if isinstance(last.args[1], tuple) else states[0]
+        return tuple(zeros), tuple(states) if isinstance(last.args[1], tuple) else states[0]
 
     def _root(self, state: Arg) -> str | None:
         """The tensor that a state is a part of, or was broadcast from."""
@@ -194,9 +194,9 @@ def _follows(first: Op, second: Op) -> bool:
 
 def _module(op: Op) -> tuple[str, set[int]] | None:
     """The path of a layer's module and the numbers of its layers, by the names of weights."""
-    found = [match for arg in _listed(op.args[2]) if (match := _WEIGHT.match(_name(arg) or ""))]
-    paths = {match[1] for match in found}
-    return (paths.pop(), {int(match[2]) for match in found}) if len(paths) == 1 else None
+    matches = [match for arg in _listed(op.args[2]) if (match := _WEIGHT.match(_name(arg) or ""))]
+    paths = {match[1] for match in matches}
+    return (paths.pop(), {int(match[2]) for match in matches}) if len(paths) == 1 else None
 
 
 def _name(arg: Arg) -> str | None:

@@ -39,11 +39,11 @@ def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note
     """
     ops, net, kinds = graph.ops, source.net, source.decoded.signature.kinds
     owned = {*net.inputs, *net.aliases.values(), *kinds, *source.translated.restored}
-    made = owned.union(*(op.outputs for op in ops))
+    names = owned.union(*(op.outputs for op in ops))
     readers: dict[str, list[Op]] = {}
     for op in ops:
         for name in dict.fromkeys(op.refs()):
-            if name not in made and (match := _NAMED.match(name)) and (kinds or _FACTORY.match(match[1])):
+            if name not in names and (match := _NAMED.match(name)) and (kinds or _FACTORY.match(match[1])):
                 readers.setdefault(name, []).append(op)
     if not readers:
         return graph, ()
@@ -52,16 +52,16 @@ def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note
     first = sorted(readers, key=lambda name: (not gone.is_named(readers[name][0]), not _is_view(name)))
     for name in first:  # what these leave is for the others
         calls[name] = _stored(name, readers[name], net, gone)
-    found: list[Op] = []
+    all_ops: list[Op] = []
     for op in ops:
         for name in [n for n in dict.fromkeys(op.refs()) if n in calls]:
-            found += calls.pop(name)
-        found.append(op)
+            all_ops += calls.pop(name)
+        all_ops.append(op)
     if gone.seen_as:
-        edited = Ops(found)
+        edited = Ops(all_ops)
         edited.renamed = gone.seen_as
-        found = edited.done()
-    return replace(graph, ops=tuple(found)), ()
+        all_ops = edited.done()
+    return replace(graph, ops=tuple(all_ops)), ()
 
 
 class _Gone:
@@ -169,10 +169,10 @@ def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
     inner = name if sizes == owned else f"{name}::repeated"
     small = gone.source(first, len(owned), value.dtype) if value.dtype.is_floating_point else None
     if small is not None:  # so it requires a gradient
-        made = call("repeat", Ref(small), owned, output=inner)
+        maker = call("repeat", Ref(small), owned, output=inner)
     else:
-        made = call("empty", owned, output=inner, dtype=value.dtype)
-    return [made] if inner == name else [made, call("expand", Ref(inner), sizes)]
+        maker = call("empty", owned, output=inner, dtype=value.dtype)
+    return [maker] if inner == name else [maker, call("expand", Ref(inner), sizes)]
 
 
 def _repeated(value: Value, reader: Op, net: Net) -> tuple[tuple[int, ...], tuple[int, ...]]:

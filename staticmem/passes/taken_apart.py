@@ -37,8 +37,8 @@ def exponentials(ops: Ops, net: Net) -> None:
         match = finder.find(op, [_EXPONENTIAL])
         if match is None:
             continue
-        made = ops.made_by(match.values["given"])
-        if made is not None and made.base in ("aten::empty_like", "aten::empty", "aten::new_empty"):
+        maker = ops.made_by(match.values["given"])
+        if maker is not None and maker.base in ("aten::empty_like", "aten::empty", "aten::new_empty"):
             finder.replaced(op, match, replace(op, target="aten::exponential_", args=(match.values["given"],)))
 
 

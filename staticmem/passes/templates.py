@@ -117,12 +117,12 @@ class Finder:
 
     def _of(self, template: Template, arg: Arg, match: Match) -> Iterator[Match]:
         if isinstance(template, str):
-            known = match.values.get(template)
+            bound = match.values.get(template)
             if template not in match.values:
-                found = match.copied()
-                found.values[template] = arg
-                yield found
-            elif known == arg:
+                extended = match.copied()
+                extended.values[template] = arg
+                yield extended
+            elif bound == arg:
                 yield match
         elif isinstance(template, (int, float)):
             yield from self._number(template, arg, match)
@@ -131,15 +131,15 @@ class Finder:
                 if match.values[template.name] == arg:
                     yield match
                 return
-            for found in self._of(template.template, arg, match):
-                found.values[template.name] = arg
-                yield found
+            for extended in self._of(template.template, arg, match):
+                extended.values[template.name] = arg
+                yield extended
         elif isinstance(template, Piece):
             yield from self._piece(template, arg, match)
         else:
-            made = self.ops.made_by(arg)
-            if made is not None:
-                yield from self._call(template, made, match)
+            maker = self.ops.made_by(arg)
+            if maker is not None:
+                yield from self._call(template, maker, match)
 
     def _number(self, number: float, arg: Arg, match: Match) -> Iterator[Match]:
         if isinstance(arg, (int, float)) and not isinstance(arg, bool):
@@ -151,23 +151,23 @@ class Finder:
             if array.size == 1 and array.reshape(-1)[0] == number:
                 yield match
             return
-        made = self.ops.made_by(arg)
-        position = _FILLED.get(made.base) if made is not None else None
-        if made is None or position is None or len(made.args) <= position or made.args[position] != number:
+        maker = self.ops.made_by(arg)
+        position = _FILLED.get(maker.base) if maker is not None else None
+        if maker is None or position is None or len(maker.args) <= position or maker.args[position] != number:
             return
-        found = match.copied()
-        found.ops[self.ops.producer[made.outputs[0]]] = made
-        yield found
+        extended = match.copied()
+        extended.ops[self.ops.producer[maker.outputs[0]]] = maker
+        yield extended
 
     def _piece(self, piece: Piece, arg: Arg, match: Match) -> Iterator[Match]:
-        made = self.ops.made_by(arg)
-        if made is None or not isinstance(arg, Ref) or "split" not in kinds_of(made.base):
+        maker = self.ops.made_by(arg)
+        if maker is None or not isinstance(arg, Ref) or "split" not in kinds_of(maker.base):
             return
-        if len(made.outputs) != piece.count or made.outputs.index(arg.name) != piece.index or not made.args:
+        if len(maker.outputs) != piece.count or maker.outputs.index(arg.name) != piece.index or not maker.args:
             return
-        found = match.copied()
-        found.ops[self.ops.producer[made.outputs[0]]] = made
-        yield from self._of(piece.template, made.args[0], found)
+        extended = match.copied()
+        extended.ops[self.ops.producer[maker.outputs[0]]] = maker
+        yield from self._of(piece.template, maker.args[0], extended)
 
     def _call(self, template: Template, op: Op, match: Match) -> Iterator[Match]:
         """Matches that the tree with this op on top extends."""
@@ -189,15 +189,15 @@ class Finder:
         """False where the first look at an argument says that this is not it."""
         if type(template) is not tuple:
             return True
-        made = self.ops.made_by(arg)
-        return made is not None and made.base == f"aten::{template[0]}"
+        maker = self.ops.made_by(arg)
+        return maker is not None and maker.base == f"aten::{template[0]}"
 
     def _all(self, parts: Sequence[Template], args: Sequence[Arg], match: Match) -> Iterator[Match]:
         if not parts:
             yield match
             return
-        for found in self._of(parts[0], args[0], match):
-            yield from self._all(parts[1:], args[1:], found)
+        for extended in self._of(parts[0], args[0], match):
+            yield from self._all(parts[1:], args[1:], extended)
 
 
 def regrouped(count: int) -> Sequence[Note]:

@@ -21,10 +21,10 @@ _IN_TRAINING = re.compile(r"\bif\s+self\.training\s+else\s+None\b")
 def drop_training_code(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """The graph without the ops of such lines, and without the outputs that they make, where no other op reads them."""
     inside = [op for op in graph.ops if _is_in_training(op)]
-    made = {name for op in inside for name in op.outputs}
+    results = {name for op in inside for name in op.outputs}
     others = [op for op in graph.ops if not _is_in_training(op)] if inside else []
-    outputs = tuple(name for name in graph.outputs if name not in made)
-    if not inside or not outputs or any(not made.isdisjoint(op.refs()) for op in others):
+    outputs = tuple(name for name in graph.outputs if name not in results)
+    if not inside or not outputs or any(not results.isdisjoint(op.refs()) for op in others):
         return graph, ()
     return replace(graph, ops=tuple(others), outputs=outputs), ()
 

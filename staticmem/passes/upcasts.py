@@ -32,8 +32,8 @@ def restore_casts(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
 
 def _reads_float(op: Op, group: list[Op]) -> bool:
     """Whether a cast is one of those that would be added: of a value that the group did not get as an integer."""
-    made = next((o for o in group if isinstance(op.args[0], Ref) and op.args[0].name in o.outputs), None)
-    return made is not None and made.base in ("aten::mul", "aten::pow")
+    maker = next((o for o in group if isinstance(op.args[0], Ref) and op.args[0].name in o.outputs), None)
+    return maker is not None and maker.base in ("aten::mul", "aten::pow")
 
 
 def _modules(ops: Sequence[Op]) -> list[list[Op]]:
@@ -113,14 +113,14 @@ def _t5_norm(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
 
 def _rotary(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
     """Frequencies in float32, cos and sin back in the dtype of the hidden states."""
-    made = {name for op in group for name in op.outputs}
+    computed = {name for op in group for name in op.outputs}
     inside = {id(op) for op in group}
-    leaving = {name for op in ops if id(op) not in inside for name in op.refs()} & made
+    leaving = {name for op in ops if id(op) not in inside for name in op.refs()} & computed
     products = [op for op in group if op.base in ("aten::mul", "aten::cos", "aten::sin")]
     results: dict[str, str] = {}
     for op in group:
         if op is products[0] if products else False:
-            for name in [n for n in op.refs() if n not in made and "inv_freq" in n]:
+            for name in [n for n in op.refs() if n not in computed and "inv_freq" in n]:
                 op = _with(op, name, editor.cast(op, name))
         out = op.outputs[0] if op.outputs else ""
         if out in leaving:  # the result keeps its name, so the cast makes it

@@ -168,22 +168,22 @@ def augmented_parts(ops: Ops, net: Net) -> None:
     writes = [op for op in ops.given if op.target == "aten::copy_" and len(op.args) > 1]
     for first, second in pairwise(writes):
         value, way = _origin(ops, first.args[1], _SAME_NUMBERS)
-        made = ops.made_by(value)
-        if made is None or made.base not in _AUGMENTED or _origin(ops, second.args[1], _SAME_NUMBERS)[0] != value:
+        maker = ops.made_by(value)
+        if maker is None or maker.base not in _AUGMENTED or _origin(ops, second.args[1], _SAME_NUMBERS)[0] != value:
             continue
         base, part = _origin(ops, first.args[0], tuple(_VIEW_OF.values()))
         again, same = _origin(ops, second.args[0], tuple(_VIEW_OF.values()))
-        view, _ = _origin(ops, made.args[0], tuple(_VIEW_OF.values()))
+        view, _ = _origin(ops, maker.args[0], tuple(_VIEW_OF.values()))
         if not base == again == view or [op.args[1:] for op in part] != [op.args[1:] for op in same]:
             continue
-        if len(ops.readers[made.outputs[0]]) != 2 or made.outputs[0] in ops.outputs:
+        if len(ops.readers[maker.outputs[0]]) != 2 or maker.outputs[0] in ops.outputs:
             continue
         ops.drop(first)
         for op in (*way, *part):
             if all(ops.ops[i] in (None, *way, *part) for i in ops.readers.get(op.outputs[0], ())):
                 ops.drop(op)
-        namespace, _, overload = made.target.partition(".")
-        ops.put(made, replace(made, target=f"{namespace}_.{overload}"))
+        namespace, _, overload = maker.target.partition(".")
+        ops.put(maker, replace(maker, target=f"{namespace}_.{overload}"))
 
 
 def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:
@@ -214,11 +214,11 @@ def _in_place(ops: Ops, net: Net, op: Op) -> Op:
         return replace(op, target="aten::copy_")
     if op.base == "aten::fill":
         value = op.args[1]
-        made = ops.made_by(value)
-        if made is not None and made.base in ("aten::clone", "aten::dropout") and made.args:
-            if ops.only_reader(made.outputs[0]) is op:
-                ops.drop(made)
-            value = made.args[0]
+        maker = ops.made_by(value)
+        if maker is not None and maker.base in ("aten::clone", "aten::dropout") and maker.args:
+            if ops.only_reader(maker.outputs[0]) is op:
+                ops.drop(maker)
+            value = maker.args[0]
         if isinstance(value, Ref):
             array = net.consts.get(value.name)
             value = float(array.reshape(-1)[0]) if array is not None and array.size == 1 else 0.0

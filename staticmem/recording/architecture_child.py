@@ -110,14 +110,14 @@ def _bounded() -> Iterator[None]:
     """Within it modules are built on the meta device, and not without end."""
     import torch
 
-    made, count, linspace = torch.nn.Module.__init__, 0, torch.linspace
+    init_module, count, linspace = torch.nn.Module.__init__, 0, torch.linspace
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal count
         count += 1
         if count > MOST_MODULES:
             raise FailedError("refused", f"it has more than {MOST_MODULES:,} modules")
-        made(self, *args, **kwargs)
+        init_module(self, *args, **kwargs)
 
     def on_cpu(*args: Any, **kwargs: Any) -> Any:  # constructors read the rates of stochastic depth from it
         return linspace(*args, **{"device": "cpu", **kwargs})
@@ -265,8 +265,8 @@ def _torchvision(job: Mapping[str, Any]) -> Built:
     side = 224
     weights = models.get_model_weights(name)
     if len(weights):
-        made = next(iter(weights)).transforms()
-        side = (getattr(made, "crop_size", None) or getattr(made, "resize_size", None) or [side])[0]
+        transform = next(iter(weights)).transforms()
+        side = (getattr(transform, "crop_size", None) or getattr(transform, "resize_size", None) or [side])[0]
     return _with_images(job, model, example, 3, side, side)
 
 

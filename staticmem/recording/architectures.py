@@ -162,11 +162,11 @@ def _kept(job: Mapping[str, Any]) -> str | None:
 
 def _versions(package: str) -> dict[str, str]:
     names = {"transformers": ("transformers",), "timm": ("timm",), "torchvision": ("torchvision",)}[package]
-    found = {"python": sys.version}
+    versions = {"python": sys.version}
     for name in ("torch", *names):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
     ctx = next((t.grad_fn for t in results if _on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
     if ctx is None or watch.paused:
         return result
-    made = [watch.value(t) if _on_gpu(t) else -1 for t in results]
+    numbers = [watch.value(t) if _on_gpu(t) else -1 for t in results]
     attributes = [watch.value(t) for t in vars(ctx).values() if _on_gpu(t)]
     outer = watch.program
     body = type(outer)()
@@ -49,7 +49,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
         {
             "name": f"{cls.__module__}.{cls.__qualname__}",
             "inputs": inputs,
-            "results": made,
+            "results": numbers,
             "saved": saved,
             "attributes": attributes,
             "grads": grads,
@@ -57,7 +57,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
             "backward": body if gradients is not None else None,
         }
     )
-    refs = [f"{written.REF}{v}" for v in (*inputs, *made) if v >= 0]
+    refs = [f"{written.REF}{v}" for v in (*inputs, *numbers) if v >= 0]
     named = [watch.name(t) if _on_gpu(t) else -1 for t in results]
     watch.write(written.FUNCTION, [len(outer.functions) - 1, refs], {}, named, 0)
     alive.clear()

@@ -106,7 +106,7 @@ def _type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
         return _type_of(self, dtype, non_blocking, **kwargs)
     if dtype is None:
         return f"torch.{_STANDS_FOR}.{_TYPES[self.dtype]}"
-    named = {f"torch.{_STANDS_FOR}.{name}": known for known, name in _TYPES.items()}
+    named = {f"torch.{_STANDS_FOR}.{name}": original for original, name in _TYPES.items()}
     return self.to(named.get(dtype, dtype), non_blocking=non_blocking)
 
 

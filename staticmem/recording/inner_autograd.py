@@ -108,7 +108,7 @@ def _owned(watch: Watch, leaf: torch.Tensor) -> bool:
 
 def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Leaves of the graph, each once."""
-    found: dict[int, torch.Tensor] = {}
+    leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     stack: list[Any] = [root.grad_fn for root in roots]
     while stack:
@@ -118,9 +118,9 @@ def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         seen.add(node)
         variable = getattr(node, "variable", None)  # of AccumulateGrad
         if isinstance(variable, torch.Tensor):
-            found.setdefault(id(variable), variable)
+            leaves.setdefault(id(variable), variable)
         stack += [edge for edge, _ in node.next_functions]
-    return list(found.values())
+    return list(leaves.values())
 
 
 def _listed(tensors: Any) -> list[Any]:

@@ -74,22 +74,22 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
     import torch
 
     graph = getattr(module, "graph", None)
-    found = []
+    inputs = []
     for node in getattr(graph, "nodes", ()):
         if node.op != "placeholder":
             continue
         value, meta = node.meta.get("val"), node.meta.get("tensor_meta")
         if isinstance(value, torch.Tensor):
-            found.append(torch.empty(tuple(int(n) for n in value.shape), dtype=value.dtype, device="meta"))
+            inputs.append(torch.empty(tuple(int(n) for n in value.shape), dtype=value.dtype, device="meta"))
         elif meta is not None:
-            found.append(torch.empty(tuple(meta.shape), dtype=meta.dtype, device="meta"))
+            inputs.append(torch.empty(tuple(meta.shape), dtype=meta.dtype, device="meta"))
         else:
             raise _inputs_missing(module)
-    if not found:
+    if not inputs:
         raise _inputs_missing(module)
     if next((p for p in module.parameters() if p.device.type != "meta"), None) is not None:
-        found = [torch.empty_like(x, device="cpu") for x in found]  # a module and its inputs are on one device
-    return tuple(found)
+        inputs = [torch.empty_like(x, device="cpu") for x in inputs]  # a module and its inputs are on one device
+    return tuple(inputs)
 
 
 def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
@@ -148,8 +148,8 @@ def _meta(tensor: Any) -> Any:
     """A tensor of the same layout without memory; a parameter stays one."""
     import torch
 
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
 
 
 def _of_proto(proto: Any) -> ModelFile:

@@ -239,10 +239,10 @@ def _fake(
             return n
         if symbol not in sizes:
             source = ConstantSource(symbol)
-            made = env.create_symbol(n, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
-            sizes[symbol] = env.create_symintnode(made, hint=n, source=source)
-            call.symbols[symbol] = made
-            call.sizes.names[made] = symbol
+            symbol_of_size = env.create_symbol(n, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
+            sizes[symbol] = env.create_symintnode(symbol_of_size, hint=n, source=source)
+            call.symbols[symbol] = symbol_of_size
+            call.sizes.names[symbol_of_size] = symbol
         return sizes[symbol]
 
     def fake_input(x: Any) -> Any:
@@ -273,10 +273,10 @@ def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> None:
     def fake_of(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in replaced:
             with fake:
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=gpu.DEVICE)
+                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=gpu.DEVICE)
                 if isinstance(tensor, torch.nn.Parameter):
-                    made = torch.nn.Parameter(made, tensor.requires_grad)
-            replaced[id(tensor)] = made
+                    twin = torch.nn.Parameter(twin, tensor.requires_grad)
+            replaced[id(tensor)] = twin
         return replaced[id(tensor)]
 
     for child in _modules(module):
@@ -302,16 +302,16 @@ def _state(module: torch.nn.Module) -> State:
 
 def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
     """A module and those within it, also those in lists and dictionaries, which it does not register."""
-    found: dict[int, torch.nn.Module] = {}
+    modules: dict[int, torch.nn.Module] = {}
     stack = [module]
     while stack:
         for child in stack.pop().modules():
-            if id(child) not in found:
-                found[id(child)] = child
+            if id(child) not in modules:
+                modules[id(child)] = child
                 for value in child.__dict__.values():
                     if type(value) in (list, tuple, dict):
                         stack += [x for x in tree_leaves(value) if isinstance(x, torch.nn.Module)]
-    return list(found.values())
+    return list(modules.values())
 
 
 def _restore(state: State) -> None:
@@ -323,14 +323,14 @@ def _restore(state: State) -> None:
 def _attributes(module: torch.nn.Module) -> list[Any]:
     """What the attributes of modules are, and of the plain objects that they have: equal where a call changes nothing.
     It holds no tensor, whose references are counted."""
-    found: dict[int, Any] = {}
+    attributes: dict[int, Any] = {}
     for child in _modules(module):
-        found[id(child)] = _told(child.__dict__)
+        attributes[id(child)] = _told(child.__dict__)
         for value in child.__dict__.values():
             plain = hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, torch.Tensor))
-            if plain and id(value) not in found:
-                found[id(value)] = _told(vars(value))
-    return list(found.items())
+            if plain and id(value) not in attributes:
+                attributes[id(value)] = _told(vars(value))
+    return list(attributes.items())
 
 
 def _told(value: Any, depth: int = 3) -> Any:

@@ -108,8 +108,8 @@ class _Numbering:
                 if value >= 0:
                     self.new(value)
             are_values = [value >= 0 for value in outputs]
-            made = len(outputs) if all(are_values) else are_values
-            rest = [self.released(ended), made, flags ^ self.usual_flags, kwargs, *shapes]
+            results = len(outputs) if all(are_values) else are_values
+            rest = [self.released(ended), results, flags ^ self.usual_flags, kwargs, *shapes]
             rows.append([target, own_stack - stack, args, *_unusual(rest, written.USUAL_OP)])
             stack = own_stack
         return rows

@@ -64,11 +64,11 @@ def onnx_bytes(program: Any, *, stack_traces: bool, extra: Mapping[str, str] | N
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program, dynamo=True, optimize=False, verify=False, verbose=False
         )  # fmt: skip
-    assert made is not None
-    model, weights = made.model, set(program.state_dict)
+    assert exported is not None
+    model, weights = exported.model, set(program.state_dict)
     model.metadata_props.update(extra or {})
     for value in model.graph.inputs:  # a size that the code fixed is written as a symbol with the name "3"
         shape = value.shape or ()

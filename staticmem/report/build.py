@@ -98,13 +98,13 @@ def _compiled(s: Sources) -> CompiledInfo | None:
 
 
 def _generation(s: Sources) -> GenerationInfo | None:
-    asked, made = s.scenario.generation, s.graph.generated
-    if asked is None or made is None:
+    asked, generated = s.scenario.generation, s.graph.generated
+    if asked is None or generated is None:
         return None
     buffers = s.result.trace.buffers
     by_name = {name: nbytes for name, nbytes in zip(buffers.names, buffers.nbytes, strict=True) if name}
     batch = (s.graph.inputs[0].shape or (1,))[0]
-    sizes = [(by_name.get(c.key, 0) + by_name.get(c.value, 0), c.tokens) for c in made.caches]
+    sizes = [(by_name.get(c.key, 0) + by_name.get(c.value, 0), c.tokens) for c in generated.caches]
     of_all = sum(nbytes for nbytes, _ in sizes)
     token = sum(nbytes // (batch * tokens) for nbytes, tokens in sizes)
     return GenerationInfo(

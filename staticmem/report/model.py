@@ -213,10 +213,12 @@ class LargestSize:
     live_size: int
 
     @classmethod
-    def of_batch(cls, found: LargestBatch) -> LargestSize:
+    def of_batch(cls, largest: LargestBatch) -> LargestSize:
         """The same of a batch."""
-        batch, behind = found.batch, found.next_device_bytes
-        return cls(found.gpu, "batch", batch, found.device_bytes, batch + 1, behind, found.safe_batch, found.live_batch)
+        batch, behind = largest.batch, largest.next_device_bytes
+        return cls(
+            largest.gpu, "batch", batch, largest.device_bytes, batch + 1, behind, largest.safe_batch, largest.live_batch
+        )
 
     def as_batch(self) -> LargestBatch:
         """A batch under the names that it has in reports."""

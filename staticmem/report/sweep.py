@@ -41,9 +41,9 @@ class CardFit:
     max_batch: LargestBatch | None = None
     max_dim: LargestSize | None = None
 
-    def with_largest(self, found: LargestSize) -> CardFit:
+    def with_largest(self, largest: LargestSize) -> CardFit:
         """This with the largest batch or size of a dimension."""
-        return replace(self, max_batch=found.as_batch()) if found.dim == "batch" else replace(self, max_dim=found)
+        return replace(self, max_batch=largest.as_batch()) if largest.dim == "batch" else replace(self, max_dim=largest)
 
     @property
     def largest(self) -> LargestSize | None:

@@ -92,8 +92,8 @@ def place(at: Peak | PhasePeak) -> str:
 def step_name(report: Report) -> str:
     """`training resnet50.pt2, batch 32, Adam`; an assumed batch is marked."""
     scenario = report.scenario
-    words = {"train": "training", "generate": "generation with"}
-    parts = [f"{words.get(scenario.mode, 'inference of')} {os.path.basename(report.model.path)}"]
+    names = {"train": "training", "generate": "generation with"}
+    parts = [f"{names.get(scenario.mode, 'inference of')} {os.path.basename(report.model.path)}"]
     if scenario.batch is not None:
         assumed = any(note.code == "SM301" for note in report.assumptions)
         parts.append(f"batch {scenario.batch}{' (assumed)' if assumed else ''}")

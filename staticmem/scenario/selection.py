@@ -49,5 +49,5 @@ class Policy:
 
 def never_seen(names: Collection[str], policies: Iterable[Policy]) -> list[str]:
     """The names that no call had in a step whose checkpoints have these policies."""
-    found = {name for policy in policies for name in policy.found}
-    return sorted(Policy(names).every.keys() - found)
+    seen = {name for policy in policies for name in policy.found}
+    return sorted(Policy(names).every.keys() - seen)

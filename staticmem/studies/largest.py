@@ -236,13 +236,13 @@ class LargestBatches:
 
     def _cores_at(self, *batches: int) -> list[tuple[int, Core]]:
         """The cores at those batches that the model takes."""
-        found = []
+        cores = []
         for batch in batches:
             try:
-                found.append((batch, self._core(batch)))
+                cores.append((batch, self._core(batch)))
             except DimensionError:
                 continue
-        return found
+        return cores
 
     def _solve(self, ranged: Affine, low: int, most: int, room: int) -> int:
         """The largest batch whose live peak is within `room`, by bisection over a structure."""
@@ -263,8 +263,8 @@ class LargestBatches:
             return 0
         low = values[at] if at >= 0 else least
         high = values[at + 1] if at + 1 < len(values) else bound + 1
-        found = bisect_left(range(low + 1, high), True, key=lambda batch: not allows(batch)) + low
-        return self._upward(found, allows) if found >= bound else found
+        boundary = bisect_left(range(low + 1, high), True, key=lambda batch: not allows(batch)) + low
+        return self._upward(boundary, allows) if boundary >= bound else boundary
 
     def _upward(self, batch: int, allows: Callable[[int], bool]) -> int:
         """From a batch that is allowed, one by one while the next is: the bound was of another structure."""

@@ -191,8 +191,8 @@ class _Sizing:
             if not self.few:
                 return None, batches.tried(card)
             if both:
-                found = batches.on(card)
-                return found.batch, found.safe_batch
+                largest = batches.on(card)
+                return largest.batch, largest.safe_batch
             return None, batches.safe(card)
         except StaticmemError:  # the batch is fixed, or each sample adds ops
             return None, None

@@ -46,12 +46,12 @@ def moved_by_stored_tensors(graph: Graph, trace: Trace) -> tuple[int, int]:
 def _merged(graph: Graph) -> dict[str, int]:
     """Results that may have been computed in several calls, with the number of the others."""
     ends = call_ends(graph)
-    made: dict[str, Op] = {}
+    maker_of: dict[str, Op] = {}
     calls: dict[str, set[Stack]] = {}
     in_lists: dict[str, dict[str, set[Stack]]] = {}  # the modules that read a result, by their list
     for index, op in enumerate(graph.ops):
         for name in op.refs():
-            maker = made.get(name)
+            maker = maker_of.get(name)
             if maker is None or maker.modules is op.modules:
                 continue
             depth = common_depth(maker.modules, op.modules)
@@ -62,7 +62,7 @@ def _merged(graph: Graph) -> dict[str, int]:
                 if other is not None:
                     calls.setdefault(name, set()).add(op.modules[: op.modules.index(other) + 1])
         if op.modules and ends.get(op.modules) != index and not is_published(op):
-            made.update(dict.fromkeys(op.outputs, op))
+            maker_of.update(dict.fromkeys(op.outputs, op))
     merged = {name: len(others) for name, others in calls.items() if len(others) > 1}
     for name, lists in in_lists.items():
         repeated = max(map(len, lists.values())) - 1

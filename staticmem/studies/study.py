@@ -313,8 +313,8 @@ def _at_sizes(model: ModelFile, request: Request) -> ModelFile:
             sizes |= {
                 s: n for s, n in zip((spec.shape or ())[2:], request.image_size, strict=True) if isinstance(s, str)
             }
-    found: ModelFile = again(sizes, request.scenario()[0].training)
-    return found
+    resized: ModelFile = again(sizes, request.scenario()[0].training)
+    return resized
 
 
 def key_of(request: Request) -> Key:

@@ -195,10 +195,10 @@ def _results(
         return measure, _whole_path(model), [requests[i] for i in indices], tuple(gpus), device, largest
 
     if executor is not None:
-        found = workers.on_executor(executor, tasks, run)
+        outcomes = workers.on_executor(executor, tasks, run)
     else:
-        found = workers.in_processes(tasks, run, jobs, lambda task: [(task[0], [index]) for index in task[1]])
-    for (_, indices), result in found:
+        outcomes = workers.in_processes(tasks, run, jobs, lambda task: [(task[0], [index]) for index in task[1]])
+    for (_, indices), result in outcomes:
         yield indices, [result] * len(indices) if isinstance(result, StaticmemError) else result
 
 

@@ -49,13 +49,13 @@ def calibrated(records: Sequence[tuple[str, Record]], gpu: str | None = None) ->
         raise _too_few("none of the records has them")
     document = copy.deepcopy(read_yaml(profile.DEFAULT))
     document["name"], document["checked"] = "calibrated", date.today().isoformat()
-    for slug, found in sorted(by_card.items()):
-        if len(found) < LEAST:
-            raise _too_few(f"{slug} has {len(found)}")
-        _context(document, slug, found)
-    _libraries(document, [record for found in by_card.values() for record in found])
-    for slug, found in sorted(by_card.items()):
-        _cublas(document, slug, found)
+    for slug, records_of_card in sorted(by_card.items()):
+        if len(records_of_card) < LEAST:
+            raise _too_few(f"{slug} has {len(records_of_card)}")
+        _context(document, slug, records_of_card)
+    _libraries(document, [record for records_of_card in by_card.values() for record in records_of_card])
+    for slug, records_of_card in sorted(by_card.items()):
+        _cublas(document, slug, records_of_card)
     return document
 
 
@@ -135,8 +135,8 @@ def _cublas(document: dict[str, Any], slug: str, records: Sequence[Record]) -> N
     for record in records:
         if all(_reading(record, name) is not None for name in _WORKSPACES):
             by_version.setdefault(torch_release(str(record.runtime.get("version", ""))), []).append(record)
-    for version, found in sorted(by_version.items()):
-        sizes = {name: _readings(found, name) for name in _WORKSPACES}
+    for version, records_of_version in sorted(by_version.items()):
+        sizes = {name: _readings(records_of_version, name) for name in _WORKSPACES}
         cublas, lt, kept = (max(sizes[name]) for name in _WORKSPACES)
         if any(min(values) != max(values) for values in sizes.values()):
             raise UsageError(
@@ -150,7 +150,9 @@ def _cublas(document: dict[str, Any], slug: str, records: Sequence[Record]) -> N
         entry = copy.deepcopy(below[-1])
         entry["torch"] = f"{version[0]}.{version[1]}"
         entry["by_architecture"] = {**(entry.get("by_architecture") or {}), architecture: cublas}
-        entry.update(lt_bytes=lt, kept=0 < cublas <= kept, lt_kept=0 < cublas + lt <= kept, source=_source(found))
+        entry.update(
+            lt_bytes=lt, kept=0 < cublas <= kept, lt_kept=0 < cublas + lt <= kept, source=_source(records_of_version)
+        )
         entries = [e for e in entries if torch_release(e["torch"]) != version] + [entry]
         document["cublas"] = sorted(entries, key=lambda e: torch_release(e["torch"]))
 

@@ -82,9 +82,9 @@ class _Machine:
         end = self.at + count
         if count < 0 or end > len(self.data):
             raise PickleError("it is cut off")
-        found = self.data[self.at : end]
+        taken = self.data[self.at : end]
         self.at = end
-        return found
+        return taken
 
     def text(self, form: str, size: int) -> None:
         self.stack.append(self.take(self.unpack(form, size)).decode("utf-8", "surrogatepass"))
@@ -105,33 +105,33 @@ class _Machine:
 
     def marked(self) -> list[Any]:
         start = self.marks.pop()
-        found = self.stack[start:]
+        items = self.stack[start:]
         del self.stack[start:]
-        return found
+        return items
 
     def tuple_of(self, count: int) -> None:
-        found = tuple(self.stack[-count:])
-        if len(found) != count:
+        items = tuple(self.stack[-count:])
+        if len(items) != count:
             raise IndexError
-        self.stack[-count:] = [found]
+        self.stack[-count:] = [items]
 
     def append(self) -> None:
         value = self.stack.pop()
         _list(self.stack[-1]).append(value)
 
     def appends(self) -> None:
-        found = self.marked()
-        _list(self.stack[-1]).extend(found)
+        items = self.marked()
+        _list(self.stack[-1]).extend(items)
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
         _dict(self.stack[-1])[_key(key)] = value
 
     def set_items(self) -> None:
-        found = self.marked()
-        if len(found) % 2:
+        items = self.marked()
+        if len(items) % 2:
             raise PickleError("it is damaged")
-        _dict(self.stack[-1]).update(zip(map(_key, found[::2]), found[1::2], strict=True))
+        _dict(self.stack[-1]).update(zip(map(_key, items[::2]), items[1::2], strict=True))
 
     def put(self, key: int) -> None:
         self.memo[key] = self.stack[-1]

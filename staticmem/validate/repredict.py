@@ -43,12 +43,12 @@ def repredicted(record: Record, path: str) -> Record:
             path (SM231).
         StaticmemError: the model cannot be analysed under it.
     """
-    words = record.scenario.get("request")
-    if record.runtime.get("name") != "torch" or not isinstance(words, dict):
+    options = record.scenario.get("request")
+    if record.runtime.get("name") != "torch" or not isinstance(options, dict):
         return record
-    _check(words)
+    _check(options)
     kind = str(record.device.get("kind"))
-    prediction = predicted(path, words, kind)
+    prediction = predicted(path, options, kind)
     if kind == "cpu":
         bands = reconcile.cpu_bands(prediction)
     else:
@@ -61,13 +61,13 @@ def repredicted(record: Record, path: str) -> Record:
     return replace(record, meters=tuple(meters))
 
 
-def _check(words: Mapping[str, Any]) -> None:
+def _check(options: Mapping[str, Any]) -> None:
     """The request is of another machine: nothing of it is taken on trust."""
-    strange = sorted(set(map(str, words)) - set(OPTIONS))
-    paths = [name for name in _FILES if words.get(name) is not None]
+    strange = sorted(set(map(str, options)) - set(OPTIONS))
+    paths = [name for name in _FILES if options.get(name) is not None]
     try:
         if not strange and not paths:
-            build(Request, words, "scenario.request")
+            build(Request, options, "scenario.request")
             return
         why = f"This version does not know {', '.join(strange[:3])[:80]}" if strange else f"It names a file: {paths[0]}"
     except UsageError as error:

@@ -73,7 +73,7 @@ def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
         notes.append(f"{measured.before:,} bytes were allocated before the real recording began")
     first, last = (pairs[0][1], pairs[-1][1]) if pairs else (0, -1)
     used = {j for _, j in pairs}
-    known = {i for i, _ in pairs}
+    paired = {i for i, _ in pairs}
     alone = [theirs[j] for j in range(first, last + 1) if j not in used]
     return SnapshotComparison(
         allocated=(predicted.peak_allocated[0], measured.peak_allocated[0]),
@@ -83,8 +83,8 @@ def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
         allocations=(len(mine), max(last - first + 1, 0)),
         matched=len(pairs),
         aligned=aligned,
-        categories=_categories(mine, known),
-        predicted_only=_groups([a for i, a in enumerate(mine) if i not in known], ours=True),
+        categories=_categories(mine, paired),
+        predicted_only=_groups([a for i, a in enumerate(mine) if i not in paired], ours=True),
         measured_only=_groups(alone, ours=False),
         moments=_moments(predicted, measured, [(mine[i], theirs[j]) for i, j in pairs]) if aligned else (),
         notes=tuple(notes),
@@ -137,8 +137,8 @@ def _pairs(mine: Sequence[Allocation], theirs: Sequence[Allocation]) -> tuple[li
     if sum(counts[size] for size in a) > WORK:
         return [*_by_size(a, b), *tail], False
     blocks = difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    found = [(m.a + k, m.b + k) for m in blocks for k in range(m.size)]
-    return found + tail, True
+    pairs = [(m.a + k, m.b + k) for m in blocks for k in range(m.size)]
+    return pairs + tail, True
 
 
 def _by_size(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
@@ -148,13 +148,13 @@ def _by_size(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
     return sorted(((i, places[s].pop()) for i, s in reversed(list(enumerate(a))) if places.get(s)), key=lambda p: p[1])
 
 
-def _categories(mine: Sequence[Allocation], known: set[int]) -> tuple[Category, ...]:
+def _categories(mine: Sequence[Allocation], paired: set[int]) -> tuple[Category, ...]:
     total: Counter[str] = Counter()
     matched: Counter[str] = Counter()
     for i, allocation in enumerate(mine):
         name = _category(allocation)
         total[name] += allocation.size
-        matched[name] += allocation.size if i in known else 0
+        matched[name] += allocation.size if i in paired else 0
     return tuple(Category(name, size, matched[name]) for name, size in total.most_common())
 
 
@@ -162,10 +162,10 @@ def _category(allocation: Allocation) -> str:
     return allocation.frames[1][0] if len(allocation.frames) > 1 else "unknown"
 
 
-def _groups(found: Sequence[Allocation], ours: bool) -> tuple[Group, ...]:
+def _groups(allocations: Sequence[Allocation], ours: bool) -> tuple[Group, ...]:
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for allocation in found:
+    for allocation in allocations:
         name = _own_name(allocation) if ours else _place(allocation)
         sizes[name] += allocation.size
         counts[name] += 1
@@ -192,12 +192,12 @@ def _place(allocation: Allocation) -> str:
 def _when(snapshot: Snapshot) -> str:
     """Where allocated memory peaks: the allocation that reaches it."""
     event = snapshot.peak_allocated[1]
-    found = next((a for a in snapshot.allocations if a.born == event), None)
+    allocation = next((a for a in snapshot.allocations if a.born == event), None)
     share = f"{event + 1:,} of {len(snapshot.allocated):,} events"
-    if found is None:
+    if allocation is None:
         return share
-    step = _step(found)
-    return f"{share}, {_place(found)}" + (f", step {step}" if step is not None else "")
+    step = _step(allocation)
+    return f"{share}, {_place(allocation)}" + (f", step {step}" if step is not None else "")
 
 
 def _moments(
@@ -217,39 +217,41 @@ def _moments(
     return tuple(moments)
 
 
-def render(found: SnapshotComparison, view: View = PLAIN) -> str:
+def render(comparison: SnapshotComparison, view: View = PLAIN) -> str:
     """Lines for people; the last one is the sum of it."""
-    mine, theirs = found.allocated
+    mine, theirs = comparison.allocated
     share = f"{mine / theirs - 1:+.2%}" if theirs else "nothing"
-    matching = f"{found.matched:,} of {found.allocations[0]:,} allocations match"
+    matching = f"{comparison.matched:,} of {comparison.allocations[0]:,} allocations match"
     total = f"Allocated {share} of the real peak; {matching}."
     if view.quiet:
         return view.line(total)
     size = view.size
     lines = [f"{'Meter':<10}  {'predicted':>12}  {'measured':>12}  {'difference':>10}"]
-    for name, (mine, theirs) in (("allocated", found.allocated), ("reserved", found.reserved)):
+    for name, (mine, theirs) in (("allocated", comparison.allocated), ("reserved", comparison.reserved)):
         share = f"{mine / theirs - 1:+.2%}" if theirs else "-"
         lines.append(f"{name:<10}  {size(mine):>12}  {size(theirs):>12}  {share:>10}")
-    moments = (("predicted", found.predicted_at), ("measured", found.measured_at))
+    moments = (("predicted", comparison.predicted_at), ("measured", comparison.measured_at))
     lines += ["", *[f"Peak, {what:<9}  {printable(moment)}" for what, moment in moments], ""]
-    lines.append(f"Last step: {found.matched:,} of {found.allocations[0]:,} predicted allocations are in the real one")
-    for c in found.categories:
+    lines.append(
+        f"Last step: {comparison.matched:,} of {comparison.allocations[0]:,} predicted allocations are in the real one"
+    )
+    for c in comparison.categories:
         lines.append(f"  {printable(c.name):<16}  {size(c.predicted):>12}  matched {size(c.matched):>12}")
     for title, groups in (
-        ("Predicted, and not in the real step", found.predicted_only),
-        ("In the real step, and not predicted", found.measured_only),
+        ("Predicted, and not in the real step", comparison.predicted_only),
+        ("In the real step, and not predicted", comparison.measured_only),
     ):
         if groups:
             lines += ["", title]
             lines += [f"  {size(g.nbytes):>12}  {g.count:>6,}  {printable(g.what)}" for g in groups]
-    if found.moments:
+    if comparison.moments:
         lines += ["", "Allocated over the step: predicted, measured"]
-        for m in found.moments:
+        for m in comparison.moments:
             lines.append(
                 f"  {m.share:>5.0%}  {size(m.predicted):>12}  {size(m.measured):>12}  {printable(m.what)}".rstrip()
             )
-    if found.notes:
-        lines += ["", *(f"Note: {printable(note)}." for note in found.notes)]
+    if comparison.notes:
+        lines += ["", *(f"Note: {printable(note)}." for note in comparison.notes)]
     return "\n".join([*lines, "", total]) + "\n"
 
 

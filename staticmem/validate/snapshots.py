@@ -104,7 +104,7 @@ def _no_snapshot(path: str, why: str) -> UsageError:
 
 def _snapshot(events: list[Mapping[str, Any]], segments: list[Mapping[str, Any]]) -> Snapshot:
     open_blocks: dict[int, tuple[int, int, Any]] = {}
-    made: list[tuple[int, int, int | None, Any]] = []
+    rows: list[tuple[int, int, int | None, Any]] = []
     allocated, reserved = [0], [0]
     for index, event in enumerate(events):
         action, change, held = event["action"], 0, 0
@@ -118,21 +118,21 @@ def _snapshot(events: list[Mapping[str, Any]], segments: list[Mapping[str, Any]]
                 change = -round_up(_bytes(event["size"]))
             else:
                 change = -block[0]
-                made.append((block[0], block[1], index, block[2]))
+                rows.append((block[0], block[1], index, block[2]))
         elif action in _GROWS:
             held = _bytes(event["size"])
         elif action in _SHRINKS:
             held = -_bytes(event["size"])
         allocated.append(allocated[-1] + change)
         reserved.append(reserved[-1] + held)
-    made += [(size, born, None, frames) for size, born, frames in open_blocks.values()]
-    made.sort(key=lambda row: row[1])
+    rows += [(size, born, None, frames) for size, born, frames in open_blocks.values()]
+    rows.sort(key=lambda row: row[1])
     blocks = [b for s in segments for b in s["blocks"] if b["state"] == "active_allocated"]
     at_end = sum(round_up(_bytes(b.get("requested_size", b["size"]))) for b in blocks)
     before = max(at_end - allocated[-1], 0)
     held_before = max(sum(_bytes(s["total_size"]) for s in segments) - reserved[-1], 0)
     return Snapshot(
-        tuple(Allocation(size, born, died, _frames(frames)) for size, born, died, frames in made),
+        tuple(Allocation(size, born, died, _frames(frames)) for size, born, died, frames in rows),
         tuple(before + level for level in allocated[1:]),
         tuple(held_before + level for level in reserved[1:]),
         before,
@@ -145,8 +145,8 @@ def _bytes(value: Any) -> int:
     return value
 
 
-def _frames(found: Any) -> tuple[tuple[str, int, str], ...]:
-    return tuple(_frame(frame) for frame in found[:FRAMES])
+def _frames(frames: Any) -> tuple[tuple[str, int, str], ...]:
+    return tuple(_frame(frame) for frame in frames[:FRAMES])
 
 
 def _frame(frame: Mapping[str, Any]) -> tuple[str, int, str]:

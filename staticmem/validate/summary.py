@@ -52,15 +52,15 @@ def errors(records: Sequence[tuple[str, Record]]) -> list[Errors]:
             if error is not None:
                 key = str(record.runtime.get("name", "")), str(record.device.get("kind", "")), meter.name
                 groups.setdefault(key, []).append((error, meter.difference == 0, path))
-    return [_row(*key, found) for key, found in groups.items()]
+    return [_row(*key, values) for key, values in groups.items()]
 
 
 def verdicts(records: Sequence[tuple[str, Record]]) -> dict[str, int]:
     """How many records have each verdict."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for _, record in records:
-        found[record.verdict] = found.get(record.verdict, 0) + 1
-    return found
+        counts[record.verdict] = counts.get(record.verdict, 0) + 1
+    return counts
 
 
 def _error(meter: Meter) -> float | None:
@@ -70,11 +70,11 @@ def _error(meter: Meter) -> float | None:
     return (meter.low + meter.high) / 2 / meter.measured - 1
 
 
-def _row(runtime: str, device: str, meter: str, found: list[tuple[float, bool, str]]) -> Errors:
-    sizes = sorted(abs(error) for error, _, _ in found)
-    worst = max(found, key=lambda row: abs(row[0]))
-    count, p95 = len(found), sizes[ceil(0.95 * len(sizes)) - 1]
-    bias, in_band = median(error for error, _, _ in found), sum(inside for _, inside, _ in found) / count
+def _row(runtime: str, device: str, meter: str, values: list[tuple[float, bool, str]]) -> Errors:
+    sizes = sorted(abs(error) for error, _, _ in values)
+    worst = max(values, key=lambda row: abs(row[0]))
+    count, p95 = len(values), sizes[ceil(0.95 * len(sizes)) - 1]
+    bias, in_band = median(error for error, _, _ in values), sum(inside for _, inside, _ in values) / count
     return Errors(runtime, device, meter, count, median(sizes), p95, sizes[-1], bias, in_band, worst[2])
 
 
@@ -83,23 +83,23 @@ def summary(records: Sequence[tuple[str, Record]]) -> Summary:
     return Summary(errors(records), verdicts(records))
 
 
-def render(found: Summary, view: View = PLAIN) -> str:
+def render(summary: Summary, view: View = PLAIN) -> str:
     """Aligned columns, the verdicts last."""
     if view.quiet:
-        return view.line(_verdicts(found))
-    lines = columns([HEADS, *map(_cells, found.meters)], view.style, right=range(3, len(HEADS)))
-    return "\n".join([*lines, "", _verdicts(found)]) + "\n"
+        return view.line(_verdicts(summary))
+    lines = columns([HEADS, *map(_cells, summary.meters)], view.style, right=range(3, len(HEADS)))
+    return "\n".join([*lines, "", _verdicts(summary)]) + "\n"
 
 
-def render_markdown(found: Summary, view: View = PLAIN) -> str:
+def render_markdown(summary: Summary, view: View = PLAIN) -> str:
     """A table as GitHub shows it."""
-    cells = [[markdown.escape(c) for c in _cells(row)] for row in found.meters]
-    return f"{markdown.table(HEADS, cells)}\n\n{markdown.escape(_verdicts(found))}\n"
+    cells = [[markdown.escape(c) for c in _cells(row)] for row in summary.meters]
+    return f"{markdown.table(HEADS, cells)}\n\n{markdown.escape(_verdicts(summary))}\n"
 
 
-def csv_rows(found: Summary) -> list[Iterable[object]]:
+def csv_rows(summary: Summary) -> list[Iterable[object]]:
     """A line for each meter; errors are fractions."""
-    return [[f.name for f in fields(Errors)], *[asdict(row).values() for row in found.meters]]
+    return [[f.name for f in fields(Errors)], *[asdict(row).values() for row in summary.meters]]
 
 
 def _cells(row: Errors) -> tuple[str, ...]:
@@ -107,8 +107,8 @@ def _cells(row: Errors) -> tuple[str, ...]:
     return row.runtime, row.device, row.meter, str(row.records), *errors, f"{row.bias:+.2%}", f"{row.in_band:.0%}"
 
 
-def _verdicts(found: Summary) -> str:
-    counts = found.verdicts
+def _verdicts(summary: Summary) -> str:
+    counts = summary.verdicts
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return f"{sum(counts.values())} records: {listed}."
 

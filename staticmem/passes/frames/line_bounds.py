@@ -107,18 +107,18 @@ class _Longest(Execution):
             super()._finish(frame, now)
             self.returned = []
             return
-        text, made = frame.line.text, range(frame.since, now + 1)
+        text, indices = frame.line.text, range(frame.since, now + 1)
         returned, self.returned = self.returned, []
         before = {name: tuple(values) for name, values in frame.names.items()}
         for values in before.values():
             self._hold(values)
         hidden = calls_hidden_code(text, self.children)
         ops, depth = self.graph.ops, self.frames.index(frame) + 1
-        results = [name for index in made for name in ops[index].outputs]
+        results = [name for index in indices for name in ops[index].outputs]
         super()._finish(frame, now)
         read_later = [name for name in results if self.last_read.get(name, -1) > now]
         if hidden:  # what modules of the model's own make inside themselves is in frames of their own
-            own = [op for op in (ops[index] for index in made) if all(map(is_published, op.stack[depth:]))]
+            own = [op for op in (ops[index] for index in indices) if all(map(is_published, op.stack[depth:]))]
             for name in (
                 *(n for op in own for n in op.outputs),
                 *(n for op in own for n in op.refs() if n in self.made_by),
@@ -171,10 +171,10 @@ def _with_unseen_lists(graph: Graph) -> set[tuple[str, str]]:
     for stack in {id(op.stack): op.stack for op in graph.ops}.values():
         for line in stack:
             texts.setdefault((line.file, line.function), set()).add(line.text)
-    found: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for key, lines in texts.items():
         assigned = {name.strip(" *") for text in lines if (m := ASSIGN.match(text)) for name in m[1].split(",")}
         read = {name for text in lines for match in _LISTS.findall(text) for name in match if name}
         if read - assigned - {"self", "x"}:
-            found.add(key)
-    return found
+            keys.add(key)
+    return keys

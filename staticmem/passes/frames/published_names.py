@@ -173,15 +173,15 @@ def results(graph: Graph, only: Collection[str] | None = None) -> Iterator[Resul
 
 def shared_frames(graph: Graph) -> dict[str, int]:
     """How many frames a value's maker shares with all of its readers."""
-    made: dict[str, Stack] = {}
+    stack_of: dict[str, Stack] = {}
     shared: dict[str, int] = {}
     for op in graph.ops:
         for name in op.refs():
-            if name in made:
-                depth = common_depth(made[name], op.modules)
+            if name in stack_of:
+                depth = common_depth(stack_of[name], op.modules)
                 shared[name] = min(shared.get(name, depth), depth)
-        made.update(dict.fromkeys(op.outputs, op.modules))
-    return {**shared, **{name: 1 for name in graph.outputs if name in made}}
+        stack_of.update(dict.fromkeys(op.outputs, op.modules))
+    return {**shared, **{name: 1 for name in graph.outputs if name in stack_of}}
 
 
 def call_ends(graph: Graph) -> dict[Stack, int]:

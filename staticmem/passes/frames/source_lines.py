@@ -263,14 +263,14 @@ class Execution:
         for pattern, value in ((_SECOND, operands[1]), (_FIRST, operands[0])):
             match = pattern.search(text)
             name = match[1] if match is not None else ""
-            made = self.made_by.get(value, -1)
-            if not name or made < frame.began or (name in frame.names and name not in frame.aliases):
+            born = self.made_by.get(value, -1)
+            if not name or born < frame.began or (name in frame.names and name not in frame.aliases):
                 continue
             if value in frame.names.get(name, ()):
                 continue
             self._hold((value,))
             for old in frame.names.pop(name, []):
-                self._drop([old], max(made, self.last_read.get(old, made)))
+                self._drop([old], max(born, self.last_read.get(old, born)))
             frame.names[name] = [value]
             frame.aliases.add(name)
 
@@ -286,8 +286,8 @@ class Execution:
             return
         self._hold((own[0],))
         for old in frame.names.pop(name, []):
-            made = self.made_by[own[0]]
-            self._drop([old], max(made, self.last_read.get(old, made)))
+            born = self.made_by[own[0]]
+            self._drop([old], max(born, self.last_read.get(old, born)))
         frame.names[name] = own
         frame.aliases.add(name)
 
@@ -295,13 +295,13 @@ class Execution:
         """Whether a line gave a name to a value, and the line that reads it now does not read it by that name."""
         assign = ASSIGN.match(text)
         augmented = assign is None or assign[0][-2:-1] in tuple("+-*/@|&")
-        words = set(_WORD.findall(text if augmented or assign is None else text[assign.end() :]))
-        return value in self.named and not any(value in values and n in words for n, values in frame.names.items())
+        read_names = set(_WORD.findall(text if augmented or assign is None else text[assign.end() :]))
+        return value in self.named and not any(value in values and n in read_names for n, values in frame.names.items())
 
     def _results(self, since: int, now: int) -> tuple[str, ...]:
         """What a statement made and later ones read: `x1, x2 = self.f1(x), self.f2(x)`."""
-        made = (name for op in self.graph.ops[since : now + 1] for name in op.outputs)
-        return tuple(name for name in made if self.last_read.get(name, -1) > now)
+        outputs = (name for op in self.graph.ops[since : now + 1] for name in op.outputs)
+        return tuple(name for name in outputs if self.last_read.get(name, -1) > now)
 
     def _joined_parts(self, frame: PythonFrame, now: int) -> set[str]:
         """What the joins of the frame's statement read: `xs.append(f(torch.cat(xs)))` reads more, within `f`."""

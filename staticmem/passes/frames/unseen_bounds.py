@@ -47,8 +47,8 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
     """For some values: the last op of the call that may have a name for them. A bound of `longest_holds` that takes
     less time: it takes no statement to run again."""
     ops, ends, last_read, outputs = graph.ops, call_ends(graph), graph.last_read, frozenset(graph.outputs)
-    made = {op.outputs[0]: op for op in ops if op.outputs}
-    made.update((name, op) for op in ops if len(op.outputs) > 1 for name in op.outputs)
+    maker = {op.outputs[0]: op for op in ops if op.outputs}
+    maker.update((name, op) for op in ops if len(op.outputs) > 1 for name in op.outputs)
     bases = ((target, target.split(".", 1)[0]) for target in {op.target for op in ops})
     passed_on = {target for target, base in bases if base in _WEIGHTS or base in _PASSES_WEIGHTS}
     again = graph.read_again & set(names)
@@ -56,14 +56,14 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
     for op in ops if again else ():
         for name in op.refs():
             if name in again:
-                modules = made[name].modules
+                modules = maker[name].modules
                 depth = len(modules) if op.modules is modules else common_depth(modules, op.modules)
                 if depth < shared.get(name, depth + 1):
                     shared[name] = depth
     held: dict[str, int] = {}
-    known: dict[tuple[int, int], int] = {}  # by the identity of a stack, and a level
+    end_of: dict[tuple[int, int], int] = {}  # by the identity of a stack, and a level
     for name in names:
-        op = made[name]
+        op = maker[name]
         modules = op.modules
         if name in outputs:
             level = 0
@@ -73,10 +73,10 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
             reader = ops[last_read[name]].modules if name in last_read else modules
             level = (len(modules) if reader is modules else common_depth(modules, reader)) - 1
         for frame in (level, level - 1) if op.target in passed_on else (level,):
-            end = known.get((id(modules), frame))
+            end = end_of.get((id(modules), frame))
             if end is None:
                 named = 0 <= frame < len(modules) and not modules[frame].cls.startswith(_TORCH)
-                end = known[id(modules), frame] = ends[modules[: frame + 1]] if named else -1
+                end = end_of[id(modules), frame] = ends[modules[: frame + 1]] if named else -1
             if end >= 0:
                 held[name] = max(end, held.get(name, 0))
     return held
@@ -168,17 +168,17 @@ def _chains(graph: Graph) -> set[Stack]:
 def keys_and_values(graph: Graph) -> Set[str]:
     """Keys and values of masked attention, which code may keep as attributes in evaluation mode: a cache for the next
     call. An export in training mode does not have those statements, and no file has one without an op."""
-    made: dict[str, Op] = {}
+    maker: dict[str, Op] = {}
     kept: set[str] = set()
     for op in graph.ops:
         first, second, third = (*(a.name if isinstance(a, Ref) else "" for a in op.args[:3]), "", "", "")[:3]
         if op.base == _ATTENTION and _is_masked(op) and _may_cache(op):
             kept.update((second, third))
         elif op.base in _PRODUCTS and _may_cache(op):
-            keys = _masked_keys(first, made)
+            keys = _masked_keys(first, maker)
             kept.update((keys, second) if keys else ())
-        made.update(dict.fromkeys(op.outputs, op))
-    return kept & made.keys()
+        maker.update(dict.fromkeys(op.outputs, op))
+    return kept & maker.keys()
 
 
 def _is_masked(op: Op) -> bool:
@@ -192,11 +192,11 @@ def _may_cache(op: Op) -> bool:
     return not is_published(op) and not (op.modules and op.modules[-1].cls.startswith(_TORCH))
 
 
-def _masked_keys(weights: str, made: dict[str, Op]) -> str:
+def _masked_keys(weights: str, maker: dict[str, Op]) -> str:
     """The keys that weights of attention are computed of, where scores are masked before the softmax; or ""."""
     normed = masked = False
     for _ in range(_MOST_OPS):
-        op = made.get(weights)
+        op = maker.get(weights)
         if op is None:
             return ""
         if op.base in _PRODUCTS and normed:
@@ -206,7 +206,7 @@ def _masked_keys(weights: str, made: dict[str, Op]) -> str:
         masked = masked or (normed and op.base in _MASKS)
         sources = [a for a in op.args[:2] if isinstance(a, Ref)]
         if op.base == "aten::where":
-            sources = [a for a in op.args[1:3] if isinstance(a, Ref) and a.name in made]
+            sources = [a for a in op.args[1:3] if isinstance(a, Ref) and a.name in maker]
         if not sources:
             return ""
         weights = sources[0].name
@@ -215,18 +215,18 @@ def _masked_keys(weights: str, made: dict[str, Op]) -> str:
 
 def _attention_weights(graph: Graph) -> set[str]:
     """Results of softmax, and what dropout makes of them, that a matrix product reads."""
-    made: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
+    source_of: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
     weights: set[str] = set()
     for op in graph.ops:
         if op.base in _WEIGHTS:
-            made[op.outputs[0]] = ""
+            source_of[op.outputs[0]] = ""
         elif op.base in _PASSES_WEIGHTS:
-            source = next((name for name in op.refs() if name in made), None)
+            source = next((name for name in op.refs() if name in source_of), None)
             if source is not None:
-                made[op.outputs[0]] = source
+                source_of[op.outputs[0]] = source
         elif op.base in _PRODUCTS:
             for name in op.refs():
-                while name in made:
+                while name in source_of:
                     weights.add(name)
-                    name = made[name]
+                    name = source_of[name]
     return weights

@@ -46,15 +46,15 @@ def attentions(graph: Graph, wide: Graph) -> tuple[Attention, ...]:
         ModelFileError: there is none, or one that is not causal.
     """
     windows = _windows(wide)
-    made = {name: op for op in graph.ops for name in op.outputs}
-    found = [_attention(op, made, windows) for op in graph.ops if op.base == SDPA]
-    if not found:
+    maker = {name: op for op in graph.ops for name in op.outputs}
+    calls = [_attention(op, maker, windows) for op in graph.ops if op.base == SDPA]
+    if not calls:
         raise not_recognised(
             "no attention was recognised",
             "Looked for calls of scaled_dot_product_attention; code that multiplies queries and keys itself is not "
             "covered.",
         )
-    return tuple(found)
+    return tuple(calls)
 
 
 def not_recognised(what: str, why: str) -> ModelFileError:
@@ -68,7 +68,7 @@ def not_recognised(what: str, why: str) -> ModelFileError:
     )
 
 
-def _attention(op: Op, made: Mapping[str, Op], windows: Mapping[str, int | None]) -> Attention:
+def _attention(op: Op, maker: Mapping[str, Op], windows: Mapping[str, int | None]) -> Attention:
     query, *pair = op.args[:3]
     if op.name not in windows or not isinstance(query, Ref) or len(pair) < 2:
         raise not_recognised(
@@ -76,8 +76,8 @@ def _attention(op: Op, made: Mapping[str, Op], windows: Mapping[str, int | None]
             "Looked for is_causal, or a mask of `key <= query` and `key > query - window`; cross attention, prefixes "
             "and masks of other kinds are not covered.",
         )
-    (key, of_key, sizes), (value, of_value, value_sizes) = (_before_repeat(arg, made, op) for arg in pair)
-    if _is_latent(value, made):
+    (key, of_key, sizes), (value, of_value, value_sizes) = (_before_repeat(arg, maker, op) for arg in pair)
+    if _is_latent(value, maker):
         raise not_recognised(
             f"the attention {op.name} caches what its keys and values are computed of",
             "Multi-head latent attention whose cache is compressed (transformers 5 for DeepSeek V3) is not covered.",
@@ -90,15 +90,15 @@ def _attention(op: Op, made: Mapping[str, Op], windows: Mapping[str, int | None]
     )  # fmt: skip
 
 
-def _is_latent(value: str, made: Mapping[str, Op]) -> bool:
+def _is_latent(value: str, maker: Mapping[str, Op]) -> bool:
     """Whether values are a projection of latents [batch, 1, tokens, size], which are cached in their place.
 
     Source: transformers 5.23, models/deepseek_v3/modeling_deepseek_v3.py, `expand_kv`.
     """
-    op = made.get(value)
+    op = maker.get(value)
     while op is not None and op.base in _VIEWS:
-        op = made.get(ref_name(op.args[0]))
-    source = made.get(ref_name(op.args[0])) if op is not None and op.base == "aten::linear" else None
+        op = maker.get(ref_name(op.args[0]))
+    source = maker.get(ref_name(op.args[0])) if op is not None and op.base == "aten::linear" else None
     shape = source.args[1] if source is not None and source.base in ("aten::view", "aten::reshape") else None
     return isinstance(shape, tuple) and len(shape) == 4 and shape[1] == 1
 
@@ -120,7 +120,7 @@ def takes_all(op: Op) -> bool:
     return start in (None, 0) and (end is None or (isinstance(end, int) and end > _END))
 
 
-def _before_repeat(arg: Arg, made: Mapping[str, Op], of: Op) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
+def _before_repeat(arg: Arg, maker: Mapping[str, Op], of: Op) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
     """What `repeat_kv` repeats, the names of its steps and the sizes that it expands to; without one the value itself.
     A first update of an empty cache (`cat` with a tensor without elements) is none of it.
 
@@ -130,7 +130,7 @@ def _before_repeat(arg: Arg, made: Mapping[str, Op], of: Op) -> tuple[str, tuple
         raise not_recognised(f"{of.name} has no keys or values", "Looked for tensors that the graph computes.")
     name, steps, sizes = arg.name, list[str](), tuple[int, ...]()
     for _ in range(_LONGEST_CHAIN):
-        op = made.get(name)
+        op = maker.get(name)
         if op is None or not (op.base in _REPEATS or takes_all(op)) or not isinstance(op.args[0], Ref):
             break
         if op.base == "aten::expand":
@@ -141,11 +141,11 @@ def _before_repeat(arg: Arg, made: Mapping[str, Op], of: Op) -> tuple[str, tuple
         steps.append(name)
         name = op.args[0].name
         if op.base == "aten::unsqueeze" and sizes:
-            inner = made.get(name)
+            inner = maker.get(name)
             while inner is not None and takes_all(inner) and isinstance(inner.args[0], Ref):
                 steps.append(name)
                 name = inner.args[0].name
-                inner = made.get(name)
+                inner = maker.get(name)
             return name, tuple(steps), sizes
     return arg.name, (), ()
 
@@ -156,19 +156,19 @@ def _windows(wide: Graph) -> dict[str, int | None]:
     knowledge.known.update(
         {value.name: Affine(value.shape or (), 1, (0,) * len(value.shape or ())) for value in padding_masks(wide)}
     )
-    found: dict[str, int | None] = {}
+    windows: dict[str, int | None] = {}
     for op in wide.ops:
         if op.base == SDPA:
             mask, causal = argument(op, 3, "attn_mask"), argument(op, 5, "is_causal")
-            known = knowledge.of(mask) if isinstance(mask, Ref) else None
+            mask_facts = knowledge.of(mask) if isinstance(mask, Ref) else None
             if isinstance(mask, Ref):
-                seen = _window(known) if isinstance(known, Mask) else False
+                seen = _window(mask_facts) if isinstance(mask_facts, Mask) else False
                 if seen is not False:
-                    found[op.name] = seen
+                    windows[op.name] = seen
             elif causal is True:
-                found[op.name] = None
+                windows[op.name] = None
         knowledge.visit(op)
-    return found
+    return windows
 
 
 def _window(mask: Mask) -> int | bool | None:

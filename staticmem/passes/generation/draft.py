@@ -75,8 +75,8 @@ def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:
 
 def readers(ops: Sequence[Op]) -> dict[str, list[int]]:
     """Indices of the ops that read each value."""
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for index, op in enumerate(ops):
         for name in op.refs():
-            found.setdefault(name, []).append(index)
-    return found
+            positions.setdefault(name, []).append(index)
+    return positions

@@ -31,7 +31,7 @@ def with_batched_experts(graph: Graph) -> Graph:
 def _batched(graph: Graph, products: list[Op]) -> Graph:
     """The graph with the products of one module call replaced; as it is where they are not those of the source."""
     modules = products[0].modules
-    made = {name: op for op in graph.ops for name in op.outputs}
+    maker = {name: op for op in graph.ops for name in op.outputs}
     own = [op for op in graph.ops if op.modules[: len(modules)] == modules]
     sort = next((op for op in own if op.base == "aten::sort"), None)
     if sort is None or len(sort.outputs) < 2:
@@ -42,7 +42,7 @@ def _batched(graph: Graph, products: list[Op]) -> Graph:
     if tokens is None or back is None:
         return graph
     inverse = {ref_name(back.args[0]), *back.outputs}
-    gone = {sort.name, tokens.name, back.name, *(made[name].name for name in inverse if name in made)}
+    gone = {sort.name, tokens.name, back.name, *(maker[name].name for name in inverse if name in maker)}
     names: dict[str, str] = {}
     ends: dict[str, str] = {}
     ops: list[Op] = []
@@ -58,7 +58,7 @@ def _batched(graph: Graph, products: list[Op]) -> Graph:
         elif inside and rows and (rows == order or rows in inverse):
             names[op.outputs[0]] = names.get(ref_name(op.args[0]), ref_name(op.args[0]))
         elif inside and op.base == _GROUPED:
-            new = _product(renamed(op, names), made[ref_name(op.args[1])], ids)
+            new = _product(renamed(op, names), maker[ref_name(op.args[1])], ids)
             for weights in selected:
                 ends[weights] = new[0].name
             selected = [new[0].outputs[0]]

@@ -81,13 +81,13 @@ class Forward:
                     ends.pop(name, None)
                     self.draft.let_go((self._own(name),))
             self._attend(op, call, self.layers[number], update, ends)
-        known = {name for op in ops for name in op.outputs if name}
+        results = {name for op in ops for name in op.outputs if name}
         for name, end in ends.items():
-            if name in known:
+            if name in results:
                 self.draft.ends[self._own(name)] = f"{self.prefix}{end}"
         # what is held to the end goes when the forward returns, but for what it returns
         returned = {self._own(name) for name in self.graph.outputs}
-        self.draft.let_go({self._own(name) for name in known} - self.draft.ends.keys() - returned)
+        self.draft.let_go({self._own(name) for name in results} - self.draft.ends.keys() - returned)
         return Outputs(self._own(self.graph.outputs[0]), tuple(left), all_logits)
 
     # -- names ---------------------------------------------------------------------------------------------------
@@ -120,9 +120,9 @@ class Forward:
         given = {graph.inputs[0].name: self.inputs.ids, **self._positions()}
         ops = []
         for op in graph.ops:
-            known = self.calls.get(op.name)
-            if known is not None:
-                call = known[1]
+            numbered = self.calls.get(op.name)
+            if numbered is not None:
+                call = numbered[1]
                 touched.update((*call.repeats, *call.given, *filter(None, (call.mask,))))
                 query = ref_name(op.args[0])
                 op = op.changed(args=(Ref(query), Ref(call.key), Ref(call.value)))
@@ -134,7 +134,7 @@ class Forward:
 
     def _positions(self) -> dict[str, str]:
         """Positions that the code makes where it is given none: `generate` gives positions [batch, tokens]."""
-        found = {v.name: self.inputs.positions for v in self.graph.inputs if "position_ids" in v.name}
+        values = {v.name: self.inputs.positions for v in self.graph.inputs if "position_ids" in v.name}
         masks = {call.mask for _, call in self.calls.values()}
         for op in self.graph.ops:
             if op.base != "aten::unsqueeze" or op.args[1] not in (0, -2) or op.outputs[0] in masks:
@@ -143,8 +143,8 @@ class Forward:
             if source is not None and source.base == "aten::add" and not isinstance(source.args[1], Ref):
                 source = self.made.get(ref_name(source.args[0]))
             if source is not None and source.base == "aten::arange" and source.args[:1] == (self.tokens,):
-                found[op.outputs[0]] = self.inputs.positions
-        return found
+                values[op.outputs[0]] = self.inputs.positions
+        return values
 
     def _of_last_token(self, ops: list[Op]) -> tuple[list[Op], bool]:
         """Logits of the last position alone, where the code slices the hidden states for `logits_to_keep`.
@@ -304,6 +304,6 @@ class Forward:
 
 def ids_of(graph: Graph) -> bool:
     """Whether the inputs of a graph are token ids [batch, tokens], and besides masks of padding and positions alone."""
-    known = [*padding_masks(graph), *(v for v in graph.inputs if "position_ids" in v.name)]
+    accepted = [*padding_masks(graph), *(v for v in graph.inputs if "position_ids" in v.name)]
     first = graph.inputs[0] if graph.inputs else None
-    return first is not None and len(first.shape or ()) == 2 and all(v in known for v in graph.inputs[1:])
+    return first is not None and len(first.shape or ()) == 2 and all(v in accepted for v in graph.inputs[1:])

@@ -21,11 +21,11 @@ def needs_mask(layer: Layer, queries: int) -> bool:
 
 def add_mask(draft: Draft, name: str, layer: Layer, queries: int, batch: int, modules: tuple[Frame, ...]) -> str:
     """The calls that make a mask [batch, 1, queries, keys] of booleans; its name."""
-    keys, made = layer.tokens_for_mask(queries), list[str]()
+    keys, names = layer.tokens_for_mask(queries), list[str]()
 
     def call(part: str, target: str, *args: object, **kwargs: object) -> str:
-        made.append(draft.call(target, *args, to=f"{name}.{part}", modules=modules, kwargs=kwargs))  # type: ignore[arg-type]
-        return made[-1]
+        names.append(draft.call(target, *args, to=f"{name}.{part}", modules=modules, kwargs=kwargs))  # type: ignore[arg-type]
+        return names[-1]
 
     call("batch", "aten::arange", batch)
     call("head", "aten::arange", 1)
@@ -33,7 +33,7 @@ def add_mask(draft: Draft, name: str, layer: Layer, queries: int, batch: int, mo
     for part, size, before, behind in (("query", queries, 2, 1), ("key", keys, 3, 0)):
         first = call(f"{part}.arange", "aten::arange", size)
         view = call(part, "aten::add.Tensor", Ref(first), 0)
-        draft.let_go((made.pop(-2),))
+        draft.let_go((names.pop(-2),))
         for number in range(before):
             view = call(f"{part}.{number}", "aten::unsqueeze", Ref(view), 0)
         if behind:
@@ -52,7 +52,7 @@ def add_mask(draft: Draft, name: str, layer: Layer, queries: int, batch: int, mo
         causal = call("causal", "aten::le.Tensor", key, query)
         mask = call("mask", "aten::bitwise_and.Tensor", Ref(seen), Ref(causal))
         draft.let_go((seen, causal))
-        made = [one for one in made if one not in (all_true, first, after, seen, causal)]
+        names = [one for one in names if one not in (all_true, first, after, seen, causal)]
     wide = call("wide", "aten::expand", Ref(mask), (batch, -1, queries, keys))
-    draft.let_go([one for one in made if one not in (mask, wide)])
+    draft.let_go([one for one in names if one not in (mask, wide)])
     return wide

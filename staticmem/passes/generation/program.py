@@ -133,26 +133,26 @@ class _Generate:
 
     def _masks_before(self, queries: int, step: str) -> dict[int | None, str]:
         """The masks that `prepare_inputs_for_generation` makes for a static cache, one for each window."""
-        made: dict[int | None, tuple[str, str]] = {}
+        pairs: dict[int | None, tuple[str, str]] = {}
         for layer in self.layers:
-            if layer.static and layer.window not in made and needs_mask(layer, queries):
-                name = f"{step}.mask.{len(made)}"
+            if layer.static and layer.window not in pairs and needs_mask(layer, queries):
+                name = f"{step}.mask.{len(pairs)}"
                 wide = add_mask(self.draft, name, layer, queries, self.batch, ())
-                made[layer.window] = wide, self.draft.ops[-1].refs()[0]
+                pairs[layer.window] = wide, self.draft.ops[-1].refs()[0]
         masks: dict[int | None, str] = {}
-        for window, (wide, narrow) in made.items():
+        for window, (wide, narrow) in pairs.items():
             masks[window] = self.draft.call("aten::contiguous", Ref(wide), to=f"{wide}.contiguous")
             self.draft.let_go((wide, narrow))
         return masks
 
-    def _graph(self, final: str, made: Generated, all_logits: bool) -> Graph:
+    def _graph(self, final: str, parts: Generated, all_logits: bool) -> Graph:
         prefill, decode, draft = self.prefill, self.decode, self.draft
         recorded, ops = prefill.recorded, draft.ops
         if recorded is None:
             ops = draft.with_reads()
-            first = draft.ops[made.decode].name if made.decode < len(draft.ops) else ""
+            first = draft.ops[parts.decode].name if parts.decode < len(draft.ops) else ""
             at = next((index for index, op in enumerate(ops) if op.name == first), len(ops))
-            made = replace(made, decode=at)
+            parts = replace(parts, decode=at)
         else:
             functions = {**recorded.functions}
             recorded = Recorded(draft.last_held(), (), recorded.kept, (), functions)
@@ -164,7 +164,7 @@ class _Generate:
         }
         return replace(
             prefill, inputs=(prefill.inputs[0], padding), ops=tuple(ops), outputs=(final,), values=values,
-            recorded=recorded, programs=None, generated=made, notes=(*prefill.notes, *_notes(self.asked, all_logits)),
+            recorded=recorded, programs=None, generated=parts, notes=(*prefill.notes, *_notes(self.asked, all_logits)),
         )  # fmt: skip
 
 

@@ -133,16 +133,16 @@ def hard_swish(m: Matcher, node: Node) -> bool:
             scaled = m.inner(b, "Div", "Mul")
             parts = m.split(scaled) if scaled is not None else None
             if scaled is not None and parts is not None and close(parts[1], 6.0 if scaled.op == "Div" else 1 / 6):
-                found = _relu6_plus3(m, parts[0])
-                if found is not None and found[0] == a:
-                    return m.take(node, [m.op(node, "aten::hardswish", m.ctx.ref(a))], scaled, *found[1])
+                clipped = _relu6_plus3(m, parts[0])
+                if clipped is not None and clipped[0] == a:
+                    return m.take(node, [m.op(node, "aten::hardswish", m.ctx.ref(a))], scaled, *clipped[1])
     if node.op == "Div" and close(m.number(node.inputs[1]), 6.0):
         product = m.inner(node.inputs[0], "Mul")
         if product is not None:
             for a, b in (product.inputs, product.inputs[::-1]):
-                found = _relu6_plus3(m, b)
-                if found is not None and found[0] == a:
-                    return m.take(node, [m.op(node, "aten::hardswish", m.ctx.ref(a))], product, *found[1])
+                clipped = _relu6_plus3(m, b)
+                if clipped is not None and clipped[0] == a:
+                    return m.take(node, [m.op(node, "aten::hardswish", m.ctx.ref(a))], product, *clipped[1])
     return False
 
 

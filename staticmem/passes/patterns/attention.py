@@ -231,8 +231,8 @@ def _dense(m: Matcher, name: str, steps: int) -> int | None:
         return None
     if maker is not None and maker.op in ("Transpose", "Unsqueeze", *_STRIDES_STAY):
         sizes = {i: m.net.shape(i) for i in (maker.inputs[:1] if maker.op == "Slice" else maker.inputs)}
-        known = {i: math.prod(size) for i, size in sizes.items() if size is not None}
-        source = maker.inputs[0] if maker.op in ("Transpose", "Unsqueeze") else max(known, key=lambda i: known[i])
+        elements = {i: math.prod(size) for i, size in sizes.items() if size is not None}
+        source = maker.inputs[0] if maker.op in ("Transpose", "Unsqueeze") else max(elements, key=lambda i: elements[i])
         before, inner = sizes.get(source), _dense(m, source, steps - 1)
         if before is None or inner is None:
             return None

@@ -25,8 +25,8 @@ def _range(m: Matcher, node: Node) -> _Range | None:
 
 def roll(m: Matcher, node: Node) -> bool:
     """cat(x[k:], x[:k]) along one axis, or along several one after the other."""
-    found = _one_roll(m, node)
-    if found is None:
+    one_roll = _one_roll(m, node)
+    if one_roll is None:
         return False
     reader = m.readers.get(node.outputs[0], [])
     for slice_ in reader:
@@ -36,7 +36,7 @@ def roll(m: Matcher, node: Node) -> bool:
     shifts: list[int] = []
     dims: list[int] = []
     nodes: list[Node] = []
-    current, step = node, found
+    current, step = node, one_roll
     while True:
         x, axis, start, parts = step
         shifts.insert(0, -start)
@@ -82,9 +82,9 @@ def chunk(m: Matcher, node: Node) -> bool:
         return False
     parts = [node]
     for reader in m.readers.get(x, ()):
-        found = _range(m, reader) if reader.op == "Slice" and m.free(reader) and reader is not node else None
-        if found is not None and found[1] == axis and found[2] == len(parts) * size:
-            if found[3] != found[2] + size or m.frames(reader) != m.frames(node):
+        piece = _range(m, reader) if reader.op == "Slice" and m.free(reader) and reader is not node else None
+        if piece is not None and piece[1] == axis and piece[2] == len(parts) * size:
+            if piece[3] != piece[2] + size or m.frames(reader) != m.frames(node):
                 return False
             parts.append(reader)
     if len(parts) * size != total:
@@ -164,7 +164,7 @@ def _slices(m: Matcher, node: Node, shape: tuple[int, ...]) -> list[tuple[int, i
     count = len(joined.inputs)
     if count > len(shape) or written[count:] != shape[count:]:
         return None
-    found = []
+    ranges = []
     for axis, name in enumerate(joined.inputs):
         lifted = m.made(name, "Unsqueeze")
         grid = m.made(lifted.inputs[0], "Expand") if lifted is not None else None
@@ -172,8 +172,8 @@ def _slices(m: Matcher, node: Node, shape: tuple[int, ...]) -> list[tuple[int, i
         if grid is None or m.net.shape(grid.inputs[0]) != along or not _is_range(m, grid.inputs[0]):
             return None
         if written[axis] != shape[axis]:
-            found.append((axis, shape[axis] - written[axis], shape[axis]))
-    return found
+            ranges.append((axis, shape[axis] - written[axis], shape[axis]))
+    return ranges
 
 
 def _is_range(m: Matcher, name: str) -> bool:

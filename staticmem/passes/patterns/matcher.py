@@ -47,11 +47,11 @@ class Matcher:
             if is_known(node, consts):
                 continue  # size computations read tensors without using them
             for name in node.inputs:
-                known = readers.get(name)
-                if known is None:
+                nodes = readers.get(name)
+                if nodes is None:
                     readers[name] = [node]
                 else:
-                    known.append(node)
+                    nodes.append(node)
         for name in self.net.outputs:
             readers.setdefault(name, []).append(_CALLER)
         return readers

@@ -73,8 +73,8 @@ def _cells(sweep: Sweep, view: View) -> Iterator[list[str]]:
 
 def _largest_name(sweep: Sweep) -> str:
     """What the largest size of was asked for: `batch`, or the name of a dimension; empty for nothing."""
-    found = (card.largest.dim for row in sweep.rows for card in row.cards if card.largest is not None)
-    return next(found, "")
+    dims = (card.largest.dim for row in sweep.rows for card in row.cards if card.largest is not None)
+    return next(dims, "")
 
 
 def _setting(row: SweepRow, axis: str) -> str:
@@ -107,10 +107,10 @@ def verdict(sweep: Sweep, view: View = PLAIN) -> str:
     return sentence + "."
 
 
-def _batches(sweep: Sweep, gpu: str, found: Sequence[tuple[SweepRow, LargestBatch]]) -> str:
+def _batches(sweep: Sweep, gpu: str, rows: Sequence[tuple[SweepRow, LargestBatch]]) -> str:
     """What `--max-batch` found on a card: the configuration with the largest safe batch."""
-    row, largest = max(found, key=lambda pair: (pair[1].safe_batch, pair[1].batch))
-    which = f" ({describe(sweep, row)})" if len(found) > 1 else ""
+    row, largest = max(rows, key=lambda pair: (pair[1].safe_batch, pair[1].batch))
+    which = f" ({describe(sweep, row)})" if len(rows) > 1 else ""
     safe = f"{largest.safe_batch:,} safe" if largest.safe_batch else "none safe"
     return (
         f"; the largest batch on {gpu} is {largest.batch:,}, {safe}{which}" if largest.batch else f"; none fits {gpu}"

@@ -153,9 +153,9 @@ def _runs(profile: str) -> list[list[dict[str, Any]]]:
 
 def _statistics(path: str) -> dict[str, int]:
     """Bytes that kernels took for themselves, by node; nodes with a comma in their name are found from the end."""
-    found: dict[str, int] = {}
+    counters: dict[str, int] = {}
     if not os.path.exists(path):
-        return found
+        return counters
     with open(path, encoding="utf-8") as file:
         for line in file:
             fields = line.rstrip("\n").rsplit(",", 4)
@@ -163,8 +163,8 @@ def _statistics(path: str) -> dict[str, int]:
                 continue
             name = fields[0].rpartition("_")[0]
             if fields[4].isdigit() and int(fields[4]):
-                found[name] = max(found.get(name, 0), int(fields[4]))
-    return found
+                counters[name] = max(counters.get(name, 0), int(fields[4]))
+    return counters
 
 
 def _read(nvml: Nvml | None, when: str) -> None:

@@ -118,14 +118,14 @@ def _load(tensor: Any, home: str, path: str) -> None:
 
 def _variances(graph: Any) -> set[str]:
     """Tensors that must be positive: variances of norms."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in graph.node:
         if node.op_type == "BatchNormalization":
-            found.update(node.input[_VARIANCE : _VARIANCE + 1])
+            names.update(node.input[_VARIANCE : _VARIANCE + 1])
         for attribute in node.attribute:
             if attribute.type == 5:
-                found |= _variances(attribute.g)
-    return found
+                names |= _variances(attribute.g)
+    return names
 
 
 def _fill(tensor: Any, file: Any, positive: set[str], noise: Any) -> int:
@@ -191,7 +191,7 @@ class RandomInput:
 def plan_inputs(graph: Any, shapes: Mapping[str, Sequence[int]]) -> list[RandomInput]:
     """Inputs of a GraphProto whose sizes are bound. Initializers that are listed as inputs are left to the file."""
     owned = {t.name for t in graph.initializer}
-    found: list[RandomInput] = []
+    planned: list[RandomInput] = []
     for proto in graph.input:
         if proto.name in owned or proto.type.WhichOneof("value") != "tensor_type":
             continue
@@ -199,8 +199,8 @@ def plan_inputs(graph: Any, shapes: Mapping[str, Sequence[int]]) -> list[RandomI
         if proto.name not in shapes:
             continue
         shape = tuple(int(s) for s in shapes[proto.name])
-        found.append(RandomInput(proto.name, dtype.name, shape, _bound(graph, proto.name)))
-    return found
+        planned.append(RandomInput(proto.name, dtype.name, shape, _bound(graph, proto.name)))
+    return planned
 
 
 def _bound(graph: Any, name: str) -> int:

@@ -41,21 +41,31 @@ class Readings:
     saved: str | None
 
 
-def meters(found: SessionPrediction, read: Readings) -> tuple[Meter, ...]:
+def meters(predicted: SessionPrediction, read: Readings) -> tuple[Meter, ...]:
     """The quantities that both sides have, then those that were only read."""
     first, last = _values(read.runs[0]), _values(read.runs[-1])
-    weights = found.weights
-    base = _base(found, read)
+    weights = predicted.weights
+    base = _base(predicted, read)
     start = base if base is not None else weights.total
     result = [
         Meter("weights in the arena", weights.total, weights.total, base, "reserved before the first run"),
-        Meter("tensors", found.tensors, found.tensors, _less(first, start), "first run, largest at the end of a node"),
-        Meter("requested", found.requested, found.requested, max(last, default=None), "last run, weights included"),
-        Meter("arena held", found.held, found.held, _held(read), "after the last run"),
+        Meter(
+            "tensors",
+            predicted.tensors,
+            predicted.tensors,
+            _less(first, start),
+            "first run, largest at the end of a node",
+        ),
+        Meter(
+            "requested", predicted.requested, predicted.requested, max(last, default=None), "last run, weights included"
+        ),
+        Meter("arena held", predicted.held, predicted.held, _held(read), "after the last run"),
     ]
-    known = found.workspace if found.workspace_known else None
+    workspace = predicted.workspace if predicted.workspace_known else None
     result.append(
-        Meter("largest workspace", known, known, max(read.workspaces.values(), default=0), "taken by one kernel")
+        Meter(
+            "largest workspace", workspace, workspace, max(read.workspaces.values(), default=0), "taken by one kernel"
+        )
     )
     result.append(Meter("weights outside the arena", weights.outside, weights.outside, None, "not told by the runtime"))
     if read.device.get("ran_process") is not None:
@@ -81,9 +91,9 @@ def _held(read: Readings) -> int | None:
     return held[-1] if held else None
 
 
-def _base(found: SessionPrediction, read: Readings) -> int | None:
+def _base(predicted: SessionPrediction, read: Readings) -> int | None:
     """What was in the arena before the first node: what the first reading has beyond the first node's own results."""
-    rows = [row for row in found.rows if row.run == 1]
+    rows = [row for row in predicted.rows if row.run == 1]
     if not rows or not read.runs or not read.runs[0] or read.runs[0][0].requested is None:
         return None
     if rows[0].op != read.runs[0][0].op:
@@ -91,13 +101,13 @@ def _base(found: SessionPrediction, read: Readings) -> int | None:
     return read.runs[0][0].requested - rows[0].requested
 
 
-def nodes(found: SessionPrediction, read: Readings) -> Nodes:
+def nodes(predicted: SessionPrediction, read: Readings) -> Nodes:
     """Compares requested bytes node by node, in the first and the last run."""
     compared = equal = 0
     different: list[NodeDifference] = []
-    base = _base(found, read)
+    base = _base(predicted, read)
     for number in sorted({1, len(read.runs)}):
-        mine = [row for row in found.rows if row.run == number]
+        mine = [row for row in predicted.rows if row.run == number]
         theirs = read.runs[number - 1]
         if base is None or not same_nodes(mine, theirs):
             continue
@@ -119,7 +129,7 @@ def same_nodes(mine: Sequence[NodeRow], theirs: Sequence[NodeReading]) -> bool:
     return [row.op for row in mine] == [row.op for row in theirs]
 
 
-def verdict(found: SessionPrediction, read: Readings, table: tuple[Meter, ...], compared: Nodes) -> str:
+def verdict(predicted: SessionPrediction, read: Readings, table: tuple[Meter, ...], compared: Nodes) -> str:
     """exact: every node and every meter; agrees: the arena within 2 %; not compared: the runtime told nothing."""
     told = [meter for meter in table if meter.difference is not None]
     if not told or all(row.requested is None for rows in read.runs for row in rows):
@@ -133,10 +143,10 @@ def verdict(found: SessionPrediction, read: Readings, table: tuple[Meter, ...], 
     return "differs"
 
 
-def explanations(found: SessionPrediction, read: Readings, table: tuple[Meter, ...], compared: Nodes) -> list[str]:
+def explanations(predicted: SessionPrediction, read: Readings, table: tuple[Meter, ...], compared: Nodes) -> list[str]:
     """What is known of a difference, most important first."""
     result: list[str] = []
-    mine = [row for row in found.rows if row.run == 1]
+    mine = [row for row in predicted.rows if row.run == 1]
     if read.runs and not same_nodes(mine, read.runs[0]):
         place = next(
             (i for i, (a, b) in enumerate(zip(mine, read.runs[0], strict=False)) if a.op != b.op),

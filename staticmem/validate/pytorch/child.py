@@ -36,7 +36,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         raise FailedError("device", f"PyTorch {torch.__version__} sees no CUDA device")
     try:
         steps = _steps(job)
-        found = _on_cuda(job, steps) if job["device"] == "cuda" else _on_cpu(job, steps)
+        readings = _on_cuda(job, steps) if job["device"] == "cuda" else _on_cpu(job, steps)
     except NotRunnableError as error:
         raise FailedError("op", str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -47,7 +47,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         if job["debug"]:
             raise
         raise FailedError("step", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
-    return {"version": torch.__version__, "stand_ins": dict(steps.stand_ins), **found}
+    return {"version": torch.__version__, "stand_ins": dict(steps.stand_ins), **readings}
 
 
 def _steps(job: dict[str, Any]) -> Any:
@@ -55,8 +55,8 @@ def _steps(job: dict[str, Any]) -> Any:
     from staticmem.validate.pytorch.prediction import predicted
     from staticmem.validate.pytorch.steps import Steps
 
-    found = predicted(job["model"], job["words"], job["device"])
-    return Steps(found.result.graph, found.scenario, found.result.loss, job["device"])
+    prediction = predicted(job["model"], job["words"], job["device"])
+    return Steps(prediction.result.graph, prediction.scenario, prediction.result.loss, job["device"])
 
 
 def _on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     for _ in range(job["runs"]):
         steps.step()
     torch.cuda.synchronize()
-    found = {
+    readings = {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "reserved_now": torch.cuda.memory_reserved(),
@@ -143,7 +143,7 @@ def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     steps.__dict__.clear()
     gc.collect()
     steps.stand_ins = {}
-    return {**found, **_workspaces()}
+    return {**readings, **_workspaces()}
 
 
 def _process(nvml: Nvml) -> int | None:
@@ -186,8 +186,8 @@ def _extra(call: Any) -> int:
     torch.cuda.reset_peak_memory_stats()
     result = call()
     torch.cuda.synchronize()
-    made = round_up(int(result.untyped_storage().nbytes()))
-    return int(torch.cuda.max_memory_allocated()) - int(before) - made
+    own = round_up(int(result.untyped_storage().nbytes()))
+    return int(torch.cuda.max_memory_allocated()) - int(before) - own
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Predicted:
     lifetimes: Lifetimes
 
 
-def predicted(path: str, words: Mapping[str, Any], device: str) -> Predicted:
+def predicted(path: str, options: Mapping[str, Any], device: str) -> Predicted:
     """The prediction for a run on `device`, "cpu" or "cuda".
 
     Args:
@@ -60,7 +60,7 @@ def predicted(path: str, words: Mapping[str, Any], device: str) -> Predicted:
         DimensionError: a size that the file fixes otherwise (SM236).
         ModelFileError: the file cannot be read.
     """
-    request = request_from(words)
+    request = request_from(options)
     _check(request)
     study = Study.open(path, request)
     if study.binding.rebound:
@@ -86,9 +86,9 @@ def words_of(request: Request) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
-def request_from(words: Mapping[str, Any]) -> Request:
+def request_from(options: Mapping[str, Any]) -> Request:
     """A request of words that went through JSON: lists are tuples again."""
-    return request_of({k: tuple(v) if isinstance(v, list) else v for k, v in words.items()})
+    return request_of({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
 
 
 def without_frames(graph: Graph) -> Graph:
@@ -141,11 +141,11 @@ def card_of(name: str, total: int) -> str | None:
 
     `NVIDIA GeForce RTX 4090` is `rtx-4090`; of cards sold with several memories the closest counts.
     """
-    words = set(re.findall(r"[a-z0-9]+", _SXM.sub("sxm", name.lower())))
+    parts = set(re.findall(r"[a-z0-9]+", _SXM.sub("sxm", name.lower())))
     fitting = []
     for slug, gpu in gpus.cards().items():
         model = {word for word in slug.split("-") if not re.fullmatch(r"\d+gb", word)}
-        if model <= words:
+        if model <= parts:
             fitting.append((-len(model), abs(gpu.usable - total) if total else 0, slug))
     if not fitting:
         return None
@@ -155,18 +155,18 @@ def card_of(name: str, total: int) -> str | None:
 
 def gpu_word(name: str, total: int) -> str:
     """A word for `--gpu`: the card's, else its memory as it is."""
-    found = card_of(name, total)
-    return found if found is not None else f"{total / GIB:.3f}GiB"
+    card = card_of(name, total)
+    return card if card is not None else f"{total / GIB:.3f}GiB"
 
 
-def device_meters(found: Predicted, name: str, total: int, version: str) -> DeviceMeters:
+def device_meters(prediction: Predicted, name: str, total: int, version: str) -> DeviceMeters:
     """The prediction for a card by the driver's name and with `total` bytes, and for a version of PyTorch.
 
     What the request says of the device counts more.
     """
-    request = found.study.request
+    request = prediction.study.request
     if request.gpu is None:
         request = replace(request, gpu=gpu_word(name, total))
     if request.torch_version is None:
         request = replace(request, torch_version=version)
-    return on_device(found.result, device_of(request))
+    return on_device(prediction.result, device_of(request))

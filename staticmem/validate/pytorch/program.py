@@ -58,17 +58,17 @@ class Program:
         """Makes parameters, buffers, constants and inputs, in this order, as a prediction does."""
         by_name: dict[str, Any] = {}
         for p in self.graph.parameters:
-            known = self._place_parameter(p, by_name)
+            parameter = self._place_parameter(p, by_name)
             if p.alias_of is None:
-                self.parameters.append(known)
+                self.parameters.append(parameter)
                 self.names.append(p.fqn)
-            by_name[p.value.name] = self.placed[p.value.name] = known
+            by_name[p.value.name] = self.placed[p.value.name] = parameter
         for p in self.graph.buffers:
-            known = by_name.get(p.alias_of or "")
-            if known is None:
-                known = self._filled(p.value, self._contents(p.value.name), "var" in p.fqn.rpartition(".")[2])
-                self.other.append(known)
-            by_name[p.value.name] = self.placed[p.value.name] = known
+            parameter = by_name.get(p.alias_of or "")
+            if parameter is None:
+                parameter = self._filled(p.value, self._contents(p.value.name), "var" in p.fqn.rpartition(".")[2])
+                self.other.append(parameter)
+            by_name[p.value.name] = self.placed[p.value.name] = parameter
         for value in self.graph.constant_values.values():
             self._keep(value, self._contents(value.name))
         for value in self.graph.inputs:
@@ -184,10 +184,10 @@ class Program:
 
 def torch_dtype(dtype: DType) -> Any:
     """PyTorch's type of the same name."""
-    found = getattr(torch, dtype.name, None)
-    if not isinstance(found, torch.dtype):
+    dtype_of_torch = getattr(torch, dtype.name, None)
+    if not isinstance(dtype_of_torch, torch.dtype):
         raise NotRunnableError(f"this PyTorch has no {dtype.name}")
-    return found
+    return dtype_of_torch
 
 
 def _differentiable(dtype: DType) -> bool:
@@ -201,8 +201,8 @@ def _is_scalar(op: Op) -> bool:
 def _function(op: Op) -> Any:
     """The overload that a target names, if it is one that may be called."""
     namespace, _, name = op.base.partition("::")
-    known = lookup(op.target) is not None
-    if namespace not in ("aten", "prims") or not known or op.base in FORBIDDEN:
+    has_rule = lookup(op.target) is not None
+    if namespace not in ("aten", "prims") or not has_rule or op.base in FORBIDDEN:
         raise NotRunnableError(f"op '{op.name}' is {op.target}, which is none of PyTorch's that are known here")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     overload = op.target.partition(".")[2] or "default"
@@ -219,10 +219,10 @@ def _last_uses(graph: Graph) -> list[list[str]]:
             last[name] = index
     for name in graph.outputs:
         last.pop(name, None)
-    found: list[list[str]] = [[] for _ in graph.ops]
+    uses: list[list[str]] = [[] for _ in graph.ops]
     for name, index in last.items():
-        found[index].append(name)
-    return found
+        uses[index].append(name)
+    return uses
 
 
 def _whole(args: Sequence[Any]) -> bool:

@@ -83,12 +83,12 @@ class Alignment:
 def predicted_rows(lifetimes: Lifetimes) -> list[Row]:
     """The kernels of a predicted step that allocate."""
     trace = lifetimes.trace
-    made: dict[int, list[int]] = {}
+    buffers_of: dict[int, list[int]] = {}
     for buffer in trace.buffers:
         if buffer.size and trace.kernels[buffer.kernel].phase != "setup":
-            made.setdefault(buffer.kernel, []).append(buffer.id)
+            buffers_of.setdefault(buffer.kernel, []).append(buffer.id)
     rows = []
-    for index, buffers in made.items():
+    for index, buffers in buffers_of.items():
         kernel = trace.kernels[index]
         if kernel.name == "loss of the previous step":
             continue
@@ -132,49 +132,55 @@ def _between(
     """Kernels of another name that allocate the same, in order; the others are alone."""
     rest = [row for row in theirs if not row.optional]
     for row in mine:
-        found = next((k for k, other in enumerate(rest) if (other.phase, other.sizes) == (row.phase, row.sizes)), None)
-        if found is None:
+        position = next(
+            (k for k, other in enumerate(rest) if (other.phase, other.sizes) == (row.phase, row.sizes)), None
+        )
+        if position is None:
             left.append(row)
         else:
-            right += rest[:found]
-            pairs.append((row, rest[found]))
-            rest = rest[found + 1 :]
+            right += rest[:position]
+            pairs.append((row, rest[position]))
+            rest = rest[position + 1 :]
     right += rest
 
 
-def nodes(found: Alignment) -> Nodes:
+def nodes(alignment: Alignment) -> Nodes:
     """How many ops allocate the same with the same bytes alive, and those where live bytes differ the most."""
-    alone = len(found.predicted_only) + len(found.measured_only)
+    alone = len(alignment.predicted_only) + len(alignment.measured_only)
     equal, different = 0, []
-    for mine, theirs in found.pairs:
+    for mine, theirs in alignment.pairs:
         if mine.live == theirs.live:
             equal += 1
         else:
             different.append(NodeDifference(1, f"{mine.phase} {theirs.op}", mine.op, mine.live, theirs.live))
     different.sort(key=lambda row: -abs(row.measured - row.predicted))
-    return Nodes(len(found.pairs) + alone, equal, tuple(different[:WORST]))
+    return Nodes(len(alignment.pairs) + alone, equal, tuple(different[:WORST]))
 
 
-def cpu_bands(found: Predicted) -> dict[str, tuple[int, int]]:
+def cpu_bands(prediction: Predicted) -> dict[str, tuple[int, int]]:
     """Live memory: its peak, and what is alive when the forward ends."""
-    peak = found.lifetimes.peak_bytes
+    peak = prediction.lifetimes.peak_bytes
     bands = {"live, peak": (peak, peak)}
-    mark = found.result.trace.marks.get("forward_end")
+    mark = prediction.result.trace.marks.get("forward_end")
     if mark is not None:
-        end = found.lifetimes.level_before(mark)
+        end = prediction.lifetimes.level_before(mark)
         bands["live, end of forward"] = (end, end)
     return bands
 
 
-def cuda_bands(found: DeviceMeters) -> dict[str, tuple[int, int]]:
+def cuda_bands(device_meters: DeviceMeters) -> dict[str, tuple[int, int]]:
     """The meters of the allocator and of the driver that are predicted."""
-    named = (("allocated", found.allocated), ("reserved", found.reserved), ("device", found.device))
+    named = (
+        ("allocated", device_meters.allocated),
+        ("reserved", device_meters.reserved),
+        ("device", device_meters.device),
+    )
     return {name: (band.low, band.high) for name, band in named}
 
 
-def cpu_meters(found: Predicted, read: TorchReadings) -> tuple[Meter, ...]:
+def cpu_meters(prediction: Predicted, read: TorchReadings) -> tuple[Meter, ...]:
     """Live memory, predicted and counted."""
-    bands = cpu_bands(found)
+    bands = cpu_bands(prediction)
     where = "/".join(part for part in read.live_at if part)
     note = f"last step, reached at {where}" if where else "last step"
     return (
@@ -188,13 +194,13 @@ def _meter(name: str, bands: Mapping[str, tuple[int, int]], measured: int | None
     return Meter(name, low, high, measured, note)
 
 
-def cuda_meters(found: DeviceMeters, read: TorchReadings) -> tuple[Meter, ...]:
+def cuda_meters(device_meters: DeviceMeters, read: TorchReadings) -> tuple[Meter, ...]:
     """The meters of the allocator and of the driver."""
     how = str(read.device.get("meter", "not read"))
     after = None
     if read.process is not None and read.context is not None and read.reserved_now is not None:
         after = read.process - read.reserved_now - read.context
-    bands = cuda_bands(found)
+    bands = cuda_bands(device_meters)
     return (
         _meter("allocated", bands, read.allocated, "max_memory_allocated()"),
         _meter("reserved", bands, read.reserved, "max_memory_reserved()"),
@@ -225,12 +231,12 @@ def cuda_verdict(meters: Sequence[Meter]) -> str:
     return "agrees" if all(m.difference == 0 for m in told) else "differs"
 
 
-def explanations(found: Alignment, meters: Sequence[Meter]) -> list[str]:
+def explanations(alignment: Alignment, meters: Sequence[Meter]) -> list[str]:
     """What is known of differences: by op, most bytes first."""
     result = []
     for rows, text in (
-        (found.predicted_only, "predicted and not seen"),
-        (found.measured_only, "seen and not predicted"),
+        (alignment.predicted_only, "predicted and not seen"),
+        (alignment.measured_only, "seen and not predicted"),
     ):
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
@@ -240,7 +246,7 @@ def explanations(found: Alignment, meters: Sequence[Meter]) -> list[str]:
         if sizes:
             listed = "; ".join(f"{name} {counts[name]} times, {size:,} bytes" for name, size in sizes.most_common(5))
             result.append(f"Allocations {text}: {listed}.")
-    renamed = Counter((mine.op, theirs.op) for mine, theirs in found.pairs if mine.op != theirs.op)
+    renamed = Counter((mine.op, theirs.op) for mine, theirs in alignment.pairs if mine.op != theirs.op)
     if renamed:
         listed = "; ".join(f"{a} is {b} ({count})" for (a, b), count in renamed.most_common(5))
         result.append(f"Kernels of another name that allocate the same: {listed}.")

@@ -70,7 +70,7 @@ def require_torch() -> None:
 
 def validate_torch(
     path: str,
-    words: Mapping[str, Any],
+    options: Mapping[str, Any],
     device: str = "auto",
     runs: int = RUNS,
     timeout: float = TIMEOUT,
@@ -98,8 +98,8 @@ def validate_torch(
         StaticmemError: the file or the scenario cannot be analysed.
     """
     require_torch()
-    words = {name: value for name, value in words.items() if value is not None}
-    job = {"model": os.path.abspath(path), "words": words, "runs": runs, "threads": threads, "debug": debug}
+    options = {name: value for name, value in options.items() if value is not None}
+    job = {"model": os.path.abspath(path), "words": options, "runs": runs, "threads": threads, "debug": debug}
     notes: list[Note] = []
     if device in ("auto", "cuda"):
         target = os.path.abspath(snapshot) if snapshot is not None else None
@@ -115,8 +115,8 @@ def validate_torch(
 
 
 def _validated(path: str, job: Mapping[str, Any], timeout: float, notes: Sequence[Note]) -> Record:
-    words, device = job["words"], job["device"]
-    prediction = predicted(path, words, device)
+    asked, device = job["words"], job["device"]
+    prediction = predicted(path, asked, device)
     if device == "cpu":
         child.check_memory(prediction.lifetimes.peak_bytes, job["memory_limit"], FAILURES)
     shapes = prediction.result.output_shapes
@@ -145,7 +145,7 @@ def _validated(path: str, job: Mapping[str, Any], timeout: float, notes: Sequenc
             "inputs": {name: list(shape) for name, shape in study.binding.shapes.items()},
             "symbols": dict(study.binding.symbols),
             "runs": job["runs"],
-            "request": {k: list(v) if isinstance(v, tuple) else v for k, v in words.items()},
+            "request": {k: list(v) if isinstance(v, tuple) else v for k, v in asked.items()},
         },
         meters=meters,
         nodes=compared,
