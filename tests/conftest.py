@@ -20,13 +20,21 @@ settings.load_profile("same")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--overwrite-golden", action="store_true", help="write the golden files of tests/report again")
+    parser.addoption("--exhaustive", action="store_true", help="run also what is marked `exhaustive`, as .ci/run does")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"torch: needs PyTorch (torch=={REFERENCE_TORCH})")
+    config.addinivalue_line("markers", "exhaustive: one of very many alike cases; runs with --exhaustive")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--exhaustive") and not any(
+        "::" in arg for arg in config.args
+    ):  # a test that is named runs
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     if importlib.util.find_spec("torch") is not None:
         return
     for item in items:

@@ -69,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _torch_record(path: str, args: argparse.Namespace) -> Record:
-    from staticmem.validate.pytorch.prediction import CODE_OPTIONS, words_of
+    from staticmem.validate.pytorch.prediction import CODE_OPTIONS, options_of
     from staticmem.validate.pytorch.validation import validate_torch
 
     if args.snapshot is not None:
         check_target(args.snapshot, args.force)
     request = settings.without(args, settings.request(args), CODE_OPTIONS, "a run has the model's graph, not its code")
-    options, threads = words_of(request), args.intra_op_num_threads
+    options, threads = options_of(request), args.intra_op_num_threads
     limits = (args.runs, args.timeout, args.memory_limit)
     return validate_torch(path, options, args.device, *limits, args.snapshot, threads, args.debug)
 

@@ -114,10 +114,10 @@ class GraphEditor:
 
 def set_arguments(node: Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
     node.args, node.kwargs = args, kwargs
-    found: dict[Node, None] = {}
-    collect_nodes(args, found)
-    collect_nodes(kwargs.values(), found)
-    node.inputs = tuple(found)
+    nodes: dict[Node, None] = {}
+    collect_nodes(args, nodes)
+    collect_nodes(kwargs.values(), nodes)
+    node.inputs = tuple(nodes)
 
 
 def _replaced(args: tuple[Any, ...], node: Node, by: Node) -> tuple[Any, ...]:

@@ -56,11 +56,11 @@ class Node:
     ) -> None:
         self.target, self.args, self.form, self.kwargs = target, args, form, kwargs
         self.op, self.name, self.must_recompute, self.recomputed = op, name, must_recompute, recomputed
-        found: dict[Node, None] = {}
-        collect_nodes(args, found)
+        nodes: dict[Node, None] = {}
+        collect_nodes(args, nodes)
         if kwargs:
-            collect_nodes(kwargs.values(), found)
-        self.inputs = tuple(found)
+            collect_nodes(kwargs.values(), nodes)
+        self.inputs = tuple(nodes)
 
     @property
     def base(self) -> str:
@@ -108,13 +108,13 @@ class Node:
         return f"{self.name or self.target}: {self.form}"
 
 
-def collect_nodes(args: Iterable[Argument], found: dict[Node, None]) -> None:
+def collect_nodes(args: Iterable[Argument], nodes: dict[Node, None]) -> None:
     """Adds the nodes among arguments, lists included."""
     for arg in args:
         if type(arg) is Node:
-            found[arg] = None
+            nodes[arg] = None
         elif type(arg) is tuple:
-            collect_nodes(arg, found)
+            collect_nodes(arg, nodes)
 
 
 def users_of(nodes: Iterable[Node]) -> dict[Node, list[Node]]:

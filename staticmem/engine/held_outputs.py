@@ -35,7 +35,7 @@ class HeldOutputs:
             place = e.empty((0,), dtypes.uint8, kernel=PREVIOUS)
             e.categorise(place, "activation", PREVIOUS)
             e.hold(place, self.variable)
-        self.places = self.made = [tensor.storage.id for tensor, _ in self.variable.held]
+        self.places = self.storages = [tensor.storage.id for tensor, _ in self.variable.held]
         self.first = len(e.trace.buffers)
 
     def assign(self, outputs: Sequence[Tensor]) -> None:
@@ -56,7 +56,7 @@ class HeldOutputs:
             self.e.hold(tensor, self.variable)
         # an output may be an input of the model, or a view of another output
         storages = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
-        old, self.made = self.made, list(storages)
+        old, self.storages = self.storages, list(storages)
         trace = self.e.trace
         for id, new in zip(old, storages, strict=False):
             trace.replaced_by[id] = (new,)
@@ -68,17 +68,17 @@ class HeldOutputs:
     def end(self) -> None:
         """The function whose variable it is returns: the next step begins without outputs."""
         self.e.release(self.variable)
-        self.made = []
+        self.storages = []
         for place in self.places:
             self.e.trace.buffers.nbytes[place] = 0
 
     def leave(self, others: Collection[int]) -> None:
         """Backward is over; `others` are buffers that the loop and modules hold besides."""
-        if len(self.made) < 2:  # it has run through all that leads to the only output
+        if len(self.storages) < 2:  # it has run through all that leads to the only output
             return
         trace = self.e.trace
         buffers = trace.buffers
-        first, excluded = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.made}
+        first, excluded = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.storages}
         saved = [
             id
             for id, died in enumerate(buffers.died[first:], first)

@@ -63,7 +63,7 @@ class Mask:
         return all(t.coef[axis] == 0 for t in self.terms)
 
 
-Known = Affine | Mask
+Content = Affine | Mask
 
 
 def scalar(value: int) -> Affine:
@@ -137,7 +137,7 @@ def _compare(name: str, a: Affine, b: Affine) -> Mask | None:
     return Mask(more.shape, never=equal != (name == "eq"))
 
 
-def _each(value: Known, change: Callable[[Affine], Affine], shape: Shape) -> Known:
+def _each(value: Content, change: Callable[[Affine], Affine], shape: Shape) -> Content:
     """Applies a change of dimensions to the tensor, or to every term of a mask."""
     if isinstance(value, Affine):
         return change(value)
@@ -148,7 +148,7 @@ def _insert(values: Sequence[int], axis: int, item: int) -> tuple[int, ...]:
     return (*values[:axis], item, *values[axis:])
 
 
-def _axis(value: Known, dim: int, extra: int = 0) -> int:
+def _axis(value: Content, dim: int, extra: int = 0) -> int:
     return dim + len(value.shape) + extra if dim < 0 else dim
 
 
@@ -156,12 +156,12 @@ class Knowledge:
     """Runs over ops in order and remembers what is known of their results."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Known] = {}
+        self.contents: dict[str, Content] = {}
         self.roots: dict[str, str] = {}  # value -> the value whose storage it may share
 
-    def of(self, arg: Any) -> Known | None:
+    def of(self, arg: Any) -> Content | None:
         if isinstance(arg, Ref):
-            return self.known.get(arg.name)
+            return self.contents.get(arg.name)
         if isinstance(arg, bool):
             return Mask((), never=not arg)
         return scalar(arg) if isinstance(arg, int) else None
@@ -184,7 +184,7 @@ class Knowledge:
         except (TypeError, ValueError, LookupError, ArithmeticError):
             return
         if result is not None:
-            self.known[op.outputs[0]] = result
+            self.contents[op.outputs[0]] = result
 
     def _root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -192,8 +192,8 @@ class Knowledge:
     def _written(self, op: Op) -> None:
         """An op in place: nothing is known any more of what may share the storage that it writes to."""
         written = {self._root(a.name) for a in op.args[:1] if isinstance(a, Ref)}
-        for name in [n for n in self.known if self._root(n) in written]:
-            del self.known[name]
+        for name in [n for n in self.contents if self._root(n) in written]:
+            del self.contents[name]
 
 
 Args = list[Any]
@@ -206,7 +206,7 @@ def _integers(values: Any) -> tuple[int, ...] | None:
     return tuple(values) if plain else None
 
 
-def _arange(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _arange(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     numbers = _integers([a for a in args if type(a).__name__ != "DType" and a is not None])
     if numbers is None or not {"start", "end", "step"}.isdisjoint(kwargs):
         return None
@@ -229,14 +229,14 @@ def _fits(value: Affine, dtype: str) -> Affine | None:
     return value if low <= bounds[0] and bounds[1] <= high else None
 
 
-def _add(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _add(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Affine) or not isinstance(b, Affine) or kwargs.get("alpha", 1) != 1:
         return None
     return _combine(a, b, -1 if op.base == "aten::sub" else 1)
 
 
-def _mul(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _mul(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Affine) or not isinstance(b, Affine):
         return None
@@ -249,7 +249,7 @@ def _mul(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return Affine(pair[0].shape, pair[0].const * factor, tuple(c * factor for c in pair[0].coef))
 
 
-def _unsqueeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _unsqueeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
         return None
@@ -258,7 +258,7 @@ def _unsqueeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None
     return _each(value, lambda t: Affine(shape, t.const, _insert(t.coef, axis, 0)), shape)
 
 
-def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None or len(args) < 2 or not isinstance(args[1], int):
         return None
@@ -269,7 +269,7 @@ def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return _each(value, lambda t: Affine(shape, t.const, t.coef[:axis] + t.coef[axis + 1 :]), shape)
 
 
-def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
         return None
@@ -285,7 +285,7 @@ def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return _each(value, lambda t: _expanded(t, shape), shape)
 
 
-def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
         return None
@@ -307,7 +307,7 @@ def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return _each(value, change, shape)
 
 
-def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
         return None
@@ -321,7 +321,7 @@ def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return _each(value, lambda t: Affine(shape, t.const, tuple(t.coef[i] for i in order)), shape)
 
 
-def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     """Only size-1 dimensions may come and go."""
     value = k.of(args[0])
     if value is None:
@@ -350,7 +350,7 @@ def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return _each(value, change, shape)
 
 
-def _same(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _same(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     target = next((str(a) for a in (*args[1:], *kwargs.values()) if type(a).__name__ == "DType"), "")
     if isinstance(value, Mask) and target and target != "bool":
@@ -361,7 +361,7 @@ def _same(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return _fits(value, target) if isinstance(value, Affine) else value
 
 
-def _filled(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _filled(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     name = op.base.removeprefix("aten::")
     if name.endswith("_like"):
         like = k.of(args[0])
@@ -376,14 +376,14 @@ def _filled(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return Affine(shape, fill, (0,) * len(shape))
 
 
-def _comparison(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _comparison(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Affine) or not isinstance(b, Affine):
         return None
     return _compare(op.base.removeprefix("aten::"), a, b)
 
 
-def _and(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _and(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Mask) or not isinstance(b, Mask):
         return None
@@ -395,7 +395,7 @@ def _and(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return Mask(full, terms, a.never or b.never)
 
 
-def _index(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _index(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     picks = [k.of(a) for a in args[1]]
     if not isinstance(value, Affine) or len(picks) != len(value.shape):
@@ -411,7 +411,7 @@ def _index(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return total
 
 
-def _diff(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _diff(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     """Along the last axis with a prepended column that continues the sequence: the step, everywhere."""
     value = k.of(args[0])
     prepend = k.of(args[3]) if len(args) > 3 else k.of(kwargs.get("prepend"))
@@ -427,7 +427,7 @@ def _diff(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
     return Affine(value.shape, step, zero) if same and prepend.shape[-1] == 1 else None
 
 
-def _cumsum(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Known | None:
+def _cumsum(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if isinstance(value, Mask):
         return Affine(value.shape, 0, (0,) * len(value.shape)) if value.never else None
@@ -447,7 +447,7 @@ _FRESH = frozenset((
 ))  # fmt: skip
 _WRITE_NOTHING = frozenset(("detach_", "requires_grad_"))
 
-_HANDLERS: Mapping[str, Callable[[Knowledge, Op, Args, Kwargs], Known | None]] = {
+_HANDLERS: Mapping[str, Callable[[Knowledge, Op, Args, Kwargs], Content | None]] = {
     "arange": _arange, "add": _add, "sub": _add, "mul": _mul, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
     "expand": _expand, "slice": _slice, "permute": _permute, "transpose": _permute, "view": _view, "reshape": _view,
     "to": _same, "_to_copy": _same, "clone": _same, "contiguous": _same, "alias": _same, "detach": _same,

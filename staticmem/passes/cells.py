@@ -120,11 +120,11 @@ def _put_together(finder: Finder, op: Op, cell: _Cell, traced: Traced) -> bool:
     again = values.get("again", state)
     if again != state and not _same_constant(again, state, traced):
         return False
-    first = _made(finder.ops, op, match, state, traced)
+    first = _add_state(finder.ops, op, match, state, traced)
     if first and again != state:
-        _made(finder.ops, op, match, again, traced, state)
+        _add_state(finder.ops, op, match, again, traced, state)
     if "cx" in values:
-        _made(finder.ops, op, match, values["cx"], traced)
+        _add_state(finder.ops, op, match, values["cx"], traced)
     if isinstance(new, Ref):  # an LSTM's, which returns its state as well
         state, outputs = (state, values["cx"]), (*outputs, new.name)
     args = (values["x"], state, values["w_ih"], values["w_hh"], values.get("b_ih"), values.get("b_hh"))
@@ -138,7 +138,7 @@ def _same_constant(one: Arg, other: Arg, traced: Traced) -> bool:
     return a is not None and b is not None and (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _made(ops: Ops, op: Op, match: Match, state: Arg, traced: Traced, same: Arg = None) -> bool:
+def _add_state(ops: Ops, op: Op, match: Match, state: Arg, traced: Traced, same: Arg = None) -> bool:
     """Makes a constant state in front of the cell that this op ends, or gives its second name to the first one's
     tensor: what the step makes under a name is not the model's. False where others read it too."""
     value = traced(state.name) if isinstance(state, Ref) else None

@@ -83,11 +83,11 @@ class _Builder:
         self.transposed: set[str] = set()  # 2-D weights that the file stores as [in, out]
         self.ops: list[Op] = []
         self.env: dict[str, Arg] = {}  # FX names: a Ref, an integer, or a tuple for list results
-        self.known: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
+        self.defined: set[str] = {*net.inputs, *net.weights, *net.consts, *net.values} - {
             name for node in net.nodes for name in node.outputs
         }
-        self.modules = {name for name in net.aliases.values() if name in self.known}
-        self.tensors = self.known - set(net.inputs)
+        self.modules = {name for name in net.aliases.values() if name in self.defined}
+        self.tensors = self.defined - set(net.inputs)
         self.restored: dict[str, str] = {}
         self.lists: dict[str, int] = {}  # FX name of a list result -> index of its op
         self.fallbacks = 0
@@ -196,7 +196,7 @@ class _Builder:
             self.env[fx.name] = tuple(Ref(n) for n in op.outputs)
         elif len(outputs) == 1:
             self.env[fx.name] = Ref(outputs[0])
-        self.known.update(op.outputs)
+        self.defined.update(op.outputs)
         self.ops.append(op)
 
     def _without_updates(self, nodes: list[Node]) -> list[Node]:
@@ -286,7 +286,7 @@ class _Builder:
             self.ops[position] = replace(op, outputs=names)
             item = Ref(outputs[0])
             self.env[source.name] = tuple(Ref(n) for n in names)
-            self.known.add(outputs[0])
+            self.defined.add(outputs[0])
         self.env[fx.name] = item
 
     def _resolve(self, arg: Arg) -> Arg:
@@ -296,18 +296,18 @@ class _Builder:
             return arg
         if not self._names(arg.name):
             raise _UnresolvedError
-        return self._found(arg.name)
+        return self._argument(arg.name)
 
     def _names(self, name: str) -> bool:
         """Whether a name of a text still means something."""
-        return self.env.get(name) is not None or self.net.aliases.get(name) in self.known or name in self.known
+        return self.env.get(name) is not None or self.net.aliases.get(name) in self.defined or name in self.defined
 
-    def _found(self, name: str) -> Arg:
+    def _argument(self, name: str) -> Arg:
         arg = self.env.get(name)
         if arg is not None:
             return arg
         alias = self.net.aliases.get(name)
-        return Ref(alias if alias is not None and alias in self.known else name)
+        return Ref(alias if alias is not None and alias in self.defined else name)
 
     def _unfold(self, fx: fx_text.FxNode, node: Node) -> None:
         from staticmem.passes.batch_norms import unfold
@@ -317,12 +317,12 @@ class _Builder:
             raise _UnresolvedError
         ops, added = unfolded
         for name, value in added.items():
-            if name not in self.known:
+            if name not in self.defined:
                 self.added[name] = value
         self.ops.extend(ops)
         self.unfolded += 1
         self.env[fx.name] = Ref(node.outputs[0])
-        self.known.update(node.outputs)
+        self.defined.update(node.outputs)
 
     def _of_norm(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """Arguments of a batch norm that an optimiser took for equal ones: a module's tensors that are merged with
@@ -331,7 +331,7 @@ class _Builder:
         if node is None or len(node.inputs) < 5:
             return
         for arg, tensor in zip(fx.args[1:5], node.inputs[1:5], strict=False):
-            if not isinstance(arg, Ref) or self._names(arg.name) or tensor not in self.known:
+            if not isinstance(arg, Ref) or self._names(arg.name) or tensor not in self.defined:
                 continue
             name, value = self.net.aliases.get(arg.name), self.net.values.get(tensor)
             if name is None:
@@ -348,7 +348,7 @@ class _Builder:
         lost: list[str] = []
         for arg in (*fx.args, *fx.kwargs.values()):
             name = self.net.aliases.get(arg.name) if isinstance(arg, Ref) and arg.name not in self.env else None
-            if isinstance(arg, Ref) and name is not None and name not in self.known:
+            if isinstance(arg, Ref) and name is not None and name not in self.defined:
                 lost.append(arg.name)
         if not lost or fx.target == "aten::bilinear":
             return
@@ -400,12 +400,12 @@ class _Builder:
         copies = clone and self._copies(nodes)
         if clone and lost[0] not in self.assigned and not copies:
             return  # what a clone is depends on who asks for it: `contiguous`, `reshape`, a dropout of nothing
-        named = {arg.name for name in refs if isinstance(arg := self._found(name), Ref)}
+        named = {arg.name for name in refs if isinstance(arg := self._argument(name), Ref)}
         named |= {self.copied[name] for name in named if name in self.copied}
         results = {name for node in nodes for name in node.outputs}
         read = [self._seen(name) for node in nodes for name in node.inputs if name and name not in results]
         read = [name for name in read if name not in named]
-        tensors = [n for n in dict.fromkeys(read) if n in self.known and self._may_be_operand(n)]
+        tensors = [n for n in dict.fromkeys(read) if n in self.defined and self._may_be_operand(n)]
         dtype = self._dtype(nodes[-1].outputs[0])
         if len(tensors) > 1:  # indices among them
             tensors = [n for n in tensors if self._dtype(n) == dtype]
@@ -417,7 +417,7 @@ class _Builder:
             keeps = {"memory_format": "torch.contiguous_format" if copies == "contiguous" else "torch.preserve_format"}
             op = Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", source_lines(last.stack))
             self._put_clone(op, tensors[0], same_line=bool(copies))
-            self.known.add(name)
+            self.defined.add(name)
             self.copied[name] = tensors[0]
             self.env[lost[0]] = Ref(name)
 
@@ -442,13 +442,13 @@ class _Builder:
         else:
             return tensor
         self.ops.append(call)
-        self.known.add(name)
+        self.defined.add(name)
         return name
 
     @cached_property
     def normed(self) -> dict[str, tuple[str, str]]:
         """Modules whose small weights weight_norm made and an optimiser computed: direction and length of each."""
-        return fx_values.computed_weights(set(self.net.aliases.values()), self.known)
+        return fx_values.computed_weights(set(self.net.aliases.values()), self.defined)
 
     def _weight_norm(self, fx: fx_text.FxNode, node: Node) -> None:
         """Puts the call of weight_norm before the op of its module, which reads its stored result."""
@@ -469,7 +469,7 @@ class _Builder:
                 result, "aten::_weight_norm", call, {}, (result,), (*around, *inner), "", source_lines(node.stack)[:-1]
             )
             self.ops.append(op)
-            self.known.update((direction, length, result))
+            self.defined.update((direction, length, result))
             self.env[value.name] = Ref(result)
 
     def _padded(self, name: str, fx: fx_text.FxNode, nodes: list[Node]) -> bool:
@@ -479,7 +479,7 @@ class _Builder:
         if node is None or padding is None:
             return False
         result = f"{name}::pad"
-        if result not in self.known:
+        if result not in self.defined:
             around = frames(node)
             if around and around[-1].cls.startswith("torch.nn.modules."):
                 around = around[:-1]
@@ -487,7 +487,7 @@ class _Builder:
             call = (Ref(node.inputs[0]), padding, 0.0)
             self.ops.insert(index, Op(name, "aten::constant_pad_nd", call, {}, (result,), around))
             self.lists = {key: at + (at >= index) for key, at in self.lists.items()}
-            self.known.add(result)
+            self.defined.add(result)
         self.env[name] = Ref(result)
         return True
 
@@ -520,7 +520,7 @@ class _Builder:
     def _seen(self, name: str) -> str:
         """The value of a call that another one's node only rearranges: two calls on one tensor share such nodes."""
         node = self.inner.get(name)
-        while name not in self.known and node is not None and node.op in ("Transpose", "Unsqueeze", "Squeeze"):
+        while name not in self.defined and node is not None and node.op in ("Transpose", "Unsqueeze", "Squeeze"):
             name = node.inputs[0]
             node = self.inner.get(name)
         return name
@@ -558,16 +558,16 @@ class _Builder:
         pending = [name]
         while pending:
             node = self.inner.get(pending[-1])
-            missing = [n for n in node.inputs if n and n not in self.known and n in self.inner] if node else []
+            missing = [n for n in node.inputs if n and n not in self.defined and n in self.inner] if node else []
             if missing and len(pending) < MAX_WITHIN:
                 pending += missing
                 continue
             waiting = pending.pop()
-            if node is not None and waiting not in self.known:
+            if node is not None and waiting not in self.defined:
                 ops = self.translator.node(node, frames(node))
                 self.ops += ops
-                self.known.update(n for op in ops for n in op.outputs)
-                self.known.add(waiting)
+                self.defined.update(n for op in ops for n in op.outputs)
+                self.defined.add(waiting)
 
     def _fall_back(self, nodes: list[Node]) -> None:
         self.net.filled()
@@ -575,7 +575,7 @@ class _Builder:
         for node in nodes:
             index = self.index[id(node)]
             for name in node.inputs:
-                if name and name not in self.known and name not in own and name not in self.net.consts:
+                if name and name not in self.defined and name not in own and name not in self.net.consts:
                     self._within(name)
             self.failed.add(index)
             matched = self.matches.get(index)
@@ -586,9 +586,9 @@ class _Builder:
             self.fallbacks += bool(ops)
             self.ops.extend(ops)
             for op in ops:
-                self.known.update(op.outputs)
+                self.defined.update(op.outputs)
             for name in node.outputs:
-                self.known.add(name)
+                self.defined.add(name)
                 number = self.net.ints(name)
                 if number is not None and len(number) == 1 and not self.net.consts[name].shape:
                     self.env[name] = number[0]

@@ -57,7 +57,7 @@ def drop_masks(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note
         knowledge.visit(changed)
     if not any(dropped.values()):
         return graph, ()
-    ops = without_dead(ops, graph.outputs, touched | set(knowledge.known))
+    ops = without_dead(ops, graph.outputs, touched | set(knowledge.contents))
     texts = {
         "true": "attention masks that are true everywhere were dropped: eager passes none without padding",
         "causal": "causal attention masks became is_causal: eager passes none without padding",

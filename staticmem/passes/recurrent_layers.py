@@ -67,7 +67,7 @@ class _Chain:
 class _Layers:
     def __init__(self, graph: Graph, net: Net) -> None:
         self.graph, self.net = graph, net
-        self.made = {name: op for op in graph.ops for name in op.outputs}
+        self.maker = {name: op for op in graph.ops for name in op.outputs}
         self.readers: dict[str, list[Op]] = {}
         for op in graph.ops:
             for name in op.refs():
@@ -93,8 +93,8 @@ class _Layers:
         """The chain that a layer is the next one of."""
         between: list[Op] = []
         name, dropout = _name(op.args[0]), 0.0
-        while name in self.made and self.reads[name] == 1 and self.made[name].base in _VIEWS:
-            between.append(self.made[name])
+        while name in self.maker and self.reads[name] == 1 and self.maker[name].base in _VIEWS:
+            between.append(self.maker[name])
             if between[-1].base == "aten::dropout" and isinstance(p := between[-1].args[1], float):
                 dropout = p
             name = _name(between[-1].args[0])
@@ -157,7 +157,7 @@ class _Layers:
                 zeros.append(op)
                 if dtype is not None:
                     self.net.values[name] = Value(name, dtype, wanted)
-                self.constants |= {root for root in roots if root is not None and root not in self.made}
+                self.constants |= {root for root in roots if root is not None and root not in self.maker}
                 states.append(Ref(name))
             elif len(roots) == 1 and self.net.shape(root := next(iter(roots)) or "") == wanted:
                 states.append(Ref(root))
@@ -168,13 +168,13 @@ class _Layers:
     def _root(self, state: Arg) -> str | None:
         """The tensor that a state is a part of, or was broadcast from."""
         name = _name(state)
-        while name in self.made and self.made[name].base in _PARTS - {"aten::cat"}:
-            name = _name(self.made[name].args[0])
+        while name in self.maker and self.maker[name].base in _PARTS - {"aten::cat"}:
+            name = _name(self.maker[name].args[0])
         return name
 
     def _constant(self, state: Arg) -> bool:
         root = self._root(state) or ""
-        op = self.made.get(root)
+        op = self.maker.get(root)
         if op is not None:
             return op.base == "aten::zeros"
         return root not in self.net.inputs and _MADE.match(root) is not None

@@ -24,12 +24,12 @@ NAME = re.compile(
 class Policy:
     """Names of calls whose results are kept: `mm`, `max.dim`, `sdpa`; of `mm/2` the first, the third, and so on.
 
-    `found` are the names that a call had.
+    `used` are the names that a call had.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self.every: dict[str, int] = {}
-        self.found: set[str] = set()
+        self.used: set[str] = set()
         for name in names:
             match = NAME.fullmatch(name)
             assert match is not None, f"{name} names no call"  # options are checked where they are given
@@ -41,7 +41,7 @@ class Policy:
         base, _, overload = call.partition(".")
         for name in (f"{base}.{overload or 'default'}", base, ATTENTION if base.startswith(_FUSED) else ""):
             if name in self.every:
-                self.found.add(name)
+                self.used.add(name)
                 counts[name] += 1
                 return (counts[name] - 1) % self.every[name] == 0
         return False
@@ -49,5 +49,5 @@ class Policy:
 
 def never_seen(names: Collection[str], policies: Iterable[Policy]) -> list[str]:
     """The names that no call had in a step whose checkpoints have these policies."""
-    seen = {name for policy in policies for name in policy.found}
+    seen = {name for policy in policies for name in policy.used}
     return sorted(Policy(names).every.keys() - seen)

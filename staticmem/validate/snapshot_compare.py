@@ -67,7 +67,7 @@ class SnapshotComparison:
 def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
     """The comparison. The predicted snapshot is one that this package made: its frames say tensor and step."""
     mine = last_step(predicted)
-    theirs, pairs, aligned = _found_step(mine, measured.allocations)
+    theirs, pairs, aligned = _last_step(mine, measured.allocations)
     notes = [] if aligned else ["the step is too long to be aligned: allocations were paired by size alone"]
     if measured.before:
         notes.append(f"{measured.before:,} bytes were allocated before the real recording began")
@@ -91,7 +91,7 @@ def compare(predicted: Snapshot, measured: Snapshot) -> SnapshotComparison:
     )
 
 
-def _found_step(
+def _last_step(
     mine: Sequence[Allocation], real: Sequence[Allocation]
 ) -> tuple[list[Allocation], list[tuple[int, int]], bool]:
     """The end of the recording that the predicted step is paired with, and the pairs.

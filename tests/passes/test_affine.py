@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Op, Ref
-from staticmem.passes.affine import Affine, Knowledge, Known, Mask
+from staticmem.passes.affine import Affine, Content, Knowledge, Mask
 
 Array = np.ndarray
 
 
-def as_array(known: Known) -> Array:
+def as_array(known: Content) -> Array:
     """The tensor that a claim describes."""
     indices = np.indices(known.shape)
 
@@ -51,8 +51,8 @@ class Program:
         self.knowledge.visit(Op(name, f"aten::{target}", refs, kwargs, (name,)))
         return name
 
-    def claims(self) -> dict[str, Known]:
-        return self.knowledge.known
+    def claims(self) -> dict[str, Content]:
+        return self.knowledge.contents
 
     def check(self) -> None:
         for name, known in self.claims().items():
@@ -229,7 +229,7 @@ def position_mask(length: int, *, strict: bool = False) -> Program:
     return p
 
 
-def last(p: Program) -> Known | None:
+def last(p: Program) -> Content | None:
     return p.claims().get(f"t{len(p.arrays) - 1}")
 
 

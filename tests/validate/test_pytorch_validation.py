@@ -19,7 +19,7 @@ from staticmem.ir.model_file import resolve
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.request import Request
 from staticmem.validate.pytorch import reconcile, validation
-from staticmem.validate.pytorch.prediction import predicted, request_from, words_of
+from staticmem.validate.pytorch.prediction import options_of, predicted, request_from
 from staticmem.validate.pytorch.reconcile import Row
 from staticmem.validate.pytorch.validation import validate_torch
 from staticmem.validate.records import Record
@@ -170,8 +170,8 @@ def test_sizes_that_the_file_fixes() -> None:
 
 def test_words_survive_json() -> None:
     request = Request(batch=3, resolution=(64, 32), optimizer="adam", dims={"s1": 4}, checkpoint=("a", "b"))
-    assert request_from(json.loads(json.dumps(words_of(request)))) == request
-    assert words_of(Request()) == {}
+    assert request_from(json.loads(json.dumps(options_of(request)))) == request
+    assert options_of(Request()) == {}
 
 
 @pytest.mark.torch

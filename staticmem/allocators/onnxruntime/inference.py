@@ -179,7 +179,7 @@ _LIMIT = 1 << 62  # larger products are no sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Numbers:
     """Numbers in a scalar or a vector."""
 
     scalar: bool
@@ -188,10 +188,11 @@ class Known:
 
 @dataclass(slots=True)
 class Contents:
-    """Contents of one graph. `constants` are initializers and Constant nodes as TensorProtos; `known` are results."""
+    """Contents of one graph. `constants` are initializers and Constant nodes as TensorProtos; `results` are numbers
+    that other nodes give."""
 
     constants: dict[str, Any] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)
+    results: dict[str, Numbers] = field(default_factory=dict)
 
     def data(self, names: list[str]) -> dict[str, Any]:
         """TensorProtos for onnx's inference of a node that reads `names`."""
@@ -199,8 +200,8 @@ class Contents:
         for name in names:
             if name in self.constants:
                 protos[name] = self.constants[name]
-            elif name in self.known:
-                protos[name] = _tensor_proto(self.known[name])
+            elif name in self.results:
+                protos[name] = _tensor_proto(self.results[name])
         return protos
 
     def follow(self, node: Any, types: Mapping[str, PlannedType]) -> None:
@@ -210,9 +211,9 @@ class Contents:
         if result is None or len(result.values) > LIMIT:  # a Concat of a vector with itself doubles it
             return
         if all(abs(v) < _LIMIT for v in result.values):
-            self.known[node.output[0]] = result
+            self.results[node.output[0]] = result
 
-    def index(self, name: str) -> Known | None:
+    def index(self, name: str) -> Numbers | None:
         """A constant of one integer."""
         tensor = self.constants.get(name)
         if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) != 1:
@@ -220,7 +221,7 @@ class Contents:
         import onnx
 
         try:
-            return Known(not tensor.dims, (int(onnx.numpy_helper.to_array(tensor).reshape(-1)[0]),))
+            return Numbers(not tensor.dims, (int(onnx.numpy_helper.to_array(tensor).reshape(-1)[0]),))
         except (ValueError, TypeError):
             return None
 
@@ -254,7 +255,7 @@ def _has_data(tensor: Any) -> bool:
     return bool(tensor.raw_data or tensor.int64_data or tensor.int32_data or tensor.float_data)
 
 
-def _tensor_proto(content: Known) -> Any:
+def _tensor_proto(content: Numbers) -> Any:
     import onnx
 
     dims = [] if content.scalar else [len(content.values)]
@@ -265,59 +266,59 @@ def _attribute(node: Any, name: str, default: int | None) -> int | None:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
-def _shape(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
+def _shape(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
     kind = types.get(node.input[0])
     if kind is None or kind.dims is None or not kind.tensor:
         return None
     taken = kind.dims[slice(_attribute(node, "start", 0), _attribute(node, "end", None))]
     values = tuple(d for d in taken if isinstance(d, int))
-    return Known(False, values) if values and len(values) == len(taken) else None
+    return Numbers(False, values) if values and len(values) == len(taken) else None
 
 
-def _size(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
+def _size(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
     """The runtime multiplies the contents of its input, not its dimensions."""
-    content = contents.known.get(node.input[0])
-    return Known(True, (math.prod(content.values),)) if content is not None and not content.scalar else None
+    content = contents.results.get(node.input[0])
+    return Numbers(True, (math.prod(content.values),)) if content is not None and not content.scalar else None
 
 
-def _gather(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    content, index = contents.known.get(node.input[0]), contents.index(node.input[1])
+def _gather(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
+    content, index = contents.results.get(node.input[0]), contents.index(node.input[1])
     if content is None or content.scalar or index is None:
         return None
     at = index.values[0]
     if not -len(content.values) <= at < len(content.values):
         return None
-    return Known(index.scalar, (content.values[at],))
+    return Numbers(index.scalar, (content.values[at],))
 
 
-def _unsqueeze(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    content = contents.known.get(node.input[0])
-    return Known(False, content.values) if content is not None and content.scalar else None
+def _unsqueeze(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
+    content = contents.results.get(node.input[0])
+    return Numbers(False, content.values) if content is not None and content.scalar else None
 
 
-def _squeeze(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    content = contents.known.get(node.input[0])
-    return Known(len(content.values) == 1, content.values) if content is not None and not content.scalar else None
+def _squeeze(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
+    content = contents.results.get(node.input[0])
+    return Numbers(len(content.values) == 1, content.values) if content is not None and not content.scalar else None
 
 
-def _concat(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    parts = [contents.known.get(name) for name in node.input]
+def _concat(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
+    parts = [contents.results.get(name) for name in node.input]
     values: list[int] = []
     for part in parts:
         if part is None or part.scalar:
             return None
         values.extend(part.values)
-    return Known(False, tuple(values))
+    return Numbers(False, tuple(values))
 
 
-def _arithmetic(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Known | None:
-    parts = [contents.known.get(name) for name in node.input]
+def _arithmetic(contents: Contents, node: Any, types: Mapping[str, PlannedType]) -> Numbers | None:
+    parts = [contents.results.get(name) for name in node.input]
     if len(parts) != 2 or parts[0] is None or parts[1] is None:
         return None
     first, second = parts[0], parts[1]
     if len(first.values) != 1 or len(second.values) != 1 or (node.op_type == "Div" and second.values[0] == 0):
         return None
-    return Known(first.scalar and second.scalar, (_OPERATORS[node.op_type](first.values[0], second.values[0]),))
+    return Numbers(first.scalar and second.scalar, (_OPERATORS[node.op_type](first.values[0], second.values[0]),))
 
 
 def _divided(a: int, b: int) -> int:
@@ -331,7 +332,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "Mul": lambda a, b: a * b,
     "Div": _divided,
 }
-_RULES: dict[str, Callable[[Contents, Any, Mapping[str, PlannedType]], Known | None]] = {
+_RULES: dict[str, Callable[[Contents, Any, Mapping[str, PlannedType]], Numbers | None]] = {
     "Shape": _shape,
     "Size": _size,
     "Gather": _gather,

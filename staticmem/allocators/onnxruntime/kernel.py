@@ -79,7 +79,7 @@ class Kernel:
         value = self.value(index)
         return None if value is None else value.shape
 
-    def made(self, index: int = 0) -> tuple[int, ...] | None:
+    def result_shape(self, index: int = 0) -> tuple[int, ...] | None:
         """The sizes of a result in a run."""
         value = self.result(index)
         return None if value is None else value.shape

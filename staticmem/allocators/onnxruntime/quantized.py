@@ -84,7 +84,7 @@ def _packed_conv(kernel: Kernel) -> Packing | None:
 
 
 def _conv(kernel: Kernel) -> Sequence[int] | None:
-    data, weight, result = kernel.shape(0), kernel.shape(3), kernel.made()
+    data, weight, result = kernel.shape(0), kernel.shape(3), kernel.result_shape()
     if data is None or weight is None or result is None:
         return None
     last = bool(kernel.node.number("channels_last"))
@@ -120,7 +120,7 @@ def _conv(kernel: Kernel) -> Sequence[int] | None:
 
 
 def _integer_conv(kernel: Kernel) -> Sequence[int] | None:
-    data, weight, result = kernel.shape(0), kernel.shape(1), kernel.made()
+    data, weight, result = kernel.shape(0), kernel.shape(1), kernel.result_shape()
     if data is None or weight is None or result is None:
         return None
     kernel_size, image = elements(weight[2:]), elements(result[2:])

@@ -129,19 +129,19 @@ class _Frame:
         self.chunks: dict[str, Chunk | None] = {}
         self.sequences: dict[str, list[Chunk | None]] = {}
         self.tracer: PatternPlanner | None = None
-        self.known: PatternPlanner | None = None
+        self.pattern: PatternPlanner | None = None
         self.block: Chunk | None = None
         if session.pattern and parent is not None:
             session.result.unranked.update(dict.fromkeys(n for n in graph.outer if not self._ranked(n)))
         if session.pattern and self._all_ranked():
             key = (id(graph), tuple(sizes.shape(name) for name in (*graph.inputs, *graph.outer)))
-            self.known = session._patterns.get(key)
-            if self.known is None:
+            self.pattern = session._patterns.get(key)
+            if self.pattern is None:
                 self.tracer = session._patterns[key] = PatternPlanner()
             else:
-                self.block = session.arena.allocate(self.known.peak)
+                self.block = session.arena.allocate(self.pattern.peak)
                 if parent is None:
-                    session.result.block = self.known.peak
+                    session.result.block = self.pattern.peak
 
     def _all_ranked(self) -> bool:
         """A pattern needs inputs with a rank; a body's outer values are its inputs too."""
@@ -201,7 +201,7 @@ class _Frame:
             return
         if kind == ALLOCATE:
             aligned = -(-size // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
-            if self.known is not None and name in self.known.offsets:
+            if self.pattern is not None and name in self.pattern.offsets:
                 self.chunks[name] = None
                 return
             if self.tracer is not None and (planned is None or planned.dtype is not dtypes.string):

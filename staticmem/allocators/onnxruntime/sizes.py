@@ -59,7 +59,7 @@ class Sizer(Folder):
         self.opsets = opsets
         self.result = RunSizes(net.values, net.consts)
         convolutions = [n for n in net.nodes if n.domain == NCHWC and n.op == "Conv"]
-        self.block = block_size([_known(net.values.get(n.inputs[1])) for n in convolutions])
+        self.block = block_size([_planned_type(net.values.get(n.inputs[1])) for n in convolutions])
 
     def _sizes(self, node: Node, proto: Any) -> None:
         if proto.op_type in ("If", "Loop", "Scan") and not node.domain:
@@ -74,7 +74,7 @@ class Sizer(Folder):
             return
         contrib = CONTRIB.get((node.domain, node.op))
         if contrib is not None:
-            inputs = [_known(self.net.values.get(n)) if n else None for n in node.inputs]
+            inputs = [_planned_type(self.net.values.get(n)) if n else None for n in node.inputs]
             for name, kind in zip(node.outputs, contrib(with_block(node, self.block), inputs), strict=False):
                 if name and kind is not None and kind.dims is not None:
                     sizes = tuple(d for d in kind.dims if isinstance(d, int))
@@ -274,7 +274,7 @@ def split_elements(node: Node, data: Value | None, consts: Mapping[str, Any]) ->
     return [Value(name, data.dtype, (*before, *(() if drop else (n,)), *after)) for n in parts]
 
 
-def _known(value: Value | None) -> PlannedType | None:
+def _planned_type(value: Value | None) -> PlannedType | None:
     return None if value is None else PlannedType(value.dtype, value.shape)
 
 

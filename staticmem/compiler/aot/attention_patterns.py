@@ -114,10 +114,10 @@ def fuse_attention(graph: GraphEditor, training: bool) -> None:
     """Replaces what is written out, wherever a pattern fits."""
     for node in list(graph):
         if node.target == "aten::amax" and graph.alive(node) and is_widened(node.args[0]):
-            for made in _graphs(training):
-                found = _Match(made, graph)
-                if found.fits(node):
-                    _replace(found)
+            for pattern in _graphs(training):
+                match = _Match(pattern, graph)
+                if match.fits(node):
+                    _replace(match)
                     break
 
 
@@ -126,14 +126,14 @@ class _Match:
 
     def __init__(self, pattern: _Graph, graph: GraphEditor) -> None:
         self.pattern, self.graph = pattern, graph
-        self.found: dict[Node, Node] = {}
+        self.node_of: dict[Node, Node] = {}
         self.numbers: dict[float, Any] = {}
 
     def fits(self, anchor: Node) -> bool:
         if not self._pair(self.pattern.anchor, anchor):
             return False
         while True:
-            missing = [node for node in self.pattern.nodes if node not in self.found]
+            missing = [node for node in self.pattern.nodes if node not in self.node_of]
             if not missing:
                 return self._holds()
             if not any(self._find(node) for node in missing):
@@ -141,21 +141,21 @@ class _Match:
 
     def _find(self, node: Node) -> bool:
         """Looks for a node among those that read a value which is known."""
-        known = next((read for read in node.inputs if read in self.found), None)
-        if known is None:
+        matched = next((read for read in node.inputs if read in self.node_of), None)
+        if matched is None:
             return False
-        taken = set(self.found.values())
-        for user in self.graph.users(self.found[known]):
+        taken = set(self.node_of.values())
+        for user in self.graph.users(self.node_of[matched]):
             if user.target == node.target and user not in taken:
-                before = dict(self.found), dict(self.numbers)
+                before = dict(self.node_of), dict(self.numbers)
                 if self._pair(node, user):
                     return True
-                self.found, self.numbers = before
+                self.node_of, self.numbers = before
         return False
 
     def _pair(self, mine: Node, theirs: Any) -> bool:
-        if mine in self.found:
-            return self.found[mine] is theirs
+        if mine in self.node_of:
+            return self.node_of[mine] is theirs
         if not isinstance(theirs, Node):
             return False
         if mine.target != PLACEHOLDER and (
@@ -164,7 +164,7 @@ class _Match:
             or not isinstance(theirs.form, type(mine.form))
         ):
             return False
-        self.found[mine] = theirs
+        self.node_of[mine] = theirs
         if mine.target in (PLACEHOLDER, _DRAWN):
             return True
         is_sized = mine.base in _SIZES
@@ -189,43 +189,43 @@ class _Match:
 
     def _holds(self) -> bool:
         """Operands of one dtype, a mask that the call takes, and nothing that is read elsewhere."""
-        made, graph = self.pattern, self.graph
-        inputs = [self.found[of] for of in made.given]
+        pattern, graph = self.pattern, self.graph
+        inputs = [self.node_of[of] for of in pattern.given]
         if inputs[0].dtype not in dtypes.HALVES or any(
             of.dtype is not inputs[0].dtype or of.ndim != 4 for of in inputs
         ):
             return False
-        if made.mask is not None:
-            mask = self.found[made.mask]
+        if pattern.mask is not None:
+            mask = self.node_of[pattern.mask]
             if not mask.ndim or mask.dtype not in (inputs[0].dtype, dtypes.float32):
                 return False
-        inner = [node for node in made.nodes if node not in made.outputs]
+        inner = [node for node in pattern.nodes if node not in pattern.outputs]
         return all(
-            graph.user_count(self.found[node]) == made.reads[node] and not graph.is_output(self.found[node])
+            graph.user_count(self.node_of[node]) == pattern.reads[node] and not graph.is_output(self.node_of[node])
             for node in inner
         )
 
 
 def _replace(match: _Match) -> None:
-    made, graph, found = match.pattern, match.graph, match.found
-    result = found[made.outputs[0]]
-    given = [found[of] for of in made.given]
-    mask = None if made.mask is None else found[made.mask]
+    pattern, graph, node_of = match.pattern, match.graph, match.node_of
+    result = node_of[pattern.outputs[0]]
+    given = [node_of[of] for of in pattern.given]
+    mask = None if pattern.mask is None else node_of[pattern.mask]
     p = float(match.numbers.get(_DROPOUT, 0.0))
-    t = Tracer(made.training)
+    t = Tracer(pattern.training)
     t.op, t.region = result.op, result.must_recompute
-    for node in given if made.training else ():
+    for node in given if pattern.training else ():
         t.leaf(node)
-    fused = made.pattern.replace(t, given[0], given[1], given[2], mask, match.numbers[_SCALE], p)
+    fused = pattern.pattern.replace(t, given[0], given[1], given[2], mask, match.numbers[_SCALE], p)
     forward = len(t.nodes)
     replaced: dict[Node, Node] = {result: fused}
-    if made.tangent is not None:
-        gradients = t.backward([(fused, found[made.tangent])])
-        replaced |= {found[old]: gradients[of] for old, of in zip(made.outputs[1:], given, strict=True)}
+    if pattern.tangent is not None:
+        gradients = t.backward([(fused, node_of[pattern.tangent])])
+        replaced |= {node_of[old]: gradients[of] for old, of in zip(pattern.outputs[1:], given, strict=True)}
     graph.insert(t.nodes[:forward], before=result)
-    if made.tangent is not None:
+    if pattern.tangent is not None:
         graph.insert(t.nodes[forward:], before=_first_reader(match))
-    _swap(graph, replaced, [found[node] for node in made.nodes])
+    _swap(graph, replaced, [node_of[node] for node in pattern.nodes])
 
 
 def _first_reader(match: _Match) -> Node:
@@ -235,7 +235,7 @@ def _first_reader(match: _Match) -> Node:
     for node in match.pattern.nodes:
         if any(read in late for read in node.inputs):
             late.add(node)
-    theirs = {match.found[node] for node in late if node is not match.pattern.tangent}
+    theirs = {match.node_of[node] for node in late if node is not match.pattern.tangent}
     return next(node for node in match.graph if node in theirs)
 
 

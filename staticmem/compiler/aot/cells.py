@@ -17,8 +17,8 @@ from staticmem.compiler.nodes import Node
 def _apply(t: Tracer, name: str, x: Node) -> Node:
     function = lookup(f"aten::{name}")
     assert function is not None
-    found: Node = function(t, x)
-    return found
+    activated: Node = function(t, x)
+    return activated
 
 
 @traced("lstm_cell")

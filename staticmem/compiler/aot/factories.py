@@ -101,8 +101,8 @@ def empty_like(t: Tracer, self: Node, *, dtype: DType | None = None, **more: Any
     if more.get("memory_format") == "contiguous_format" or layout.is_contiguous(self.shape, strides):
         return _empty(t, self.shape, dtype or self.dtype)
     order = sorted(range(self.ndim), key=lambda d: -strides[d])
-    made = _empty(t, [self.shape[d] for d in order], dtype or self.dtype)
-    return t.permute(made, [order.index(d) for d in range(self.ndim)])
+    dense = _empty(t, [self.shape[d] for d in order], dtype or self.dtype)
+    return t.permute(dense, [order.index(d) for d in range(self.ndim)])
 
 
 def iota(t: Tracer, length: int, start: int = 0, step: int = 1, dtype: DType = dtypes.int64) -> Node:
@@ -119,8 +119,8 @@ def arange(t: Tracer, start: Any, end: Any = None, step: Any = 1, *, dtype: DTyp
     dtype = dtype or (dtypes.int64 if whole else dtypes.float32)
     length = math.ceil((end - start) / step)
     if dtype.kind == "int" or whole:
-        made = iota(t, length, int(start), int(step), dtype if dtype.kind == "int" else dtypes.int64)
-        return t.cast(made, dtype) if dtype.kind != "int" else made
+        steps = iota(t, length, int(start), int(step), dtype if dtype.kind == "int" else dtypes.int64)
+        return t.cast(steps, dtype) if dtype.kind != "int" else steps
     index = t.cast(iota(t, length), dtypes.float32 if dtype is not dtypes.float64 else dtype)
     return t.cast(t.add(t.mul(index, step), start), dtype)
 

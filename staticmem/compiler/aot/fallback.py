@@ -110,21 +110,21 @@ class _Run:
 
     def saved(self) -> list[Storage]:
         """Storages that the backward holds, in the order in which autograd finds them."""
-        found: dict[int, Storage] = {}
+        storages: dict[int, Storage] = {}
         seen: set[int] = set()
         stack: list[Recorded] = [tensor.grad_fn for tensor in self.results if tensor.grad_fn is not None]
         while stack:
             node = stack.pop()
             if id(node) not in seen:
                 seen.add(id(node))
-                found.update({storage.id: storage for storage in node.saved if storage.nbytes})
+                storages.update({storage.id: storage for storage in node.saved if storage.nbytes})
                 stack += [edge[0] for edge in node.edges if edge is not None]
-        return list(found.values())
+        return list(storages.values())
 
     def extra(self) -> list[Storage]:
         """What is saved and is neither an operand nor a result: the forward call gives it as bytes."""
-        known = {tensor.storage.id for tensor in (*self.inputs.values(), *self.results)}
-        return [storage for storage in self.saved() if storage.id not in known]
+        own = {tensor.storage.id for tensor in (*self.inputs.values(), *self.results)}
+        return [storage for storage in self.saved() if storage.id not in own]
 
     def record(self, name: str, outputs: Sequence[Node], extra: Sequence[Node]) -> None:
         t, e = self.t, self.e
@@ -143,9 +143,9 @@ class _Run:
             roots = [e.empty(grad.shape, grad.dtype, grad.strides) for _, grad in given]
             for root in roots:
                 e.hold(root, Owner("root", ""))
-            made: dict[int, Tensor] = {}
-            run_backward(e, [root for root, _ in given], roots, made)
-            forms = [made[id(tensor)].form if id(tensor) in made else None for _, tensor in leaves]
+            gradients: dict[int, Tensor] = {}
+            run_backward(e, [root for root, _ in given], roots, gradients)
+            forms = [gradients[id(tensor)].form if id(tensor) in gradients else None for _, tensor in leaves]
             nodes = iter(_call(t, name, (*[g for _, g in given], *saved), [f for f in forms if f is not None], {}))
             return [None if f is None else next(nodes) for f in forms]
 

@@ -139,8 +139,8 @@ class Storages:
             if value is base:
                 self.env[name] = written
                 continue
-            known = value.view if isinstance(value, _Outdated) else self._views[value]
-            self.env[name] = again.setdefault(id(value), _Outdated(_View(written, known.replays)))
+            own_view = value.view if isinstance(value, _Outdated) else self._views[value]
+            self.env[name] = again.setdefault(id(value), _Outdated(_View(written, own_view.replays)))
         if view is not None:
             result = again.get(id(old)) or _Outdated(_View(written, view.replays))
         return result  # type: ignore[no-any-return]

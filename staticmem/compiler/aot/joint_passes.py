@@ -108,9 +108,9 @@ def _one_product(graph: GraphEditor, node: Node) -> None:
     """`bmm_to_mm`"""
     if node.target != "aten::bmm" or node.args[0].shape[0] != 1 or node.args[1].shape[0] != 1:
         return
-    made = _maker(node)
-    a, b = [made.new("aten::squeeze.dim", (m, 0), m.shape[1:], m.dtype, m.strides[1:]) for m in node.args]
-    put(graph, node, made, made.unsqueeze(made.mm(a, b), 0))
+    tracer = _maker(node)
+    a, b = [tracer.new("aten::squeeze.dim", (m, 0), m.shape[1:], m.dtype, m.strides[1:]) for m in node.args]
+    put(graph, node, tracer, tracer.unsqueeze(tracer.mm(a, b), 0))
 
 
 def _scatter_into_constant(graph: GraphEditor, node: Node) -> None:
@@ -124,27 +124,27 @@ def _scatter_into_constant(graph: GraphEditor, node: Node) -> None:
     for k, (size, whole) in enumerate(zip(selector.shape, node.shape, strict=True)):
         if (size != 1) if k == dim else (size < whole):
             return
-    made = _maker(node)
+    tracer = _maker(node)
     length = node.shape[dim]
     how = {"start": 0, "step": 1, "dtype": dtypes.int64, "requires_grad": False}
-    positions = made.node("prims::iota", (length,), form((length,), dtypes.int64), how)
-    positions = made.view(positions, [length if k == dim else 1 for k in range(node.ndim)])
-    mask = made.pointwise("aten::eq.Tensor", made.expand(selector, node.shape), positions, dtype=dtypes.bool_)
+    positions = tracer.node("prims::iota", (length,), form((length,), dtypes.int64), how)
+    positions = tracer.view(positions, [length if k == dim else 1 for k in range(node.ndim)])
+    mask = tracer.pointwise("aten::eq.Tensor", tracer.expand(selector, node.shape), positions, dtype=dtypes.bool_)
     of = dtypes.float32 if isinstance(number, float) or isinstance(full.args[1], float) else dtypes.int64
-    background, value = made.full((), full.args[1], of), made.full((), number, of)
-    result = made.pointwise("aten::where.self", mask, value, background, dtype=of)
-    put(graph, node, made, made.cast(result, node.dtype))
+    background, value = tracer.full((), full.args[1], of), tracer.full((), number, of)
+    result = tracer.pointwise("aten::where.self", mask, value, background, dtype=of)
+    put(graph, node, tracer, tracer.cast(result, node.dtype))
 
 
 def _maker(node: Node) -> Tracer:
     """Makes nodes that stand for `node`."""
-    made = Tracer(training=False)
-    made.op, made.region = node.op, node.must_recompute
-    return made
+    tracer = Tracer(training=False)
+    tracer.op, tracer.region = node.op, node.must_recompute
+    return tracer
 
 
-def put(graph: GraphEditor, node: Node, made: Tracer, by: Node) -> None:
+def put(graph: GraphEditor, node: Node, tracer: Tracer, by: Node) -> None:
     """Puts new nodes in the place of one."""
-    graph.insert(made.nodes, before=node)
+    graph.insert(tracer.nodes, before=node)
     graph.replace(node, by)
     graph.erase(node)

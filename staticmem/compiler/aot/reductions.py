@@ -127,8 +127,8 @@ def all_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False) -> Node
     """None is false."""
     wrong = t.pointwise("aten::logical_not", self, dtype=dtypes.bool_)
     whole = dim is None
-    found = t.node("aten::any.dims", (wrong,), form((), dtypes.bool_)) if whole else any_(t, wrong, dim, keepdim)
-    return t.pointwise("aten::logical_not", found, dtype=dtypes.bool_)
+    any_wrong = t.node("aten::any.dims", (wrong,), form((), dtypes.bool_)) if whole else any_(t, wrong, dim, keepdim)
+    return t.pointwise("aten::logical_not", any_wrong, dtype=dtypes.bool_)
 
 
 @traced("_is_all_true")

@@ -18,13 +18,13 @@ from staticmem.ir.dtypes import DType
 
 @traced("prod")
 def prod(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
-    made = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
-    more = {} if made is self.dtype else {"dtype": made}
+    result_dtype = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
+    more = {} if result_dtype is self.dtype else {"dtype": result_dtype}
     if dim is None:
-        out = t.node("aten::prod", (self,), form((), made), more)
+        out = t.node("aten::prod", (self,), form((), result_dtype), more)
     else:
         shape = reduced(self.shape, [self.dim(dim)], keepdim)
-        out = t.node("aten::prod.dim_int", (self, dim, keepdim), form(shape, made), more)
+        out = t.node("aten::prod.dim_int", (self, dim, keepdim), form(shape, result_dtype), more)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
@@ -60,9 +60,9 @@ def _product_of_others(t: Tracer, x: Node, dim: int) -> Node:
 
 @traced("cumprod")
 def cumprod(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
-    made = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
-    more = {} if made is self.dtype else {"dtype": made}
-    out = t.node("aten::cumprod", (self, dim), form(self.shape, made), more)
+    result_dtype = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
+    more = {} if result_dtype is self.dtype else {"dtype": result_dtype}
+    out = t.node("aten::cumprod", (self, dim), form(self.shape, result_dtype), more)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
@@ -85,7 +85,7 @@ def _gradient_of_running(t: Tracer, grad: Node, x: Node, out: Node, dim: int) ->
     before = t.compare("eq", zeros, 0)
     terms = t.where(boolean("bitwise_not", before), 0.0, product)
     sums = t.node("aten::cumsum", (reversed_(t, terms, dim), dim), form(x.shape, grad.dtype))
-    found = t.where(before, t.div(reversed_(t, sums, dim), x), nothing)
+    divided = t.where(before, t.div(reversed_(t, sums, dim), x), nothing)
     # between the first zero and the second
     between = t.compare("eq", zeros, 1)
     one = reduced(x.shape, [x.dim(dim)], True)
@@ -100,4 +100,4 @@ def _gradient_of_running(t: Tracer, grad: Node, x: Node, out: Node, dim: int) ->
     ahead = t.new("aten::gather", (out, dim, previous), one, x.dtype)
     ahead = t.where(t.compare("eq", first, 0), 1.0, ahead)
     total = t.mul(t.sum(t.mul(after, weights), [dim], True), ahead)
-    return t.where(at_first, total, found)
+    return t.where(at_first, total, divided)

@@ -37,10 +37,10 @@ def stable_scaled_softmax(graph: GraphEditor, node: Node) -> None:
     operands = _operands(inner, dims)
     if operands is None:
         return
-    made = Tracer(training=False)
-    made.op, made.region = node.op, node.must_recompute
-    result = _stable(made, inner.target, *operands, dims, keepdim, dtype)
-    graph.insert(made.nodes, before=node)
+    tracer = Tracer(training=False)
+    tracer.op, tracer.region = node.op, node.must_recompute
+    result = _stable(tracer, inner.target, *operands, dims, keepdim, dtype)
+    graph.insert(tracer.nodes, before=node)
     graph.replace(node, result)
     for dead in (node, largest, scaled, inner):
         if graph.alive(dead) and not graph.user_count(dead):

@@ -107,13 +107,13 @@ _running("cummin")
 def cumsum(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
     """Its gradient is the sum from the other end."""
     integer = self.dtype.kind in ("int", "bool")
-    made = dtype or (dtypes.int64 if integer else self.dtype)
+    result_dtype = dtype or (dtypes.int64 if integer else self.dtype)
 
     def summed(x: Node, dtype: Any) -> Node:
         more = {} if dtype is x.dtype else {"dtype": dtype}
         return t.node("aten::cumsum", (x, dim), form(x.shape, dtype), more)
 
-    out = summed(self, made)
+    out = summed(self, result_dtype)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]

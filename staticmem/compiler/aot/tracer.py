@@ -169,8 +169,8 @@ class Tracer:
         if layout.is_contiguous(self_.shape, strides):
             return self.full(self_.shape, value, dtype or self_.dtype)
         order = sorted(range(self_.ndim), key=lambda d: -strides[d])
-        made = self.full(tuple([self_.shape[d] for d in order]), value, dtype or self_.dtype)
-        return self.permute(made, [order.index(d) for d in range(self_.ndim)])
+        dense = self.full(tuple([self_.shape[d] for d in order]), value, dtype or self_.dtype)
+        return self.permute(dense, [order.index(d) for d in range(self_.ndim)])
 
     def clone(self, self_: Node, strides: Strides | None = None) -> Node:
         """A copy, contiguous unless `strides` are given."""
@@ -414,8 +414,8 @@ def sized(shape: Sequence[int], numel: int) -> Shape:
     Raises:
         ValueError: they do not have that many elements.
     """
-    known = layout.numel([size for size in shape if size != -1])
-    result = tuple([numel // known if size == -1 and known else size for size in shape])
+    elements = layout.numel([size for size in shape if size != -1])
+    result = tuple([numel // elements if size == -1 and elements else size for size in shape])
     if layout.numel(result) != numel:
         raise ValueError(f"{numel} elements in the sizes {list(shape)}")
     return result

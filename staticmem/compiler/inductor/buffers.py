@@ -146,9 +146,9 @@ class Buffer:
         if whole is None:
             return self.strides, 0
         strides, offset = whole.place()
-        found = strides_through(whole.shape, strides, self.into_views)
-        assert found is not None, "parts of a concatenation are slices"
-        return found[0], found[1] + offset
+        placed = strides_through(whole.shape, strides, self.into_views)
+        assert placed is not None, "parts of a concatenation are slices"
+        return placed[0], placed[1] + offset
 
     def __repr__(self) -> str:
         return f"{self.name}{list(self.shape)}"
@@ -168,8 +168,8 @@ class Read:
     def strides(self) -> tuple[Strides, int] | None:
         """Strides and offset over the loops, or None where the index is not linear."""
         strides, offset = self.buffer.place()
-        found = strides_through(self.buffer.shape, strides, self.views)
-        return found and (found[0], found[1] + offset)
+        placed = strides_through(self.buffer.shape, strides, self.views)
+        return placed and (placed[0], placed[1] + offset)
 
     def hints(self) -> Strides:
         """Strides over the loops, as far as an index that is not linear has them."""
@@ -229,9 +229,9 @@ def once(reads: Iterable[Read], shape: Shape) -> tuple[Read, ...]:
         return every
     unique: dict[object, Read] = {}
     for read in every:
-        found = read.strides()
-        linear = found is not None and len(found[0]) == len(shape)
-        key = (without_ones(shape, found[0]), found[1]) if found is not None and linear else read.views
+        placed = read.strides()
+        linear = placed is not None and len(placed[0]) == len(shape)
+        key = (without_ones(shape, placed[0]), placed[1]) if placed is not None and linear else read.views
         unique.setdefault((read.buffer.number, key), read)
     return tuple(unique.values())
 
@@ -274,9 +274,9 @@ class Value:
         """What it takes to compute an element of this (`make_loader`)."""
         data = self.box.data
         if isinstance(data, Buffer):
-            made = data.operation
-            if made is not None and made.inlined and made.loops is not None and not self.views:
-                return (), made.loops.weights
+            operation = data.operation
+            if operation is not None and operation.inlined and operation.loops is not None and not self.views:
+                return (), operation.loops.weights
             return (Read(data, self.views),), NOTHING
         if not self.views:
             return data.reads, data.weights

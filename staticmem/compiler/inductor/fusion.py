@@ -78,7 +78,7 @@ class Fusion:
             if node.real:
                 for number in {*node.reads, *node.writes}:
                     by_buffer.setdefault(number, []).append(node)
-        found: dict[tuple[int, int], tuple[SNode, SNode]] = {}
+        pairs: dict[tuple[int, int], tuple[SNode, SNode]] = {}
         seen: set[tuple[int, int]] = set()
         for group in by_buffer.values():
             for at, one in enumerate(group):
@@ -88,8 +88,8 @@ class Fusion:
                         continue
                     seen.add(key)
                     if self.can_fuse(one, other, reorder):
-                        found[key] = (one, other)
-        return sorted(found.values(), key=lambda pair: self.priority(*pair), reverse=True)
+                        pairs[key] = (one, other)
+        return sorted(pairs.values(), key=lambda pair: self.priority(*pair), reverse=True)
 
     def priority(self, one: SNode, other: SNode) -> tuple[int, int, int, int]:
         """`score_fusion`: kinds that are alike, then shared bytes, then nearness."""
@@ -117,8 +117,12 @@ class Fusion:
             far = max(abs(one.first - other.last), abs(other.first - one.last)) > DISTANCE
             fits = shared >= SHARED_AT_LEAST and not far and compatible(first, second)
         if fits:
-            for node, made in ((one, first), (other, second)):
-                node.reads, node.writes, node.ranges = made.reads, made.writes, made.ranges
+            for node, reordered_node in ((one, first), (other, second)):
+                node.reads, node.writes, node.ranges = (
+                    reordered_node.reads,
+                    reordered_node.writes,
+                    reordered_node.ranges,
+                )
         return fits
 
     def shared(self, one: SNode, other: SNode) -> int:
@@ -134,9 +138,9 @@ class Fusion:
     def aligned(self, one: SNode, other: SNode, shared: int, reorder: bool) -> tuple[SNode, SNode, int]:
         """Both, where they share little: one of them with its loops in another order, and what they share then."""
         if reorder:
-            found = self.in_one_order(one, other)
-            if found is not None:
-                one, other, shared = found
+            in_order = self.in_one_order(one, other)
+            if in_order is not None:
+                one, other, shared = in_order
         if shared < SHARED_AT_LEAST:
             turned = self.inverted(one, other)
             if turned is not None:
@@ -163,10 +167,10 @@ class Fusion:
             return None
         if any(step[0] not in ("reshape", "permute") for step in loops.reads[0].views):
             return None
-        made = merge(other)
-        made.reads, made.writes = {number: {flat: None}}, {target: ("inverted", target)}
-        made.ranges = ((size,),)
-        return made
+        inverse = merge(other)
+        inverse.reads, inverse.writes = {number: {flat: None}}, {target: ("inverted", target)}
+        inverse.ranges = ((size,),)
+        return inverse
 
     def in_one_order(self, one: SNode, other: SNode) -> tuple[SNode, SNode, int] | None:
         """One of them with its loops in the order of the other's (`_try_reorder_loops_for_candidates`)."""
@@ -196,16 +200,16 @@ class Fusion:
     def bytes_of(self, number: int, access: Access) -> int:
         """`get_dep_size_hint`: elements that the loops reach."""
         key = (number, access)
-        found = self.sizes.get(key)
-        if found is None:
+        nbytes = self.sizes.get(key)
+        if nbytes is None:
             buffer = self.schedule.buffers[number]
             if not isinstance(access[0], tuple):
                 count = numel(buffer.shape)
             else:
                 strides, sizes = access[0], access[1]
                 count = numel([size for stride, size in zip(strides, sizes, strict=True) if stride])
-            found = self.sizes[key] = count * buffer.dtype.itemsize
-        return found
+            nbytes = self.sizes[key] = count * buffer.dtype.itemsize
+        return nbytes
 
     def raises_peak(self, one: SNode, other: SNode, shared: int) -> bool:
         """`can_fusion_increase_peak_memory`: both would free a buffer that the other could take. `shared`: bytes at the
@@ -217,7 +221,7 @@ class Fusion:
         return sum(size for _, size in common) > OVERHEAD * shared
 
     def single_reads(self, node: SNode) -> set[tuple[object, int]]:
-        found = set()
+        keys = set()
         for number in node.reads:
             if number not in self.keys:
                 buffer = self.schedule.buffers[number]
@@ -225,8 +229,8 @@ class Fusion:
                 self.keys[number] = (buffer.dtype, buffer.allocated) if alone else None
             key = self.keys[number]
             if key is not None:
-                found.add(key)
-        return found
+                keys.add(key)
+        return keys
 
     def vertical(self, one: SNode, other: SNode) -> bool:
         """`can_fuse_vertical`: all that `other` reads of `one` is where `one` writes it."""
@@ -256,9 +260,9 @@ class Fusion:
         real = self.schedule.real[mutating]
         reads = {
             access
-            for number, found in one.reads.items()
+            for number, accesses in one.reads.items()
             if self.schedule.real.get(number, number) == real
-            for access in found
+            for access in accesses
         }
         return reads <= {written}
 
@@ -307,17 +311,17 @@ def reordered(node: SNode, mine: Access, theirs: Access) -> SNode | None:
         full = (*access[0], *(0,) * (count - len(access[0])))
         return linear(tuple(full[at] for at in order), tuple(ranges[at] for at in order), access[2])
 
-    made = merge(node)
-    made.reads = {number: {moved(access): None for access in found} for number, found in node.reads.items()}
-    made.writes = {number: moved(access) for number, access in node.writes.items()}
-    made.ranges = tuple(tuple(sizes[at] for at in order) for sizes in node.ranges)
-    return made
+    copied = merge(node)
+    copied.reads = {number: {moved(access): None for access in accesses} for number, accesses in node.reads.items()}
+    copied.writes = {number: moved(access) for number, access in node.writes.items()}
+    copied.ranges = tuple(tuple(sizes[at] for at in order) for sizes in node.ranges)
+    return copied
 
 
 def access_to(node: SNode, number: int) -> Access:
     """Where it is written, else its last read."""
-    found = node.writes.get(number)
-    return found if found is not None else next(reversed(node.reads[number]))
+    access = node.writes.get(number)
+    return access if access is not None else next(reversed(node.reads[number]))
 
 
 def may_be_turned(written: Access, read: Access) -> bool:
@@ -329,18 +333,18 @@ def may_be_turned(written: Access, read: Access) -> bool:
 
 
 def touched(node: SNode, number: int) -> set[Access]:
-    found = set(node.reads.get(number, ()))
+    accesses = set(node.reads.get(number, ()))
     written = node.writes.get(number)
-    return found if written is None else found | {written}
+    return accesses if written is None else accesses | {written}
 
 
 def bits(mask: int) -> list[int]:
-    found = []
+    positions = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        positions.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return positions
 
 
 def merge(one: SNode, other: SNode | None = None) -> SNode:
@@ -353,9 +357,9 @@ def merge(one: SNode, other: SNode | None = None) -> SNode:
     node.ops = (*one.ops, *other.ops)
     node.outputs = [*one.outputs, *other.outputs]
     node.writes = {**one.writes, **other.writes}
-    node.reads = {number: dict(found) for number, found in one.reads.items()}
-    for number, found in other.reads.items():
-        node.reads.setdefault(number, {}).update(found)
+    node.reads = {number: dict(accesses) for number, accesses in one.reads.items()}
+    for number, accesses in other.reads.items():
+        node.reads.setdefault(number, {}).update(accesses)
     for number, written in node.writes.items():
         left = node.reads.get(number)
         if left is not None:

@@ -58,10 +58,10 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
     for step in views:
         kind, new = step[0], new_shape(step)
         if kind == "reshape":
-            found = view_strides(shape, strides, new)
-            if found is None:
+            viewed = view_strides(shape, strides, new)
+            if viewed is None:
                 return None
-            strides = found
+            strides = viewed
         elif kind == "permute":
             strides = tuple(strides[dim] for dim in step[1])
         elif kind == "expand":
@@ -92,14 +92,14 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
 def simplest(shape: Shape, views: Views) -> Views:
     """The chain as one step where its index is linear, or none where it changes no element's place: chains to the same
     elements are equal then."""
-    found = strides_through(shape, contiguous_strides(shape), views)
-    if not views or found is None:
+    placed = strides_through(shape, contiguous_strides(shape), views)
+    if not views or placed is None:
         return views
     new = new_shape(views[-1])
-    strides = without_ones(new, found[0])
-    if new == shape and not found[1] and strides == without_ones(shape, contiguous_strides(shape)):
+    strides = without_ones(new, placed[0])
+    if new == shape and not placed[1] and strides == without_ones(shape, contiguous_strides(shape)):
         return NO_VIEWS
-    return (("strided", strides, found[1], new),)
+    return (("strided", strides, placed[1], new),)
 
 
 def without_ones(shape: Shape, strides: Strides) -> Strides:
@@ -119,11 +119,11 @@ def stride_hints(shape: Shape, strides: Strides, views: Views) -> Strides:
     shapes = [shape, *(new_shape(step) for step in views)]
     last = shapes[-1]
     origin = _offset(shapes, strides, views, (0,) * len(last))
-    found = []
+    hints = []
     for dim, size in enumerate(last):
         at = tuple(1 if d == dim else 0 for d in range(len(last)))
-        found.append(_offset(shapes, strides, views, at) - origin if size > 1 else 0)
-    return tuple(found)
+        hints.append(_offset(shapes, strides, views, at) - origin if size > 1 else 0)
+    return tuple(hints)
 
 
 @lru_cache(KNOWN)
@@ -150,11 +150,11 @@ def dependence(shape: Shape, strides: Strides, views: Views) -> tuple[bool, ...]
 
 def suffixes(shape: Shape) -> list[int]:
     """Elements of the last dimension, of the last two, and so on."""
-    found, count = [], 1
+    products, count = [], 1
     for size in reversed(shape):
         count *= size
-        found.append(count)
-    return found
+        products.append(count)
+    return products
 
 
 def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> int:

@@ -31,12 +31,12 @@ def kernel_name(node: Node) -> str:
 
 
 def buffers_of(values: Sequence[Value]) -> list[Buffer]:
-    found = []
+    buffers = []
     for value in values:
         buffer = value.buffer
         assert buffer is not None
-        found.append(buffer)
-    return found
+        buffers.append(buffer)
+    return buffers
 
 
 @rule("aten::mm", "aten::bmm", "aten::_int_mm")
@@ -116,8 +116,8 @@ def convolution(low: Lowering, node: Node) -> Lowered:
 def convolution_strides(low: Lowering, form: Form, *operands: Value) -> Strides:
     """cuDNN's result is channels last where an operand is (`cudnn_conv_suggest_memory_format`)."""
     for value in operands:
-        found = value.strides()
-        if found and len(value.shape) in (4, 5) and _channels_last(value.shape, found[0]):
+        placed = value.strides()
+        if placed and len(value.shape) in (4, 5) and _channels_last(value.shape, placed[0]):
             return channels_last_strides(form.shape)
     return contiguous_strides(form.shape)
 
@@ -145,7 +145,7 @@ def convolution_backward(low: Lowering, node: Node) -> Lowered:
         values = [grad, x, weight]
     else:
         last = rank == 4 and any(
-            (found := v.strides()) is not None and _channels_last(v.shape, found[0]) for v in values[1:]
+            (placed := v.strides()) is not None and _channels_last(v.shape, placed[0]) for v in values[1:]
         )
     return several(low, node, values, channels_last=last)
 
@@ -181,12 +181,12 @@ def attention(low: Lowering, node: Node) -> Lowered:
 def _constrained(low: Lowering, node: Node, at: int, arg: Node, value: Value) -> Value:
     if len(value.shape) not in (3, 4):
         return low.realize_input(value)
-    found = value.strides()
-    if found is not None and _aligned(value.shape, found[0]):
+    placed = value.strides()
+    if placed is not None and _aligned(value.shape, placed[0]):
         return low.realize_input(value)
     strides = low.strides_of(arg)
     if node.target == "aten::_scaled_dot_product_efficient_attention" and at == 3:
-        return low.require(value, exact=_bias_strides(value.shape, strides, found[0] if found else None))
+        return low.require(value, exact=_bias_strides(value.shape, strides, placed[0] if placed else None))
     order: tuple[int, ...] = layout.stride_order(strides)
     if order and order[-1] != 0:
         order = tuple(reversed(range(len(value.shape))))
@@ -255,17 +255,17 @@ def several(low: Lowering, node: Node, values: Sequence[Value], *, channels_last
 
 
 def argument_values(low: Lowering, args: Sequence[Argument]) -> list[Value]:
-    found: list[Value] = []
+    values: list[Value] = []
     for arg in args:
         if type(arg) is Node:
             value = low.env[arg]
             if isinstance(value, Value):
-                found.append(value)
+                values.append(value)
             elif isinstance(value, tuple):
-                found.extend(part for part in value if part is not None)
+                values.extend(part for part in value if part is not None)
         elif type(arg) is tuple:
-            found.extend(argument_values(low, arg))
-    return found
+            values.extend(argument_values(low, arg))
+    return values
 
 
 def fallback(low: Lowering, node: Node) -> Lowered:

@@ -149,16 +149,16 @@ def prefer_channels_last(graph: NodeGraph) -> set[Node]:
     (`find_nodes_prefer_channels_last`)."""
     users = users_of(graph.nodes)
     last = None
-    found: set[Node] = set()
+    preferring: set[Node] = set()
     for node in reversed(graph.nodes):
         if node.target == "aten::convolution":
-            found.add(node)
+            preferring.add(node)
             last = last or node
-        elif node.target != "aten::bmm" and any(user in found for user in users[node]):
-            found.add(node)
+        elif node.target != "aten::bmm" and any(user in preferring for user in users[node]):
+            preferring.add(node)
     for node in graph.nodes:
         if node is last:
             break
-        if node in found:
-            found.update(user for user in users[node] if user.target != "aten::bmm")
-    return found
+        if node in preferring:
+            preferring.update(user for user in users[node] if user.target != "aten::bmm")
+    return preferring

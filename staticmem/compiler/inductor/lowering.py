@@ -130,21 +130,21 @@ class Lowering:
             if node.base in VIEW_OPS and node.inputs and node.inputs[0] not in shown:
                 shown.add(node.inputs[0])
                 queue.append(node.inputs[0])
-        found: set[Node] = set()
+        disliking: set[Node] = set()
         for node in reversed(self.graph.nodes):
             if node.target.startswith("operator::"):  # no overload packet
                 continue
             if node.base in DISLIKE_PADDING:
-                found.add(node)
-            if node in found:
-                found.update(
+                disliking.add(node)
+            if node in disliking:
+                disliking.update(
                     read
                     for read in node.inputs
                     if not read.target.startswith("operator::") and read.base not in LIKE_PADDING
                 )
             if node in shown and node.base not in LIKE_PADDING:
-                found.add(node)
-        return found
+                disliking.add(node)
+        return disliking
 
     # ---- buffers
 
@@ -195,9 +195,9 @@ class Lowering:
     def copy(self, value: Value) -> Value:
         """`ExternKernel.copy_input`: a buffer of its own for a view, or for what is not computed yet."""
         reads, weights = value.load()
-        made = Value.of(Loops(value.shape, value.dtype, reads, weights))
-        self.realize(made)
-        return made
+        copied = Value.of(Loops(value.shape, value.dtype, reads, weights))
+        self.realize(copied)
+        return copied
 
     def realize_input(self, value: Value) -> Value:
         """`ExternKernel.realize_input`: a buffer, or a view of one that strides can express."""
@@ -231,9 +231,9 @@ class Lowering:
             return value
         if value.views and buffer is not None and buffer.flexible and not buffer.fresh:
             buffer.freeze(pad=self.pads)
-        found = value.strides()
-        if found is not None:
-            have = found[0]
+        placed = value.strides()
+        if placed is not None:
+            have = placed[0]
             if order is not None:
                 if layout.is_stride_ordered(value.shape, have, order):
                     return value
@@ -250,20 +250,20 @@ class Lowering:
                 for dim in expanded:
                     shape = tuple(1 if d == dim else s for d, s in enumerate(small.shape))
                     small = small.view(("slice", dim, 0, 1, shape), pad=self.pads)
-                made = self.copy(small)
-                buffer = self.realize(made)
+                copied = self.copy(small)
+                buffer = self.realize(copied)
                 buffer.freeze_as(exact, pad=False)
                 buffer.strides = tuple(
                     s if n > 1 else 1 for s, n in zip(contiguous_strides(small.shape), small.shape, strict=True)
                 )
-                return made.view(("expand", value.shape))
-        made = self.copy(value)
-        buffer = self.realize(made)
+                return copied.view(("expand", value.shape))
+        copied = self.copy(value)
+        buffer = self.realize(copied)
         if order is not None:
             buffer.freeze_as(layout.stride_ordered(buffer.shape, order), pad=pad and self.pads)
         elif exact is not None:
             buffer.freeze_as(exact, pad=pad and self.pads)
-        return made
+        return copied
 
     def channels_last(self, value: Value) -> Value:
         return self.require(value, order=layout.channels_last_order(len(value.shape)))
@@ -275,9 +275,9 @@ class Lowering:
     # ---- values of nodes
 
     def value(self, node: Node) -> Value:
-        found = self.env[node]
-        assert isinstance(found, Value), f"{node} is no tensor"
-        return found
+        value = self.env[node]
+        assert isinstance(value, Value), f"{node} is no tensor"
+        return value
 
     def pointwise(self, shape: Shape, dtype: DType, reads: Sequence[Read], weights: b.Weights) -> Value:
         return Value.of(Loops(shape, dtype, reads, weights))
@@ -309,8 +309,8 @@ class Lowering:
                         self.readers[read.buffer.number].append(result)
         self.current = Node(PLACEHOLDER)
         for output in self.graph.outputs:
-            found = self.env[output] if output is not None else None
-            self.outputs.append(self.realize_input(found) if isinstance(found, Value) else None)
+            value = self.env[output] if output is not None else None
+            self.outputs.append(self.realize_input(value) if isinstance(value, Value) else None)
         for buffer in self.buffers:  # GraphLowering.finalize
             if buffer.into is None:
                 buffer.decide()
@@ -325,9 +325,9 @@ class Lowering:
         return Value(Box(buffer), form.shape, form.dtype, NO_VIEWS)
 
     def _call(self, node: Node) -> Lowered:
-        found = RULES.get(node.base) or self.fallback
-        assert found is not None
-        return found(self, node)
+        rule = RULES.get(node.base) or self.fallback
+        assert rule is not None
+        return rule(self, node)
 
     def _after(self, node: Node, result: Lowered) -> Lowered:
         """What `run_node` does with the result of a lowering: realize it for outputs and readers that need it."""

@@ -99,9 +99,9 @@ def pointwise_cat(low: Lowering, node: Node, values: Sequence[Value], dim: int) 
     weights: dict[object, int] = {node: 6 * len(values) - 1}
     at = 0
     for value in values:
-        found, more = value.load()
+        loaded, more = value.load()
         step: Step = ("part", dim, at, node.shape)
-        reads.extend(Read(r.buffer, (*r.views, step)) for r in found)
+        reads.extend(Read(r.buffer, (*r.views, step)) for r in loaded)
         weights.update(at_views(more, value.shape, (step,)))
         at += value.shape[dim]
     return low.pointwise(node.shape, node.tensor.dtype, reads, weights)
@@ -116,8 +116,13 @@ def concat(low: Lowering, node: Node, values: Sequence[Value], dim: int) -> Valu
         else contiguous_strides(node.shape)
     )
     for value in values:
-        buffer, found = value.buffer, value.strides()
-        if buffer is not None and not buffer.flexible and found and is_channels_last_contiguous(value.shape, found[0]):
+        buffer, placed = value.buffer, value.strides()
+        if (
+            buffer is not None
+            and not buffer.flexible
+            and placed
+            and is_channels_last_contiguous(value.shape, placed[0])
+        ):
             strides = channels_last_strides(node.shape)
             break
     whole = Buffer(0, node.shape, dtype, strides, what=node.target, op=node.op)
@@ -173,7 +178,7 @@ def window(
     dilation: Sequence[int] = (1, 1, 1),
 ) -> tuple[list[Read], dict[object, int]]:
     """Loads of each element of windows over the last dimensions."""
-    found, weights = value.load()
+    loaded, weights = value.load()
     rank = len(kernel)
     reads: list[Read] = []
     every: dict[object, int] = {}
@@ -184,7 +189,7 @@ def window(
             sizes[dim] = shape[dim]
             start = at[dim] * dilation[dim] - padding[dim]
             steps = (*steps, ("slice", dim % len(sizes), start, stride[dim], tuple(sizes)))
-        reads += [Read(r.buffer, then(r.views, value.shape, steps)) for r in found]
+        reads += [Read(r.buffer, then(r.views, value.shape, steps)) for r in loaded]
         every.update(at_views(weights, value.shape, steps))
     return reads, every
 
@@ -192,9 +197,9 @@ def window(
 def picks(value: Value, shape: Shape, count: int, what: object, rank: int = 2) -> tuple[list[Read], dict[object, int]]:
     """Loads of `count` elements each, whose indices in the last dimensions are computed; of what is the same in all of
     them, one."""
-    found, weights = value.load()
+    loaded, weights = value.load()
     reads: list[Read] = []
-    for r in found:
+    for r in loaded:
         if any(r.hints()[-rank:]):
             reads += [Read(r.buffer, (*r.views, ("gather", (what, at), shape))) for at in range(count)]
         else:
@@ -204,15 +209,15 @@ def picks(value: Value, shape: Shape, count: int, what: object, rank: int = 2) -
                 sizes = (*sizes[:dim], 1, *sizes[dim + 1 :])
                 first = (*first, ("slice", dim, 0, 1, sizes))
             reads.append(Read(r.buffer, then(r.views, value.shape, (*first, ("expand", shape)))))
-    distinct = count if len(reads) > len(found) else 1
+    distinct = count if len(reads) > len(loaded) else 1
     return reads, {("window", key): n * distinct for key, n in weights.items()}
 
 
 def pair(value: int | Sequence[int], rank: int = 2) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * rank
-    found = tuple(value)
-    return found * rank if len(found) == 1 else found
+    sizes = tuple(value)
+    return sizes * rank if len(sizes) == 1 else sizes
 
 
 def bounded(kernel: Sequence[int], sizes: Shape) -> int:
@@ -246,10 +251,10 @@ def max_pool(low: Lowering, node: Node) -> Lowered:
     edges = beyond_edges(value, shape, kernel, stride, padding) or any(step > 1 for step in dilation)
     masks: dict[object, int] = {("masked", node): bounded(kernel, value.shape[-rank:])} if edges else {}
     if count >= WINDOW:
-        found, weights = gathered(value, ("pool", node.args[1:5]), (*shape, *kernel))
+        elements, weights = gathered(value, ("pool", node.args[1:5]), (*shape, *kernel))
         every = {**weights, **masks, node: 1}
         return tuple(
-            pooled(low, Loops(shape, form.dtype, found, every, reduction=kind, loops=(*shape, *kernel)))
+            pooled(low, Loops(shape, form.dtype, elements, every, reduction=kind, loops=(*shape, *kernel)))
             for form, kind in ((out, "max"), (offsets, "argmax"))
         )
     reads, weights = window(value, shape, kernel, stride, padding, dilation)
@@ -263,9 +268,9 @@ def max_pool(low: Lowering, node: Node) -> Lowered:
 
 def pooled(low: Lowering, loops: Loops) -> Value:
     """A window that is too large to be written out is a reduction."""
-    made = Value.of(loops)
-    low.realize(made)
-    return made
+    result = Value.of(loops)
+    low.realize(result)
+    return result
 
 
 @rule("prims::_low_memory_max_pool_offsets_to_indices")
@@ -323,8 +328,8 @@ def mean_of_windows(
         return low.pointwise(node.shape, dtype, reads, {**weights, **own, node: count - 1, **last})
     loops = (*node.shape, *kernel)
     elements, cost = gathered(value, ("pool", node.args[1:]), loops)
-    made = pooled(low, Loops(node.shape, wide, elements, {**cost, **own, node: 1}, reduction="sum", loops=loops))
-    sums, cost = made.load()
+    windows_sum = pooled(low, Loops(node.shape, wide, elements, {**cost, **own, node: 1}, reduction="sum", loops=loops))
+    sums, cost = windows_sum.load()
     return low.pointwise(node.shape, dtype, sums, {**cost, **last})
 
 
@@ -407,8 +412,8 @@ def scatter(low: Lowering, node: Node) -> Lowered:
     shape: Shape | None = None
     for arg in node.inputs[1:]:
         read = low.value(arg)
-        found, more = read.load()
-        sources.extend(found)
+        loaded, more = read.load()
+        sources.extend(loaded)
         weights.update(more)
         if shape is None or numel(read.shape) > numel(shape):
             shape = read.shape

@@ -70,9 +70,9 @@ class Sizes:
         for number in self.inputs:
             for reader in self.readers[number]:
                 held[reader][number] = None
-        self.before = [list(found) for found in before]
-        self.after = [list(found) for found in after]
-        self.held = [list(found) for found in held]
+        self.before = [list(numbers) for numbers in before]
+        self.after = [list(numbers) for numbers in after]
+        self.held = [list(numbers) for numbers in held]
         self.size = [sum(self.alloc[number] for number in outputs) for outputs in self.outputs]
 
     def _size(self, buffer: Buffer, part: bool = False) -> int:
@@ -202,27 +202,27 @@ class Ready:
 
     def pop(self, gap: int) -> int:
         aside = []
-        found = -1
+        best = -1
         while self.by_rest:
             rest, at = self.by_rest[0]
             if not self._fresh(at, rest):
                 heapq.heappop(self.by_rest)
             elif self.size[at] <= gap:
                 heapq.heappop(self.by_rest)
-                found = at
+                best = at
                 break
             else:  # too large now; it may fit later
                 aside.append(heapq.heappop(self.by_rest))
         for entry in aside:
             heapq.heappush(self.by_rest, entry)
-        if found < 0:
+        if best < 0:
             while True:
                 _, rest, at = heapq.heappop(self.by_size)
                 if self._fresh(at, rest):
-                    found = at
+                    best = at
                     break
-        del self.frees[found]
-        return found
+        del self.frees[best]
+        return best
 
 
 def breadth_first(sizes: Sizes) -> list[int]:

@@ -21,11 +21,11 @@ CODE = "pad_mm"
 
 def notes(graph: NodeGraph) -> tuple[tuple[str, str], ...]:
     """What is said where a product may be padded; it is assumed not to be."""
-    found = [(extra_bytes(node), node) for node in graph.nodes if node.base in PRODUCTS]
-    found = [(extra, node) for extra, node in found if extra]
-    if not found:
+    padded = [(extra_bytes(node), node) for node in graph.nodes if node.base in PRODUCTS]
+    padded = [(extra, node) for extra, node in padded if extra]
+    if not padded:
         return ()
-    extra, largest = max(found, key=lambda pair: pair[0])
+    extra, largest = max(padded, key=lambda pair: pair[0])
     one, other = (largest.args[at].shape for at in PRODUCTS[largest.base])
     text = (
         "Inductor measures on the GPU whether a product is faster with operands that are padded to multiples of 4 "

@@ -41,9 +41,9 @@ def loads(values: Sequence[Value], shape: Shape, pad: bool = True) -> tuple[list
     reads: list[Read] = []
     weights: dict[object, int] = {}
     for value in values:
-        found, more = broadcast(value, shape, pad).load()
+        loaded, more = broadcast(value, shape, pad).load()
         weights.update(more)
-        reads.extend(found)
+        reads.extend(loaded)
     return reads, weights
 
 
@@ -244,10 +244,10 @@ def split(low: Lowering, node: Node) -> Lowered:
 def reverse(low: Lowering, node: Node) -> Lowered:
     """Loads from the end of dimensions."""
     value = low.value(node.args[0])
-    found, weights = value.load()
+    loaded, weights = value.load()
     shape = node.shape
     steps: Views = tuple([("slice", dim % len(shape), shape[dim] - 1, -1, shape) for dim in node.args[1]])
-    reads = [Read(r.buffer, then(r.views, shape, steps)) for r in found]
+    reads = [Read(r.buffer, then(r.views, shape, steps)) for r in loaded]
     return low.pointwise(shape, node.tensor.dtype, reads, at_views(weights, shape, steps))
 
 
@@ -281,9 +281,9 @@ def getitem(low: Lowering, node: Node) -> Lowered:
 
 def gathered(value: Value, token: object, shape: Shape) -> tuple[list[Read], Weights]:
     """Loads of elements that other values pick."""
-    found, weights = value.load()
+    loaded, weights = value.load()
     step: Step = ("gather", token, shape)
-    return [Read(r.buffer, (*r.views, step)) for r in found], at_views(weights, value.shape, (step,))
+    return [Read(r.buffer, (*r.views, step)) for r in loaded], at_views(weights, value.shape, (step,))
 
 
 @rule("aten::embedding")
@@ -307,11 +307,11 @@ def index(low: Lowering, node: Node) -> Lowered:
     rank = len(node.shape) - (len(value.shape) - len(places))  # of the indices
     left = iter([dim for dim in range(len(node.shape)) if not first <= dim < first + rank])
     dims = tuple([-1 if at in places else next(left) for at in range(len(value.shape))])
-    found = picked(low, node, value, indices, first, dims)
+    result = picked(low, node, value, indices, first, dims)
     if not masked:
-        return found
+        return result
     mask = low.value(node.args[1])
-    reads, weights = loads([mask, found], node.shape)
+    reads, weights = loads([mask, result], node.shape)
     return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: 1})
 
 
@@ -333,16 +333,16 @@ def picked(
     dimension of the value, that of the result with the same index, or -1."""
     common = broadcast_shapes(*(one.shape for one in indices))
     indices = [broadcast(one, common, low.pads) for one in indices]
-    found, weights = value.load()
+    loaded, weights = value.load()
     pick: Views = (("pick", _token(indices), dims, node.shape),)
-    reads = [Read(r.buffer, (*r.views, *pick)) for r in found]
+    reads = [Read(r.buffer, (*r.views, *pick)) for r in loaded]
     every: dict[object, int] = dict(at_views(weights, value.shape, pick))
     after = len(node.shape) - first - len(common)
     steps: Views = (("reshape", (1,) * first + common + (1,) * after), ("expand", node.shape))
     for one in indices:  # indices that values give are no calls (`OpCounterCSE`)
-        found, more = one.load()
+        loaded, more = one.load()
         every.update(at_views(more, common, steps))
-        reads.extend(Read(r.buffer, then(r.views, common, steps)) for r in found)
+        reads.extend(Read(r.buffer, then(r.views, common, steps)) for r in loaded)
     return low.pointwise(node.shape, node.tensor.dtype, reads, every)
 
 
@@ -380,11 +380,11 @@ def slice_scatter(low: Lowering, node: Node) -> Lowered:
     dim = (args[0] or 0) % len(value.shape)
     size, step = value.shape[dim], args[3] or 1
     start, end = bound(args[1], size, 0), bound(args[2], size, size)
-    found, weights = source.load()
+    loaded, weights = source.load()
     if start == 0 and end == size and step == 1:
-        return low.pointwise(node.shape, node.tensor.dtype, found, weights)
+        return low.pointwise(node.shape, node.tensor.dtype, loaded, weights)
     move: Step = ("shift", dim, start, node.shape) if step == 1 else ("gather", ("slice", args), node.shape)
-    reads = [Read(r.buffer, (*r.views, move)) for r in found]
+    reads = [Read(r.buffer, (*r.views, move)) for r in loaded]
     more, other = value.load()
     every: dict[object, int] = {**weights, **other, ("position", dim): 1, ("masked", node): 1, node: 1}
     for name, at, limit in (("ge", start, 0), ("lt", end, size)):

@@ -63,10 +63,10 @@ def rewrite(graph: NodeGraph, *, inference: bool = False) -> NodeGraph:
     additions: dict[Node, tuple[Node, Argument]] = {}
     for node in reversed(graph.nodes):
         if node.target == "aten::add.Tensor" and len(node.args) == 2 and not node.kwargs:
-            found = _product_and_bias(node, users, returned)
-            if found is not None and found[0] not in absorbed:
-                additions[node] = found
-                absorbed.add(found[0])
+            addition = _product_and_bias(node, users, returned)
+            if addition is not None and addition[0] not in absorbed:
+                additions[node] = addition
+                absorbed.add(addition[0])
     softmax = {node: total for node in graph.nodes if (total := _online_softmax(node, users)) is not None}
     totals = set(softmax.values())
     if not additions and not softmax and not any(node.target == "aten::addmm" for node in graph.nodes):

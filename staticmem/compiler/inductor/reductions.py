@@ -28,13 +28,13 @@ TWO_STEP_FROM, TWO_STEP_UP_TO = 1024, 32768  # config.triton.use_two_step_varian
 @lru_cache(1 << 12)
 def nearest_divisor(number: int, target: int) -> int:
     best = 1
-    found = []
+    divisors = []
     at = 1
     while at * at <= number:
         if number % at == 0:
-            found += [at, number // at]
+            divisors += [at, number // at]
         at += 1
-    for divisor in sorted(found):
+    for divisor in sorted(divisors):
         if abs(divisor - target) < abs(best - target):
             best = divisor
     return best
@@ -215,17 +215,17 @@ def direct(
     type_: str,
     outputs: int,
 ) -> list[Value]:
-    made = []
+    values = []
     for _ in range(outputs):
         value = Value.of(Loops(outer, dtype, reads, weights, reduction=type_, loops=(*outer, *inner)))
         low.realize(value)
-        made.append(value)
-    return made
+        values.append(value)
+    return values
 
 
 def dims_of(node: Node, at: int = 1) -> tuple[int, ...]:
-    found = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+    dims = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
+    return () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
 
 
 def keeps(node: Node, at: int = 2) -> bool:
@@ -322,9 +322,9 @@ def scan(low: Lowering, node: Node) -> Lowered:
     value = low.value(node.args[0])
     reads, weights = loads([value], node.shape)
     loops = Loops(node.shape, node.tensor.dtype, reads, {**weights, node: 1}, reduction="scan")
-    made = Value.of(loops)
-    low.realize(made)
-    return made
+    result = Value.of(loops)
+    low.realize(result)
+    return result
 
 
 @rule("aten::max", "aten::min")

@@ -24,23 +24,23 @@ from staticmem.eager.strides import (
 
 def restrided(graph: NodeGraph, given: Mapping[Node, Form]) -> dict[Node, Form]:
     """Forms of the nodes whose strides are not those of `node.form`; `given` has those of placeholders."""
-    known: dict[Node, Result] = {node: form for node, form in given.items() if form is not node.form}
-    if not known:
+    forms: dict[Node, Result] = {node: form for node, form in given.items() if form is not node.form}
+    if not forms:
         return {}
     for node in graph.nodes:
-        if node.target == PLACEHOLDER or not any(read in known for read in node.inputs):
+        if node.target == PLACEHOLDER or not any(read in forms for read in node.inputs):
             continue
-        form = _form(node, known)
+        form = _form(node, forms)
         if form is not None and form != node.form:
-            known[node] = form
-    return {node: form for node, form in known.items() if isinstance(form, Form)}
+            forms[node] = form
+    return {node: form for node, form in forms.items() if isinstance(form, Form)}
 
 
-def _form(node: Node, known: Mapping[Node, Result]) -> Result:
+def _form(node: Node, forms: Mapping[Node, Result]) -> Result:
     if node.target == GETITEM:
-        parts = known.get(node.args[0], node.args[0].form)
+        parts = forms.get(node.args[0], node.args[0].form)
         return parts[node.args[1]] if isinstance(parts, tuple) else None
-    reads = [form for read in node.inputs if isinstance(form := known.get(read, read.form), Form)]
+    reads = [form for read in node.inputs if isinstance(form := forms.get(read, read.form), Form)]
     if node.base in ("aten::convolution", "aten::convolution_backward"):
         last = any(len(form.shape) in (4, 5) and prefers_channels_last(form.shape, form.strides) for form in reads)
         return _in_channels_last(node.form) if last else None

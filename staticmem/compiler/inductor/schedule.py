@@ -131,11 +131,11 @@ class Schedule:
             return shared.setdefault(number, {})
 
         def add(number: int, user: User) -> None:
-            found = users(rename(number))
+            user_of = users(rename(number))
             key = None if user.node is None else user.node.ops[0].number
-            old = found.get(key)
+            old = user_of.get(key)
             if old is None:
-                found[key] = user
+                user_of[key] = user
             else:  # NodeUser.merge
                 old.in_place, old.weak = old.in_place and user.in_place, old.weak and user.weak
 
@@ -153,12 +153,12 @@ class Schedule:
                 add(target, User(node))
                 node.waits[target] = None
             renamed: dict[int, dict[Access, None]] = {}
-            for number, found in node.reads.items():
+            for number, accesses in node.reads.items():
                 current = rename(number)
-                in_place = all(can_in_place(node, access) for access in found)
+                in_place = all(can_in_place(node, access) for access in accesses)
                 add(number, User(node, in_place))
                 node.waits[current] = None
-                renamed[current] = found
+                renamed[current] = accesses
             node.reads = renamed
             node.waits.pop(out.number, None)
             node.weak.pop(out.number, None)
@@ -193,22 +193,22 @@ class Schedule:
                 kept.append(node)
             else:
                 removed.add(op.number)
-        for found in self.users.values():
-            for key in [key for key in found if key in removed]:
-                del found[key]
+        for user_of in self.users.values():
+            for key in [key for key in user_of if key in removed]:
+                del user_of[key]
         kept.reverse()
         return kept
 
     def _ancestors(self) -> None:
         """`compute_ancestors`."""
-        known: dict[int, int] = {}
+        needs_of: dict[int, int] = {}
         for at, node in enumerate(self.nodes):
             needs = 0
             for number in (*node.waits, *node.weak):
-                needs |= known.get(number, 0)
+                needs |= needs_of.get(number, 0)
             node.own, node.ancestors = 1 << at, needs
             for buffer in node.outputs:
-                known[buffer.number] = needs | node.own
+                needs_of[buffer.number] = needs | node.own
 
     def readers(self, number: int) -> Iterator[User]:
         return iter(self.users.get(number, {}).values())
@@ -238,12 +238,12 @@ def accesses(node: SNode) -> None:
     order = loop_order(loops, rank, written[0] if loops.linear else None, [r.hints() for r in loops.reads])
     sizes = tuple(loops.loops[dim] for dim in order)
     node.ranges = (sizes,)
-    for read, found in rows:
-        if found is None:
+    for read, placed in rows:
+        if placed is None:
             hints = read.hints()
             access: Access = ("indirect", read.views, order, sizes, tuple([hints[dim] for dim in order]))
         else:
-            access = linear(tuple(found[0][dim] for dim in order), sizes, found[1])
+            access = linear(tuple(placed[0][dim] for dim in order), sizes, placed[1])
         node.reads.setdefault(read.buffer.number, {})[access] = None
     if not loops.linear:
         node.writes[out.number] = ("scatter", op.number)
@@ -277,7 +277,7 @@ def loop_order(
         rows = []
         if written is not None:
             rows.append([written[dim] if dim < rank else 0 for dim in dims])
-        rows += [[found[dim] for dim in dims] for found in reads]
+        rows += [[strides[dim] for dim in dims] for strides in reads]
         if rows and dims:
             picked = layout.pick_loop_order(rows, [loops.loops[dim] for dim in dims])
             order += [dims[at] for at in reversed(picked)]

@@ -26,10 +26,10 @@ def tiling(*nodes: SNode) -> tuple[int, ...]:
             strides = access[4] if access[0] == "indirect" else access[0]
             if number in seen or not isinstance(strides, tuple):
                 continue
-            found = _candidate(ranges, strides, number in node.writes)
-            if found is not None:
+            candidate = _candidate(ranges, strides, number in node.writes)
+            if candidate is not None:
                 seen.add(number)
-                best.append(found)
+                best.append(candidate)
     every = [ranges for node in nodes for ranges in node.ranges]
     for _, cut in sorted(best, key=lambda pair: -pair[0]):
         if len(cut) == 1 or all(splits_into(ranges, cut[0]) for ranges in every):
@@ -38,7 +38,7 @@ def tiling(*nodes: SNode) -> tuple[int, ...]:
 
 
 def _flat(reads: Iterable[tuple[int, Iterable[tuple[object, ...]]]]) -> list[tuple[int, tuple[object, ...]]]:
-    return [(number, access) for number, found in reads for access in found]
+    return [(number, access) for number, accesses in reads for access in accesses]
 
 
 def _candidate(ranges: Sequence[int], strides: Sequence[int], written: bool) -> tuple[int, tuple[int, int]] | None:

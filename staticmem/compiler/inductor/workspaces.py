@@ -11,17 +11,19 @@ from staticmem.eager.trace import Convolution
 _FORWARD, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 
 
-def kernel_reads(call: Node | None, made: Sequence[Form]) -> tuple[Convolution, ...]:
+def kernel_reads(call: Node | None, results: Sequence[Form]) -> tuple[Convolution, ...]:
     """The convolution that an extern kernel runs, where it runs one and allocates what is `made`.
 
     Inductor brings the operands of a convolution into the layout of its results (`require_channels_last` of
     torch/_inductor/kernel/conv.py).
     """
-    return (_convolution(call, made),) if made and call is not None and call.target in (_FORWARD, _BACKWARD) else ()
+    return (
+        (_convolution(call, results),) if results and call is not None and call.target in (_FORWARD, _BACKWARD) else ()
+    )
 
 
-def _convolution(node: Node, made: Sequence[Form]) -> Convolution:
-    last = any(len(f.shape) == 4 and is_channels_last_contiguous(f.shape, f.strides) for f in made)
+def _convolution(node: Node, results: Sequence[Form]) -> Convolution:
+    last = any(len(f.shape) == 4 and is_channels_last_contiguous(f.shape, f.strides) for f in results)
     if node.target == _FORWARD:
         (x, weight), result, gradients = [arg.tensor for arg in node.args[:2]], node.tensor, None
         numbers = node.args[3:]

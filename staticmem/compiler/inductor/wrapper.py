@@ -60,17 +60,17 @@ class RangeMax:
 
     def _spans(self, start: int, end: int) -> list[int]:
         """Nodes of the tree that make up [start, end]."""
-        found, low, high = [], start + self.width, end + self.width + 1
+        positions, low, high = [], start + self.width, end + self.width + 1
         while low < high:
             if low & 1:
-                found.append(low)
+                positions.append(low)
                 low += 1
             if high & 1:
                 high -= 1
-                found.append(high)
+                positions.append(high)
             low //= 2
             high //= 2
-        return found
+        return positions
 
     def add(self, start: int, end: int, size: int) -> None:
         for span in self._spans(start, end):
@@ -131,7 +131,7 @@ class Wrapper:
         """Buffers and inputs that each node is the last to use (`compute_last_usage`)."""
         schedule = self.schedule
         future = set(schedule.returned)
-        found: list[list[int]] = []
+        uses: list[list[int]] = []
         for node in reversed(self.nodes):
             used = [*node.reads, *(buffer.number for buffer in node.outputs)]
             every: set[int] = set()
@@ -145,9 +145,9 @@ class Wrapper:
                     used.append(buffer.into.number)
             last = {schedule.real.get(number, number) for number in every} - future
             future |= last
-            found.append(sorted(last))
-        found.reverse()
-        return found
+            uses.append(sorted(last))
+        uses.reverse()
+        return uses
 
     def _allocate_outputs(self, node: SNode, at: int, taken: dict[int, int]) -> None:
         for buffer in node.outputs:
@@ -325,14 +325,14 @@ class Wrapper:
 def runs_along_rows(node: SNode) -> bool:
     """All that it reads over a whole row is next to one another (`ReductionHint.INNER`)."""
     total = node.group[0] * node.group[1]
-    found = False
+    along_rows = False
     for accesses in node.reads.values():
         for access in accesses:
             if isinstance(access[0], tuple) and numel(access[1]) == total:
-                found = True
+                along_rows = True
                 if access[0][-1] != 1:
                     return False
-    return found
+    return along_rows
 
 
 def pooled(buffer: Buffer) -> bool:
@@ -406,8 +406,8 @@ class Planner:
     def flush(self) -> None:
         node = self.node
         if node is not None:
-            made = [self.buffers[number - len(self.low.inputs)].form for number in self.allocates]
-            reads = kernel_reads(node.ops[0].call, made)
+            results = [self.buffers[number - len(self.low.inputs)].form for number in self.allocates]
+            reads = kernel_reads(node.ops[0].call, results)
             self.steps.append(Step(kernel_of(node), node.ops[0].op, tuple(self.allocates), tuple(self.frees), reads))
             self.allocates.clear()
             self.frees.clear()
@@ -416,8 +416,8 @@ class Planner:
     def output(self, value: Value | None) -> Output | None:
         if value is None or value.buffer is None:
             return None
-        found = value.strides()
-        strides = found[0] if found else value.buffer.strides
+        placed = value.strides()
+        strides = placed[0] if placed else value.buffer.strides
         return Output(self.storage[value.buffer.number], form_of(value.shape, strides, value.dtype))
 
     def let_go(self, kept: set[int]) -> None:

@@ -79,14 +79,14 @@ class Partitioner:
         facts = self.facts
         storage = storages(facts.nodes)
         given = {storage[node] for node in facts.joint.primals}
-        found = [
+        indices = [
             i
             for i in self._most_banned
             if facts.distance[i] < FAR
             and facts.must_recompute[i] != SAVED
             and (not isinstance(facts.nodes[i].form, Form) or storage[facts.nodes[i]] not in given)
         ]
-        return sorted(found, key=lambda i: -facts.sizes[i])
+        return sorted(indices, key=lambda i: -facts.sizes[i])
 
     @cached_property
     def _inputs(self) -> list[int]:
@@ -102,13 +102,13 @@ class Partitioner:
         return list(Bans(self.facts, MOST).reasons)
 
     @cached_property
-    def _known(self) -> dict[Options, list[int]]:
+    def _saved_by(self) -> dict[Options, list[int]]:
         return {}
 
     def _saved(self, options: Options) -> list[int]:
-        if options not in self._known:
-            self._known[options] = saved_by_cut(build(self.facts, Bans(self.facts, options)))
-        return self._known[options]
+        if options not in self._saved_by:
+            self._saved_by[options] = saved_by_cut(build(self.facts, Bans(self.facts, options)))
+        return self._saved_by[options]
 
     def _bytes(self, saved: Sequence[int]) -> float:
         return sum(self.facts.sizes[i] for i in saved) / GIGA

@@ -46,7 +46,7 @@ def merged(joint: JointGraph) -> JointGraph:
     kept_apart = _aliases_of_outputs(nodes, joint.outputs)
     region = 0  # `compute_mutation_region_ids` (torch/_inductor/pattern_matcher.py): nothing is merged across a write
     replaced: dict[Node, Node] = {}
-    known: dict[object, tuple[Node, object, int]] = {}
+    first_of: dict[object, tuple[Node, object, int]] = {}
     result: list[Node] = []
     for node in nodes:
         new = _with_inputs(node, replaced)
@@ -58,12 +58,12 @@ def merged(joint: JointGraph) -> JointGraph:
         leaves: list[object] = []
         structure = (_flatten(new.args, leaves), tuple((key, _flatten(new.kwargs[key], leaves)) for key in new.kwargs))
         key = (node.target, node in backward_dependencies, tuple(leaves))
-        first = known.get(key)
+        first = first_of.get(key)
         if first is not None and first[1] == structure and first[2] == region:
             replaced[node] = first[0]
             continue
         if first is None or first[1] == structure:
-            known[key] = (new, structure, region)
+            first_of[key] = (new, structure, region)
         result.append(new)
     outputs = tuple([None if output is None else replaced.get(output, output) for output in joint.outputs])
     return replace(joint, nodes=tuple(result), outputs=outputs)

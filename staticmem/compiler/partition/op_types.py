@@ -13,8 +13,8 @@ from typing import NamedTuple
 from staticmem.compiler.nodes import GETITEM
 
 
-def _names(namespace: str, words: str, prefix: str = "") -> frozenset[str]:
-    return frozenset(f"{namespace}::{prefix}{word}" for word in words.split())
+def _names(namespace: str, names: str, prefix: str = "") -> frozenset[str]:
+    return frozenset(f"{namespace}::{prefix}{word}" for word in names.split())
 
 
 POINTWISE = _names(

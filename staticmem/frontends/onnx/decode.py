@@ -111,7 +111,7 @@ def _unrolled(
             proto.graph, net.consts, net.values, model.opset, owned if not added else None
         )[1]  # fmt: skip
         turned = loops.unroll(proto.graph, net.consts, net.values, model.opset, added)
-        endless, long, added = endless + turned.guessed, long + turned.long, added + turned.made
+        endless, long, added = endless + turned.guessed, long + turned.long, added + turned.added
         if not structured and not sequences.flatten(proto.graph, net.consts, net.values):
             break
         converter = Converter()

@@ -24,10 +24,10 @@ class Unrolled:
     """How many loops were unrolled, how many had one turn for want of a count or because there would be too many
     nodes, and how many nodes that made."""
 
-    known: int = 0
+    counted: int = 0
     guessed: int = 0
     long: int = 0
-    made: int = 0
+    added: int = 0
 
 
 def has_loops(graph: Any) -> bool:
@@ -60,11 +60,11 @@ def unroll(
         size = _nodes(body)
         if turns is None:
             turns, done.guessed = 1, done.guessed + 1
-        elif turns * size > MAX_NODES - added_before - done.made:
+        elif turns * size > MAX_NODES - added_before - done.added:
             turns, done.long = 1, done.long + 1
         else:
-            done.known += 1
-            done.made += turns * size
+            done.counted += 1
+            done.added += turns * size
         if turns < 1:
             graph.node.append(node)
             continue

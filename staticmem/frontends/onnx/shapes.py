@@ -70,7 +70,7 @@ class Body:
         whole = graph.SerializeToString()
         for field in ("node", "name", "initializer"):
             graph.ClearField(field)
-        self.known = whole[: len(whole) - graph.ByteSize()]
+        self.encoded = whole[: len(whole) - graph.ByteSize()]
         self.ends = onnx.ModelProto()  # the memory of what was taken out of a message goes when the message goes
         self.ends.ParseFromString(proto.SerializeToString())
         self.opset_import = self.ends.opset_import
@@ -83,7 +83,7 @@ class Body:
             import onnx
 
             self._graph = onnx.GraphProto()
-            self._graph.ParseFromString(self.known)
+            self._graph.ParseFromString(self.encoded)
         return self._graph
 
     def proto(self, shapes: Mapping[str, tuple[int, ...]]) -> Any:
@@ -99,8 +99,8 @@ class Body:
         model = bound_proto(self.ends, shapes)
         ends = model.graph.SerializeToString()
         model.ClearField("graph")
-        size = wire.encode_varint(len(self.known) + len(ends))
-        return b"".join((model.SerializeToString(), wire.GRAPH, size, self.known, ends))
+        size = wire.encode_varint(len(self.encoded) + len(ends))
+        return b"".join((model.SerializeToString(), wire.GRAPH, size, self.encoded, ends))
 
 
 def infer(model: Any, strict: bool = False) -> dict[str, Value]:

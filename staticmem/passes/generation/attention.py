@@ -153,7 +153,7 @@ def _before_repeat(arg: Arg, maker: Mapping[str, Op], of: Op) -> tuple[str, tupl
 def _windows(wide: Graph) -> dict[str, int | None]:
     """The causal attention calls by name, each with its window."""
     knowledge = Knowledge()
-    knowledge.known.update(
+    knowledge.contents.update(
         {value.name: Affine(value.shape or (), 1, (0,) * len(value.shape or ())) for value in padding_masks(wide)}
     )
     windows: dict[str, int | None] = {}

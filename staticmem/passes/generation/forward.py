@@ -52,7 +52,7 @@ class Forward:
         self.calls = {call.op: (number, call) for number, call in enumerate(calls)}
         self.batch, self.tokens = graph.inputs[0].shape or (1, 1)
         self.masks: dict[int | None, str] = dict(inputs.masks)
-        self.made = {name: op for op in graph.ops for name in op.outputs}
+        self.maker = {name: op for op in graph.ops for name in op.outputs}
         self.order = {op.name: index for index, op in enumerate(graph.ops)}
         self.names: dict[str, str] = {}  # of values of the file, as this forward has them
         self.frame_calls = 1 + max((f.call for op in graph.ops for f in op.modules), default=0) if prefix else 0
@@ -128,7 +128,7 @@ class Forward:
                 op = op.changed(args=(Ref(query), Ref(call.key), Ref(call.value)))
                 op = op.changed(kwargs={"scale": scale} if (scale := argument(op, 6, "scale")) is not None else {})
             ops.append(renamed(op, given))
-        touched.update(name for name in given if name in self.made)
+        touched.update(name for name in given if name in self.maker)
         ops, all_logits = self._of_last_token(ops)
         return without_dead(ops, graph.outputs, touched), all_logits
 
@@ -139,9 +139,9 @@ class Forward:
         for op in self.graph.ops:
             if op.base != "aten::unsqueeze" or op.args[1] not in (0, -2) or op.outputs[0] in masks:
                 continue
-            source = self.made.get(ref_name(op.args[0]))
+            source = self.maker.get(ref_name(op.args[0]))
             if source is not None and source.base == "aten::add" and not isinstance(source.args[1], Ref):
-                source = self.made.get(ref_name(source.args[0]))
+                source = self.maker.get(ref_name(source.args[0]))
             if source is not None and source.base == "aten::arange" and source.args[:1] == (self.tokens,):
                 values[op.outputs[0]] = self.inputs.positions
         return values
@@ -153,14 +153,14 @@ class Forward:
         """
         name = self.graph.outputs[0]
         for _ in range(32):  # casts, soft caps and the like behind the head
-            op = self.made.get(name)
+            op = self.maker.get(name)
             if op is None or op.base in _PRODUCTS:
                 break
             name = ref_name(op.args[0])
-        head = self.made.get(name)
+        head = self.maker.get(name)
         hidden = ref_name(head.args[head.base == "aten::addmm"]) if head is not None else ""
         slices = []
-        while (op := self.made.get(hidden)) is not None and takes_all(op):
+        while (op := self.maker.get(hidden)) is not None and takes_all(op):
             slices.append(op)
             hidden = ref_name(op.args[0])
         if not slices or self.tokens == 1:
@@ -193,7 +193,7 @@ class Forward:
 
     def _first_mask(self) -> int:
         """The index of the first op of the file that makes a mask of an attention; 0 where there is none."""
-        masks = [self.order[self.made[call.mask].name] for _, call in self.calls.values() if call.mask in self.made]
+        masks = [self.order[self.maker[call.mask].name] for _, call in self.calls.values() if call.mask in self.maker]
         return min(masks, default=0)
 
     def _make_masks(self, modules: tuple[Frame, ...], ends: Mapping[str, str]) -> None:
@@ -232,14 +232,14 @@ class Forward:
     def _storage(self, name: str) -> tuple[list[str], bool]:
         """The names of the tensor that a value is a view of, and of the views between; whether it has other parts."""
         names, fused = [name], False
-        while (op := self.made.get(names[-1])) is not None and op.args and isinstance(op.args[0], Ref):
+        while (op := self.maker.get(names[-1])) is not None and op.args and isinstance(op.args[0], Ref):
             kinds = kinds_of(op.base)
             if "split" in kinds or (op.base in ("aten::slice", "aten::select") and not takes_all(op)):
                 fused = True
             elif "view" not in kinds and not takes_all(op):
                 break
             names.append(op.args[0].name)
-        return [n for n in names if n in self.made], fused
+        return [n for n in names if n in self.maker], fused
 
     def _attend(self, op: Op, call: Attention, layer: Layer, update: Updated, ends: Mapping[str, str]) -> None:
         """The attention over what the cache gave.
@@ -293,9 +293,9 @@ class Forward:
 
     def _expanded(self, given: str, length: int) -> tuple[int, int, int, int, int]:
         """The sizes to which `repeat_kv` expands keys of `length` tokens."""
-        op = self.made[given]
+        op = self.maker[given]
         while op.base != "aten::expand":
-            op = self.made[ref_name(op.args[0])]
+            op = self.maker[ref_name(op.args[0])]
         sizes = op.args[1]
         assert isinstance(sizes, tuple)
         batch, heads, groups, _, size = (int(n) if isinstance(n, int) else 0 for n in sizes)

@@ -61,4 +61,4 @@ def find(
         for node in (n for operator in operators for n in by_operator.get(operator, ())):
             if matcher.free(node) and pattern(matcher, node):
                 counts[name] += 1
-    return matcher.found, counts
+    return matcher.groups, counts

@@ -44,13 +44,13 @@ def match(m: Matcher, node: Node) -> bool:
         parts.nodes.append(drop)
         parts.dropout = float(f"{_ratio(m, drop):.6g}")
         current = drop.inputs[0]
-    guard = m.made(current, "Where")  # newer exporters replace NaN of fully masked rows by 0
+    guard = m.maker(current, "Where")  # newer exporters replace NaN of fully masked rows by 0
     if guard is not None and len(guard.inputs) == 3:
-        test = m.made(guard.inputs[0], "IsNaN")
+        test = m.maker(guard.inputs[0], "IsNaN")
         if test is not None:
             parts.nodes += [guard, test]
             current = guard.inputs[2]
-    soft = m.made(current, "Softmax")
+    soft = m.maker(current, "Softmax")
     if soft is None or soft.attrs.get("axis", -1) not in (-1, len(m.net.shape(current) or ()) - 1):
         return False
     parts.nodes.append(soft)
@@ -132,7 +132,7 @@ def _flipped_key(
 def _mask(m: Matcher, parts: _Parts, name: str) -> None:
     """A boolean mask was turned into 0 and -inf; a causal one was made of a triangle of ones."""
     parts.mask = name
-    where = m.made(name, "Where")
+    where = m.maker(name, "Where")
     if where is None:
         return
     yes, no = m.number(where.inputs[1]), m.number(where.inputs[2])
@@ -141,8 +141,8 @@ def _mask(m: Matcher, parts: _Parts, name: str) -> None:
         if len(m.readers[where.outputs[0]]) == 1:
             parts.nodes.append(where)
     elif no == 0.0 and yes is not None and math.isinf(yes):
-        equal = m.made(where.inputs[0], "Equal")
-        if equal is not None and any(m.made(i, "Trilu") for i in equal.inputs):
+        equal = m.maker(where.inputs[0], "Equal")
+        if equal is not None and any(m.maker(i, "Trilu") for i in equal.inputs):
             parts.mask, parts.causal = "", True
 
 

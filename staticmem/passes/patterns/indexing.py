@@ -42,7 +42,7 @@ def roll(m: Matcher, node: Node) -> bool:
         shifts.insert(0, -start)
         dims.insert(0, axis)
         nodes += [*parts, *([current] if current is not node else [])]
-        before = m.made(x, "Concat")
+        before = m.maker(x, "Concat")
         inner = _one_roll(m, before) if before is not None else None
         if len(dims) == _STEPS or before is None or inner is None or any(r not in parts for r in m.readers[x]):
             break
@@ -118,7 +118,7 @@ def write(m: Matcher, node: Node) -> bool:
             ops.append(m.op(node, "aten::fill_.Scalar", Ref(part), 0.0, outputs=(f"{part}:",)))
             m.ctx.alias(node.outputs[0], name)
             return m.take(node, ops)
-    elif data in m.net.consts or m.made(data, "Constant") is not None:
+    elif data in m.net.consts or m.maker(data, "Constant") is not None:
         # made by ConstantOfShape and small enough to be known, or by the code of a trace: a tensor all the same
         name = m.ctx.fresh(node)
         m.ctx.define(name, data, shape)
@@ -158,7 +158,7 @@ def _index_put(m: Matcher, node: Node, base: Arg, update: Arg) -> list[Op]:
 def _slices(m: Matcher, node: Node, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
     """`x[:, :, 1:, 1:] = y`, as axis, start and end: indices that are joined from one range along each axis, expanded
     to all of them (symbolic_opset11.py, `index_put`). Where a slice starts matters to no size: the end is taken."""
-    joined, written = m.made(node.inputs[1], "Concat"), m.net.shape(node.inputs[2])
+    joined, written = m.maker(node.inputs[1], "Concat"), m.net.shape(node.inputs[2])
     if joined is None or written is None or len(written) != len(shape) or len(joined.inputs) < 2:
         return None
     count = len(joined.inputs)
@@ -166,8 +166,8 @@ def _slices(m: Matcher, node: Node, shape: tuple[int, ...]) -> list[tuple[int, i
         return None
     ranges = []
     for axis, name in enumerate(joined.inputs):
-        lifted = m.made(name, "Unsqueeze")
-        grid = m.made(lifted.inputs[0], "Expand") if lifted is not None else None
+        lifted = m.maker(name, "Unsqueeze")
+        grid = m.maker(lifted.inputs[0], "Expand") if lifted is not None else None
         along = (written[axis], *(1,) * (count - axis - 1))
         if grid is None or m.net.shape(grid.inputs[0]) != along or not _is_range(m, grid.inputs[0]):
             return None
@@ -178,7 +178,7 @@ def _slices(m: Matcher, node: Node, shape: tuple[int, ...]) -> list[tuple[int, i
 
 def _is_range(m: Matcher, name: str) -> bool:
     for _ in range(6):
-        node = m.made(name, "Range", "Slice", "Reshape", "Cast")
+        node = m.maker(name, "Range", "Slice", "Reshape", "Cast")
         if node is None:
             numbers = m.net.ints(name) or (0, 0)
             return numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))

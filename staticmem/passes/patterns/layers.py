@@ -45,7 +45,7 @@ def linear(m: Matcher, node: Node) -> bool:
 def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> bool:
     x, weight = product.inputs[:2]
     others = [] if product is root else [product]
-    turned, reverse = m.made(weight, "Transpose"), False
+    turned, reverse = m.maker(weight, "Transpose"), False
     if turned is not None and turned.inputs[0] in m.net.weights and len(m.net.shape(turned.inputs[0]) or ()) == 2:
         weight = turned.inputs[0]
         if all(r is product for r in m.readers[turned.outputs[0]]):
@@ -59,7 +59,7 @@ def _linear(m: Matcher, root: Node, product: Node, bias: str, written: bool) -> 
         reverse = True
     else:
         return False
-    owned = x in m.net.weights and m.made(x, "Constant") is None  # not what the code of a trace made
+    owned = x in m.net.weights and m.maker(x, "Constant") is None  # not what the code of a trace made
     if weight not in m.net.weights or (x in m.net.weights and turned is None) or (owned and not written):
         return False
     if reverse:
@@ -85,7 +85,7 @@ def layer_norm(m: Matcher, node: Node) -> bool:
     """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias (torch.onnx before opset 17)."""
     if node.op != "Div" or m.is_own_arithmetic(since=17):  # symbolic_opset17.py, `layer_norm`
         return False
-    centred = m.made(node.inputs[0], "Sub")
+    centred = m.maker(node.inputs[0], "Sub")
     root = m.inner(node.inputs[1], "Sqrt")
     plus = m.inner(root.inputs[0], "Add") if root is not None else None
     parts = m.split(plus) if plus is not None else None
@@ -137,8 +137,8 @@ def variance(m: Matcher, node: Node) -> bool:
     square = m.inner(node.inputs[0], "Mul")
     if square is None or len(set(square.inputs)) != 1:
         return False
-    centred = m.made(square.inputs[0], "Sub")
-    mean = m.made(centred.inputs[1], "ReduceMean") if centred is not None else None
+    centred = m.maker(square.inputs[0], "Sub")
+    mean = m.maker(centred.inputs[1], "ReduceMean") if centred is not None else None
     if centred is None or mean is None or mean.inputs[0] != centred.inputs[0]:
         return False
     if len(m.readers.get(centred.outputs[0], ())) != 2 or len(m.readers.get(mean.outputs[0], ())) != 1:
@@ -173,7 +173,7 @@ def group_norm(m: Matcher, node: Node) -> bool:
         if reader is None:
             break
         other = reader.inputs[1] if reader.inputs[0] == last.outputs[0] else reader.inputs[0]
-        source = m.made(other, "Unsqueeze", "Reshape")
+        source = m.maker(other, "Unsqueeze", "Reshape")
         weight = source.inputs[0] if source is not None else other
         if weight not in m.net.weights:
             break

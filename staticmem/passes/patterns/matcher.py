@@ -25,7 +25,7 @@ class Matcher:
         only: Collection[int] | None = None,
     ) -> None:
         self.ctx, self.net, self.frames = ctx, ctx.net, frames
-        self.found: dict[int, list[Op]] = {}
+        self.groups: dict[int, list[Op]] = {}
         self.only, self.nodes = only, nodes
 
     @cached_property
@@ -65,9 +65,9 @@ class Matcher:
     def free(self, node: Node) -> bool:
         """Whether no group has the node yet."""
         index = self.index[id(node)]
-        return index not in self.found and (self.only is None or index in self.only)
+        return index not in self.groups and (self.only is None or index in self.only)
 
-    def made(self, name: str, *ops: str) -> Node | None:
+    def maker(self, name: str, *ops: str) -> Node | None:
         """The node that makes a value, if it is one of these operators and belongs to no group."""
         node = self.producer.get(name)
         if node is None or node.domain or node.op not in ops or not self.free(node):
@@ -75,8 +75,8 @@ class Matcher:
         return node
 
     def inner(self, name: str, *ops: str) -> Node | None:
-        """As `made`, if the value has one reader: it disappears with the group."""
-        return self.made(name, *ops) if len(self.readers.get(name, ())) == 1 else None
+        """As `maker`, if the value has one reader: it disappears with the group."""
+        return self.maker(name, *ops) if len(self.readers.get(name, ())) == 1 else None
 
     def reader(self, name: str, *ops: str) -> Node | None:
         """The only node that reads a value."""
@@ -106,8 +106,8 @@ class Matcher:
     def take(self, root: Node, ops: list[Op], *others: Node) -> bool:
         """Records a group: `ops` stand where `root` was."""
         for node in others:
-            self.found[self.index[id(node)]] = []
-        self.found[self.index[id(root)]] = ops
+            self.groups[self.index[id(node)]] = []
+        self.groups[self.index[id(root)]] = ops
         return True
 
     def op(

@@ -55,7 +55,7 @@ def _steps(job: dict[str, Any]) -> Any:
     from staticmem.validate.pytorch.prediction import predicted
     from staticmem.validate.pytorch.steps import Steps
 
-    prediction = predicted(job["model"], job["words"], job["device"])
+    prediction = predicted(job["model"], job["options"], job["device"])
     return Steps(prediction.result.graph, prediction.scenario, prediction.result.loss, job["device"])
 
 

@@ -79,7 +79,7 @@ def predicted(path: str, options: Mapping[str, Any], device: str) -> Predicted:
     return Predicted(study, scenario, result, liveness(result.trace))
 
 
-def words_of(request: Request) -> dict[str, Any]:
+def options_of(request: Request) -> dict[str, Any]:
     """The fields of a request that are not the default, as JSON can have them; the inverse of `request_from`."""
     blank = Request()
     given = {name: getattr(request, name) for name in OPTIONS if getattr(request, name) != getattr(blank, name)}

@@ -99,7 +99,7 @@ def validate_torch(
     """
     require_torch()
     options = {name: value for name, value in options.items() if value is not None}
-    job = {"model": os.path.abspath(path), "words": options, "runs": runs, "threads": threads, "debug": debug}
+    job = {"model": os.path.abspath(path), "options": options, "runs": runs, "threads": threads, "debug": debug}
     notes: list[Note] = []
     if device in ("auto", "cuda"):
         target = os.path.abspath(snapshot) if snapshot is not None else None
@@ -115,7 +115,7 @@ def validate_torch(
 
 
 def _validated(path: str, job: Mapping[str, Any], timeout: float, notes: Sequence[Note]) -> Record:
-    asked, device = job["words"], job["device"]
+    asked, device = job["options"], job["device"]
     prediction = predicted(path, asked, device)
     if device == "cpu":
         child.check_memory(prediction.lifetimes.peak_bytes, job["memory_limit"], FAILURES)
