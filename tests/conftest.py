@@ -29,9 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--exhaustive") and not any(
-        "::" in arg for arg in config.args
-    ):  # a test that is named runs
+    named = any("::" in argument for argument in config.args)  # a test that is named runs
+    if not config.getoption("--exhaustive") and not named:
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
