@@ -25,6 +25,7 @@ from staticmem.eager.tensor import (
     Selecting,
     Storage,
     Tensor,
+    attributes_of_ctx,
     gradient_edge,
     meta_of,
 )
@@ -68,6 +69,7 @@ class Eager:
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
         self.saved_hooks: list[SavedTensorsHooks] = []  # the last one is on top
         self.selection: Selecting | None = None  # of the selective checkpoint that runs
+        self.of_graph = attributes_of_ctx()
         self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived
         self.grads: dict[int, Tensor] = {}  # id(parameter) -> its `.grad`
         self.received: set[int] = set()  # the ids of parameters that a gradient came to
@@ -388,6 +390,12 @@ class Eager:
                 self._rebase(tensor, node)
             elif tensor.dtype.is_differentiable:
                 self.set_grad_fn(tensor, node, number)
+
+    def keep_on_ctx(self, tensor: Tensor) -> None:
+        """`ctx.x = tensor` of a custom function that has a node: no hook of saved tensors sees it, and it lives as long
+        as the graph of autograd, which the loss holds."""
+        if not any(hooks.without_graph for hooks in self.saved_hooks):
+            self.hold(tensor, self.of_graph)
 
     def _node(self, name: str) -> Node:
         node = Node(name, self.sequence, self.trace.op)

@@ -2,7 +2,7 @@
 over stand-ins for the operands.
 
 Effects that cannot be recorded raise `UnrepeatableError`, and the rule itself runs each time: in-place changes of views
-with a history, saved-tensor hooks, autocast's cache, holds on storage that belongs to no operand.
+with a history, saved-tensor hooks, autocast's cache, attributes of `ctx`, holds on storage that belongs to no operand.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ class Recorder(Eager):
         raise UnrepeatableError
 
     def undo(self, kernel: int) -> NoReturn:
+        raise UnrepeatableError
+
+    def keep_on_ctx(self, tensor: Tensor) -> NoReturn:
         raise UnrepeatableError
 
     @property

@@ -138,7 +138,10 @@ class Packed(Protocol):
 
 
 class SavedTensorsHooks(Protocol):
-    """`torch.autograd.graph.saved_tensors_hooks`."""
+    """`torch.autograd.graph.saved_tensors_hooks`, or the forward of a checkpoint with use_reentrant=True, which has no
+    graph of autograd (`without_graph`)."""
+
+    without_graph: bool
 
     def pack(self, e: Run, node: Node, saves: Sequence[Tensor], results: Sequence[Tensor]) -> Packed | None:
         """Takes the tensors that a node saves, maybe none; `results` are the op's."""
@@ -180,6 +183,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.name} #{self.sequence})"
+
+
+def attributes_of_ctx() -> Owner:
+    """The owner of what nodes of custom functions hold beside saved tensors: until the graph dies, run or not."""
+    return Owner("autograd", "attributes of ctx")
 
 
 class TakingNode(Node):

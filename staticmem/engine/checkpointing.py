@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Node, Owner, Selecting, Tensor
+from staticmem.eager.tensor import Node, Owner, Selecting, Tensor, attributes_of_ctx
 from staticmem.engine.interpreter import Interpreter
 from staticmem.engine.selective import Selection
 from staticmem.ir.graph import Ref, Region
@@ -103,6 +103,8 @@ class _Checkpoint:
         self.arguments = [name for name in self.inputs if isinstance(self.inputs[name], Tensor) and name in produced]
         self.saved_args = Owner("checkpoint", region.name, region.start)
         self.inner_backward = Owner("checkpoint", region.name, region.start)
+        self.of_recomputed = attributes_of_ctx()
+        self.without_graph = region.reentrant
         self.packed_args: _Saves | None = None
         self.slots: list[_Saves] = []
         self.recomputed = False
@@ -156,7 +158,7 @@ class _Checkpoint:
         """A holder died, or the call returned."""
         self.refs -= 1
         if self.refs == 0:
-            owners = (self.saved_args, self.inner_backward)
+            owners = (self.saved_args, self.inner_backward, self.of_recomputed)
             if self.region.reentrant and self.recomputed:  # one node has them until its own backward returns
                 e.held_by_node.extend(owners)
             else:
@@ -184,6 +186,7 @@ class _Checkpoint:
             e.selection.recompute()
         e.grad_enabled, e.autocast, e.autocast_cache = True, self.autocast, {}
         e.autocast_owner, e.choices = Owner("autocast", "weight cache"), Counter()
+        of_forward, e.of_graph = e.of_graph, attributes_of_ctx()
         e.saved_hooks = [_Recomputation(self, len(e.trace.kernels))]
         depth = e.depth
         rerun = self.interpreter.for_rerun(inputs, region.start)
@@ -203,6 +206,9 @@ class _Checkpoint:
                 if isinstance(tensor, Tensor):
                     e.hold(tensor, self.inner_backward)
         rerun.finish()
+        self.of_recomputed, e.of_graph = e.of_graph, of_forward
+        if not region.reentrant:  # else its nodes run before they die
+            e.release(self.of_recomputed)
         skipped = self.selection.skipped if self.selection is not None else ()
         self.caller.recomputed.extend([op for op in range(region.start, end) if op not in skipped])
         e.release(arguments)
@@ -229,6 +235,8 @@ class _Recomputation:
     The recomputed node saves the tensor too. It dies with its results, unless a module keeps one of them as an
     attribute.
     """
+
+    without_graph = False
 
     def __init__(self, checkpoint: _Checkpoint, first_kernel: int) -> None:
         self.checkpoint, self.position, self.first_kernel = checkpoint, 0, first_kernel

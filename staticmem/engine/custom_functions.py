@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.autograd import inner_backward
-from staticmem.eager.tensor import Formula, Grads, Owner, Tensor
+from staticmem.eager.tensor import Formula, Grads, Owner, Tensor, attributes_of_ctx
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
 from staticmem.frontends import recording_format as written
@@ -122,7 +122,7 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
     for name, index in last_held.items():
         ends.setdefault(index, []).append(name)
     holds: dict[str, tuple[Tensor, int]] = {}
-    attributes = Owner("autograd", "attributes of ctx")
+    attributes = attributes_of_ctx()
     for index, op in enumerate(body.ops):
         e.open_scope()
         args = [_filled(a, values) for a in op.args]

@@ -80,7 +80,6 @@ class Interpreter:
         self.model = Owner("model", "")  # has the parameters and buffers
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.keeps_values = True  # `env` has them after their last use
-        self.of_autograd = Owner("autograd", "attributes of ctx")  # the loss holds the graph of autograd to the end
         self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
@@ -423,7 +422,7 @@ class Interpreter:
         except (ValueError, *BAD_ARGUMENTS) as error:
             raise self.explained(op, error) from error
         for tensor in of_autograd:
-            self.e.hold(tensor, self.of_autograd)
+            self.e.keep_on_ctx(tensor)
         self.e.close_scope()
 
     def _run_autograd(self, op: Op, args: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ step before until it is assigned anew.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.autograd import OfCode, free_graph, run_backward
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Owner, Tensor
+from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
 from staticmem.engine.held_outputs import HeldOutputs
@@ -27,6 +28,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Parameter, Region, Value
 from staticmem.ir.record import record
+from staticmem.ops import kinds_of
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import outer_matrices, values_of_loss
@@ -92,7 +94,7 @@ class _Step:
             from staticmem.ops.whole_model_cast import cast_of  # few steps have it
 
             cast = cast_of(graph, scenario.dtype)
-        self.releases = releases_of(graph, locals_policy, scenario.training)
+        self.releases = releases_of(graph, locals_policy, scenario.training, cast is not None)
         self.interpreter = Interpreter(e, graph, cast, self.releases)
         self.interpreter.keeps_values = False
         self.model, self.loss = self.interpreter.model, Owner("value", "loss")
@@ -169,7 +171,7 @@ class _Step:
             old = e.empty((), dtypes.float32, kernel="loss of the previous step")
             e.categorise(old, "activation", "loss of the previous step")
             e.hold(old, self.loss)
-        leaves = self._place_leaves_of_step_before()
+        graph_before = self._place_graph_of_step_before()
         regions, region_notes = all_regions(graph, scenario, self.locals_policy)
         regions = self._compile(regions)
         outputs = self._micro_batch(regions, loss, target)
@@ -183,10 +185,11 @@ class _Step:
         held = self.outputs.variable.held if self.outputs is not None else ()
         by_attributes = self.histories.fill(i.kept_now(), [tensor for tensor, _ in held])
         if self.outputs is not None:
-            owners = (self.loss, i.of_autograd, *i.attributes.values())
+            owners = (self.loss, e.of_graph, *i.attributes.values())
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
-        if leaves is not None:
-            fill_place(e.trace, leaves.storage.id, self._storages_of_leaves())
+        if graph_before is not None:
+            others = {tensor.storage.id for tensor, _ in (*held, *self.loss.held)}
+            fill_place(e.trace, graph_before.storage.id, self._storages_of_graph(others))
         for key, storage in self.ended.items():
             if key in self.grads:
                 e.trace.replaced_by[storage] = (self.grads[key].storage.id,)
@@ -272,20 +275,32 @@ class _Step:
         e.categorise(tensor, "activation", f"{value.name} of the previous step")
         return tensor
 
-    def _place_leaves_of_step_before(self) -> Tensor | None:
+    def _place_graph_of_step_before(self) -> Tensor | None:
         """A place for what the graph of the step before holds until the loss is assigned anew: tensors that the forward
-        made require a gradient (`enable_input_require_grads`), and their gradients. It has no bytes yet."""
-        if self.in_function or not any(op.target == REQUIRES_GRAD and op.kwargs for op in self.graph.ops):
+        made require a gradient (`enable_input_require_grads`) with their gradients, and attributes of `ctx`. It has no
+        bytes yet."""
+        if self.in_function or not self._leaves_a_graph():
             return None
-        what = "leaves of the previous step's graph, and their gradients"
+        what = "leaves of the previous step's graph with their gradients, and attributes of ctx"
         place = self.e.empty((0,), dtypes.uint8, kernel="loss of the previous step")
         self.e.categorise(place, "activation", what)
         self.e.hold(place, self.loss)
         return place
 
-    def _storages_of_leaves(self) -> list[int]:
-        owners = (self.interpreter.made_leaves, *self.gradients_of_leaves)
-        return list(dict.fromkeys(tensor.storage.id for owner in owners for tensor, _ in owner.held))
+    def _leaves_a_graph(self) -> bool:
+        graph = self.graph
+        if graph.recorded is not None and any(function.attributes for function in graph.recorded.functions.values()):
+            return True
+        if any("keeps_on_ctx" in kinds_of(base) for base in graph.bases):
+            return True
+        return any(op.target == REQUIRES_GRAD and op.kwargs for op in graph.ops)
+
+    def _storages_of_graph(self, others: Collection[int]) -> list[int]:
+        """The buffers of this step that its graph holds when backward is over, without those of `others`."""
+        owners = (self.interpreter.made_leaves, *self.gradients_of_leaves, self.e.of_graph)
+        held = dict.fromkeys(tensor.storage.id for owner in owners for tensor, _ in owner.held)
+        first = bisect_left(self.e.trace.buffers.born, dict(self.e.trace.phases)["forward"])
+        return [id for id in held if id >= first and id not in others]
 
     def _place_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Gradients of the step before: `zero_grad(set_to_none=False)` leaves them, filled with zeros, and one after
@@ -356,6 +371,7 @@ class _Step:
         e.autocast = self.scenario.amp
         after = int(loss_name in AFTER_THE_MODEL)
         leaves_before, self.interpreter.made_leaves = self.interpreter.made_leaves, Owner("autograd", "leaves")
+        graph_before, e.of_graph = e.of_graph, attributes_of_ctx()
         outputs = self.interpreter.forward(after)
         if self.outputs is not None:
             self.outputs.assign(outputs)
@@ -374,7 +390,7 @@ class _Step:
         trace.replaced_by.update({old.storage.id: (roots[0].storage.id,) for old, _ in previous.held})
         e.close_scope()
         self.interpreter.forget_outputs()
-        for owner in (previous, leaves_before, *self.gradients_of_leaves):
+        for owner in (previous, leaves_before, graph_before, *self.gradients_of_leaves):
             e.release(owner)
         e.release(e.autocast_owner)
         e.autocast, e.autocast_cache = None, {}
@@ -389,7 +405,7 @@ class _Step:
             if self.outputs is not None:
                 self.outputs.end()
             free_graph(e, roots)
-            for owner in (self.interpreter.made_leaves, *self.gradients_of_leaves):
+            for owner in (self.interpreter.made_leaves, e.of_graph, *self.gradients_of_leaves):
                 e.release(owner)
         e.grad_enabled = False
         trace.op = -1

@@ -169,13 +169,20 @@ class Value:
 class Parameter:
     """A tensor that the model owns. `fqn` is its name in the model; `alias_of` is set when its storage is another's.
 
-    `cast` is False for one that keeps its element type where the whole model is cast."""
+    `cast` is False for one that keeps its element type where the whole model is cast; `packed` says how many numbers a
+    weight has whose elements hold several."""
 
     value: Value
     fqn: str
     trainable: bool = True
     alias_of: str | None = None
     cast: bool = True
+    packed: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return self.value.numel if self.packed is None else self.packed
 
 
 @record(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def linear_4bit(
     features: tuple[int, int],
     dtype: DType,
 ) -> Tensor:
-    """Casts the input to the compute type and the result back; saves nothing but the packed weight.
+    """Casts the input to the compute type and the result back; saves nothing.
 
     The weight exists in the compute type while a product reads it, in forward and in backward; up to 4 rows the forward
     reads the packed one. `features` are those of the input and of the result, `statistics` begin with absmax.
@@ -54,7 +54,7 @@ def linear_4bit(
         weight_of(e, statistics, (rows, columns), dtype)
         return e.empty(x.shape, grad_of(grads).dtype, kernel="aten.mm.default")
 
-    e.record("MatMul4BitBackward", out, [x], [Formula((0,), by_input)], [weight])
+    e.record("MatMul4BitBackward", out, [x], [Formula((0,), by_input)])  # the packed weight is an attribute of `ctx`
     return out if input.dtype is dtype else to_copy(e, out, input.dtype)
 
 
@@ -65,7 +65,7 @@ def weight_of(e: Eager, statistics: Sequence[Tensor], shape: tuple[int, int], dt
     return e.empty(shape, dtype, kernel="bitsandbytes.dequantize_4bit.default")
 
 
-@rule("bitsandbytes::linear_8bit", kinds=("product",), flops=product_flops(0))
+@rule("bitsandbytes::linear_8bit", kinds=("product", "keeps_on_ctx"), flops=product_flops(0))
 @scoped
 def linear_8bit(
     e: Eager,
@@ -76,7 +76,8 @@ def linear_8bit(
     features: tuple[int, int],
     dtype: DType,
 ) -> Tensor:
-    """Quantises the input row by row, multiplies in int32, and saves the input for a node that casts the weight.
+    """Quantises the input row by row, multiplies in int32, and keeps the input as an attribute of `ctx`, which no
+    checkpoint takes over and which lives as long as the graph. The node casts the weight.
 
     The columns of outliers, which the data decide, are not counted.
     """
@@ -106,5 +107,7 @@ def linear_8bit(
         e.empty((rows, columns), input.dtype, kernel="aten._to_copy.default")
         return e.empty((count, columns), input.dtype, kernel="aten.mm.default")
 
-    e.record("MatMul8bitLtBackward", out, [flat], [Formula((0,), by_input)], [weight, flat])
+    e.record("MatMul8bitLtBackward", out, [flat], [Formula((0,), by_input)])
+    if e.needs_grad(flat):
+        e.keep_on_ctx(flat)
     return reshape(e, out, (*input.shape[:-1], rows))

@@ -31,6 +31,7 @@ Kind = Literal[
     "data_sized",  # sizes of the result are in the data
     "dropout",
     "factory",  # makes a tensor of given sizes, whose contents no tensor decides
+    "keeps_on_ctx",  # a custom autograd function with tensors as attributes of `ctx`
     "integer",  # ONNX operators on integers, which ATen has not
     "norm",  # normalisation layers
     "product",  # matrix product

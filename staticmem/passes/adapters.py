@@ -53,7 +53,7 @@ def insert(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         adapters.beside(layer, stretches)
     if lora.input_grads:
         adapters.require_input_gradients(layers, stretches)
-    changed = with_ops(graph, stretches, adapters.variables)
+    changed = with_ops(graph, stretches, adapters.variables, ends=adapters.ends)
     parameters = _frozen_with(graph.parameters, adapters.added)
     changed = replace(changed, parameters=parameters)
     if lora.save:
@@ -157,6 +157,7 @@ class _Adapters:
         self.lora, self.amp, self.names = lora, amp, names_of(graph)
         self.added: dict[str, list[Parameter]] = {}
         self.variables: dict[str, str] = {}
+        self.ends: dict[str, str] = {}  # views and their bases within layers: the sum has a storage of its own
         self.owned: dict[str, tuple[str, str]] = {}  # the names of A and B by path: a module may be called again
         self.buffers = {p.fqn: p for p in graph.buffers}
 
@@ -168,10 +169,13 @@ class _Adapters:
         result = unused_name(f"{layer.output}::base", self.names)
         for index in range(layer.start, layer.end):
             stretches[index] = [_renamed(op, layer.output, result, base) for op in stretches[index]]
+        within = [name for op in stretches[layer.start : layer.end] for name in op[-1].outputs]
         if layer.kind == EMBEDDING:
             stretches[layer.end - 1] += self._beside_embedding(layer, stretches[layer.product][-1], around, result)
         else:
             stretches[layer.end - 1] += self._beside_linear(layer, stretches[layer.product][-1], around, result)
+        total = next(op for op in reversed(stretches[layer.end - 1]) if op.base == "aten::add")
+        self.ends.update((name, total.name) for name in within if name != result)
 
     def _beside_linear(self, layer: Layer, product: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
         features = layer.features

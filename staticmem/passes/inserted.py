@@ -13,13 +13,18 @@ from staticmem.ir.graph import Graph, Op, Recorded, Value
 
 
 def with_ops(
-    graph: Graph, stretches: Sequence[Sequence[Op]], variables: Mapping[str, str], behind: Sequence[Op] = ()
+    graph: Graph,
+    stretches: Sequence[Sequence[Op]],
+    variables: Mapping[str, str],
+    behind: Sequence[Op] = (),
+    ends: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph in which op `i` is replaced by the ops `stretches[i]`, the last of which makes what it made.
 
     Args:
         behind: ops behind all of them.
         variables: values that outlive their last use, each with the name of the op during which it is held last.
+        ends: values that are held until this op at most: what held them longer has another storage now.
     """
     starts = [0]
     for stretch in stretches:
@@ -27,7 +32,7 @@ def with_ops(
     ops = (*(op for stretch in stretches for op in stretch), *behind)
     recorded = graph.recorded
     if recorded is not None:
-        recorded = _moved(recorded, graph.ops, starts, ops, variables)
+        recorded = _moved(recorded, graph.ops, starts, ops, variables, ends or {})
     return replace(graph, ops=ops, recorded=recorded, variables={**graph.variables, **variables})
 
 
@@ -67,6 +72,7 @@ def _moved(
     starts: Sequence[int],
     ops: Sequence[Op],
     variables: Mapping[str, str],
+    ends: Mapping[str, str],
 ) -> Recorded:
     """What a recording of the ops `before` says, at the new positions: op `i` is at `starts[i + 1] - 1`, or was dropped
     where that is `starts[i] - 1`. A value that an inserted op reads is held until then at least; those without an entry
@@ -87,10 +93,12 @@ def _moved(
         for name in op.refs():
             if name in held:
                 held[name] = max(held[name], index)
-    if variables:
+    if variables or ends:
         indices = {op.name: index for index, op in enumerate(ops)}
         for name, last in variables.items():
             held[name] = max(held.get(name, 0), indices[last])
+        for name, last in ends.items():
+            held[name] = min(held.get(name, len(ops)), indices[last])
     regions = tuple(replace(one, start=starts[one.start], end=starts[one.end]) for one in recorded.regions)
     return replace(recorded, last_held=held, regions=regions)
 

@@ -121,7 +121,8 @@ def _parameters(graph: Graph, layers: Sequence[Layer], chosen: Quantized) -> tup
         value = p.value
         if value.name in packed:
             dtype, size = (dtypes.int8, value.shape) if chosen.bits == 8 else (dtypes.uint8, (-(-value.numel // 2), 1))
-            p = replace(p, value=Value(value.name, dtype, size), trainable=False)
+            numbers = value.numel if chosen.bits == 4 else None
+            p = replace(p, value=Value(value.name, dtype, size), trainable=False, packed=numbers)
         elif value.name in biases:
             p = replace(p, value=Value(value.name, chosen.compute, value.shape), trainable=False, cast=False)
         elif chosen.prepared and value.dtype.is_floating_point:
@@ -143,8 +144,8 @@ def _notes(layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Pa
         notes.append(Note("assumption", "SM277", text))
         if asked.training:
             text = (
-                "bitsandbytes keeps inputs of int8 layers as attributes of ctx: a loop that has the loss in a variable "
-                "keeps them through the next forward, which is not counted (a step in a function does not)"
+                "bitsandbytes keeps inputs of int8 layers as attributes of ctx: checkpoints do not free them, unless "
+                "use_reentrant=True, and a loop that has the loss in a variable keeps them through the next forward"
             )
             notes.append(Note("assumption", "SM277", text))
     elif asked.training and not chosen.prepared:

@@ -110,8 +110,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", without_reentry),
         mock.patch.object(checkpoint.CheckpointFunction, "apply", staticmethod(with_reentry)),
         mock.patch.object(torch.Tensor, "data", property(get_data, set_data), create=True),
-        # `Function.apply` calls it, also as `swish = Swish.apply` that a module made when it was imported
-        mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply_function), create=True),
+        mock.patch.object(_class_of_apply(), "apply", classmethod(apply_function), create=True),
     )
     with ExitStack() as stack:
         for patch in patches:
@@ -119,6 +118,14 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
         if hasattr(checkpoint, GENERATOR_OF_215):
             stack.enter_context(mock.patch.object(checkpoint, GENERATOR_OF_215, without_reentry_of_215))
         yield
+
+
+def _class_of_apply() -> type:
+    """The class whose `apply` runs a custom function. Up to PyTorch 2.14 `Function.apply` is a method in Python that
+    calls that of its base, also as `swish = Swish.apply` that a module made when it was imported; in 2.15 it is the
+    method of the C++ class itself."""
+    own = torch.autograd.Function.__dict__.get("apply")
+    return _SingleLevelFunction if own is None or isinstance(own, classmethod) else torch.autograd.Function
 
 
 def _name(function: Any) -> str:

@@ -178,15 +178,15 @@ def _parameters(s: Sources) -> Parameters:
     for p in s.graph.parameters:
         if p.alias_of is not None:
             continue
-        dtype, numel = p.value.dtype, p.value.numel
+        dtype, count_of = p.value.dtype, p.count
         if s.scenario.dtype is not None and dtype.is_floating_point and p.cast:
             dtype = s.scenario.dtype
-        size = dtype.nbytes(numel)
-        tensors, count, nbytes = tensors + 1, count + numel, nbytes + size
-        trainable += numel if p.trainable else 0
+        size = dtype.nbytes(p.value.numel)
+        tensors, count, nbytes = tensors + 1, count + count_of, nbytes + size
+        trainable += count_of if p.trainable else 0
         before = by_dtype.get(dtype.name)
         so_far = (before.count, before.bytes) if before is not None else (0, 0)
-        by_dtype[dtype.name] = DTypeBytes(so_far[0] + numel, so_far[1] + size)
+        by_dtype[dtype.name] = DTypeBytes(so_far[0] + count_of, so_far[1] + size)
     return Parameters(count, nbytes, trainable, tensors, dict(sorted(by_dtype.items())))
 
 

@@ -167,8 +167,8 @@ class _Tree:
                 continue
             path = p.fqn.rpartition(".")[0] if self.by == "module" else self._first_reader(p.value.name)
             own = self.nearest(path).own
-            own.parameters += p.value.numel
-            own.trainable_parameters += p.value.numel if p.trainable else 0
+            own.parameters += p.count
+            own.trainable_parameters += p.count if p.trainable else 0
             own.parameter_bytes += p.value.dtype.nbytes(p.value.numel)
 
     def _first_reader(self, name: str) -> str:

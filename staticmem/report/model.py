@@ -235,7 +235,8 @@ class DTypeBytes:
 
 @guarded(frozen=True, slots=True)
 class Parameters:
-    """Elements and bytes of the parameters, unrounded, in the precision of the step; shared ones count once."""
+    """Elements and bytes of the parameters, unrounded, in the precision of the step; shared ones count once. Weights of
+    few bits count with the numbers that they stand for, and with the bytes that they take."""
 
     count: int
     bytes: int

@@ -11,6 +11,7 @@ import pytest
 import staticmem
 from staticmem.errors import UsageError
 from staticmem.scenario.adapters import lora_of, lora_text
+from staticmem.studies import Request, Study
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -204,3 +205,77 @@ def test_texts_and_mappings_are_the_same() -> None:
     assert lora_text({**keys, "input_grads": True}) == text
     adapters = lora_of(text)
     assert (adapters.scaling, adapters.targets, adapters.input_grads) == (2.0, ("q_proj", "v_proj"), True)
+
+
+def recorded(module: Any, *inputs: Any) -> Any:
+    from staticmem.frontends.recorded import RecordedModel
+    from staticmem.recording.record import record
+
+    return RecordedModel("<m>", record(module, inputs), "pt2")
+
+
+def test_what_views_a_layer_without_adapter_ends_with_its_sum() -> None:
+    """transformers' Conv1D gives a view of a product. With an adapter the layer gives a sum, and the product ends there,
+    however long the recorded code held the view: the same peak as of a file without a recording, and by hand."""
+    width, rows = 256, 4 * 64
+
+    class Conv1D(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = torch.nn.Parameter(torch.zeros(width, width)), torch.nn.Parameter(torch.zeros(width))
+
+        def forward(self, x: Any) -> Any:
+            return torch.addmm(self.bias, x.view(-1, width), self.weight).view(x.shape)
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = Conv1D(), Conv1D(), Conv1D()
+
+        def forward(self, x: Any) -> Any:
+            a = self.first(x)
+            b = self.second(a)
+            return self.last(a * b + a)
+
+    with torch.device("meta"):
+        module, x = Net(), torch.zeros(4, 64, width)
+    options = {"mode": "infer", "lora": "r=8,targets=first+second"}
+    exported = live(torch.export.export(module.eval(), (x,), strict=False), **options)
+    request = Request(batch=4, **options)
+    peak = Study(recorded(module, x), request).report.peak
+    assert (peak.live_bytes, peak.phase) == exported
+    adapters, layer = 2 * 2 * 8 * width, width * width + width
+    # x, a, and in the second adapter its product, that of B, and the scaled one
+    assert peak.live_bytes == 4 * (3 * layer + adapters + 5 * rows * width)
+
+
+def test_variables_of_a_recorded_module_end_with_it_where_a_cast_copies() -> None:
+    """`cos = angles.cos(); return cos.to(x.dtype)`: in float32 the cast gave the tensor itself, in bf16 it is a copy."""
+
+    class Rotary(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("angles", torch.zeros(64, WIDTH))
+
+        def forward(self, x: Any) -> Any:
+            cos = self.angles.float().cos()
+            return cos.to(x.dtype)
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotary, self.layer = Rotary(), torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            cos = self.rotary(x)
+            return self.layer(x) * cos
+
+    with torch.device("meta"):
+        model = recorded(Net(), torch.zeros(2, 64, WIDTH))
+    for dtype, size in (("bf16", 4), (None, 4)):
+        trace = Study(model, Request(mode="infer", batch=2, dtype=dtype)).result.trace
+        buffers, names = trace.buffers, [kernel.name for kernel in trace.kernels]
+        (cos,) = [k for k, kernel in enumerate(buffers.kernels) if kernel >= 0 and names[kernel] == "aten.cos.default"]
+        product = min(k for k, kernel in enumerate(buffers.kernels) if kernel >= 0 and "addmm" in names[kernel])
+        assert buffers.nbytes[cos] == size * 64 * WIDTH
+        assert (buffers.died[cos] < buffers.born[product]) == (dtype is not None)

@@ -95,13 +95,41 @@ def test_adapters_stand_beside_packed_weights() -> None:
     assert set(report.parameters.by_dtype) == {"bfloat16", "float32", "uint8"}
 
 
-def test_int8_layers_save_their_input_and_four_bit_ones_do_not() -> None:
-    """MatMul8bitLt keeps A for `grad_A`'s dtype; the input of `down` is 64 rows of 1,024 numbers."""
-    options = {"mode": "train", "dtype": "fp16", "lora": "r=8,targets=up"}
-    of_int8 = [t for t in analyzed(quantize="int8", **options).alive if "linear_8bit" in " ".join(t.why)]
-    of_nf4 = [t for t in analyzed(quantize="nf4", **options).alive if "linear_4bit" in " ".join(t.why)]
-    assert BATCH * TOKENS * 2 * WIDTH * 2 in {t.bytes for t in of_int8}
-    assert not {t.bytes for t in of_nf4 if t.category == "activation"}
+def kept_on_ctx(**options: Any) -> set[int]:
+    """Bytes of the activations that nodes hold as attributes of `ctx` at the peak."""
+    report = analyzed(mode="train", dtype="fp16", lora="r=8,targets=up", **options)
+    return {t.bytes for t in report.alive if "attributes of ctx" in " ".join(t.why)}
+
+
+INPUT_OF_DOWN = BATCH * TOKENS * 2 * WIDTH * 2  # 64 rows of 1,024 numbers; that of `up` needs no gradient
+
+
+def test_int8_layers_keep_their_input_on_ctx_and_four_bit_ones_do_not() -> None:
+    """MatMul8bitLt: `ctx.tensors = (CAt, subA, A)`."""
+    assert INPUT_OF_DOWN in kept_on_ctx(quantize="int8")
+    assert not kept_on_ctx(quantize="nf4")
+
+
+def test_checkpoints_free_no_input_of_an_int8_layer() -> None:
+    """Hooks of saved tensors do not see attributes of `ctx`."""
+    assert INPUT_OF_DOWN in kept_on_ctx(quantize="int8", checkpoint=("up", "down"))
+
+
+def test_inputs_of_int8_layers_live_until_the_next_loss() -> None:
+    """The loss of the step before is a variable that has its graph, as far as the loss of this one."""
+    request = Request(mode="train", dtype="fp16", lora="r=8,targets=up", quantize="int8")
+    trace = Study.open(program(), request).result.trace
+    buffers, phases = trace.buffers, dict(trace.phases)
+    before = [k for k, name in enumerate(buffers.names) if "attributes of ctx" in name]
+    assert [buffers.nbytes[k] for k in before] == [INPUT_OF_DOWN]
+    assert all(phases["forward"] < buffers.died[k] <= phases["backward"] for k in before)
+
+
+def test_weights_of_four_bits_count_with_their_numbers() -> None:
+    plain, packed = (analyzed(mode="infer", dtype="bf16", **kw).parameters for kw in ({}, {"quantize": "nf4"}))
+    assert packed.count == plain.count
+    assert plain.bytes - packed.bytes == 2 * NUMBERS * 3 // 2
+    assert packed.by_dtype["uint8"].count == 2 * NUMBERS
 
 
 def test_prepared_models_are_in_float32_but_for_products() -> None:

@@ -166,6 +166,36 @@ class NotCheckpointed(Checkpointed):
     ck = False
 
 
+class KeptOnCtx(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps a tensor as large as its input as an attribute of `ctx`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.twice = x * 2
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.twice
+
+
+class OnCtx(Checkpointed):
+    """Attributes of `ctx`, which the loss of the step before holds, and which no checkpoint frees."""
+
+    ck = False
+
+    def block(self, x: Any) -> Any:
+        return self.inner(KeptOnCtx.apply(F.relu(self.inner(x))))
+
+
+class OnCtxInCheckpoint(OnCtx):
+    ck = True
+
+
+class OnCtxInReentrant(OnCtxInCheckpoint):
+    reentrant = True
+
+
 class Frozen(Coded):
     """A part without gradient, of parameters and by `no_grad`."""
 
@@ -361,7 +391,7 @@ class Halves(Coded):
 
 COUNTED = (
     Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
-    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside,
+    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside, OnCtx, OnCtxInCheckpoint, OnCtxInReentrant,
 )  # fmt: skip
 
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence, Set
 
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, bases_of
 from staticmem.ir.record import record
+from staticmem.ops import kinds_of
 from staticmem.passes.frames.policy import Held, held_by_policy
+from staticmem.passes.module_spans import calls_of
 
 _NORMED = {"aten::_weight_norm": "_v", "aten::div": "_orig"}  # op -> how the name of its first operand ends
 
@@ -35,13 +37,19 @@ class Releases:
     attributes: Mapping[str, Parameter]
 
 
-def releases_of(graph: Graph, policy: str, training: bool) -> Releases:
-    """The releases of a graph under a policy of `frames.policy`; worked out once for each."""
-    key = f"releases {policy} training={training}"
+def releases_of(graph: Graph, policy: str, training: bool, cast: bool = False) -> Releases:
+    """The releases of a graph under a policy of `frames.policy`; worked out once for each.
+
+    `cast`: the model is run in another type than the one that it was recorded in.
+    """
+    key = f"releases {policy} training={training} cast={cast and graph.recorded is not None}"
     releases: Releases | None = graph.derived.get(key)
     if releases is None:
         if graph.recorded is not None:
-            releases = _recorded_releases(graph, graph.recorded.last_held)
+            last_held = graph.recorded.last_held
+            if cast:
+                last_held = {**last_held, **_ends_of_cast_locals(graph, last_held)}
+            releases = _recorded_releases(graph, last_held)
         else:
             releases = _releases(graph, held_values(graph, policy, training=training))
         graph.derived[key] = releases
@@ -58,6 +66,27 @@ def _recorded_releases(graph: Graph, last_held: Mapping[str, int]) -> Releases:
         elif index >= 0:
             after[index] = [name]
     return Releases(last_held, after, {}, {})
+
+
+def _ends_of_cast_locals(graph: Graph, last_held: Mapping[str, int]) -> dict[str, int]:
+    """When variables end that a module makes and returns cast: `cos = emb.cos(); return cos.to(x.dtype)`.
+
+    In the type of the recording the cast gave the tensor itself, so that both were let go of together. A cast that
+    copies leaves the variable to its frame, which ends with the module's call.
+    """
+    made_at = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
+    calls = {call.stack: call.end for call in calls_of(graph)}
+    ends: dict[str, int] = {}
+    for op in graph.ops:
+        source = op.args[0] if op.args else None
+        if not isinstance(source, Ref) or "cast" not in kinds_of(op.base) or source.name not in made_at:
+            continue
+        together = [name for name in op.outputs if last_held.get(name) == last_held.get(source.name, -1)]
+        if together and graph.ops[made_at[source.name]].modules == op.modules and op.modules in calls:
+            end = max(calls[op.modules] - 1, graph.last_read[source.name])
+            if end < last_held[source.name]:
+                ends[source.name] = end
+    return ends
 
 
 def _releases(graph: Graph, held: Held) -> Releases:
