@@ -215,14 +215,17 @@ def recorded(module: Any, *inputs: Any) -> Any:
 
 
 def test_what_views_a_layer_without_adapter_ends_with_its_sum() -> None:
-    """transformers' Conv1D gives a view of a product. With an adapter the layer gives a sum, and the product ends there,
+    """transformers' Conv1D gives a view of a product. With an adapter the layer gives a sum, where the product ends,
     however long the recorded code held the view: the same peak as of a file without a recording, and by hand."""
     width, rows = 256, 4 * 64
 
     class Conv1D(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.bias = torch.nn.Parameter(torch.zeros(width, width)), torch.nn.Parameter(torch.zeros(width))
+            self.weight, self.bias = (
+                torch.nn.Parameter(torch.zeros(width, width)),
+                torch.nn.Parameter(torch.zeros(width)),
+            )
 
         def forward(self, x: Any) -> Any:
             return torch.addmm(self.bias, x.view(-1, width), self.weight).view(x.shape)
@@ -250,7 +253,7 @@ def test_what_views_a_layer_without_adapter_ends_with_its_sum() -> None:
 
 
 def test_variables_of_a_recorded_module_end_with_it_where_a_cast_copies() -> None:
-    """`cos = angles.cos(); return cos.to(x.dtype)`: in float32 the cast gave the tensor itself, in bf16 it is a copy."""
+    """`cos = angles.cos(); return cos.to(x.dtype)`: in float32 the cast gave the tensor itself, in bf16 a copy."""
 
     class Rotary(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

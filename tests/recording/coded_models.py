@@ -391,7 +391,8 @@ class Halves(Coded):
 
 COUNTED = (
     Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
-    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside, OnCtx, OnCtxInCheckpoint, OnCtxInReentrant,
+    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside,
+    OnCtx, OnCtxInCheckpoint, OnCtxInReentrant,
 )  # fmt: skip
 
 
