@@ -188,8 +188,8 @@ class _Step:
             owners = (self.loss, e.of_graph, *i.attributes.values())
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
         if graph_before is not None:
-            others = {tensor.storage.id for tensor, _ in (*held, *self.loss.held)}
-            fill_place(e.trace, graph_before.storage.id, self._storages_of_graph(others))
+            elsewhere = {tensor.storage.id for tensor, _ in (*held, *self.loss.held)}
+            fill_place(e.trace, graph_before.storage.id, self._storages_of_graph(elsewhere))
         for key, storage in self.ended.items():
             if key in self.grads:
                 e.trace.replaced_by[storage] = (self.grads[key].storage.id,)

@@ -124,8 +124,10 @@ def _class_of_apply() -> type:
     """The class whose `apply` runs a custom function. Up to PyTorch 2.14 `Function.apply` is a method in Python that
     calls that of its base, also as `swish = Swish.apply` that a module made when it was imported; in 2.15 it is the
     method of the C++ class itself."""
-    own = torch.autograd.Function.__dict__.get("apply")
-    return _SingleLevelFunction if own is None or isinstance(own, classmethod) else torch.autograd.Function
+    function: type = torch.autograd.Function
+    own = function.__dict__.get("apply")
+    base: type = _SingleLevelFunction
+    return base if own is None or isinstance(own, classmethod) else function
 
 
 def _name(function: Any) -> str:
