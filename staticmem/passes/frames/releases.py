@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, bases_of
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import Held, held_by_policy
-from staticmem.passes.module_spans import calls_of
+from staticmem.passes.frames.policy import Held, Stack, held_by_policy
 
 _NORMED = {"aten::_weight_norm": "_v", "aten::div": "_orig"}  # op -> how the name of its first operand ends
 
@@ -75,18 +74,22 @@ def _ends_of_cast_locals(graph: Graph, last_held: Mapping[str, int]) -> dict[str
     copies leaves the variable to its frame, which ends with the module's call.
     """
     made_at = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
-    calls = {call.stack: call.end for call in calls_of(graph)}
-    ends: dict[str, int] = {}
+    locals_of: dict[str, Stack] = {}
     for op in graph.ops:
         source = op.args[0] if op.args else None
         if not isinstance(source, Ref) or "cast" not in kinds_of(op.base) or source.name not in made_at:
             continue
         together = [name for name in op.outputs if last_held.get(name) == last_held.get(source.name, -1)]
-        if together and graph.ops[made_at[source.name]].modules == op.modules and op.modules in calls:
-            end = max(calls[op.modules] - 1, graph.last_read[source.name])
-            if end < last_held[source.name]:
-                ends[source.name] = end
-    return ends
+        if together and op.modules and graph.ops[made_at[source.name]].modules == op.modules:
+            locals_of[source.name] = op.modules
+    calls = dict.fromkeys(locals_of.values(), 0)
+    depths = {len(stack) for stack in calls}
+    for index, op in enumerate(graph.ops):
+        for depth in depths:
+            if op.modules[:depth] in calls:
+                calls[op.modules[:depth]] = index
+    ends = {name: max(calls[stack], graph.last_read[name]) for name, stack in locals_of.items()}
+    return {name: end for name, end in ends.items() if end < last_held[name]}
 
 
 def _releases(graph: Graph, held: Held) -> Releases:
