@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 import pytest
 from _pytest.mark import ParameterSet
 
-T = TypeVar("T")
 
-
-def sampled(cases: Sequence[T], every: int, name: Callable[[T], str]) -> list[ParameterSet]:
-    """Parameters of a test, in order: the first of each `every` cases always runs, the rest has the mark `exhaustive`.
-
-    Cases of one op stand together, so each op with as many cases keeps one.
-    """
+def sampled(cases: Iterable[object], every: int) -> list[ParameterSet]:
+    """Arguments for `parametrize`, in order: the first of each `every` cases always runs, the others have the mark
+    `exhaustive`. Cases of one kind stand together, so each kind with as many cases keeps one. A tuple has the values of
+    several parameters."""
     return [
-        pytest.param(case, id=name(case), marks=() if index % every == 0 else pytest.mark.exhaustive)
+        pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.exhaustive if index % every else ())
         for index, case in enumerate(cases)
     ]

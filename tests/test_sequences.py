@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from prepared import run_step
+from sampling import sampled
 
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
@@ -93,7 +94,7 @@ def aligned(theirs: tuple[Row, ...], mine: list[Row]) -> Iterator[tuple[Row, Row
     assert position == len(mine), f"more than PyTorch: {mine[position]}"
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("path", sampled(TRACES, 3), ids=lambda path: path.name.removesuffix(".json.gz"))
 def test_same_allocations_and_same_live_bytes(path: Path) -> None:
     scenario, theirs = recorded(path)
     for row, found in aligned(theirs, list(ours(scenario))):

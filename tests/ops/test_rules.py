@@ -26,7 +26,7 @@ if importlib.util.find_spec("torch") is not None:
 pytestmark = marks
 
 
-@pytest.mark.parametrize("case", sampled(CASES, 8, lambda case: case.name))
+@pytest.mark.parametrize("case", sampled(CASES, 8), ids=[case.name for case in CASES])
 def test_rule_does_what_pytorch_does(case: Case) -> None:
     for pattern in case.patterns():
         theirs, ours = torch_side.run(case, pattern), our_side.run(case, pattern)

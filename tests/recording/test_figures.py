@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sampling import sampled
 
 pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a reentrant checkpoint in inference
-@pytest.mark.parametrize("cls", coded_models.COUNTED + stateful_models.STATEFUL, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", sampled(coded_models.COUNTED + stateful_models.STATEFUL, 3), ids=lambda c: c.__name__)
 def test_peaks_are_those_of_a_run(cls: Any) -> None:
     module, inputs = on_meta(cls)
     model = RecordedModel("<m>", record(module, inputs), "pt2")

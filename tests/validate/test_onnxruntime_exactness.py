@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 import pytest
+from sampling import sampled
 
 from staticmem.scenario.session import SessionOptions
 from staticmem.validate.onnxruntime import validation
@@ -39,7 +40,7 @@ def compared(
 
 
 @ORT
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", sampled(EXACT, 3))
 def test_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     if validation.this_processor() != "avx512" and name.startswith(("q", "dynamic")):
         pytest.skip("packed sizes of integer products were compared on AVX-512")

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnxruntime_graphs import GRAPHS, image
+from sampling import sampled
 
 from staticmem import child
 from staticmem.cli.main import main
@@ -40,7 +41,7 @@ def run(path: str, **options: Any) -> Record:
 
 
 @ORT
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", sampled(GRAPHS, 3))
 def test_requested_bytes_are_equal_at_every_node(tmp_path: Path, name: str) -> None:
     """Pattern and reuse on and off, on the graph of the file and on the optimized one."""
     path = saved(tmp_path, name)

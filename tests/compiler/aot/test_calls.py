@@ -69,7 +69,7 @@ def _quiet() -> None:
     logging.getLogger("torch.__trace").setLevel(logging.ERROR)
 
 
-@pytest.mark.parametrize("case", sampled(TRACED, 8, lambda case: case.name))
+@pytest.mark.parametrize("case", sampled(TRACED, 8), ids=[case.name for case in TRACED])
 def test_nodes_are_those_of_aotautograd(case: Case) -> None:
     reason = next((why for pattern, why in DIFFERENT.items() if re.search(pattern, case.name)), None)
     equal = True
