@@ -97,6 +97,15 @@ POLICIES: list[tuple[str, ...]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("saves", "measured"), [((), 281_975_808), (("aten.convolution.default",), 305_432_576)])
+def test_checkpoints_of_a_model_that_is_compiled_as_a_whole(saves: tuple[str, ...], measured: int) -> None:
+    """ResNet-18 of batch 8, `checkpoint_wrapper` around each block: live memory of Inductor's code in PyTorch 2.15."""
+    words: dict[str, Any] = {"batch": 8, "optimizer": "adamw", "loss": "cross-entropy", "outputs": "dropped"}
+    words |= {"compile": True, "checkpoint": "BasicBlock", "checkpoint_save": saves}
+    path = Path(__file__).parents[2] / "models" / "resnet18.pt2"
+    assert Study.open(path, request_of(words)).lifetimes.peak_bytes == measured
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("saves", POLICIES, ids=" ".join)
 def test_peaks_are_those_of_pytorch(saves: tuple[str, ...], tmp_path: Path) -> None:
