@@ -33,9 +33,12 @@ class CompiledRegion:
         refused: the ops that were not, with why.
     """
 
-    def __init__(self, start: int, end: int, name: str, compile_stretch: Compile, cuda_graphs: bool = False) -> None:
+    def __init__(
+        self, start: int, end: int, name: str, compile_stretch: Compile, cuda_graphs: bool = False, begin: int = -1
+    ) -> None:
+        """`begin` is the first op of the graph that this is a part of, where it was cut; -1: its own."""
         self.start, self.end, self.name, self.compile = start, end, name, compile_stretch
-        self.cuda_graphs = cuda_graphs
+        self.cuda_graphs, self.begin = cuda_graphs, start if begin < 0 else begin
         self.calls: list[CompiledStretch] = []
         self.refused: dict[int, str] = {}
         self.sizes: dict[str, int] = {}  # that it computes for later ops
@@ -104,7 +107,7 @@ class CompiledRegion:
             produced.update(op.outputs)
         try:
             call = self.compile(graph, start, end, forms, needs_grad)
-            return CompiledStretch(graph, call, self.name, self.cuda_graphs and not call.written_inputs)
+            return CompiledStretch(graph, call, self.name, self.cuda_graphs and not call.written_inputs, self.begin)
         except NotTracedError as error:
             refused = min(max(error.op, start), end - 1)
             self.refused[refused] = error.reason

@@ -35,8 +35,10 @@ End = Callable[[], object]  # ends a hold
 class CompiledStretch:
     """A stretch of ops with its plans. `op` stands for them: it reads what they read."""
 
-    def __init__(self, graph: Graph, call: CompiledCall, name: str = "", captured: bool = False) -> None:
-        """`captured`: its code runs as CUDA graphs."""
+    def __init__(
+        self, graph: Graph, call: CompiledCall, name: str = "", captured: bool = False, begin: int | None = None
+    ) -> None:
+        """`captured`: its code runs as CUDA graphs. `begin`: the first op of the graph that it was cut from."""
         self.call, self.name, self.captured = call, name, captured
         self.start, self.end = call.start, call.end
         ops = graph.ops[self.start : self.end]
@@ -51,6 +53,12 @@ class CompiledStretch:
             for name in graph.ops[index].refs():
                 if name in self.copies:
                     self.copies[name] = (self.copies[name][0], index)
+        # values of the graph that it was cut from, which Dynamo's code drops with their last call
+        self.dropped: frozenset[str] = frozenset()
+        if begin is not None and begin < self.start:
+            kept = {*graph.outputs, *(graph.recorded.lasting if graph.recorded is not None else ())}
+            made = {name for op in graph.ops[begin : self.start] for name in op.outputs}
+            self.dropped = frozenset(n for n in made - kept if self.start <= graph.last_read.get(n, -1) < self.end)
         reads = tuple([Ref(name) for name in call.inputs])
         self.op = Op(f"compiled {name or 'model'}", "staticmem::compiled", reads, NO_KWARGS, call.outputs, stack)
         targets = Counter([op.target for op in ops])
@@ -80,6 +88,10 @@ class CompiledStretch:
     def _release(self, interpreter: Interpreter) -> None:
         """Ends the values from before that the region's ops read last."""
         e, owners, frames = interpreter.e, interpreter.owners, interpreter.frames
+        for name in self.dropped:
+            held = owners.pop(name, None)
+            if held is not None:
+                e.end(*held)
         for names in interpreter.released_after[self.start : self.end]:
             for name in (names,) if type(names) is str else names or ():
                 held = owners.pop(name, None)

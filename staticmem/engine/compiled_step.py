@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import pairwise
 
 from staticmem.compiler.checkpoints import Checkpointed
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels
@@ -14,7 +15,7 @@ from staticmem.eager.strides import Form
 from staticmem.engine.compiled import CompiledRegion
 from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
-from staticmem.passes.compile_regions import breaks_of, compile_regions
+from staticmem.passes.compile_regions import breaks_of, compile_regions, ddp_cuts
 from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import AUTOTUNED, Scenario
 
@@ -22,7 +23,7 @@ VERSION = "2.15"  # the PyTorch whose compiler is followed
 # what decides plans; other options change the step around them
 DECIDE = (
     "compile compile_mode activation_memory_budget mode dtype amp sdpa torch "
-    "checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential input_grad retain_graph"
+    "checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential input_grad retain_graph ddp"
 ).split()
 
 
@@ -78,15 +79,24 @@ class CompiledRegions:
         self.regions: list[CompiledRegion] = []
         self.within = [c for c in checkpoints if any(w.start <= c.start and c.end <= w.end for w in wanted)]
         self.checkpoints = Checkpointed(self.within) if self.within else None
-        seen: dict[str, Sizes] = {}
+        self.cuts = 0
+        trained = _trained_bytes(graph, scenario) if scenario.ddp else {}
+        outer = self.checkpoints.outer if self.checkpoints is not None else ()
+        seen: dict[tuple[str, int], Sizes] = {}
         for region in wanted:
             frames = graph.ops[region.start].modules[: region.depth] if region.name else ()
-            sizes = seen.setdefault(frames[-1].cls or region.name, Sizes()) if frames else None
-            compile_stretch = partial(_compile, scenario, self.checkpoints, sizes)
+            first = len(self.regions)
             start = region.start
             for at in (*breaks_of(graph, region), region.end):
-                if start < at:
-                    self.regions.append(CompiledRegion(start, at, region.name, compile_stretch, scenario.cuda_graphs))
+                cuts = ddp_cuts(graph, start, at, trained, outer) if trained else []
+                self.cuts += len(cuts)
+                for begin, end in pairwise((start, *cuts, at)):
+                    if begin < end:
+                        key = (frames[-1].cls or region.name, len(self.regions) - first) if frames else None
+                        sizes = seen.setdefault(key, Sizes()) if key is not None else None
+                        compile_stretch = partial(_compile, scenario, self.checkpoints, sizes)
+                        part = CompiledRegion(begin, end, region.name, compile_stretch, scenario.cuda_graphs, start)
+                        self.regions.append(part)
                 start = at + 1
                 if at < region.end:
                     self.breaks.append(at)
@@ -137,6 +147,12 @@ class CompiledRegions:
                 "the ops before and behind it are compiled for themselves"
             )
             yield Note("assumption", "SM344", text, count)
+        if self.cuts:
+            text = (
+                "under DDP Dynamo cuts compiled graphs where a bucket of gradients is full (1 MiB, then 25 MiB), and "
+                "compiles each part for itself (docs/compile.md#ddp)"
+            )
+            yield Note("assumption", "SM290", text, self.cuts)
         if refused:
             first = next(iter(refused))
             text = (
@@ -164,6 +180,17 @@ class CompiledRegions:
                 "is fused behind them and without a workspace of cuBLAS, is not known; here they are as without it"
             )
             yield Note("warning", "SM347", text)
+
+
+def _trained_bytes(graph: Graph, scenario: Scenario) -> dict[str, int]:
+    """Bytes of the parameters that are trained, by the names of their values."""
+    sizes: dict[str, int] = {}
+    for p in graph.parameters:
+        if p.trainable:
+            cast = scenario.dtype if p.cast and p.value.dtype.is_floating_point else None
+            dtype = cast or p.value.dtype
+            sizes[p.value.name] = dtype.nbytes(p.value.numel)
+    return sizes
 
 
 def _of_cuda_graphs(calls: Sequence[CompiledCall]) -> Iterator[Note]:

@@ -1,9 +1,8 @@
 """DistributedDataParallel: every rank has the whole step, and buckets in which gradients are summed.
 
-Sources: torch/nn/parallel/distributed.py (`bucket_cap_mb` 25, first bucket `dist._DEFAULT_FIRST_BUCKET_BYTES`,
-`_sync_module_buffers`), torch/csrc/distributed/c10d/reducer.hpp (kDefaultFirstBucketBytes, kDefaultBucketBytesCap) and
-reducer.cpp (`compute_bucket_assignment_by_size`: a bucket is closed by the gradient that fills it; `rebuild_buckets`:
-from the second step on in the order in which gradients arrive).
+Sources: torch/nn/parallel/distributed.py (`_sync_module_buffers`), torch/csrc/distributed/c10d/reducer.cpp
+(`compute_bucket_assignment_by_size`: a bucket is closed by the gradient that fills it; `rebuild_buckets`: from the
+second step on in the order in which gradients arrive).
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from collections.abc import Iterable
 
 from staticmem.ir.dtypes import DType
 from staticmem.parallel.rewrite import AFTER, Rewrite, Weight
-from staticmem.units import MIB
-
-FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB
+from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET
 
 
 def assign_buckets(gradients: Iterable[tuple[int, DType]]) -> list[tuple[int, DType]]:
@@ -24,7 +21,7 @@ def assign_buckets(gradients: Iterable[tuple[int, DType]]) -> list[tuple[int, DT
     closed: set[DType] = set()
     for nbytes, dtype in gradients:
         size = filling.pop(dtype, 0) + nbytes
-        if size >= (BUCKET if dtype in closed else FIRST_BUCKET):
+        if size >= (DDP_BUCKET if dtype in closed else DDP_FIRST_BUCKET):
             buckets.append((size, dtype))
             closed.add(dtype)
         else:

@@ -84,11 +84,13 @@ def _mixed_precision(request: Request) -> bool:
 
 
 def on_one_device(request: Request) -> Request:
-    """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, and a
-    pipeline's step is one micro-batch."""
+    """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, the model
+    is within DDP, and a pipeline's step is one micro-batch."""
     one = replace(request, parallel=None, devices=None)
     if _mixed_precision(request) and request.amp is not None and request.amp.lower() != "none":
         one = replace(one, amp=None, dtype=request.amp)
+    if request.parallel == "ddp" and request.devices != 1:
+        one = replace(one, within_ddp=True)
     return replace(one, accumulate=1) if request.parallel == "pp" else one
 
 

@@ -217,6 +217,7 @@ class Request(Levers):
         10, OUTPUT, "whole", "N", "how many of the largest tensors are listed", session=True, setting=False,
     )
     # fmt: on
+    within_ddp: bool = False  # no option: set for the step of one device that DDP adds to (`parallel.rank`)
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer.lower() in NAMES_OF_TRANSFORMERS:
@@ -315,7 +316,7 @@ class Request(Levers):
         quantized, dtype = self._quantized(mode, dtype, amp)
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
-            quantized, self._generation(mode), **levers
+            quantized, self._generation(mode), bool(self.compile) and self.within_ddp, **levers
         )
         return scenario, notes
 
@@ -333,14 +334,14 @@ class Request(Levers):
                 "Leave one of them out.",
                 code="SM185",
             )
-        if self.parallel != "fsdp":
+        if self.parallel not in ("ddp", "fsdp"):
             raise UsageError(
                 f"--compile and --parallel {self.parallel} cannot be combined",
-                "What compiled code does under this strategy is not covered; under FSDP2, blocks can be compiled.",
-                "Leave one of them out, or use --parallel fsdp --compile CLASS.",
+                "What compiled code does under it is not covered; under DDP, and in blocks under FSDP2, it is.",
+                "Leave one of them out, or use --parallel ddp, or --parallel fsdp --compile CLASS.",
                 code="SM167",
             )
-        if WHOLE in self.compile:
+        if WHOLE in self.compile and self.parallel == "fsdp":
             raise UsageError(
                 "--compile of the whole model and --parallel fsdp cannot be combined",
                 "The hooks of FSDP2 around each block break the compiled graph there, in ways that are not covered.",

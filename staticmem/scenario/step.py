@@ -40,6 +40,9 @@ TITLES = {
     "pp": "pipeline parallel",
 }
 STRATEGIES = tuple(TITLES)
+# bytes of the buckets that DistributedDataParallel reduces at a time: the first, and others (`bucket_cap_mb` 25 of
+# torch/nn/parallel/distributed.py; kDefaultFirstBucketBytes of torch/csrc/distributed/c10d/reducer.hpp)
+DDP_FIRST_BUCKET, DDP_BUCKET = 1 << 20, 25 << 20
 SQRT = "sqrt"
 FIRST, AFTER_FORWARD = "first", "after-forward"  # when zero_grad() of a step runs
 HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
@@ -184,6 +187,8 @@ class Scenario(Levers):
 
     `compile` has the modules that run under torch.compile, by class or path, or `WHOLE`; `compile_mode` is its mode.
 
+    `ddp`: DistributedDataParallel is around the model, which decides where compiled code is cut.
+
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
@@ -206,6 +211,7 @@ class Scenario(Levers):
     compile_mode: str = DEFAULT_MODE
     quantize: Quantized | None = None
     generation: Generation | None = None
+    ddp: bool = False
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

@@ -158,7 +158,8 @@ def test_flags_to_copy() -> None:
     [
         ({"compile": True, "parallel": "zero3", "devices": 8, "optimizer": "adam"}, "SM167"),
         ({"compile": True, "parallel": "fsdp", "devices": 8, "optimizer": "adam"}, "SM167"),
-        ({"compile": "Block", "parallel": "ddp", "devices": 8, "optimizer": "adam"}, "SM167"),
+        ({"compile": "Block", "parallel": "tp", "devices": 8, "optimizer": "adam"}, "SM167"),
+        ({"compile": True, "parallel": "ddp", "devices": 8, "compile_mode": "reduce-overhead"}, "SM185"),
         ({"compile_optimizer": True, "optimizer": "rmsprop"}, "SM161"),
     ],
 )

@@ -12,7 +12,7 @@ from staticmem.compiler.region import returned
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Recorded, Ref, Region, Value
-from staticmem.passes.compile_regions import breaks_of, compile_regions
+from staticmem.passes.compile_regions import breaks_of, compile_regions, ddp_cuts
 from staticmem.scenario.step import WHOLE, Scenario
 
 
@@ -68,3 +68,35 @@ def test_a_region_returns_what_a_module_keeps() -> None:
     kept = Recorded({}, ("a0",), (), (), {})
     assert returned(replace(graph, recorded=kept), 0, 3) == ("a0", "y")
     assert returned(graph, 0, 2) == ("a0",)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("weights", "head", "checkpoints", "cuts"),
+    [
+        ((10, 10, 10), 2, (), [6]),  # the head fills the first bucket; what comes before does not fill another
+        ((10, 10, 10), 0.5, (), [4]),  # the last block fills it, with its relu and the head
+        ((30, 10, 20), 2, (), [2, 6]),  # 20 + 10 MiB, then the first block
+        ((0, 10, 20), 2, (), [6]),  # calls without a trained parameter join the graph behind them
+        ((30, 30, 30), 2, (), [2, 4, 6]),
+        ((30, 30, 30), 2, (Region(2, 6, 0, "net"),), [2, 6]),  # a checkpoint is one call
+        ((30, 30, 30), 2, (Region(3, 5, 0, "net"),), [2, 3, 6]),
+        ((0, 0, 0), 0, (), []),
+    ],
+)
+def test_graphs_are_cut_where_a_bucket_is_full(
+    weights: tuple[int, ...], head: float, checkpoints: tuple[Region, ...], cuts: list[int]
+) -> None:
+    """DDPOptimizer goes through linear, relu, linear, relu, linear, relu, linear (ops 0 to 6) from the end; its first
+    bucket is full at 1 MiB, others at 25 MiB."""
+    nbytes = {f"w{k}": size * MIB for k, size in enumerate(weights)} | {"wh": int(head * MIB)}
+    assert ddp_cuts(chain(3), 0, 7, nbytes, checkpoints) == cuts
+
+
+def test_a_parameter_counts_as_often_as_it_is_read() -> None:
+    graph = chain(3)
+    tied = replace(graph, ops=tuple(op.changed(args=(op.args[0], Ref("wh"))) if op.outputs[0][0] == "h" else op
+                                    for op in graph.ops))  # fmt: skip
+    assert ddp_cuts(tied, 0, 7, {"wh": 13 * MIB}, ()) == [2, 6]

@@ -9,12 +9,12 @@ import pytest
 
 from staticmem.errors import UsageError
 from staticmem.liveness import Lifetimes, liveness
-from staticmem.parallel.ddp import BUCKET, FIRST_BUCKET, assign_buckets
+from staticmem.parallel.ddp import assign_buckets
 from staticmem.parallel.pipeline import apply, in_flight, stages_of_ops
-from staticmem.parallel.rank import Strategy, on_rank
+from staticmem.parallel.rank import Strategy, on_one_device, on_rank
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.zero import ZeroConfig
-from staticmem.scenario.step import STRATEGIES
+from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET, STRATEGIES
 from staticmem.studies import Study, request_of
 
 GRAPHS = Path(__file__).parents[1] / "data" / "graphs"
@@ -127,7 +127,7 @@ def test_a_bucket_is_closed_by_the_gradient_that_fills_it() -> None:
     sizes = [(mib // 2, float32)] * 3 + [(30 * mib, float32), (10 * mib, bfloat16), (mib, float32)]
     found = assign_buckets(sizes)
     assert found == [(mib, float32), (30 * mib + mib // 2, float32), (10 * mib, bfloat16), (mib, float32)]
-    assert (mib, 25 * mib) == (FIRST_BUCKET, BUCKET)
+    assert (mib, 25 * mib) == (DDP_FIRST_BUCKET, DDP_BUCKET)
 
 
 def test_buckets_hold_every_gradient_once() -> None:
@@ -142,6 +142,32 @@ def test_views_of_buckets_take_no_second_copy() -> None:
     beside, views = rank(Strategy("ddp", 8)), rank(Strategy("ddp", 8, bucket_view=True))
     assert views.by_category(views.ticks - 1).get("gradient", 0) == 0
     assert beside.peak_bytes - views.peak_bytes <= 4 * PARAMETERS + 512 * 50
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [({}, 490_528_256), ({"amp": "bf16"}, 336_737_280), ({"checkpoint": "BasicBlock"}, 376_708_096)],
+)
+def test_compiled_code_is_cut_at_buckets(options: dict[str, Any], measured: int) -> None:
+    """ResNet-18 of batch 16 under torch.compile within a DDP whose buckets are left out: Dynamo's DDPOptimizer with
+    Inductor's code of PyTorch 2.15, live memory. On a rank the buckets come on top."""
+    words = {"batch": 16, "optimizer": "adam", "loss": "cross-entropy", "compile": True, **options}
+    words |= {"parallel": "ddp", "devices": 2}
+    ranked = study(MODELS / "resnet18.pt2", **words)
+    one = ranked.ask(on_one_device(ranked.request))
+    assert one.result.compiled is not None
+    assert one.result.compiled.graphs == 3
+    assert one.lifetimes.peak_bytes == measured
+    buckets = [b for b in ranked.result.trace.buffers if b.category == "communication" and "bucket" in b.name]
+    gradients = [b for b in one.result.trace.buffers if b.category == "gradient"]
+    assert sum(b.nbytes for b in buckets) == sum(b.nbytes for b in gradients) == 4 * 11_689_512
+    assert "SM290" in {note.code for note in ranked.result.notes}
+
+
+def test_ddp_on_one_device_cuts_nothing() -> None:
+    words: dict[str, Any] = {"compile": True, "optimizer": "adamw"}
+    alone, of_ddp = study(**words), study(parallel="ddp", devices=1, **words)
+    assert of_ddp.lifetimes.peak_bytes == alone.lifetimes.peak_bytes
 
 
 # -- ZeRO --------------------------------------------------------------------------------------------------------
