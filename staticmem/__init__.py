@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from staticmem.recording.export import export
     from staticmem.report.model import Report as Report
-    from staticmem.studies.api import analyze, levers, max_batch, max_dim
+    from staticmem.studies.api import analyze, fit, levers, max_batch, max_dim
     from staticmem.studies.sweep import sweep
 
-__all__ = ["Report", "StaticmemError", "__version__", "analyze", "export", "levers", "max_batch", "max_dim", "sweep"]
+__all__ = [
+    "Report",
+    "StaticmemError",
+    "__version__",
+    "analyze",
+    "export",
+    "fit",
+    "levers",
+    "max_batch",
+    "max_dim",
+    "sweep",
+]
 
 from staticmem.errors import StaticmemError
 from staticmem.version import __version__
@@ -27,6 +38,7 @@ _PLACES = {
     "max_batch": "staticmem.studies.api",
     "max_dim": "staticmem.studies.api",
     "levers": "staticmem.studies.api",
+    "fit": "staticmem.studies.api",
     "export": "staticmem.recording.export",
 }
 

@@ -37,6 +37,7 @@ MODULES = {
     "analyze": "analyze",
     "sweep": "sweep",
     "size": "size",
+    "fit": "fit",
     "gpus": "size",
     "levers": "levers",
     "check": "sweep",

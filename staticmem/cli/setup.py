@@ -14,7 +14,7 @@ from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import UsageError
 
 SCHEMA_NAME = "staticmem.schema.json"
-SCHEMAS = ("report", "config", "sweep", "levers", "sizing", "session")
+SCHEMAS = ("report", "config", "sweep", "levers", "sizing", "fit", "session")
 SHELLS = ("bash", "zsh", "tcsh")
 
 INIT = """\
@@ -112,7 +112,7 @@ def completion(args: argparse.Namespace) -> int:
     return 0
 
 
-FILES = frozenset("model before after output config profile report record records gpus_file prices".split())
+FILES = frozenset("model before after output config profile report record records gpus_file prices write".split())
 
 
 def _complete_files(parser: argparse.ArgumentParser, complete: Mapping[str, Any]) -> None:

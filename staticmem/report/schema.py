@@ -21,6 +21,7 @@ RESULTS = {
     "sweep": ("sweep", "Sweep", "SCHEMA"),
     "levers": ("sweep", "Levers", "LEVERS_SCHEMA"),
     "sizing": ("sizing", "Sizing", "SCHEMA"),
+    "fit": ("fit", "Fit", "SCHEMA"),
     "session": ("session", "SessionReport", "SCHEMA"),
 }
 

@@ -1,4 +1,4 @@
-"""`staticmem.analyze`, `max_batch`, `max_dim` and `levers`: their keywords are the options that `Request` declares."""
+"""`staticmem.analyze`, `max_batch`, `max_dim`, `levers`, `fit`: their keywords are the options of `Request`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeAlias
 
 from staticmem.errors import UsageError
+from staticmem.report.fit import Fit
 from staticmem.report.model import LargestBatch, LargestSize, Report
 from staticmem.report.sweep import Levers
 from staticmem.scenario.request import OPTIONS, Request, request_of
@@ -39,6 +40,19 @@ class LeversOf(Protocol[P]):
     ) -> Levers: ...
 
 
+class FitOf(Protocol[P]):
+    def __call__(
+        self,
+        path: ModelPath,
+        gpu: str,
+        global_batch: int | None = None,
+        allow: Sequence[str] | str = (),
+        library: str | None = None,
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> Fit: ...
+
+
 def _with_options(function: Any) -> Any:
     """Gives a function the options as keywords: in its signature and in its documentation."""
     signature, types = inspect.signature(function), inspect.get_annotations(Request.__init__)
@@ -65,6 +79,10 @@ def _max_dim_with(_: Callable[P, Request]) -> Callable[[Callable[..., LargestSiz
 
 
 def _levers_with(_: Callable[P, Request]) -> Callable[[Callable[..., Levers]], LeversOf[P]]:
+    return _with_options
+
+
+def _fit_with(_: Callable[P, Request]) -> Callable[[Callable[..., Fit]], FitOf[P]]:
     return _with_options
 
 
@@ -142,3 +160,36 @@ def levers(path: ModelPath, budget: int | str | None = None, **options: Any) -> 
         raise UsageError(f"the budget {budget!r} is not a size", "It is bytes, or text.", "Example: '16GiB'", "SM195")
     request = request_of(options)
     return levers_of(Study.open(path, request), request.gpu, limit)
+
+
+@_fit_with(Request)
+def fit(
+    path: ModelPath,
+    gpu: str,
+    global_batch: int | None = None,
+    allow: Sequence[str] | str = (),
+    library: str | None = None,
+    **options: Any,
+) -> Fit:
+    """The way to run a training step that gives up least, of those that are safe on a card, with settings that run it.
+
+    Args:
+        path: an ONNX file or an archive of torch.export.
+        gpu: a card by name or size.
+        global_batch: samples of a step of the optimizer over all devices. Without it and `batch` the largest is found.
+        allow: changes of training that may be made: "precision", "optimizer", "adapters".
+        library: settings of "pytorch", "transformers", "accelerate" or "deepspeed" alone; without it all that apply.
+        OPTIONS
+
+    Raises:
+        StaticmemError: nothing is trained, the step cannot be analysed, or the library has no settings for it.
+    """
+    from staticmem.report.settings import LIBRARIES
+    from staticmem.scenario.request import checked_choice
+    from staticmem.studies.fit import Options
+    from staticmem.studies.fit import fit as fit_of
+
+    asked = request_of({**options, "gpu": gpu})
+    chosen = checked_choice("library", library, tuple(LIBRARIES)) if library is not None else None
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    return fit_of(Study.open(path, asked), Options(gpu, global_batch, allowed, chosen))

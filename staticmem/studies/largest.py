@@ -68,7 +68,7 @@ class LargestBatches:
 
     def size_on(self, card: Gpu) -> LargestSize:
         """The same of what is grown."""
-        self._check()
+        self.check()
         live = self._live_bound(card, 1.0)
         if self.shortened is not None and live == self.shortened:
             one, flag = ("sample", "--batch N") if self.grown.dim is None else ("unit", f"--dim {self.grown.dim}=N")
@@ -150,7 +150,10 @@ class LargestBatches:
         what = "the batch" if self.grown.dim is None else f"dimension '{self.grown.dim}'"
         return UsageError(f"{what} of this model is fixed", why, hint, "SM199")
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises:
+        UsageError: the model takes one batch alone.
+        """
         fixed = self._fixed()
         if fixed is not None:
             raise fixed

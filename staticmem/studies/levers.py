@@ -73,7 +73,7 @@ def levers(
 
 def candidates(study: Study) -> Iterator[Lever]:
     request, scenario = study.request, study.scenario
-    yield from _precision(request)
+    yield from precision_levers(request)
     if not request.compile and request.parallel is None:
         note = "the first step takes minutes longer; what is saved is in docs/compile.md"
         yield Lever("torch.compile(model)", {"compile": (WHOLE,)}, SAME, note)
@@ -85,15 +85,15 @@ def candidates(study: Study) -> Iterator[Lever]:
         note = "their pool keeps what eager code could use between them"
         yield Lever("compiled code without CUDA graphs", {"compile_mode": DEFAULT_MODE}, SAME, note)
     if scenario.training:
-        yield from _checkpoints(study)
+        yield from checkpoint_levers(study)
         yield from _accumulation(study)
         yield from _outputs(study)
         if scenario.zero_grad == AFTER_FORWARD and scenario.accumulate == 1:
             yield Lever("zero_grad() before the forward", {"zero_grad": FIRST}, SAME)
         yield from _losses(study)
-        yield from _optimizers(study)
+        yield from optimizer_levers(study)
         yield from _freezing(study)
-        yield from _adapters(study)
+        yield from adapter_levers(study)
     if not study.graph.inplace_known and request.inplace_activations != "all":
         yield Lever("run activations in place", {"inplace_activations": "all"}, SAME, "ReLU(inplace=True) and the like")
     if request.alloc_conf is None:
@@ -102,13 +102,13 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield Lever("channels_last", {"channels_last": True}, SAME, "workspaces of convolutions")
 
 
-def _precision(request: Request) -> Iterator[Lever]:
+def precision_levers(request: Request) -> Iterator[Lever]:
     if request.dtype is None and request.amp in (None, "none"):
         yield Lever("mixed precision (autocast to bf16)", {"amp": "bf16"}, NUMERICS)
         yield Lever("the whole model in bf16", {"dtype": "bf16"}, NUMERICS, "weights and optimizer state too")
 
 
-def _checkpoints(study: Study) -> Iterator[Lever]:
+def checkpoint_levers(study: Study) -> Iterator[Lever]:
     request = study.request
     if request.checkpoint or request.checkpoint_segments:
         return
@@ -163,7 +163,7 @@ def _losses(study: Study) -> Iterator[Lever]:
 _LIGHTER = ("adafactor", "adam-8bit", "adamw-8bit", "lion", "lion-8bit", "sgd")
 
 
-def _optimizers(study: Study) -> Iterator[Lever]:
+def optimizer_levers(study: Study) -> Iterator[Lever]:
     request, optimizer = study.request, study.scenario.optimizer
     if optimizer is None:
         return
@@ -195,7 +195,7 @@ def _freezing(study: Study) -> Iterator[Lever]:
 _FEWEST_LAYERS = 8  # adapters are for networks of blocks
 
 
-def _adapters(study: Study) -> Iterator[Lever]:
+def adapter_levers(study: Study) -> Iterator[Lever]:
     """Where blocks of linear layers repeat: what fine-tuning of decoders and encoders uses."""
     request = study.request
     linear = {layer.path for layer in layers_of(study.result.graph) if layer.kind != EMBEDDING}

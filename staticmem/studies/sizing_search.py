@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import DimensionError, StaticmemError, UsageError, did_you_mean
@@ -136,6 +137,12 @@ def last_of_few_ops(ops: Callable[[int], int], low: int, most: int) -> int:
     return min(most, low + 2 + max(MOST_OPS - count, 0) // (count - before))
 
 
+def divisors(total: int) -> list[int]:
+    """The numbers that divide a total, itself included, from 1 on."""
+    small = [n for n in range(1, isqrt(total) + 1) if total % n == 0]
+    return sorted({*small, *(total // n for n in small)})
+
+
 def resolutions(study: Study, asked: Sequence[int] | None) -> list[tuple[int, int]]:
     """Resolutions around the asked one, and it, where the file leaves height or width of an image open.
 
@@ -224,7 +231,7 @@ def _of_total(bench: Bench, strategy: str, card: Gpu, request: Request, total: i
 
 def _accumulated(bench: Bench, card: Gpu, request: Request, total: int) -> Found | str:
     """The largest micro-batch of one device that divides a global batch, or why there is none."""
-    divisors = [batch for batch in range(1, total) if total % batch == 0]
+    parts = divisors(total)[:-1]
 
     def ask(batch: int) -> Request:
         return replace(request, batch=batch, accumulate=total // batch)
@@ -235,7 +242,7 @@ def _accumulated(bench: Bench, card: Gpu, request: Request, total: int) -> Found
         except StaticmemError:
             return False  # the model does not take this batch
 
-    takes = divisors[1:] if len(divisors) > 1 and not allows(1) else divisors  # an export may have no batch of 1
+    takes = parts[1:] if len(parts) > 1 and not allows(1) else parts  # an export may have no batch of 1
     at = last(takes, allows)
     if at < 0:
         return f"{format_bytes(bench.expected(ask(takes[0]), card))} are needed at {takes[0]:,} samples at a time"

@@ -1,0 +1,75 @@
+"""`TrainingArguments` of transformers, as a Python module.
+
+Source, transformers 5.23: src/transformers/training_args.py (`TrainingArguments`; `_process_fsdp_args` has the keys of
+`fsdp_config`), src/transformers/trainer.py (`optimizer_cls_and_kwargs`; `sync_each_batch`, without which FSDP2 keeps
+whole gradients between micro-batches). `gradient_checkpointing` is an alias from 5.x on, which 4.x has alone.
+"""
+
+from __future__ import annotations
+
+from staticmem.report.settings import ZERO, Run, comment
+from staticmem.report.settings.deepspeed_json import configuration
+from staticmem.report.settings.optimizers import class_of, keywords, name_of_transformers
+from staticmem.report.settings.pytorch import lora_text
+from staticmem.scenario.adapters import lora_of
+from staticmem.scenario.request import precision
+
+
+def write(run: Run) -> str:
+    """The text of a module."""
+    request = run.request
+    arguments = _arguments(run)
+    name = name_of_transformers(request)
+    imports = ["from transformers import TrainingArguments"]
+    after = []
+    if name is not None:
+        arguments["optim"] = name
+    else:
+        module, cls = class_of(request)
+        imports.insert(0, f"import {module}")
+        kwargs = {"lr": 1e-4, **keywords(request)}
+        after += ["# Trainer(..., optimizer_cls_and_kwargs=optimizer_cls_and_kwargs)"]
+        after += [f"optimizer_cls_and_kwargs = ({cls}, {kwargs!r})"]
+    if request.lora:
+        assert isinstance(request.lora, str)
+        imports.insert(0, "import peft")
+        after += ["# model = peft.get_peft_model(model, lora)", f"lora = {lora_text(lora_of(request.lora))}"]
+    rows = [f"    {key}={value!r}," for key, value in arguments.items()]
+    lines = [*comment(run), "", *sorted(imports, key=lambda line: (line.startswith("from"), line)), ""]
+    return "\n".join([*lines, "args = TrainingArguments(", *rows, ")", *after]) + "\n"
+
+
+def _arguments(run: Run) -> dict[str, object]:
+    """The arguments that decide memory."""
+    request, amp = run.request, precision("amp", run.request.amp)
+    arguments: dict[str, object] = {
+        "output_dir": "output",
+        "per_device_train_batch_size": run.batch,
+        "gradient_accumulation_steps": request.accumulate,
+        "weight_decay": request.weight_decay,
+        "max_grad_norm": 1.0 if request.clip_grad_norm else 0.0,  # 0: no clipping
+    }
+    if amp is not None:
+        arguments |= {"bf16": amp.name == "bfloat16", "fp16": amp.name == "float16"}
+    if run.checkpointed.paths and request.parallel != "fsdp":
+        arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    if request.parallel == "fsdp":
+        arguments |= _fsdp(run)
+    if request.parallel in ZERO:
+        arguments["deepspeed"] = configuration(run)
+    return arguments
+
+
+def _fsdp(run: Run) -> dict[str, object]:
+    config: dict[str, object] = {
+        "version": 2,
+        "reshard_after_forward": True,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if run.sharded.paths else "NO_WRAP",
+        "activation_checkpointing": bool(run.checkpointed.paths),
+    }
+    if run.sharded.cls:
+        config["transformer_layer_cls_to_wrap"] = [run.sharded.cls]
+    arguments: dict[str, object] = {"fsdp": True, "fsdp_config": config}
+    if run.request.accumulate > 1:
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return arguments

@@ -1,0 +1,115 @@
+"""The settings of libraries for a step that was found: each with the figures of the step as the library runs it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+
+from staticmem.devices.gpus import Gpu
+from staticmem.ir.classes import alternatives
+from staticmem.ir.dtypes import HALVES
+from staticmem.ir.graph import Graph
+from staticmem.parallel.blocks import repeated_blocks
+from staticmem.parallel.rank import on_one_device
+from staticmem.passes.module_spans import calls_of, selected
+from staticmem.report.fit import Settings
+from staticmem.report.model import Report
+from staticmem.report.settings import LIBRARIES, ZERO, Library, Modules, Run
+from staticmem.report.verdict import with_article
+from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
+from staticmem.studies import Study
+from staticmem.units import MIB, format_bytes
+
+
+def flags_of(request: Request) -> str:
+    """The flags of all that a request asks for, but for its card."""
+    return as_flags({name: getattr(request, name) for name in OPTIONS if name != "gpu"})
+
+
+def commands(study: Study, request: Request, card: Gpu, limit: int) -> tuple[str, str]:
+    """The command that predicts a request on a card, and the one that fails where it needs more than a limit."""
+    options = f"{shlex.quote(study.model.path)} {flags_of(request)} --gpu {shlex.quote(card.slug)}"
+    return f"staticmem analyze {options}", f"staticmem check {options} --budget device={-(-limit // MIB)}MiB"
+
+
+def settings_of(study: Study, request: Request, card: Gpu, library: str | None = None) -> tuple[Settings, ...]:
+    """The settings of every library that can express a request, or of one alone."""
+    chosen = [library] if library is not None else list(LIBRARIES)
+    able = [name for name in chosen if request.parallel in LIBRARIES[name].strategies]
+    return tuple(_settings(study, request, card, name) for name in able)
+
+
+def _settings(study: Study, request: Request, card: Gpu, name: str) -> Settings:
+    library = LIBRARIES[name]
+    asked = library.as_run(request)
+    one = study.ask(replace(asked, gpu=card.slug))
+    report = one.report
+    band, fits = report.peak.bands["device"], report.gpu
+    assert fits is not None
+    assert report.peak.device_bytes is not None
+    flags = flags_of(asked)
+    analyze, check = commands(study, asked, card, band.high)
+    graph = study.ask(on_one_device(asked)).graph
+    checkpointed = _checkpointed(graph, asked)
+    notes = tuple(_notes(name, library, asked, report, checkpointed))
+    need = format_bytes(report.peak.device_bytes)
+    heading = (
+        f"Settings by 'staticmem fit' for {with_article(card.name)}, of which {format_bytes(card.usable)} are usable.",
+        f"One device needs {need}, {format_bytes(band.low)} at least and {format_bytes(band.high)} at most.",
+        f"Predicted by: {analyze}",
+        f"As a gate: {check}",
+        *notes,
+    )
+    text = library.text(Run(asked, heading, _sharded(graph, asked), checkpointed))
+    return Settings(
+        name, library.file, flags, report.peak.live_bytes, band.low, report.peak.device_bytes, band.high, fits.fit,
+        analyze, check, notes, text,
+    )  # fmt: skip
+
+
+def _checkpointed(graph: Graph, request: Request) -> Modules:
+    """The modules that a request checkpoints one by one; none for groups and segments, which no text here sets."""
+    if not request.checkpoint or request.checkpoint_every > 1 or request.checkpoint_save:
+        return Modules()
+    calls = selected(calls_of(graph), request.checkpoint, "--checkpoint")
+    return _modules((call.path, call.cls) for call in calls)
+
+
+def _sharded(graph: Graph, request: Request) -> Modules:
+    """The modules that FSDP2 shards one by one."""
+    if request.parallel != "fsdp":
+        return Modules()
+    paths = repeated_blocks(graph, {p.fqn: prod(p.value.shape or ()) for p in graph.parameters})
+    classes = {frame.path: frame.cls for op in graph.ops for frame in op.modules}
+    return _modules((path, classes.get(path, "")) for path in paths)
+
+
+def _modules(listed: Iterable[tuple[str, str]]) -> Modules:
+    by_path = dict(listed)
+    names = {name.rpartition(".")[2] for cls in by_path.values() for name in alternatives(cls)}
+    return Modules(tuple(by_path), names.pop() if len(names) == 1 else "")
+
+
+def _notes(name: str, library: Library, request: Request, report: Report, checkpointed: Modules) -> Iterable[str]:
+    """What the text does not set, and where the library differs from what is predicted."""
+    unset = library.unset(request)
+    if report.gpu is not None and report.gpu.fit != "fits":
+        yield f"Not safe as this library runs the step ({report.gpu.fit}): fit -f {name} looks for a way that is."
+    if checkpointed.paths and library.title == "transformers":
+        yield (
+            f"Checkpoints are predicted around {len(checkpointed.paths)} modules ({checkpointed.cls or 'by path'}); "
+            "transformers puts them around the layers that its models mark."
+        )
+    elif request.checkpoint and not checkpointed.paths and "--checkpoint" not in unset:
+        unset = f"{as_flags({'checkpoint': request.checkpoint})} {unset}".rstrip()
+    if unset:
+        yield f"Predicted, and not set here: {unset}"
+    half = precision("amp", request.amp)
+    if half in HALVES and library.title in ("transformers", "accelerate") and request.parallel not in ZERO:
+        size = sum(4 * prod(output.shape) for output in report.model.outputs if "float" in output.dtype)
+        yield (
+            f"Not predicted: accelerate copies the model's outputs to float32 under mixed precision "
+            f"(convert_outputs_to_fp32), which is {format_bytes(size)} at most."
+        )
