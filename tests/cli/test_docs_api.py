@@ -15,6 +15,7 @@ import pytest
 import staticmem
 from staticmem import errors
 from staticmem.cli.main import main
+from staticmem.report import fit as fit_model
 from staticmem.report import json as report_json
 from staticmem.report import model as report_model
 from staticmem.report import sweep as scenario_model
@@ -22,7 +23,8 @@ from staticmem.scenario.request import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "api.md"
-FUNCTIONS = ("analyze", "export", "levers", "max_batch", "sweep")
+FUNCTIONS = ("analyze", "export", "fit", "levers", "max_batch", "sweep")
+FIT_VALUES = ("Fit", "Way", "Concession", "Cost", "Settings")
 VALUES = ("Sweep", "SweepRow", "CardFit", "ErrorInfo", "Levers", "LeverRow")
 
 
@@ -46,7 +48,7 @@ def test_parameters_are_documented(name: str) -> None:
     documented = re.findall(r"^\| `([*\w]+)` \| (?:`(.*?)` )?\|", section(name), re.M)
     expected = []
     parameters = dict(inspect.signature(getattr(staticmem, name)).parameters)
-    if name in ("levers", "max_batch"):  # one row for the options of `analyze`
+    if name in ("fit", "levers", "max_batch"):  # one row for the options of `analyze`
         options = {key for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
         assert options == set(OPTIONS) - (set(parameters) - options)
         parameters = {key: one for key, one in parameters.items() if key not in options}
@@ -62,7 +64,11 @@ def field_table() -> str:
     """A row for each class that a public function gives, with its fields."""
     reports = [v for v in vars(report_model).values() if is_dataclass(v) and isinstance(v, type)]
     reports.sort(key=lambda cls: (cls.__name__ != "Report", inspect.getsourcelines(cls)[1]))
-    listed = [*reports, *(getattr(scenario_model, name) for name in VALUES)]
+    listed = [
+        *reports,
+        *(getattr(scenario_model, name) for name in VALUES),
+        *(getattr(fit_model, name) for name in FIT_VALUES),
+    ]
     return "".join(f"| `{cls.__name__}` | {', '.join(f'`{f.name}`' for f in fields(cls))} |\n" for cls in listed)
 
 

@@ -148,7 +148,7 @@ def test_the_step_in_pytorch_runs(case: str) -> None:
     """On the CPU: every parameter is updated, and checkpointed blocks run twice."""
     import torch
 
-    class Block(torch.nn.Module):
+    class Block(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.up, self.runs = torch.nn.Linear(4, 4), 0
@@ -157,7 +157,7 @@ def test_the_step_in_pytorch_runs(case: str) -> None:
             self.runs += 1
             return torch.tanh(self.up(x))
 
-    class Net(torch.nn.Module):
+    class Net(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.ModuleList([Block() for _ in NAMES])

@@ -59,7 +59,8 @@ def test_what_is_told_is_what_analyze_says(
     assert result.fits
     assert result.way.fit == "fits"
     assert result.settings
-    for one in (result.way, *result.settings):
+    described: list[Way | Settings] = [result.way, *result.settings]
+    for one in described:
         report = analysed(capsys, one.analyze)
         band = report["peak"]["bands"]["device"]
         told = report["peak"]["live_bytes"], band["low"], report["peak"]["device_bytes"], band["high"]
