@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_flag, add_scenario, add_verb, positive
+from staticmem.cli.flags import add_flag, add_max_dim, add_scenario, add_verb, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
@@ -36,6 +36,8 @@ examples:
   staticmem size model.pt2 --optimizer adam --vendor nvidia --min-memory 24GB --year 2022 --prices prices.yaml
   staticmem size llm.pt2 --optimizer adamw --amp bf16 --parallel zero3
   staticmem size model.pt2 --optimizer adamw --global-batch 2048 --gpu h100 --gpu l40s
+  staticmem size llm.pt2 --batch 1 --optimizer adamw --amp bf16 --max-dim seq
+  staticmem size llm.pt2 --mode generate --prompt 2048 --new-tokens 512 --max-dim prompt
 """
 
 GPUS = """\
@@ -61,6 +63,8 @@ def add_size(verbs: Any) -> None:
     question = parser.add_argument_group("the question")
     about = "samples of a step of the optimizer, which GPUs share (DDP, ZeRO, FSDP) or one takes in micro-batches"
     question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
+    about = "the largest size of an open dimension on each GPU, in place of batches; in generation 'prompt'"
+    add_max_dim(question, about)
     output = add_output(parser, FORMATS)
     output.add_argument("--prices", metavar="FILE", help="YAML or CSV with your prices of GPUs")
     output.add_argument("--no-batches", action="store_true", help="do not search the largest batch of each GPU")
@@ -111,7 +115,7 @@ def size(args: argparse.Namespace) -> int:
     command = shlex.join(["staticmem", *args.argv])
     with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet) as bar:
         options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update,
-                          global_batch=args.global_batch)  # fmt: skip
+                          dim=args.max_dim, global_batch=args.global_batch)  # fmt: skip
         result = sizing(Study.open(path, request), options)
     emit(result, chosen, args)
     return 0

@@ -52,8 +52,10 @@ class CardRow:
     `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
     `device_compiled_bytes` is what the step needs with the model under torch.compile, None where that was not asked.
     `max_batch` and `safe_batch` are `batch` and `safe_batch` of `LargestBatch` (0: not even the smallest), None where
-    the batch is fixed or was not searched; see `Sizing.exact_batches`. `obstacle` says why the card is no candidate,
-    whatever its memory; empty where it is one. `tflops` are dense, by type; `bandwidth_gb_s` is in 10^9 bytes a second.
+    the batch is fixed or was not searched; see `Sizing.exact_batches`. `max_size`, `safe_size` and
+    `safe_size_with_checkpointing` are the same of the dimension `Sizing.dim`, where that was asked for. `obstacle` says
+    why the card is no candidate, whatever its memory; empty where it is one. `tflops` are dense, by type;
+    `bandwidth_gb_s` is in 10^9 bytes a second.
     `assumed` names figures of the card without a source.
     """
 
@@ -86,6 +88,16 @@ class CardRow:
     price: Price | None
     assumed: tuple[str, ...]
     obstacle: str = ""
+    max_size: int | None = None
+    safe_size: int | None = None
+    safe_size_with_checkpointing: int | None = None
+
+    @property
+    def largest(self) -> tuple[int | None, int | None, int | None]:
+        """What was searched, batches or sizes: the largest, the largest safe one, and that with checkpointing."""
+        sizes = (self.max_size, self.safe_size, self.safe_size_with_checkpointing)
+        batches = (self.max_batch, self.safe_batch, self.safe_batch_with_checkpointing)
+        return batches if sizes == (None, None, None) else sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +133,8 @@ class Sizing:
     `blocks` is the class of the modules that checkpointing would take, None where the model repeats nothing.
     `exact_batches`: safe batches are the largest ones; else they are safe, at most an eighth below the largest, and
     `max_batch` was not searched. `curves_of` is the name of the card that `batches` and `resolutions` are of.
-    `levers_of` says what `levers` save: device memory of a card by its name, or None: live memory.
+    `levers_of` says what `levers` save: device memory of a card by its name, or None: live memory. `dim` is the open
+    dimension, or the prompt of generation, whose largest sizes rows have in place of batches.
     """
 
     schema: str
@@ -151,3 +164,4 @@ class Sizing:
     curves_of: str = ""
     levers_of: str | None = None
     global_batch: int | None = None
+    dim: str | None = None

@@ -37,7 +37,8 @@ from staticmem.scenario.step import (
 )
 from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
 
-MODES = ("train", "infer", "generate")
+GENERATE = "generate"
+MODES = ("train", "infer", GENERATE)
 _CHOICES = (  # options whose words are checked at once
     "preset", "zero_grad", "method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs",
 )  # fmt: skip

@@ -104,6 +104,21 @@ class LargestBatches:
             at -= 1
         return values[at] if at >= 0 else 0
 
+    def safe_size(self, card: Gpu) -> int:
+        """`safe` as a size of what is grown."""
+        return self.safe(card) * self.grown.stride
+
+    def tried_size(self, card: Gpu) -> int | None:
+        """`tried` as a size of what is grown.
+
+        Raises:
+            UsageError: it is a dimension, and the model takes one size alone.
+        """
+        if self.grown.dim is not None:
+            self._check()
+        tried = self.tried(card)
+        return None if tried is None else tried * self.grown.stride
+
     # -- one batch -----------------------------------------------------------------------------------------------
 
     def at(self, batch: int) -> Request:

@@ -22,7 +22,7 @@ from staticmem.studies.device import too_old as without_compiled_code
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import levers
 from staticmem.studies.recommend import recommend
-from staticmem.studies.sizing_search import batch_range, fewest, resolutions
+from staticmem.studies.sizing_search import Grown, batch_range, fewest, resolutions
 from staticmem.version import __version__
 
 POINTS = 9  # of a curve
@@ -50,6 +50,7 @@ class Options:
     progress: Callable[[int, int], None] = lambda done, total: None
     too_old: Sequence[Gpu] = ()
     global_batch: int | None = None  # of a step: what devices share, or one takes in micro-batches
+    dim: str | None = None  # search the largest sizes of this dimension, in place of batches
 
 
 def size(study: Study, options: Options) -> Sizing:
@@ -69,6 +70,10 @@ def size(study: Study, options: Options) -> Sizing:
         if not cards:
             raise without_compiled_code(too_old)
         options = replace(options, cards=cards, too_old=too_old)
+    if options.dim is not None and (options.global_batch is not None or not options.batches):
+        other = "--no-batches" if not options.batches else "--global-batch"
+        why = "The search makes the dimension larger at one batch, in place of the search of batches."
+        raise UsageError(f"--max-dim with {other}", why, f"Leave one of them out: --max-dim, or {other}.", "SM199")
     if options.global_batch is not None:
         study = study.ask(_at_once(study, options.global_batch))
     with without_cycle_search():
@@ -110,7 +115,8 @@ class _Sizing:
         self.request = replace(study.request, gpu=None)
         self.blocks = _block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
-        self.plain = LargestBatches(self.bench, self.request) if options.batches else None
+        self.grown = Grown(options.dim)
+        self.plain = LargestBatches(self.bench, self.request, self.grown) if options.batches else None
 
     def run(self) -> Sizing:
         options, report = self.options, self.study.report
@@ -131,8 +137,9 @@ class _Sizing:
                 _note("the graph is large: workspaces of one architecture (sm_90) stand for those of all GPUs")
             )
         if self.plain is not None and self.plain.shortened is not None:
-            text = f"batches beyond {self.plain.shortened:,} were not tried: each sample adds ops to the step"
-            notes.append(_note(f"{text}, as a loop over the batch does"))
+            tried, name = self.plain.shortened, self.grown.name
+            text = f"a {name} beyond {tried:,} was not tried: a larger one adds ops to the step"
+            notes.append(_note(f"{text}, as a loop over the {name} does"))
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
             text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
@@ -148,14 +155,14 @@ class _Sizing:
             sizes, self.blocks, pulled, ops.ops, tuple(row.op for row in ops.unknown),
             tuple(n for n in notes if n.code not in ("SM404", "SM405")), warnings, NOT_INCLUDED,
             options.command, self.few, shown.name if batches or sizes else "", None if large else shown.name,
-            options.global_batch,
+            options.global_batch, options.dim,
         )  # fmt: skip
 
     # -- cards ---------------------------------------------------------------------------------------------------
 
     def _rows(self, cards: Sequence[Gpu]) -> list[CardRow]:
         pair = self.checkpointed if self.options.batches else None
-        with_blocks = LargestBatches(self.bench, pair) if pair is not None else None
+        with_blocks = LargestBatches(self.bench, pair, self.grown) if pair is not None else None
         rows = []
         for done, card in enumerate(reversed(cards)):  # the structure of the largest batch holds for the smaller ones
             self.options.progress(done, len(cards))
@@ -169,32 +176,37 @@ class _Sizing:
             plain = with_blocks = None
         (largest, safe), (_, safe_with_blocks) = self._largest(plain, card), self._largest(with_blocks, card, False)
         low, expected, high = outcome.needed
+        nothing, grown = (None, None, None), (largest, safe, safe_with_blocks)
+        batches, sizes = (grown, nothing) if self.grown.dim is None else (nothing, grown)
         return CardRow(
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
             architecture=card.chip or card.architecture, nominal_bytes=card.nominal, nvml_bytes=card.nvml,
             usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
             fit=outcome.fit.value, headroom_bytes=max(outcome.headroom, 0), missing_bytes=outcome.missing,
             fit_with_checkpointing=None if obstacle else self._with_checkpointing(card, outcome.fit),
-            max_batch=largest, safe_batch=safe, safe_batch_with_checkpointing=safe_with_blocks,
+            max_batch=batches[0], safe_batch=batches[1], safe_batch_with_checkpointing=batches[2],
             device_compiled_bytes=None if obstacle else self._compiled(card),
             counts=tuple(self._count(name, card, outcome.fit, obstacle) for name in self.strategies),
             bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
             price_class=card.price_class, price=self.options.prices.get(card.slug),
             assumed=(*card.assumed, *card.unread), obstacle=obstacle,
+            max_size=sizes[0], safe_size=sizes[1], safe_size_with_checkpointing=sizes[2],
         )  # fmt: skip
 
     def _largest(self, batches: LargestBatches | None, card: Gpu, both: bool = True) -> tuple[int | None, int | None]:
-        """The largest batch and the largest safe one, as `CardRow` has them."""
+        """The largest batch, or size of the dimension, and the largest safe one, as `CardRow` has them."""
         if batches is None:
             return None, None
         try:
             if not self.few:
-                return None, batches.tried(card)
+                return None, batches.tried_size(card)
             if both:
-                largest = batches.on(card)
-                return largest.batch, largest.safe_batch
-            return None, batches.safe(card)
+                largest = batches.size_on(card)
+                return largest.size, largest.safe_size
+            return None, batches.safe_size(card)
         except StaticmemError:  # the batch is fixed, or each sample adds ops
+            if self.grown.dim is not None and both:  # it was asked for
+                raise
             return None, None
 
     def _compiled(self, card: Gpu) -> int | None:

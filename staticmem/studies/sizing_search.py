@@ -12,6 +12,7 @@ from staticmem.errors import DimensionError, StaticmemError, UsageError, did_you
 from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
 from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import ACCUMULATE, Count
+from staticmem.scenario.request import GENERATE
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
@@ -20,6 +21,7 @@ MOST_OPS = 6_000  # of a step that grows with the batch: a search runs some tens
 PER_OCTAVE = 8  # rungs between a batch and its double: a rung is within 12.5 % of the largest batch
 SCALES = (0.5, 0.75, 1, 1.5, 2)  # of a resolution
 STRIDES = (1, 2, 4, 8, 16, 32, 64, 128)  # of sizes that a model takes: windows, patches and strides of convolutions
+PROMPT = "prompt"  # what `--max-dim` grows in generation
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # what clusters have
 
 
@@ -48,7 +50,7 @@ def _range(bounds: Sequence[SymbolRange], most: int) -> tuple[int, int]:
 @dataclass(frozen=True)
 class Grown:
     """What a search makes larger: the batch, or the open dimension `dim`, of which the model takes multiples of
-    `stride`. A search counts strides."""
+    `stride`. A search counts strides. In generation the dimension is `PROMPT`: the tokens of `--prompt`."""
 
     dim: str | None = None
     stride: int = 1
@@ -61,6 +63,8 @@ class Grown:
         """The request with this many strides in place of its own size."""
         if self.dim is None:
             return replace(request, batch=strides)
+        if self._is_prompt(request):
+            return replace(request, prompt=strides * self.stride)
         return replace(request, dims={**(request.dims or {}), self.dim: strides * self.stride})
 
     @property
@@ -72,13 +76,17 @@ class Grown:
         return self.at(request, size // self.stride)
 
     def left_out(self, request: Request) -> Request:
-        """The request without a size for it."""
+        """The request without a size for it; generation has a prompt always."""
         if self.dim is None:
             return replace(request, batch=None)
+        if self._is_prompt(request):
+            return replace(request, prompt=2)
         return replace(request, dims={name: n for name, n in (request.dims or {}).items() if name != self.dim} or None)
 
     def size_of(self, request: Request) -> int | None:
         """What the request says of it."""
+        if self._is_prompt(request):
+            return request.prompt
         return request.batch if self.dim is None else (request.dims or {}).get(self.dim)
 
     def tried(self, study: Study, most: int = MOST_BATCH) -> tuple[Grown, tuple[int, int] | None]:
@@ -90,7 +98,7 @@ class Grown:
         Raises:
             UsageError: the model has no such open dimension.
         """
-        limits = self._limits(study.model, most)
+        limits = self._limits(study, most)
         if limits is None:
             return self, None
         low, most = limits
@@ -112,9 +120,18 @@ class Grown:
             return False
         return True
 
-    def _limits(self, model: ModelFile, most: int) -> tuple[int, int] | None:
+    def _is_prompt(self, request: Request) -> bool:
+        return self.dim == PROMPT and request.mode == GENERATE
+
+    def _limits(self, study: Study, most: int) -> tuple[int, int] | None:
+        model = study.model
         if self.dim is None:
             return batch_range(model, most)
+        if self._is_prompt(study.request):
+            return 2, most  # a prompt of one token is a decode step
+        if study.request.mode == GENERATE:
+            why = "In generation the lengths are those of the prompt and of the new tokens, and a batch."
+            raise UsageError(f"--max-dim '{self.dim}' with --mode generate", why, "Ask for --max-dim prompt.", "SM111")
         if self.dim not in model.symbols:
             why = f"Open dimensions of the inputs: {', '.join(model.symbols) or 'none'} ({describe_inputs(model)})."
             hint = did_you_mean(self.dim, model.symbols) if model.symbols else "Export it with this dimension open."

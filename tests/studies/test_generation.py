@@ -101,3 +101,23 @@ def test_compressed_caches_are_refused() -> None:
     with pytest.raises(ModelFileError) as error:
         _ = _study("latent").graph
     assert error.value.code == "SM126"
+
+
+def test_the_longest_prompt_fits_and_the_next_does_not() -> None:
+    options: dict[str, Any] = {"mode": "generate", "batch": 2, "prompt": 64, "new_tokens": 8}
+    path = str(FOLDER / "llama.pt2")
+    found = staticmem.max_dim(path, "4GiB", "prompt", **options)
+    needs = []
+    for prompt in (found.size, found.next_size):
+        report = staticmem.analyze(path, **{**options, "prompt": prompt, "gpu": "4GiB"})
+        assert report.gpu is not None
+        needs.append((report.peak.device_bytes, report.gpu.usable_bytes))
+    assert [need for need, _ in needs] == [found.device_bytes, found.next_device_bytes]
+    assert needs[0][0] <= needs[0][1] < needs[1][0]
+    assert 2 < found.safe_size <= found.size < found.next_size == found.size + 1
+
+
+def test_lengths_of_generation_are_that_of_the_prompt() -> None:
+    with pytest.raises(UsageError, match="with --mode generate") as error:
+        staticmem.max_dim(str(FOLDER / "llama.pt2"), "1GiB", "seq", mode="generate", prompt=64, new_tokens=8)
+    assert "--max-dim prompt" in error.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -126,6 +127,13 @@ def test_in_every_verb(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
     cells = dict(zip(heads, row, strict=True))
     assert cells["max_dim_dim[2gib]"] == "seq"
     assert int(cells["max_dim_size[2gib]"]) == found.size
+    assert main(["size", *step, "--dim", "seq=64", "--max-dim", "seq", "-f", "csv"]) == 0
+    heads, row = csv.reader(capsys.readouterr().out.splitlines())
+    cells = dict(zip(heads, row, strict=True))
+    assert [cells[name] for name in ("max_batch", "safe_batch")] == ["", ""]
+    assert [int(cells[name]) for name in ("max_size", "safe_size")] == [found.size, found.safe_size]
+    assert main(["size", *step, "--dim", "seq=64", "--max-dim", "seq", "-f", "md"]) == 0
+    assert "| max seq | safe seq |" in capsys.readouterr().out
 
 
 def test_what_cannot_be_asked(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,3 +141,10 @@ def test_what_cannot_be_asked(tokens: str, capsys: pytest.CaptureFixture[str]) -
     assert "--max-dim needs a GPU" in capsys.readouterr().err
     assert main(["analyze", tokens, "--no-config", "--gpu", CARD, "--max-dim", "seq", "--max-batch"]) == 2
     assert "--max-batch and --max-dim are both given" in capsys.readouterr().err
+    step = [tokens, "--no-config", "--dim", "seq=64", "--optimizer", "sgd", "--gpu", CARD, "--max-dim", "seq"]
+    for other in (["--no-batches"], ["--global-batch", "8"]):
+        assert main(["size", *step, *other]) == 2
+        assert f"--max-dim with {other[0]}" in capsys.readouterr().err
+    step[step.index("--max-dim") + 1] = "sequence"
+    assert main(["size", *step, "--batch", "2"]) == 2
+    assert "no open dimension 'sequence'" in capsys.readouterr().err

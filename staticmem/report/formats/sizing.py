@@ -34,7 +34,7 @@ _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 _FIELDS = """
     slug name vendor form architecture nominal_bytes nvml_bytes usable_bytes device_low_bytes device_bytes
     device_high_bytes fit headroom_bytes missing_bytes fit_with_checkpointing max_batch safe_batch
-    safe_batch_with_checkpointing
+    safe_batch_with_checkpointing max_size safe_size safe_size_with_checkpointing
     device_compiled_bytes bandwidth_gb_s tdp_w link year price_class obstacle
 """.split()
 _TYPES = "fp32 tf32 fp16 bf16 fp8 int8".split()
@@ -49,7 +49,7 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     text.heading(f"Sizing: {sizing.step}")
     text.add(f"  {sizing.parameters:,} parameters, {view.size(sizing.live_bytes)} of live tensors at the peak")
     text.lines += ["", *_table(sizing, view)]
-    if not sizing.exact_batches and any(row.safe_batch for row in sizing.cards):
+    if not sizing.exact_batches and any(row.largest[1] for row in sizing.cards):
         text.add("  + a larger one may be safe, by up to an eighth: --gpu NAME finds the largest")
     if checkpointing(sizing):
         text.add(f"  † with every {sizing.blocks} checkpointed")
@@ -73,14 +73,14 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
 
 
 def _table(sizing: Sizing, view: View) -> list[str]:
-    batches = any(row.safe_batch is not None for row in sizing.cards)
-    pairs = any(row.safe_batch_with_checkpointing is not None for row in sizing.cards)
+    batches = any(row.largest[1] is not None for row in sizing.cards)
+    pairs = any(row.largest[2] is not None for row in sizing.cards)
     both = batches and sizing.exact_batches
     compiled = any(row.device_compiled_bytes is not None for row in sizing.cards)
     heads = [
         *_HEADS,
-        *["max batch"] * both,
-        *["safe batch"] * batches,
+        *[f"max {view.style.plain(grown_name(sizing))}"] * both,
+        *[f"safe {view.style.plain(grown_name(sizing))}"] * batches,
         *["checkpointed"] * pairs,
         *["compiled"] * compiled,
         *[strategy_title(name) for name in sizing.strategies],
@@ -91,8 +91,8 @@ def _table(sizing: Sizing, view: View) -> list[str]:
     for row in sizing.cards:
         cells = [row.name, *map(view.size, (row.usable_bytes, row.device_bytes, row.device_high_bytes)), outcome(row)]
         cells.append(view.size(row.headroom_bytes) if row.headroom_bytes else "")
-        cells += [batch_text(row.max_batch)] * both + [batch_text(row.safe_batch, sizing.exact_batches)] * batches
-        cells += [batch_text(row.safe_batch_with_checkpointing, sizing.exact_batches)] * pairs
+        largest, safe, with_blocks = largest_texts(row, sizing)
+        cells += [largest] * both + [safe] * batches + [with_blocks] * pairs
         cells += [view.size(row.device_compiled_bytes or 0)] * compiled
         cells += [count_text(count) for count in row.counts]
         cells += [price_text(row) if row.price is not None else ""] * priced
@@ -168,6 +168,18 @@ def count_text(count: Count) -> str:
     if count.batch is not None:
         return f"{count.devices} x {count.batch:,}{mark}"
     return f"{count.devices}†" if count.checkpointing else str(count.devices)
+
+
+def grown_name(sizing: Sizing) -> str:
+    """What the largest sizes are of: `batch`, or a dimension of the file by its name."""
+    return sizing.dim or "batch"
+
+
+def largest_texts(row: CardRow, sizing: Sizing) -> tuple[str, str, str]:
+    """Cells of the largest, the largest safe one, and that with checkpointing."""
+    largest, safe, with_blocks = row.largest
+    exact = sizing.exact_batches
+    return batch_text(largest), batch_text(safe, exact), batch_text(with_blocks, exact)
 
 
 def batch_text(batch: int | None, exact: bool = True) -> str:

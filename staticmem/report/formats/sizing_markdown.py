@@ -6,9 +6,10 @@ from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
     CANNOT,
-    batch_text,
     checkpointing,
     count_text,
+    grown_name,
+    largest_texts,
     lever_peak,
     levers_meter,
     obstacles,
@@ -63,8 +64,8 @@ def _inputs(sizing: Sizing) -> str:
 def _cards(sizing: Sizing, view: View) -> str:
     heads = ["GPU", "form", "nominal", "usable", "low", "expected", "high", "", "headroom"]
     heads += [
-        "max batch",
-        "safe batch",
+        escape(f"max {grown_name(sizing)}"),
+        escape(f"safe {grown_name(sizing)}"),
         "checkpointed",
         "compiled",
         *(strategy_title(name) for name in sizing.strategies),
@@ -77,8 +78,7 @@ def _cards(sizing: Sizing, view: View) -> str:
         cells = [f"**{name}**" if row.slug == sizing.recommended else name, escape(row.form or "")]
         cells += [view.size(n, 1) for n in sizes]
         cells += [escape(outcome(row)), view.size(row.headroom_bytes, 1) if row.headroom_bytes else ""]
-        batches = (row.safe_batch, row.safe_batch_with_checkpointing)
-        cells += [batch_text(row.max_batch), *(batch_text(batch, sizing.exact_batches) for batch in batches)]
+        cells += largest_texts(row, sizing)
         compiled = row.device_compiled_bytes
         cells.append(view.size(compiled, 1) if compiled is not None else "")
         cells += [count_text(count) for count in row.counts]

@@ -10,9 +10,10 @@ from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
     CANNOT,
-    batch_text,
     checkpointing,
     count_text,
+    grown_name,
+    largest_texts,
     lever_peak,
     levers_meter,
     obstacles,
@@ -84,8 +85,8 @@ def _cards(sizing: Sizing, view: View) -> str:
         "low to high",
         "",
         "headroom",
-        "max batch",
-        "safe batch",
+        f"max {grown_name(sizing)}",
+        f"safe {grown_name(sizing)}",
         "checkpointed",
         "compiled",
     ]
@@ -118,8 +119,7 @@ def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
     cells += [view.size(nbytes, 1) for nbytes in (row.usable_bytes, row.device_bytes)]
     cells += [f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>']
     cells.append(view.size(row.headroom_bytes, 1) if row.headroom_bytes else "")
-    batches = (row.safe_batch, row.safe_batch_with_checkpointing)
-    cells += [batch_text(row.max_batch), *(batch_text(batch, sizing.exact_batches) for batch in batches)]
+    cells += largest_texts(row, sizing)
     compiled = row.device_compiled_bytes
     cells.append(view.size(compiled, 1) if compiled is not None else "")
     cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
