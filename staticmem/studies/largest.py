@@ -115,7 +115,7 @@ class LargestBatches:
             UsageError: it is a dimension, and the model takes one size alone.
         """
         if self.grown.dim is not None:
-            self._check()
+            self.check()
         tried = self.tried(card)
         return None if tried is None else tried * self.grown.stride
 

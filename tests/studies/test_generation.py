@@ -111,9 +111,10 @@ def test_the_longest_prompt_fits_and_the_next_does_not() -> None:
     for prompt in (found.size, found.next_size):
         report = staticmem.analyze(path, **{**options, "prompt": prompt, "gpu": "4GiB"})
         assert report.gpu is not None
-        needs.append((report.peak.device_bytes, report.gpu.usable_bytes))
-    assert [need for need, _ in needs] == [found.device_bytes, found.next_device_bytes]
-    assert needs[0][0] <= needs[0][1] < needs[1][0]
+        needs.append((report.peak.device_bytes or 0, report.gpu.usable_bytes))
+    (here, usable), (behind, _) = needs
+    assert (here, behind) == (found.device_bytes, found.next_device_bytes)
+    assert here <= usable < behind
     assert 2 < found.safe_size <= found.size < found.next_size == found.size + 1
 
 
