@@ -159,7 +159,7 @@ def returned(graph: Graph, start: int, end: int) -> tuple[str, ...]:
     """Names of the values that the ops [start, end) give and later ops, the caller or a module keep, in order."""
     read = {*graph.outputs, *(graph.recorded.lasting if graph.recorded is not None else ())}
     for op in graph.ops[end:]:
-        read.update(op.refs())
+        read.update(graph.reads(op))
     names = (name for op in graph.ops[start:end] for name in op.outputs if name in read)
     return tuple(dict.fromkeys(names))
 

@@ -97,7 +97,7 @@ class CompiledRegion:
         forms: dict[str, Form] = {}
         needs_grad: set[str] = set()
         for op in graph.ops[start:end]:
-            for name in op.refs():
+            for name in graph.reads(op):
                 if name not in produced and name not in forms:
                     value = interpreter.value(name, op)
                     if isinstance(value, Tensor):

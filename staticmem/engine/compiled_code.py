@@ -20,7 +20,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Grads, Owner, TakingNode, Tensor
 from staticmem.engine.cuda_graphs import Capture
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
-from staticmem.ir.graph import NO_KWARGS, Graph, Op, Ref
+from staticmem.ir.graph import FUNCTION, NO_KWARGS, Graph, Op, Ref
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import common_depth
 
@@ -62,7 +62,8 @@ class CompiledStretch:
         reads = tuple([Ref(name) for name in call.inputs])
         self.op = Op(f"compiled {name or 'model'}", "staticmem::compiled", reads, NO_KWARGS, call.outputs, stack)
         targets = Counter([op.target for op in ops])
-        for target in [t for t in targets if t in SIZE_OPS or t.split(".", 1)[0] in SIZE_OPS]:
+        uncounted = {*SIZE_OPS, FUNCTION}
+        for target in [t for t in targets if t in uncounted or t.split(".", 1)[0] in uncounted]:
             del targets[target]
         self.covered: Mapping[str, int] = targets  # how often each target is run, without arithmetic of sizes
 

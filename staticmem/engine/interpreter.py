@@ -18,7 +18,7 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Frame, Graph, Op, Ref, Value
+from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref, Value
 from staticmem.ops import lookup
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call, fallback
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from staticmem.ops.whole_model_cast import WholeModelCast
 
 _RESOLVED = (Ref, tuple)
-FUNCTION = "staticmem::function"  # a call of a custom autograd function, of a recording
-REQUIRES_GRAD = "staticmem::requires_grad"
 AUTOGRAD = frozenset((REQUIRES_GRAD, "staticmem::backward", "staticmem::grad"))  # that the code runs
 NOT_RECORDED = "staticmem::not_recorded"  # what the code does to autograd, of a recording
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`, of a recording

@@ -19,14 +19,14 @@ from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
 from staticmem.engine.held_outputs import HeldOutputs
-from staticmem.engine.interpreter import BAD_ARGUMENTS, REQUIRES_GRAD, Interpreter
+from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories, fill_place
 from staticmem.engine.notes import notes_of_selection, notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape, placed
 from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Note, Parameter, Region, Value
+from staticmem.ir.graph import REQUIRES_GRAD, Graph, Note, Parameter, Region, Value
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.passes.checkpoint_regions import all_regions

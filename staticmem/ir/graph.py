@@ -8,7 +8,7 @@ vocabulary and keeps their operators in `Op.source`. An op without ATen meaning 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -228,6 +228,10 @@ class Region:
         return overlap and not self.is_within(other) and not other.is_within(self)
 
 
+# ops of a recording: the call of a custom autograd function; a tensor that the code has made require a gradient
+FUNCTION, REQUIRES_GRAD = "staticmem::function", "staticmem::requires_grad"
+
+
 @record(frozen=True)
 class CustomFunction:
     """One call of a `torch.autograd.Function` that has a history.
@@ -345,6 +349,17 @@ class Graph:
             self.derived[how] = changed if changed is not self else None
         derived: Graph | None = self.derived[how]
         return self if derived is None else derived
+
+    def reads(self, op: Op) -> Iterator[str]:
+        """The names that an op reads: a custom function, also what its backward reads of the forward."""
+        yield from op.refs()
+        if op.base == FUNCTION and self.recorded is not None:
+            function = self.recorded.functions[op.name]
+            yield from filter(None, (*function.saved, *function.attributes))
+            if function.backward is not None:
+                own = {name for inner in function.backward.ops for name in inner.outputs}.union(function.incoming)
+                for inner in function.backward.ops:
+                    yield from (name for name in inner.refs() if name not in own)
 
     @property
     def last_read(self) -> Mapping[str, int]:

@@ -12,13 +12,13 @@ from staticmem.compiler.aot import autocast, fallback
 from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.aot.registry import lookup
-from staticmem.compiler.aot.tracer import Tracer
+from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.checkpoints import Checkpointed, Marks
 from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Frame, Graph, Op, Ref
+from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref
 from staticmem.ops import registry as rules
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.ops.whole_model_cast import cast_of
@@ -56,12 +56,13 @@ def trace(
     Raises:
         NotTracedError: an op cannot be traced.
     """
-    run = _Trace(graph, training, amp, sdpa, cast)
+    t = Tracer(training)
+    t.sdpa, t.autocast = sdpa, amp is not None
+    run = _Trace(graph, t, amp, cast)
     run.place(graph.ops[start:end], forms, needs_grad)
     marks = Marks(checkpoints) if checkpoints is not None else None
     for index in range(start, end):
         op = graph.ops[index]
-        t = run.t
         t.op, t.region = index, checkpoints.number(index) if checkpoints is not None else 0
         first = len(t.nodes)
         t.grad_enabled = training and op.grad
@@ -78,12 +79,15 @@ def trace(
 
 
 class _Trace:
-    def __init__(self, graph: Graph, training: bool, amp: DType | None, sdpa: str, cast: DType | None) -> None:
-        self.graph, self.amp = graph, amp
+    def __init__(
+        self, graph: Graph, t: Tracer, amp: DType | None, cast: DType | None = None, of_backward: bool = False
+    ) -> None:
+        """`of_backward`: it is that of a custom function, all of which runs under autocast as the forward does
+        (`backward_pass_autocast` of torch/_functorch/config.py)."""
+        self.graph, self.t, self.amp, self.of_backward = graph, t, amp, of_backward
         self.cast = cast_of(graph, cast)
         self.outside: dict[str, tuple[tuple[Frame, ...], Any]] = {}  # see `_upcast`
-        self.t = Tracer(training)
-        self.t.sdpa, self.t.autocast = sdpa, amp is not None
+        self.with_history: set[str] | None = None  # what ops read that have one; see `_changes_nothing`
         self.owned: list[Node] = []  # placeholders of parameters and buffers
         self.storages = Storages(self.t)
         self.env = self.storages.env
@@ -93,7 +97,7 @@ class _Trace:
         (Dynamo lifts a parameter where the module's code asks for it)."""
         owned = {p.value.name: p.alias_of for p in (*self.graph.parameters, *self.graph.buffers)}
         for op in ops:
-            for name in sorted(dict.fromkeys(op.refs()), key=lambda name: name not in owned):
+            for name in sorted(dict.fromkeys(self.graph.reads(op)), key=lambda name: name not in owned):
                 if name not in forms or name in self.env:
                     continue
                 first = owned.get(name) or name  # a second name of a tied weight
@@ -105,6 +109,11 @@ class _Trace:
                     self.env[name] = self.env[first]
 
     def call(self, op: Op) -> None:
+        if op.base == FUNCTION:
+            self._function(op)
+            return
+        if op.target == REQUIRES_GRAD and self._changes_nothing(op):
+            return
         scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)
         args = [self._resolve(arg, op) for arg in op.args]
         kwargs = {name: self._resolve(value, op) for name, value in op.kwargs.items()}
@@ -128,7 +137,7 @@ class _Trace:
             function = lookup(f"{base[:-1]}.{overload}" if overload else base[:-1])
         if function is None and rule is None:
             raise LookupError(f"{op.target} has no trace and no rule")
-        dtype = self.amp if op.amp is True else op.amp or None
+        dtype = self.amp if op.amp is True or (self.of_backward and not op.amp) else op.amp or None
         if dtype is not None and rule is not None and rule.autocast and not writes and autocast.sees(target):
             args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
         try:
@@ -150,6 +159,52 @@ class _Trace:
         for name, value in zip(op.outputs, results, strict=False):
             if name:
                 self.env[name] = value
+
+    def _changes_nothing(self, op: Op) -> bool:
+        """Whether the tensor that `op` makes require a gradient is read without a history alone: the forwards of custom
+        functions make views that say so."""
+        if self.with_history is None:
+            ops = [other for other in self.graph.ops if other.grad and other.base != FUNCTION]
+            self.with_history = {name for other in ops for name in other.refs()}
+        return self.with_history.isdisjoint(op.refs())
+
+    def _function(self, op: Op) -> None:
+        """The history of a custom autograd function, whose forward has been traced without one: its backward is traced
+        in its place, and what that reads of the forward is saved or not as all else
+        (`autograd_function_apply` of torch/_functorch/autograd_function.py)."""
+        assert self.graph.recorded is not None
+        t, function = self.t, self.graph.recorded.functions[op.name]
+        inputs = [self.storages.value(name) for name in function.inputs if name]
+        results = [self.storages.value(name) for name in function.results if name]
+        for k, result in enumerate(results):
+            if any(result is node for node in inputs):
+                if not t.needs_grad(result):
+                    raise LookupError(f"{function.name} gives back an input, which it may have written to")
+                results[k] = t.view(result, result.shape)
+                self.storages.view_of(result, [results[k]], lambda source: [t.view(source, source.shape)])
+        for name, result in zip(filter(None, op.outputs), results, strict=True):
+            self.env[name] = result
+        if not t.grad_enabled or not t.needs_grad(*inputs):
+            return
+        body = function.backward
+        if body is None:
+            raise LookupError(f"the backward of {function.name} was not recorded")
+        read = {*self.graph.reads(op), *body.outputs}
+        reads = {name: self.storages.value(name) for name in read if name in self.env}
+        incoming = [name for name in function.incoming if name]
+        of_inputs = [name for given, name in zip(function.inputs, function.gradients, strict=True) if given]
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            inner = _Trace(body, t, self.amp, of_backward=True)
+            for name, value in reads.items():
+                inner.env[name] = value
+            for name, grad, result in zip(incoming, grads, results, strict=True):
+                inner.env[name] = t.full(result.shape, 0, result.dtype) if grad is None else grad
+            for of_body in body.ops:
+                inner.call(of_body)
+            return [inner.storages.value(name) if name and n else None for name, n in zip(of_inputs, need, strict=True)]
+
+        t.record(results, inputs, gradient)
 
     def _fallback(self, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """An extern call, as the op's rule describes it: that of the op without a write, where the op writes."""

@@ -1,0 +1,163 @@
+"""Networks with custom autograd functions, for what compiled code makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.autograd import Function
+
+
+class Mish(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = torch.tanh(F.softplus(x))
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return g * (y + x * torch.sigmoid(x) * (1 - y * y))
+
+
+class Linear(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, b: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        return x @ w.t() + b
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return g @ w, g.flatten(0, -2).t() @ x.flatten(0, -2), g.flatten(0, -2).sum(0)
+
+
+class RMSNorm(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        y = x * r
+        ctx.save_for_backward(y, r, w)
+        return y * w
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        y, r, w = ctx.saved_tensors
+        gw = (g * y).flatten(0, -2).sum(0)
+        gy = g * w
+        return r * (gy - y * (gy * y).mean(-1, keepdim=True)), gw
+
+
+class Round(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.round(x * 16) / 16
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g
+
+
+class Reversed(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g.neg() * 0.1
+
+
+class Halved(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * 0.5
+
+
+class Again(Function):  # type: ignore[misc]
+    """Its backward runs autograd, which the trace does not follow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return torch.tanh(x) * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = torch.tanh(x) * x
+        return torch.autograd.grad(y, x, g)[0]
+
+
+class Layers(nn.Module):  # type: ignore[misc]
+    def __init__(self, activation: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.a = nn.ModuleList(nn.Linear(512, 2048) for _ in range(4))
+        self.b = nn.ModuleList(nn.Linear(2048, 512) for _ in range(4))
+        self.activation, self.head = activation, nn.Linear(512, 100)
+
+    def forward(self, x: Any) -> Any:
+        for a, b in zip(self.a, self.b, strict=True):
+            x = x + b(self.activation(a(x)))
+        return self.head(x)
+
+
+class Own(nn.Module):  # type: ignore[misc]
+    """A linear layer whose product is a custom function."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.empty(columns, rows)), nn.Parameter(torch.empty(columns))
+
+    def forward(self, x: Any) -> Any:
+        return Linear.apply(x, self.w, self.b)
+
+
+class OwnLayers(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.ModuleList(nn.Sequential(Own(512, 1024), nn.GELU(), Own(1024, 512)) for _ in range(3))
+        self.g = nn.ParameterList(nn.Parameter(torch.empty(512)) for _ in range(3))
+        self.head = nn.Linear(512, 100)
+
+    def forward(self, x: Any) -> Any:
+        for layer, g in zip(self.l, self.g, strict=True):
+            x = x + layer(RMSNorm.apply(x, g))
+        return self.head(x)
+
+
+class Rounded(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.h = nn.ModuleList(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 100)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.l:
+            x = F.relu(F.linear(Round.apply(x), Round.apply(layer.weight), layer.bias))
+        return self.h(x)
+
+
+class Images(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.ModuleList(nn.Conv2d(64 if k else 3, 64, 3, padding=1, bias=False) for k in range(4))
+        self.n, self.f, self.d = (
+            nn.ModuleList(nn.BatchNorm2d(64) for _ in range(4)),
+            nn.Linear(64, 10),
+            nn.Linear(64, 2),
+        )
+
+    def forward(self, x: Any) -> Any:
+        for c, n in zip(self.c, self.n, strict=True):
+            x = Mish.apply(n(c(x)))
+        x = x.mean((2, 3))
+        return self.f(x) + self.d(Reversed.apply(x)).sum(-1, keepdim=True)

@@ -1,0 +1,55 @@
+"""Custom autograd functions inside of compiled code: live memory of steps, from Inductor's code of PyTorch 2.15 on fake
+CUDA tensors. Adam, the loss the mean of the output, which is dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from staticmem.studies import Study, request_of
+
+
+def step(name: str, amp: str | None = None) -> Study:
+    import function_models as models
+    import torch
+
+    functions = {"mish": models.Mish.apply, "halved": lambda x: models.Halved.apply(torch.nn.functional.gelu(x))}
+    functions["again"] = models.Again.apply
+    with torch.device("meta"):
+        model: Any = models.Layers(functions[name]) if name in functions else getattr(models, name)()
+        x = torch.empty((16, 3, 64, 64) if name == "Images" else (16, 64, 512))
+    words = {"optimizer": "adam", "loss": "mean", "outputs": "dropped", "compile": True, "amp": amp}
+    return Study.open(model.train(), request_of(words), (x,))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "amp", "measured"),
+    [
+        ("mish", "bf16", 171_101_184),
+        ("halved", None, 191_785_984),
+        ("OwnLayers", None, 84_794_368),
+        ("OwnLayers", "bf16", 66_161_664),
+        ("Rounded", None, 33_761_792),
+        ("Images", "bf16", 86_815_744),
+    ],
+)
+def test_their_backward_is_in_the_compiled_graph(name: str, amp: str | None, measured: int) -> None:
+    """What it reads of the forward is saved or computed again, as the partitioner chooses; autocast is on in it as in
+    the forward."""
+    study = step(name, amp)
+    assert study.lifetimes.peak_bytes == measured
+    assert study.result.compiled is not None
+    assert study.result.compiled.graphs == 1
+    assert not study.result.compiled.unpredicted
+
+
+@pytest.mark.torch
+def test_one_that_runs_autograd_itself_runs_eagerly() -> None:
+    """The code before and behind it is compiled, and gives what its backward reads."""
+    study = step("again")
+    assert study.lifetimes.peak_bytes == 225_342_464
+    assert study.result.compiled is not None
+    assert len(study.result.compiled.unpredicted) == 4
+    assert "SM204" in {note.code for note in study.result.notes}
