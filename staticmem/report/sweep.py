@@ -17,16 +17,20 @@ SCHEMA = "staticmem.sweep/1"
 LEVERS_SCHEMA = "staticmem.levers/1"
 CHECK_SCHEMA = "staticmem.check/1"
 
-MAY_FIT = "may fit"  # beside the words of hardware.sizing.Fit: live memory alone does not rule it out
+# Beside the words of devices.sizing.Fit:
+MAY_FIT = "may fit"  # live memory alone does not rule it out
+CANNOT_RUN = "cannot run it"  # whatever its memory
 SAME, NUMERICS, TRAINING = "none", "numerics", "training"  # what a lever changes besides memory
 Setting = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class CardFit:
-    """A configuration on a card. `fit`: "fits", "tight", "does not fit", or "may fit" where only live memory was
-    evaluated. The meters are expected bytes, `device_low_bytes` and `device_high_bytes` the band; None: not evaluated.
-    `missing_bytes` is what it is short of."""
+    """A configuration on a card. `fit`: "fits", "tight", "does not fit", "may fit" where only live memory was
+    evaluated, or "cannot run it", whatever its memory, for the reason in `obstacle` (else empty). The meters are
+    expected bytes, `device_low_bytes` and `device_high_bytes` the band; None: not evaluated. `missing_bytes` is what it
+    is short of.
+    """
 
     gpu: str
     usable_bytes: int
@@ -40,6 +44,7 @@ class CardFit:
     missing_bytes: int
     max_batch: LargestBatch | None = None
     max_dim: LargestSize | None = None
+    obstacle: str = ""
 
     def with_largest(self, largest: LargestSize) -> CardFit:
         """This with the largest batch or size of a dimension."""

@@ -26,7 +26,7 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
-from staticmem.report.sweep import CardFit
+from staticmem.report.sweep import CANNOT_RUN, CardFit
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.device import device_of, obstacle_of
 from staticmem.studies.study import Key, key_of
@@ -328,15 +328,14 @@ class Bench:
 def card_fit(study: Study, name: str, spread: tuple[int, int] | None = None) -> CardFit:
     """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
     device = device_of(replace(study.request, gpu=name))
-    return fit_of(device.gpu, on_device(study.result, device).widened(*(study.spread if spread is None else spread)))
-
-
-def fit_of(gpu: Gpu, meters: DeviceMeters) -> CardFit:
-    """The meters of a step on a card, as reports have them."""
-    verdict, need = meters.verdict, meters.device
+    gpu, meters = device.gpu, on_device(study.result, device)
+    meters = meters.widened(*(study.spread if spread is None else spread))
+    verdict, need, obstacle = meters.verdict, meters.device, obstacle_of(study.result, device)
+    fit = CANNOT_RUN if obstacle else verdict.fit.value
     return CardFit(
-        gpu.slug, gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
+        gpu.slug, gpu.usable, fit, meters.allocated.expected, meters.reserved.expected,
         need.expected, need.low, need.high, max(verdict.headroom, 0), verdict.missing,
+        obstacle=obstacle,
     )  # fmt: skip
 
 

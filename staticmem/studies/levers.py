@@ -9,7 +9,7 @@ from typing import Any
 from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes.layers import EMBEDDING, layers_of
-from staticmem.report.sweep import LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
+from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.step import (
     AFTER_FORWARD,
     COMPILED_OPTIMIZERS,
@@ -65,7 +65,7 @@ def levers(
         best = best_set(trials, budget)
         if best is not None:
             rows.append(best)
-    rows = [row for row in rows if row.saved_bytes]
+    rows = [row for row in rows if row.saved_bytes and row.fit != CANNOT_RUN]
     rows.sort(key=lambda row: (-row.saved_bytes, row.compute, row.does))
     name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
     return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows))

@@ -254,7 +254,9 @@ def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: G
         if largest is None:
             return row
         bench = Bench(one)
-        cards = [card.with_largest(largest_size(bench, card.gpu, largest)) for card in row.cards]
+        cards = [
+            card if card.obstacle else card.with_largest(largest_size(bench, card.gpu, largest)) for card in row.cards
+        ]
         return replace(row, cards=tuple(cards))
     except Exception as error:
         return of_exception(error)

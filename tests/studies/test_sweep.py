@@ -27,6 +27,8 @@ from staticmem.report.sweep import Sweep
 from staticmem.report.text import PLAIN
 from staticmem.scenario.request import Request
 from staticmem.studies.points import parse_axes, points, settings_of
+from staticmem.studies.sizing_search import Grown
+from staticmem.studies.sweep import with_largest
 
 CSV = Formats("sweep")["csv"]
 MODELS = Path(__file__).parents[2] / "models"
@@ -126,6 +128,17 @@ def test_rows_on_cards_are_those_of_analyze() -> None:
             )  # fmt: skip
             assert report.gpu is not None
             assert (card.fit, card.headroom_bytes) == (report.gpu.fit, report.gpu.headroom_bytes)
+
+
+def test_a_card_that_cannot_run_a_configuration_does_not_fit() -> None:
+    swept = staticmem.sweep(SEED, {"amp": ["none", "bf16"]}, gpus=["t4", "l4"])
+    turing, ada = zip(*(row.cards for row in swept.rows), strict=True)
+    assert [card.fit for card in turing] == ["fits", "cannot run it"]
+    assert "bfloat16" in turing[1].obstacle
+    assert [card.obstacle for card in ada] == ["", ""]
+    alone = with_largest(points(Config(), SEED, {"amp": "bf16"}, {}), ("t4",), Grown())
+    assert alone.rows[0].cards[0].largest is None
+    assert "it cannot run 1: it has no arithmetic in bfloat16" in Formats("sweep").default.render(alone, PLAIN)
 
 
 def test_live_memory_alone_rules_out_and_never_in() -> None:

@@ -58,7 +58,7 @@ def _row(c: Change, view: View, name: str = "") -> Row:
     return name or c.name, _size(c.before, view), _size(c.after, view), f"{_signed(c.delta, view)}{share}"
 
 
-def _meters(d: ReportDiff, view: View) -> list[Row]:
+def meter_rows(d: ReportDiff, view: View) -> list[Row]:
     return [_row(c, view) for c in (*d.meters, d.parameters) if c.before is not None or c.after is not None]
 
 
@@ -71,16 +71,16 @@ def _tensor(t: TensorChange, view: View) -> Row:
     return name, _size(before, view), _size(after, view), _signed(t.delta, view)
 
 
-def _sections(d: ReportDiff, view: View) -> list[tuple[str, list[Row]]]:
+def sections(d: ReportDiff, view: View) -> list[tuple[str, list[Row]]]:
     """What changed beside the meters: a title and its rows."""
     top = view.top or TOP
-    sections = [("Categories at the peak", [_row(c, view, category_name(c.name)) for c in d.categories])]
+    parts = [("Categories at the peak", [_row(c, view, category_name(c.name)) for c in d.categories])]
     modules = [_row(c, view, c.name or "(outside of modules)") for c in d.modules[:top]]
-    sections.append((f"Modules at the peak{_more(d.modules, top)}", modules))
+    parts.append((f"Modules at the peak{_more(d.modules, top)}", modules))
     for title, tensors in (("New", d.new), ("Gone", d.gone), ("Changed", d.changed)):
         rows = [_tensor(t, view) for t in tensors[:top]]
-        sections.append((f"{title} tensors at the peak{_more(tensors, top)}", rows))
-    return [(title, rows) for title, rows in sections if rows]
+        parts.append((f"{title} tensors at the peak{_more(tensors, top)}", rows))
+    return [(title, rows) for title, rows in parts if rows]
 
 
 def _more(rows: Sequence[object], top: int) -> str:
@@ -100,7 +100,7 @@ def render(d: ReportDiff, view: View = PLAIN) -> str:
         text.heading("Settings")
         for name, before, after in d.settings:
             text.add(f"  {name}: {before} -> {after}")
-    for title, rows in (("Memory", _meters(d, view)), *_sections(d, view)):
+    for title, rows in (("Memory", meter_rows(d, view)), *sections(d, view)):
         text.heading(title)
         text.lines += columns(rows, view.style, right=(1, 2), indent="  ", colour=_colour)
     if not d.complete:
@@ -118,12 +118,12 @@ def _colour(row: int, column: int, text: str) -> str:
 def render_markdown(d: ReportDiff, view: View = PLAIN) -> str:
     """Markdown with a final newline: headline first, the meters, the rest folded."""
     heads = ("", "before", "after", "change")
-    parts = [f"**{escape(headline(d, view))}**", table(heads, _meters(d, view))]
+    parts = [f"**{escape(headline(d, view))}**", table(heads, meter_rows(d, view))]
     parts.append("\n".join(f"- {name}: {code(side.step)}" for name, side in (("before", d.before), ("after", d.after))))
     if d.settings:
         parts.append(table(("setting", "before", "after"), [(code(n), code(b), code(a)) for n, b, a in d.settings]))
     folded = []
-    for title, rows in _sections(d, view):
+    for title, rows in sections(d, view):
         named = rows if title.startswith("Categories") else [(code(row[0]), *row[1:]) for row in rows]
         folded.append(f"{title}\n\n{table(heads, named)}")
     if folded:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count, Lever, Sizing
+from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import tflops_text
 from staticmem.scenario.step import TITLES
@@ -27,7 +28,6 @@ _RANKS = (
 ACCURACY = (_LIVE, _DEVICE, _RANKS)
 _COLOURS = {"fits": "green", "tight": "yellow", "with checkpointing": "yellow"}
 _HEADS = ("GPU", "usable", "needs", "at most", "", "headroom")
-CANNOT = "cannot run it"
 _SPARE = (5, 1)  # columns of _HEADS that a narrow terminal can do without
 _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 # columns of the CSV that are fields of a card
@@ -56,7 +56,7 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     for title, why, names in refusals(sizing):
         text.add(f"  - {title}: {why}: {names}")
     for why, names in obstacles(sizing):
-        text.add(f"  {CANNOT}, {why}: {names}")
+        text.add(f"  {CANNOT_RUN}, {why}: {names}")
     if sizing.levers:
         text.heading(f"What would make it smaller ({levers_meter(sizing)})")
         rows = [(view.size(lever.saved_bytes), lever.what, lever.flags) for lever in sizing.levers]
@@ -125,7 +125,7 @@ def checkpointing(sizing: Sizing) -> bool:
 def outcome(row: CardRow) -> str:
     """`fits`, `tight`, `with checkpointing`, `short by 3.1 GiB`, or `cannot run it`."""
     if row.obstacle:
-        return CANNOT
+        return CANNOT_RUN
     if row.fit in (FITS, TIGHT):
         return row.fit
     if row.fit_with_checkpointing == FITS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
-    CANNOT,
     checkpointing,
     count_text,
     grown_name,
@@ -19,6 +18,7 @@ from staticmem.report.formats.sizing import (
 )
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.sizing import Point, Sizing
+from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, View, printable
 from staticmem.report.verdict import shape_text, tflops_text
 
@@ -30,7 +30,7 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     parts += [_cards(sizing, view), ""]
     if checkpointing(sizing):
         parts += [f"† with every {code(sizing.blocks or '')} checkpointed", ""]
-    parts += [text for why, names in obstacles(sizing) for text in (escape(f"{CANNOT}, {why}: {names}"), "")]
+    parts += [text for why, names in obstacles(sizing) for text in (escape(f"{CANNOT_RUN}, {why}: {names}"), "")]
     for title, points in (("Batch", sizing.batches), ("Resolution", sizing.resolutions)):
         if points:
             parts += [details(f"{title}: what it changes on the {sizing.curves_of}", _points(title, points, view)), ""]

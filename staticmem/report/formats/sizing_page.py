@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
-    CANNOT,
     checkpointing,
     count_text,
     grown_name,
@@ -21,33 +20,32 @@ from staticmem.report.formats.sizing import (
     price_text,
     strategy_title,
 )
+from staticmem.report.html.curves import Line, curve
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
-from staticmem.report.json import dumps
+from staticmem.report.json import to_json
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
+from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import shape_text, tflops_text, with_article
 from staticmem.units import GIB
-
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 118, 14, 34
 
 
 def render(sizing: Sizing, view: View = PLAIN) -> str:
     """The page as text; the same report gives the same text."""
     parts = [
         _head(sizing, view),
-        _inputs(sizing),
         _cards(sizing, view),
         _curves(sizing, view),
         _levers(sizing, view),
         _confidence(sizing),
+        _inputs(sizing),
         _reproduce(sizing),
     ]
     body = '<main id="main">' + "\n".join(part for part in parts if part) + "</main>"
     footer = f"<footer>staticmem {esc(sizing.version)} · {esc(sizing.schema)} · one file, no network</footer>"
-    blocks = data("sm-sizing", "application/json", json_text(json.loads(dumps(sizing))))
+    blocks = data("sm-sizing", "application/json", json_text(to_json(sizing)))
     title = f"{os.path.basename(sizing.model.path)}: sizing · staticmem"
-    return page(title, body + footer, styles=("report.css", "sizing.css"), blocks=blocks)
+    return page(title, body + footer, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks)
 
 
 def _head(sizing: Sizing, view: View) -> str:
@@ -76,55 +74,122 @@ def _inputs(sizing: Sizing) -> str:
     return section("inputs", "What was sized", f'<dl class="facts">{body}</dl>')
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table of GPUs: its head, the HTML of a cell, and what it is sorted by."""
+
+    head: str
+    cell: Callable[[CardRow], str]
+    key: Callable[[CardRow], float | str]
+    number: bool = True
+
+
 def _cards(sizing: Sizing, view: View) -> str:
-    heads = [
-        "GPU",
-        "nominal",
-        "usable",
-        "needs",
-        "low to high",
-        "",
-        "headroom",
-        f"max {grown_name(sizing)}",
-        f"safe {grown_name(sizing)}",
-        "checkpointed",
-        "compiled",
-    ]
-    heads += [strategy_title(name) for name in sizing.strategies] + ["GB/s", "TFLOPS", "W", "link", "year", "price"]
-    right = [i for i, head in enumerate(heads) if head not in ("GPU", "", "link", "price")]
-    rows = [_row(row, sizing, view) for row in sizing.cards]
-    classes = ["asked" if row.slug == sizing.recommended else "" for row in sizing.cards]
+    rows = sorted(sizing.cards, key=lambda row: bool(row.obstacle))  # those that cannot run the step come last
+    classes = ["asked" if row.slug == sizing.recommended else "" for row in rows]
     lead = "Usable is what the driver gives to a process; a GPU fits where the whole band is within 95 % of it."
     if sizing.strategies:
         lead += " Under each strategy stand the fewest GPUs, of 1, 2, 4, 8 and so on."
     if checkpointing(sizing):
         lead += f" † with every {name(sizing.blocks or '')} checkpointed."
-    for why, names in obstacles(sizing):
-        lead += f" {CANNOT.capitalize()}, {esc(why)}: {esc(names)}."
-    body = table(heads, rows, id="cards", right=right, classes=classes, caption="GPUs")
-    return section("fit", "GPUs", f'<div class="cards">{body}</div>', lead)
+    body = f'<div class="cards">{_table(_columns(sizing, view), rows, "cards", "GPUs", classes)}</div>'
+    left_out = [f"{CANNOT_RUN.capitalize()}, {esc(why)}: {esc(names)}." for why, names in obstacles(sizing)]
+    if left_out:
+        listed = "".join(f"<li>{text}</li>" for text in left_out)
+        body += f'<ul class="notes">{listed}</ul>'
+    body += (
+        "<details><summary>Bandwidth, arithmetic, power and year of each GPU</summary>"
+        f'<div class="cards">{_table(_DATA, rows, "data", "Data of the GPUs")}</div></details>'
+    )
+    return section("fit", "GPUs", body, lead)
 
 
-def _row(row: CardRow, sizing: Sizing, view: View) -> list[str]:
-    word = outcome(row)
-    kind = "fits" if row.fit == FITS else "tight" if row.fit == TIGHT or word == "with checkpointing" else "short"
-    share = min(row.device_bytes / row.usable_bytes, 1.0)
-    band = (row.device_low_bytes / row.usable_bytes, row.device_high_bytes / row.usable_bytes)
-    kind = "short" if row.obstacle else kind
-    bar = stacked_bar([(f"b-{kind}", share, word)], f"{row.name}: {word}", band)
+def _table(
+    columns: Sequence[_Column], rows: Sequence[CardRow], id: str, caption: str, classes: Sequence[str] = ()
+) -> str:
+    heads = [column.head for column in columns]
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    keys = [[column.key(row) for column in columns] for row in rows]
+    right = [number for number, column in enumerate(columns) if column.number]
+    return table(heads, cells, id=id, right=right, classes=classes, caption=caption, keys=keys)
+
+
+def _columns(sizing: Sizing, view: View) -> list[_Column]:
+    """What a buyer compares, without the columns that are empty for every GPU."""
+
+    def compiled(row: CardRow) -> str:
+        return view.size(row.device_compiled_bytes, 1) if row.device_compiled_bytes is not None else ""
+
+    largest, safe = f"max {grown_name(sizing)}", f"safe {grown_name(sizing)}"
+    columns = [
+        _NAME,
+        _Column("price", lambda row: esc(price_text(row)), _price, number=False),
+        _Column("", _outcome, lambda row: "", number=False),
+        _Column("needs", lambda row: view.size(row.device_bytes, 1), lambda row: row.device_bytes),
+        _Column("usable", lambda row: view.size(row.usable_bytes, 1), lambda row: row.usable_bytes),
+        _Column("low to high", lambda row: _band(row, view), lambda row: row.device_high_bytes / row.usable_bytes),
+        *[_largest(number, head, sizing) for number, head in ((1, safe), (2, "checkpointed"), (0, largest))],
+        _Column("compiled", compiled, lambda row: row.device_compiled_bytes or 0),
+    ]
+    columns += [_strategy(number, name) for number, name in enumerate(sizing.strategies)]
+    return [column for column in columns if any(column.cell(row) for row in sizing.cards)]
+
+
+def _largest(number: int, head: str, sizing: Sizing) -> _Column:
+    """A column of `CardRow.largest`."""
+    return _Column(head, lambda row: largest_texts(row, sizing)[number], lambda row: row.largest[number] or 0)
+
+
+def _strategy(number: int, name: str) -> _Column:
+    def cell(row: CardRow) -> str:
+        count = row.counts[number]
+        return f'<span title="{esc(count.why)}">{count_text(count)}</span>' if count.why else count_text(count)
+
+    return _Column(strategy_title(name), cell, lambda row: row.counts[number].devices or "")
+
+
+def _card_name(row: CardRow) -> str:
     form = f" <small>{esc(row.form)}</small>" if row.form else ""
     mark = f' <abbr title="assumed: {esc(", ".join(row.assumed))}">*</abbr>' if row.assumed else ""
-    range_ = f"{view.size(row.device_low_bytes, 1)} - {view.size(row.device_high_bytes, 1)}"
-    cells = [f"{esc(row.name)}{mark}{form}", view.size(row.nominal_bytes, 0)]
-    cells += [view.size(nbytes, 1) for nbytes in (row.usable_bytes, row.device_bytes)]
-    cells += [f"<small>{range_}</small>{bar}", f'<strong class="{kind}">{esc(word)}</strong>']
-    cells.append(view.size(row.headroom_bytes, 1) if row.headroom_bytes else "")
-    cells += largest_texts(row, sizing)
-    compiled = row.device_compiled_bytes
-    cells.append(view.size(compiled, 1) if compiled is not None else "")
-    cells += [f'<span title="{esc(c.why)}">{count_text(c)}</span>' if c.why else count_text(c) for c in row.counts]
-    cells += [str(row.bandwidth_gb_s or ""), esc(tflops_text(row.tflops)), str(row.tdp_w or "")]
-    return [*cells, esc(row.link or ""), str(row.year or ""), esc(price_text(row))]
+    return f"{esc(row.name)}{mark}{form}"
+
+
+_NAME = _Column("GPU", _card_name, lambda row: row.name, number=False)
+_DATA = (
+    _NAME,
+    _Column("memory", lambda row: f"{row.nominal_bytes / GIB:.0f} GiB", lambda row: row.nominal_bytes),
+    _Column("GB/s", lambda row: str(row.bandwidth_gb_s or ""), lambda row: row.bandwidth_gb_s or ""),
+    _Column("TFLOPS", lambda row: esc(tflops_text(row.tflops)), lambda row: max(row.tflops.values(), default="")),
+    _Column("W", lambda row: str(row.tdp_w or ""), lambda row: row.tdp_w or ""),
+    _Column("link", lambda row: esc(row.link or ""), lambda row: row.link or "", number=False),
+    _Column("year", lambda row: str(row.year or ""), lambda row: row.year or ""),
+)
+
+
+def _price(row: CardRow) -> float | str:
+    """The price by the hour, else to buy; classes are no numbers."""
+    if row.price is None:
+        return row.price_class or ""
+    return row.price.hour if row.price.hour is not None else row.price.buy or ""
+
+
+def _kind(row: CardRow) -> str:
+    if row.fit == FITS and not row.obstacle:
+        return "fits"
+    tight = row.fit == TIGHT or outcome(row) == "with checkpointing"
+    return "tight" if tight and not row.obstacle else "short"
+
+
+def _outcome(row: CardRow) -> str:
+    return f'<strong class="{_kind(row)}">{esc(outcome(row))}</strong>'
+
+
+def _band(row: CardRow, view: View) -> str:
+    """A bar of what the step needs of the card, with the band across it."""
+    share = min(row.device_bytes / row.usable_bytes, 1.0)
+    band = (row.device_low_bytes / row.usable_bytes, row.device_high_bytes / row.usable_bytes)
+    bar = stacked_bar([(f"b-{_kind(row)}", share, outcome(row))], f"{row.name}: {outcome(row)}", band)
+    return f"<small>{view.size(row.device_low_bytes, 1)} - {view.size(row.device_high_bytes, 1)}</small>{bar}"
 
 
 def _curves(sizing: Sizing, view: View) -> str:
@@ -143,11 +208,11 @@ def _curves(sizing: Sizing, view: View) -> str:
     limits = _limits(sizing.cards)
     figures = []
     for title, xs, labels, points in charts:
-        lines = [("device", [point.device_bytes for point in points])]
+        lines = [Line("device", "device", [point.device_bytes for point in points])]
         less = [point.device_with_checkpointing_bytes for point in points]
         if all(n is not None for n in less):
-            lines.append(("checkpointed", [n or 0 for n in less]))
-        lines.append(("live", [point.live_bytes for point in points]))
+            lines.append(Line("checkpointed", "checkpointed", less))
+        lines.append(Line("live", "live", [point.live_bytes for point in points]))
         figures.append(
             f"<figure><figcaption>{esc(title)}</figcaption>{curve(title, xs, labels, lines, limits, view)}</figure>"
         )
@@ -200,84 +265,6 @@ def _reproduce(sizing: Sizing) -> str:
     if not sizing.command:
         return ""
     return section("reproduce", "How to reproduce it", f'<p class="command"><code>{esc(sizing.command)}</code></p>')
-
-
-def curve(
-    title: str, xs: Sequence[float], labels: Sequence[str], lines: Sequence[tuple[str, Sequence[int]]],
-    limits: Sequence[tuple[str, int]], view: View = PLAIN,
-) -> str:  # fmt: skip
-    """Lines over one axis, and horizontal lines at limits that lie in the picture.
-
-    Args:
-        xs: positions of the points, rising; labels: their names under the axis.
-        lines: name and bytes at each point; the name is its class too.
-        limits: name and bytes.
-    """
-    top = max(max(values) for _, values in lines)
-    shown = [(text, at) for text, at in limits if at <= 1.15 * top]
-    beyond = next(((text, at) for text, at in limits if at > 1.15 * top), None)
-    if beyond is not None and beyond[1] <= 1.6 * top:
-        shown.append(beyond)
-    ceiling = max([top, *(at for _, at in shown)]) * 1.04
-    span = max(xs[-1] - xs[0], 1e-9)
-
-    def x(value: float) -> float:
-        return LEFT + (value - xs[0]) / span * (WIDTH - LEFT - RIGHT)
-
-    def y(value: float) -> float:
-        return HEIGHT - BOTTOM - value / ceiling * (HEIGHT - TOP - BOTTOM)
-
-    parts = [_grid(ceiling, y, view), _axis(xs, labels, x)]
-    for text, at in shown:
-        parts.append(f'<path class="limit" d="M{LEFT} {y(at):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="limit-name" x="{WIDTH - RIGHT + 6}" y="{y(at) + 4:.1f}">{esc(text[:20])}</text>')
-    for text, values in lines:
-        points = " ".join(f"{x(value):.1f},{y(n):.1f}" for value, n in zip(xs, values, strict=True))
-        parts.append(f'<polyline class="curve {esc(text)}" points="{points}"/>')
-        for value, label, n in zip(xs, labels, values, strict=True):
-            place = f'cx="{x(value):.1f}" cy="{y(n):.1f}" r="3"'
-            sentences = esc(f"{text} at {label}: {view.size(n)}")
-            parts.append(f'<circle class="dot {esc(text)}" {place}><title>{sentences}</title></circle>')
-    keys = "".join(f'<span class="key"><i class="k-{esc(text)}"></i>{esc(text)}</span>' for text, _ in lines)
-    return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(title)}">{"".join(parts)}</svg>'
-        f'<p class="keys">{keys}</p>'
-    )
-
-
-def _grid(ceiling: float, y: Callable[[float], float], view: View) -> str:
-    step = _step(ceiling)
-    parts: list[str] = []
-    at = 0.0
-    while at <= ceiling:
-        height = y(at)
-        text = esc(view.size(int(at), 0 if step >= GIB else 1))
-        parts.append(f'<path class="grid" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 8}" y="{height + 4:.1f}">{text}</text>')
-        at += step
-    return "".join(parts)
-
-
-def _step(ceiling: float) -> float:
-    """A round distance of lines: 1, 2 or 5 times a power of ten GiB (or of two below it), four to eight of them."""
-    unit = float(GIB)
-    while unit * 4 > ceiling:
-        unit /= 2
-    for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
-        if ceiling / (unit * factor) <= 8:
-            return unit * factor
-    return ceiling / 5
-
-
-def _axis(xs: Sequence[float], labels: Sequence[str], x: Callable[[float], float]) -> str:
-    parts: list[str] = []
-    free = -1e9
-    for at, label in zip(xs, labels, strict=True):
-        place = x(at)
-        if place - free >= 26:  # names that would touch are left out
-            parts.append(f'<text class="x" x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}">{esc(label)}</text>')
-            free = place
-    return "".join(parts)
 
 
 FORMATS = (Format("html", "html", render),)

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.markdown import escape, table
 from staticmem.report.model import CATEGORIES, LargestBatch
-from staticmem.report.sweep import MAY_FIT, CardFit, Sweep, SweepRow
+from staticmem.report.sweep import CANNOT_RUN, MAY_FIT, CardFit, Sweep, SweepRow
 from staticmem.report.text import PLAIN, Text, View, columns
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit": "dim"}
 _LEFT = ("name", "model", "phase", "fit")
 _FIGURES = """
     fit allocated_bytes reserved_bytes device_bytes device_low_bytes device_high_bytes headroom_bytes missing_bytes
+    obstacle
 """.split()
 _LARGEST = "batch device_bytes next_device_bytes safe_batch live_batch".split()
 _LARGEST_DIM = "dim size device_bytes next_size next_device_bytes safe_size live_size".split()
@@ -51,38 +52,46 @@ def _cells(sweep: Sweep, view: View) -> Iterator[list[str]]:
     axes = [axis for axis in sweep.axes if axis != "model"]
     device = "device" in sweep.meters
     heads = ["#", *["name"] * named, *["model"] * several, *axes, "live", "phase"]
-    largest = _largest_name(sweep)
+    largest = largest_name(sweep)
     for gpu in sweep.gpus:
         heads += [gpu, "fit"] if device else [f"fit {gpu}"]
         heads += [f"max {view.style.plain(largest)}", "safe"] if largest else []
     yield heads
     for row in sweep.rows:
         cells = [str(row.index + 1), *[row.name or ""] * named, *[os.path.basename(row.model)] * several]
-        cells += [_setting(row, axis) for axis in axes]
+        cells += [setting(row, axis) for axis in axes]
         analysed = row.error is None and row.live_bytes is not None
         cells += [view.size(row.live_bytes or 0), row.phase or ""] if analysed else ["error", ""]
         for card in row.cards:
             if device:
-                cells += ["" if card.device_bytes is None else view.size(card.device_bytes), _fit(card, view)]
+                cells += ["" if card.device_bytes is None else view.size(card.device_bytes), fit_text(card, view)]
             else:
                 cells.append(card.fit)
-            if card.largest is not None:
-                cells += [str(card.largest.size), str(card.largest.safe_size)]
+            if largest:
+                cells += _largest(card)
         yield [*cells, *[""] * (len(heads) - len(cells))]
 
 
-def _largest_name(sweep: Sweep) -> str:
+def largest_name(sweep: Sweep) -> str:
     """What the largest size of was asked for: `batch`, or the name of a dimension; empty for nothing."""
     dims = (card.largest.dim for row in sweep.rows for card in row.cards if card.largest is not None)
     return next(dims, "")
 
 
-def _setting(row: SweepRow, axis: str) -> str:
+def _largest(card: CardFit) -> list[str]:
+    """The largest size and the largest safe one; nothing for a card that cannot run the step."""
+    return ["", ""] if card.largest is None else [str(card.largest.size), str(card.largest.safe_size)]
+
+
+def setting(row: SweepRow, axis: str) -> str:
     value = row.settings.get(axis, "-")
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _fit(card: CardFit, view: View) -> str:
+def fit_text(card: CardFit, view: View) -> str:
+    """`fits, 3.10 GiB left`, `does not fit, 1.20 GiB short`, or `cannot run it`."""
+    if card.obstacle:
+        return card.fit
     if card.missing_bytes:
         return f"{card.fit}, {view.size(card.missing_bytes)} short"
     return f"{card.fit}, {view.size(card.headroom_bytes)} left"
@@ -123,6 +132,8 @@ def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], 
     fitting = [(row, card) for row, card in cards if card.fit == word]
     tight = sum(card.fit == "tight" for _, card in cards)
     also = f", {tight:,} {'is' if tight == 1 else 'are'} tight" if tight else ""
+    unable = [card for _, card in cards if card.fit == CANNOT_RUN]
+    also += f"; it cannot run {len(unable):,}: {unable[0].obstacle}" if unable else ""
     if not fitting:
         return f"; none fits {gpu}{also}"
     row, card = max(fitting, key=lambda pair: (pair[1].device_bytes or 0, _live(pair[0])))
@@ -137,7 +148,7 @@ def describe(sweep: Sweep, row: SweepRow) -> str:
         return row.name
     parts = []
     for axis in sweep.axes:
-        value = os.path.basename(row.model) if axis == "model" else _setting(row, axis)
+        value = os.path.basename(row.model) if axis == "model" else setting(row, axis)
         parts.append(value if axis in ("model", "optimizer", "mode") else f"{axis} {value}")
     return ", ".join(parts) or os.path.basename(row.model)
 
@@ -152,7 +163,7 @@ def csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
     categories = list(dict.fromkeys((*CATEGORIES, *(name for row in sweep.rows for name in row.by_category))))
     heads = ["index", "name", "model", "mode", *settings, "live_bytes", "phase", *(f"{c}_bytes" for c in categories)]
     heads += ["forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes", "method"]
-    name = _largest_name(sweep)
+    name = largest_name(sweep)
     largest = _LARGEST if name == "batch" else _LARGEST_DIM if name else []
     prefix = "max_batch" if name == "batch" else "max_dim"
     for gpu in sweep.gpus:

@@ -94,21 +94,25 @@ def section(id: str, title: str, body: str, lead: str = "", tools: str = "") -> 
     return f'<section id="{id}" aria-labelledby="{id}-title">{head}{sentence}{body}</section>'
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, id: str = "", right: Sequence[int] = (),
-          classes: Sequence[str] = (), caption: str = "") -> str:  # fmt: skip
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, id: str = "", right: Sequence[int] = (),
+    classes: Sequence[str] = (), caption: str = "", keys: Sequence[Sequence[float | str]] = (),
+) -> str:  # fmt: skip
     """A table; cells are HTML, heads and caption are text.
 
     Args:
         right: columns of numbers.
         classes: a class for each row.
+        keys: for each row what its cells are sorted by: the reader can sort such a table (`sort.js`).
     """
     sides = ['class="num"' if column in right else "" for column in range(len(heads))]
     head = "".join(f'<th scope="col" {side}>{esc(text)}</th>' for text, side in zip(heads, sides, strict=True))
     body = []
     for index, row in enumerate(rows):
-        cells = "".join(f"<td {side}>{cell}</td>" for cell, side in zip(row, sides, strict=True))
+        by = [f' data-key="{esc(str(key))}"' for key in keys[index]] if keys else [""] * len(sides)
+        cells = "".join(f"<td {side}{key}>{cell}</td>" for cell, side, key in zip(row, sides, by, strict=True))
         body.append(f'<tr class="{classes[index]}">{cells}</tr>' if classes else f"<tr>{cells}</tr>")
-    named = f' id="{id}"' if id else ""
+    named = (f' id="{id}"' if id else "") + (' class="sortable"' if keys else "")
     above = f'<caption class="unseen">{esc(caption)}</caption>' if caption else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption or "table")}">'
