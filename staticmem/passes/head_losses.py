@@ -43,7 +43,7 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """
     loss = asked.head_loss
     assert loss is not None
-    head = _head(graph, loss)
+    head = _head(graph, loss, asked.logits)
     labels = Value(LABELS, dtypes.int64, head.shape[:-1])
     others = graph.outputs[1:]
     if loss == "causal-lm":
@@ -94,13 +94,13 @@ def _linear(op: Op) -> tuple[Arg, Arg, Arg]:
     return args[0], args[1], args[2] if len(args) > 2 else None
 
 
-def _head(graph: Graph, loss: str) -> Head:
-    """The linear layer whose result is the first output."""
+def _head(graph: Graph, loss: str, sizes: tuple[int, ...] | None) -> Head:
+    """The linear layer whose result is the first output; `sizes` are those of it, where the graph has none."""
     position = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
     name = graph.outputs[0] if graph.outputs else ""
     op = graph.ops[position[name]] if name in position else None
     value = graph.values.get(name)
-    shape = value.shape if value is not None else None
+    shape = value.shape if value is not None else sizes
     if op is None or shape is None:
         raise _refused(loss, "Its first output is no result of an op whose size the file has.")
     if loss == "causal-lm":

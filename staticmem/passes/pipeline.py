@@ -114,6 +114,7 @@ class Asked:
     parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
     inference: bool = False
     head_loss: str | None = None  # a loss of `scenario.step.HEAD_LOSSES`, in training only
+    logits: tuple[int, ...] | None = None  # sizes of the first output, where the graph has none
     lora: tuple[Lora, bool] | None = None  # the adapters, and whether the step has autocast
     quantize: Quantized | None = None
 
@@ -516,9 +517,10 @@ def for_step(
     inplace: str = "none",
     unfold_batchnorm: bool = False,
     passes: Iterable[Pass] = STEP,
+    logits: tuple[int, ...] | None = None,
 ) -> Graph:
     """The graph that a step of the scenario runs. `inplace` is the policy for activations where the file does not say
-    what ran in place."""
+    what ran in place; `logits` are sizes of the first output, which a loss of the last layer needs."""
     training = scenario.training
     if graph.programs is not None:
         programs, amp = graph.programs, scenario.amp
@@ -529,8 +531,9 @@ def for_step(
     head_loss = scenario.loss if training and scenario.loss in HEAD_LOSSES and not own else None
     lora = (scenario.lora, scenario.amp is not None) if scenario.lora is not None else None
     asked = Asked(
-        training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, lora, scenario.quantize
-    )
+        training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
+        scenario.quantize,
+    )  # fmt: skip
     return run(passes, graph, asked, keep=True)
 
 

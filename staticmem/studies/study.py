@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from staticmem import files
-from staticmem.engine.step import StepResult
+from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, ModelFileError, UsageError
 from staticmem.frontends import open_model
 from staticmem.frontends.architectures import architecture_of
@@ -30,7 +30,7 @@ from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import HELD, WHOLE, Scenario
+from staticmem.scenario.step import HEAD_LOSSES, HELD, WHOLE, Scenario
 from staticmem.studies.steps import Step, step_of
 from staticmem.units import format_bytes
 
@@ -143,7 +143,16 @@ class Study:
 
     def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
         """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""
-        return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
+        logits = self._logits(bound)
+        return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes, logits)
+
+    def _logits(self, bound: Graph) -> tuple[int, ...] | None:
+        """Sizes of the first output, which a recording does not have, for a loss that runs the last linear layer."""
+        if bound.programs is None or not self.scenario.training or self.scenario.loss not in HEAD_LOSSES:
+            return None
+        plain = Scenario(torch=self.scenario.torch)
+        shapes = run_step(pipeline.for_step(bound, plain), plain).output_shapes
+        return shapes[0] if shapes else None
 
     @property
     def result(self) -> StepResult:

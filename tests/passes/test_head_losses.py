@@ -191,3 +191,21 @@ def test_inference_has_no_loss(loss: str) -> None:
 def test_accumulated_micro_batches() -> None:
     for loss in (*AFTER_THE_MODEL, "fused-linear-cross-entropy"):
         assert step(loss, accumulate=2).trained == 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("loss", HEAD_LOSSES)
+def test_a_recording_has_room_for_them_too(loss: str) -> None:
+    """It has no sizes of results that rules know: those of the logits come from a forward."""
+    torch = pytest.importorskip("torch")
+    from staticmem.frontends.recorded import RecordedModel
+    from staticmem.recording.record import record
+    from staticmem.studies import Request, Study
+
+    with torch.device("meta"):
+        body = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        module = torch.nn.Sequential(body, torch.nn.Linear(WIDTH, CLASSES, bias=False))
+        model = RecordedModel("<m>", record(module, (torch.zeros(ROWS, TOKENS, WIDTH),)), "pt2")
+    study = Study(model, Request(mode="train", batch=ROWS, loss=loss, outputs="dropped"))
+    assert study.report.peak.live_bytes == liveness(step(loss, outputs="dropped").trace).peak_bytes
+    assert study.ask(Request(mode="train", batch=2 * ROWS, loss=loss)).report.scenario.loss == loss
