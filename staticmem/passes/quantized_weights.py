@@ -157,4 +157,10 @@ def _notes(layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Pa
     elif chosen.prepared:
         text = "all parameters besides quantised ones are in float32, as prepare_model_for_kbit_training casts them"
         notes.append(Note("assumption", "SM277", text))
+    if chosen.bits == 4 and asked.training:
+        text = (
+            "bitsandbytes is 0.43.2 or later: before, 4-bit layers kept their inputs as attributes of ctx, which no "
+            "checkpoint frees, until the next loss"
+        )
+        notes.append(Note("assumption", "SM277", text))
     return notes
