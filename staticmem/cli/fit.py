@@ -10,6 +10,7 @@ from staticmem.cli import settings
 from staticmem.cli.flags import add_model, add_scenario, add_verb, one_of, positive
 from staticmem.cli.output import Progress, add_output, check_target, chosen_format, emit, say, write_atomically
 from staticmem.errors import UsageError
+from staticmem.report.fit import CHANGES
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_fit(verbs: Any) -> None:
     about = "samples of a step of the optimizer, over all devices"
     question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
     about = "a change of training that may be made: precision, optimizer (8-bit state), adapters (LoRA); repeatable"
-    allowed = one_of("--allow", ("precision", "optimizer", "adapters"))
+    allowed = one_of("--allow", CHANGES)
     question.add_argument("--allow", action="append", default=[], type=allowed, metavar="CHANGE", help=about)
     output = add_output(parser, FORMATS)
     about = "write the settings of every library into a folder; files are overwritten with --force alone"
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = chosen_format(args, FORMATS)
     from staticmem.report.settings import LIBRARIES  # late: --help needs no engine
     from staticmem.studies import Study
-    from staticmem.studies.fit import Options, fit, no_gpu
+    from staticmem.studies.fit import fit
+    from staticmem.studies.fit_options import Options, no_gpu
 
     library = chosen.name if chosen.name in LIBRARIES else None
     request = settings.request(args)

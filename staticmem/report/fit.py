@@ -12,6 +12,7 @@ from typing import ClassVar
 from staticmem.report.shown import Shown
 
 SCHEMA = "staticmem.fit/1"
+PRECISION, OPTIMIZER, ADAPTERS = CHANGES = ("precision", "optimizer", "adapters")  # what may be allowed, in this order
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,8 +186,8 @@ def fit(
     """
     from staticmem.report.settings import LIBRARIES
     from staticmem.scenario.request import checked_choice
-    from staticmem.studies.fit import Options
     from staticmem.studies.fit import fit as fit_of
+    from staticmem.studies.fit_options import Options
 
     asked = request_of({**options, "gpu": gpu})
     chosen = checked_choice("library", library, tuple(LIBRARIES)) if library is not None else None

@@ -35,6 +35,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "fsdp": {"optimizer": "adamw", "accumulate": 2, "parallel": "fsdp", "devices": 4, "amp": "bf16", "checkpoint": "B"},
     "zero2": {"optimizer": "lion", "parallel": "zero2", "devices": 4, "clip_grad_norm": True},
     "zero3": {"optimizer": "adamw", "accumulate": 2, "parallel": "zero3", "devices": 4, "amp": "bf16"},
+    "zero1": {"optimizer": "adamw", "parallel": "zero1", "devices": 4, "dtype": "fp16"},
 }
 
 
@@ -89,6 +90,9 @@ def test_training_arguments() -> None:
     assert sharded["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     assert "gradient_checkpointing" not in sharded
     assert arguments("zero3")["deepspeed"]["zero_optimization"]["stage"] == 3
+    cast = arguments("zero1")  # DeepSpeed's fp16 section casts the model, and the trainer has to agree
+    assert cast["fp16"]
+    assert cast["deepspeed"]["fp16"] == {"enabled": True}
 
 
 def test_deepspeed() -> None:

@@ -179,7 +179,8 @@ def test_a_card_without_bfloat16_gets_float16() -> None:
     alone = staticmem.fit(path, "t4", optimizer="adamw", batch=1, devices=None)
     assert alone.fits
     from staticmem.studies import Request, Study
-    from staticmem.studies.fit import Options, _Search
+    from staticmem.studies.fit import _Search
+    from staticmem.studies.fit_options import Options
 
     search = _Search(Study.open(path, Request(optimizer="adamw", batch=1)), Options("t4", None, allow))
     changed = [change.options for change in search._changes(allow)]

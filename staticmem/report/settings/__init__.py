@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 
+from staticmem.ir.dtypes import HALVES, DType
 from staticmem.report.text import printable
 from staticmem.scenario.presets import PRESETS
-from staticmem.scenario.request import OPTIONS, Request, as_flags
+from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
 
 ZERO = ("zero1", "zero2", "zero3")
 
@@ -45,6 +46,15 @@ class Run:
     @property
     def devices(self) -> int:
         return self.request.devices or 1 if self.request.parallel is not None else 1
+
+    @property
+    def half(self) -> DType | None:
+        """The 16-bit type of mixed precision, which ZeRO has for a model that is cast too; None without one."""
+        casts = [("amp", self.request.amp)]
+        if self.request.parallel in ZERO:
+            casts.append(("dtype", self.request.dtype))
+        types = [precision(name, word) for name, word in casts]
+        return next((dtype for dtype in types if dtype in HALVES), None)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ src/accelerate/commands/config/cluster.py (keys of `fsdp_config` and `deepspeed_
 from __future__ import annotations
 
 from staticmem.report.settings import ZERO, Run, comment
-from staticmem.scenario.request import precision
 
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -33,12 +32,11 @@ def _in_the_script(run: Run) -> list[str]:
 
 def _configuration(run: Run) -> dict[str, object]:
     request = run.request
-    amp = precision("amp", request.amp)
     kinds = {None: "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kinds.get(request.parallel, "DEEPSPEED"),
-        "mixed_precision": "no" if amp is None else _MIXED.get(amp.name, "no"),
+        "mixed_precision": "no" if run.half is None else _MIXED[run.half.name],
         "num_machines": 1,
         "num_processes": run.devices,
     }

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 
+from staticmem.ir.dtypes import bfloat16
 from staticmem.parallel.zero import ZeroConfig
 from staticmem.report.settings import Run
-from staticmem.scenario.request import precision
 
 _TESTED = ("adam", "adamw", "adagrad")  # of those that torch.optim has
 
@@ -38,9 +38,8 @@ def configuration(run: Run) -> dict[str, object]:
         "gradient_accumulation_steps": request.accumulate,
         "zero_optimization": zero,
     }
-    half = precision("amp", request.amp) or precision("dtype", request.dtype)
-    if half is not None and half.name in ("bfloat16", "float16"):
-        config["bf16" if half.name == "bfloat16" else "fp16"] = {"enabled": True}
+    if run.half is not None:
+        config["bf16" if run.half is bfloat16 else "fp16"] = {"enabled": True}
     if request.clip_grad_norm:
         config["gradient_clipping"] = 1.0
     if request.optimizer not in _TESTED:

@@ -7,12 +7,12 @@ whole gradients between micro-batches). `gradient_checkpointing` is an alias fro
 
 from __future__ import annotations
 
+from staticmem.ir.dtypes import bfloat16, float16
 from staticmem.report.settings import ZERO, Run, comment
 from staticmem.report.settings.deepspeed_json import configuration
 from staticmem.report.settings.optimizers import class_of, keywords, name_of_transformers
 from staticmem.report.settings.pytorch import lora_text
 from staticmem.scenario.adapters import lora_of
-from staticmem.scenario.request import precision
 
 
 def write(run: Run) -> str:
@@ -41,7 +41,7 @@ def write(run: Run) -> str:
 
 def _arguments(run: Run) -> dict[str, object]:
     """The arguments that decide memory."""
-    request, amp = run.request, precision("amp", run.request.amp)
+    request = run.request
     arguments: dict[str, object] = {
         "output_dir": "output",
         "per_device_train_batch_size": run.batch,
@@ -49,8 +49,8 @@ def _arguments(run: Run) -> dict[str, object]:
         "weight_decay": request.weight_decay,
         "max_grad_norm": 1.0 if request.clip_grad_norm else 0.0,  # 0: no clipping
     }
-    if amp is not None:
-        arguments |= {"bf16": amp.name == "bfloat16", "fp16": amp.name == "float16"}
+    if run.half is not None:
+        arguments |= {"bf16": run.half is bfloat16, "fp16": run.half is float16}
     if run.checkpointed.paths and request.parallel != "fsdp":
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if request.parallel == "fsdp":

@@ -79,17 +79,13 @@ def _imports(run: Run) -> list[str]:
         others.add("peft")
     lines = [f"import {name}" for name in sorted(others)]
     if request.parallel == "fsdp":
-        names = "MixedPrecisionPolicy, fully_shard" if _amp(run) is not None else "fully_shard"
+        names = "MixedPrecisionPolicy, fully_shard" if run.half is not None else "fully_shard"
         lines.append(f"from torch.distributed.fsdp import {names}")
     if request.parallel == "ddp":
         lines.append("from torch.nn.parallel import DistributedDataParallel")
     if run.checkpointed.paths:
         lines.append("from torch.utils.checkpoint import checkpoint")
     return [*sorted(standard), *[""] * bool(standard), *lines]
-
-
-def _amp(run: Run) -> DType | None:
-    return precision("amp", run.request.amp)
 
 
 def _prepare(run: Run) -> list[str]:
@@ -130,14 +126,13 @@ def _preparation(run: Run) -> Iterator[str]:
 
 def _shared(run: Run) -> Iterator[str]:
     """The model as the devices share it."""
-    amp = _amp(run)
     if run.request.parallel == "ddp":
         yield "model = DistributedDataParallel(model, device_ids=[rank])"
     if run.request.parallel != "fsdp":
         return
     policy = ""
-    if amp is not None:
-        yield f"policy = MixedPrecisionPolicy(param_dtype={dtype_text(amp)}, reduce_dtype=torch.float32)"
+    if run.half is not None:
+        yield f"policy = MixedPrecisionPolicy(param_dtype={dtype_text(run.half)}, reduce_dtype=torch.float32)"
         policy = ", mp_policy=policy"
     if run.sharded.paths:
         yield "for block in sharded:"
@@ -156,7 +151,7 @@ def _train_step(run: Run) -> list[str]:
 
 
 def _step(run: Run) -> Iterator[str]:
-    request, amp = run.request, _amp(run)
+    request = run.request
     yield '"""One step of the optimizer over ACCUMULATE pairs of inputs and targets, of BATCH samples each."""'
     zeroing = f"optimizer.zero_grad({'' if request.set_to_none else 'set_to_none=False'})"
     if request.zero_grad == FIRST:
@@ -164,7 +159,7 @@ def _step(run: Run) -> Iterator[str]:
     in_no_sync = request.parallel == "ddp" and request.accumulate > 1
     counted = in_no_sync or request.zero_grad != FIRST
     yield "for number, (inputs, targets) in enumerate(batches):" if counted else "for inputs, targets in batches:"
-    body = list(_micro_batch(run, amp if request.parallel != "fsdp" else None, zeroing))
+    body = list(_micro_batch(run, zeroing))
     if in_no_sync:
         yield f"{_INDENT}last = number == ACCUMULATE - 1"
         yield f"{_INDENT}with contextlib.nullcontext() if last else model.no_sync():"
@@ -180,14 +175,14 @@ def _step(run: Run) -> Iterator[str]:
         yield "optimizer.step()"
 
 
-def _micro_batch(run: Run, amp: DType | None, zeroing: str) -> Iterator[str]:
+def _micro_batch(run: Run, zeroing: str) -> Iterator[str]:
     """Forward and backward of a micro-batch."""
     request = run.request
     forward = ["outputs = model(inputs)", "loss = loss_of(outputs, targets) / ACCUMULATE"]
     if request.channels_last:
         yield "inputs = inputs.to(memory_format=torch.channels_last)"
-    if amp is not None:
-        yield f'with torch.autocast("cuda", dtype={dtype_text(amp)}):'
+    if run.half is not None and request.parallel != "fsdp":  # its policy casts
+        yield f'with torch.autocast("cuda", dtype={dtype_text(run.half)}):'
         forward = [f"{_INDENT}{line}" for line in forward]
     yield from forward
     if request.outputs == DROPPED:

@@ -1,0 +1,92 @@
+"""What `fit` is asked, and what of it has no answer: no training step, no settings, samples that cannot be shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from staticmem.errors import UsageError
+from staticmem.report.settings import LIBRARIES
+from staticmem.report.settings.optimizers import WRITTEN
+from staticmem.scenario.request import Request
+from staticmem.scenario.step import TITLES
+from staticmem.studies import Study
+from staticmem.studies.recommend import DATA_PARALLEL
+
+SHARED = ("ddp", "fsdp")  # strategies that are tried on several devices where none is named
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `fit` is asked, apart from the step. The request's `devices` are there to be used, its `parallel` is a
+    strategy that is taken in place of those that would be tried.
+
+    Attributes:
+        gpu: a card by name or size.
+        global_batch: samples of a step of the optimizer over all devices; None: those of the request.
+        allow: changes of training that may be made, of `CHANGES`.
+        library: the settings of this one are needed, a key of `LIBRARIES`.
+        progress: is called with the number of ways that were tried, and of all.
+    """
+
+    gpu: str
+    global_batch: int | None = None
+    allow: tuple[str, ...] = ()
+    library: str | None = None
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+def strategies_of(request: Request, library: str | None) -> tuple[str | None, ...]:
+    """Those that are tried, that which gives up least first.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if request.parallel is not None and request.parallel not in DATA_PARALLEL:
+        why = f"Settings are written for {', '.join(TITLES[name] for name in DATA_PARALLEL)}."
+        raise UsageError(
+            f"fit has no settings for {TITLES[request.parallel]}", why, "Example: --parallel fsdp --devices 8", "SM295"
+        )
+    if request.parallel is not None and request.devices is None:
+        why = "What a device holds depends on how many share the work."
+        hint = f"Example: --parallel {request.parallel} --devices 8"
+        raise UsageError(f"--parallel {request.parallel} needs --devices", why, hint, "SM180")
+    several = (request.devices or 1) > 1
+    asked: tuple[str | None, ...] = SHARED if several else (None,)
+    if request.parallel is not None and several:
+        asked = (request.parallel,)
+    if library is None:
+        return asked
+    able = LIBRARIES[library].strategies
+    if several and request.parallel is None and not set(asked) & set(able):
+        asked = able[1:]  # ZeRO-1 saves little where ZeRO-2 communicates as much
+    tried = tuple(name for name in asked if name in able)
+    if not tried:
+        names = ", ".join(TITLES[name] for name in able if name is not None)
+        why = f"Its settings are those of {names}, on several devices."
+        raise UsageError(f"there are no {LIBRARIES[library].title} settings for this", why,
+                         "Example: --devices 8 --parallel zero3", "SM295")  # fmt: skip
+    return tried
+
+
+def check(study: Study, options: Options) -> None:
+    """Raises:
+    UsageError: nothing is trained, or what the step is given twice.
+    """
+    request = study.request
+    if not study.scenario.training or request.optimizer is None:
+        why = "Settings are those of a training step with an optimizer."
+        raise UsageError("there is no training step to fit", why, "Name an optimizer: --optimizer adamw", "SM294")
+    if request.optimizer not in WRITTEN:
+        why = "Which parameters it has, and which another optimizer, the author of the model decides."
+        hint = "'staticmem levers' says what makes the step smaller."
+        raise UsageError(f"fit has no settings for {request.optimizer}", why, hint, "SM295")
+    given = ["--batch"] * (request.batch is not None) + ["--accumulate"] * (request.accumulate > 1)
+    if options.global_batch is not None and given:
+        why = "A global batch is shared out: the micro-batch and their number are found."
+        raise UsageError(f"--global-batch with {given[0]}", why, f"Leave {given[0]} out.", "SM135")
+
+
+def no_gpu() -> UsageError:
+    """The error of a question without a card."""
+    return UsageError("fit needs a GPU", "What fits depends on its memory.", "Example: --gpu rtx-4090", "SM297")
