@@ -104,6 +104,14 @@ class Sweep(Shown):
     gpus: tuple[str, ...]
     rows: tuple[SweepRow, ...]
 
+    def _repr_html_(self) -> str:
+        """A table, where other results have their text."""
+        return self._formats().notebook(self)
+
+    def to_html(self) -> str:
+        """The sweep as a page that works offline: a chart over the axis of numbers, and a table that sorts."""
+        return str(self._rendered("html"))
+
 
 @dataclass(frozen=True, slots=True)
 class LeverRow:

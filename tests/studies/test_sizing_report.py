@@ -21,8 +21,8 @@ from staticmem.devices.sizing import TIGHT
 from staticmem.report import schema
 from staticmem.report.formats import Formats
 from staticmem.report.formats import sizing as text
+from staticmem.report.formats import sizing_html as page
 from staticmem.report.formats import sizing_markdown as markdown
-from staticmem.report.formats import sizing_page as page
 from staticmem.report.formats.sizing import count_text, outcome
 from staticmem.report.json import dumps
 from staticmem.report.sizing import Sizing

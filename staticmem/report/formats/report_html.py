@@ -25,14 +25,16 @@ def fragment(report: Report) -> str:
     warnings = "".join(f"<li>{escape(note.text)} [{escape(note.code)}]</li>" for note in report.warnings)
     parts = [
         f"<p><b>{escape(verdict(report))}</b></p>",
-        _table(("meter", "peak", "between"), meter_rows(peak, PLAIN)),
-        _table(("at the peak", "memory", "share"), categories),
+        plain_table(("meter", "peak", "between"), meter_rows(peak, PLAIN)),
+        plain_table(("at the peak", "memory", "share"), categories),
         f"<p>Warnings</p><ul>{warnings}</ul>" if warnings else "",
     ]
     return f"<div>{''.join(parts)}</div>"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in the style of a notebook; heads and cells are text."""
+
     def cells(tag: str, row: Sequence[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
 

@@ -25,7 +25,7 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
     """What it comes to, the table, and errors below it."""
     if view.quiet:
         return view.line(verdict(sweep, view))
-    text, style, (heads, *rows) = Text(view), view.style, _cells(sweep, view)
+    text, style, (heads, *rows) = Text(view), view.style, cells_of(sweep, view)
     text.answer(verdict(sweep, view))
     right = [i for i, name in enumerate(heads) if not name.startswith(_LEFT)]
     head, *lines = columns([heads, *rows], style, right, optional=[heads.index("phase")], colour=_colour)
@@ -38,7 +38,7 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
 
 def render_markdown(sweep: Sweep, view: View = PLAIN) -> str:
     """What it comes to, and the table."""
-    heads, *rows = [[escape(cell) for cell in row] for row in _cells(sweep, view)]
+    heads, *rows = [[escape(cell) for cell in row] for row in cells_of(sweep, view)]
     return f"**{escape(verdict(sweep, view))}**\n\n{table(heads, rows)}\n"
 
 
@@ -46,7 +46,7 @@ def _colour(row: int, column: int, text: str) -> str:
     return _COLOURS.get(text.split(",")[0].strip(), "") if row else ""
 
 
-def _cells(sweep: Sweep, view: View) -> Iterator[list[str]]:
+def cells_of(sweep: Sweep, view: View) -> Iterator[list[str]]:
     """The header, then a row for each configuration."""
     named, several = any(row.name for row in sweep.rows), len(sweep.models) > 1
     axes = [axis for axis in sweep.axes if axis != "model"]

@@ -16,7 +16,7 @@ from browser import Browser, Page, find
 import staticmem
 from staticmem.cli.main import main
 from staticmem.report.diff import diff
-from staticmem.report.formats import diff_page, sweep_page
+from staticmem.report.formats import diff_html, sweep_html
 from staticmem.report.formats.sweep import verdict
 from staticmem.report.json import to_json
 from staticmem.report.model import Report
@@ -61,7 +61,7 @@ def block(text: str, id: str) -> object:
 
 
 def test_a_sweep_has_a_row_for_each_configuration_and_a_line_for_each_optimizer(swept: Sweep) -> None:
-    text = sweep_page.render(swept)
+    text = sweep_html.render(swept)
     assert verdict(swept) in text
     assert block(text, "sm-sweep") == to_json(swept)
     assert Tags(text).cells == 6 * (1 + 2 + 2 + 2 * 2)  # number, axes, live and phase, need and verdict of two cards
@@ -70,7 +70,7 @@ def test_a_sweep_has_a_row_for_each_configuration_and_a_line_for_each_optimizer(
 
 
 def test_points_of_a_line_are_the_figures_of_its_rows(swept: Sweep) -> None:
-    text = sweep_page.render(swept)
+    text = sweep_html.render(swept)
     for row in swept.rows:
         for card in row.cards:
             assert card.device_bytes is not None
@@ -80,7 +80,7 @@ def test_points_of_a_line_are_the_figures_of_its_rows(swept: Sweep) -> None:
 
 
 def test_a_sweep_of_words_has_no_chart() -> None:
-    text = sweep_page.render(staticmem.sweep(SEED, {"optimizer": ["sgd", "adam"]}))
+    text = sweep_html.render(staticmem.sweep(SEED, {"optimizer": ["sgd", "adam"]}))
     assert "<polyline" not in text
     assert Tags(text).cells == 2 * (1 + 1 + 2)
 
@@ -88,14 +88,14 @@ def test_a_sweep_of_words_has_no_chart() -> None:
 def test_errors_are_rows(swept: Sweep) -> None:
     failed = staticmem.sweep(SEED, {"resolution": [8, 1 << 40]})
     assert any(row.error is not None for row in failed.rows)
-    text = sweep_page.render(failed)
+    text = sweep_html.render(failed)
     for row in failed.rows:
         assert row.error is None or f"[{row.error.code}]" in text
 
 
 def test_a_diff_has_every_row_of_the_terminal(pair: tuple[Report, Report]) -> None:
     changes = diff(*pair)
-    text = diff_page.render(changes)
+    text = diff_html.render(changes)
     assert block(text, "sm-diff") == to_json(changes)
     for change in (*changes.meters, *changes.categories):
         assert change.delta is None or change.name.split("_")[0] in text
@@ -105,15 +105,15 @@ def test_a_diff_has_every_row_of_the_terminal(pair: tuple[Report, Report]) -> No
 def test_names_are_text(swept: Sweep, pair: tuple[Report, Report]) -> None:
     rows = tuple(replace(row, model=HOSTILE, name=HOSTILE, phase=HOSTILE) for row in swept.rows)
     for text in (
-        sweep_page.render(replace(swept, models=(HOSTILE, SEED), rows=rows, gpus=(HOSTILE, "t4"))),
-        diff_page.render(diff(pair[0], replace(pair[1], model=replace(pair[1].model, path=HOSTILE)))),
+        sweep_html.render(replace(swept, models=(HOSTILE, SEED), rows=rows, gpus=(HOSTILE, "t4"))),
+        diff_html.render(diff(pair[0], replace(pair[1], model=replace(pair[1].model, path=HOSTILE)))),
     ):
         assert "img" not in Tags(text).tags
         assert "\x1b" not in text
 
 
 def test_they_ask_for_nothing(swept: Sweep, pair: tuple[Report, Report]) -> None:
-    for text in (sweep_page.render(swept), diff_page.render(diff(*pair))):
+    for text in (sweep_html.render(swept), diff_html.render(diff(*pair))):
         assert not re.findall(r"[a-z]+://(?!www\.w3\.org/2000/svg)", text)
         assert "default-src 'none'" in text
 
@@ -137,7 +137,7 @@ def opened(swept: Sweep, tmp_path: Path) -> Iterator[Page]:
     if executable is None:
         pytest.skip("no Chromium: apt-get install chromium")
     path = tmp_path / "sweep.html"
-    path.write_text(sweep_page.render(swept), "utf-8")
+    path.write_text(sweep_html.render(swept), "utf-8")
     browser = Browser(executable, tmp_path / "profile")
     page = browser.open(path)
     yield page

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from html import escape
 
 from staticmem.report.formats import Format
-from staticmem.report.formats.sweep import fit_text, largest_name, setting, verdict
+from staticmem.report.formats.report_html import plain_table
+from staticmem.report.formats.sweep import cells_of, fit_text, largest_name, setting, verdict
 from staticmem.report.html.curves import Line, curve
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
 from staticmem.report.json import to_json
@@ -30,6 +32,12 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
     return page(
         "sweep · staticmem", body, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks
     )  # fmt: skip
+
+
+def fragment(sweep: Sweep) -> str:
+    """What a notebook shows, in its own style; every text of a model is escaped."""
+    heads, *rows = cells_of(sweep, PLAIN)
+    return f"<div><p><b>{escape(verdict(sweep))}</b></p>{plain_table(heads, rows)}</div>"
 
 
 def _charts(sweep: Sweep, view: View) -> str:
