@@ -61,12 +61,13 @@ def run(args: argparse.Namespace) -> int:
 
     library = chosen.name if chosen.name in LIBRARIES else None
     request = settings.request(args)
+    config = settings.settings(args) is not None
     if request.gpu is None:
         raise no_gpu()
     if args.write is not None:
         _check_folder(args.write, [one.file for one in LIBRARIES.values()], args.force)
     with settings.model_path(settings.model_of(args)) as path, Progress("ways", args.quiet) as bar:
-        options = Options(request.gpu, args.global_batch, tuple(args.allow), library, bar.update)
+        options = Options(request.gpu, args.global_batch, tuple(args.allow), library, config, bar.update)
         result = fit(Study.open(path, request), options)
     if not result.fits and library is not None:
         chosen = FORMATS.default  # settings of what does not fit are written for nobody

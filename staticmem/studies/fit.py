@@ -80,7 +80,7 @@ class _Search:
             return self._without_an_answer()
         change, request = taken
         way = self._way(change, request)
-        settings = settings_of(self.study, request, self.card, self.options.library)
+        settings = settings_of(self.study, request, self.card, self.options)
         return self._fit(way, request, True, settings=settings)
 
     def _fit(self, way: Way, request: Request, fits: bool, **more: Any) -> Fit:
@@ -241,7 +241,8 @@ class _Search:
         return Way(
             change.concessions, request.batch or 1, request.accumulate, self.devices, request.parallel,
             flags_of(request), report.peak.live_bytes, band.low, report.peak.device_bytes, band.high, fits.fit,
-            0 if fits.fit == "fits" else over, *commands(self.study, request, self.card, band.high),
+            0 if fits.fit == "fits" else over,
+            *commands(self.study, request, self.card, band.high, self.options.config),
         )  # fmt: skip
 
     def _cost(self, request: Request) -> Cost:

@@ -26,6 +26,7 @@ class Options:
         global_batch: samples of a step of the optimizer over all devices; None: those of the request.
         allow: changes of training that may be made, of `CHANGES`.
         library: the settings of this one are needed, a key of `LIBRARIES`.
+        config: settings of a config or of the environment are in the request, so that commands have to leave them out.
         progress: is called with the number of ways that were tried, and of all.
     """
 
@@ -33,6 +34,7 @@ class Options:
     global_batch: int | None = None
     allow: tuple[str, ...] = ()
     library: str | None = None
+    config: bool = False
     progress: Callable[[int, int], None] = lambda done, total: None
 
 

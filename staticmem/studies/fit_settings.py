@@ -20,6 +20,7 @@ from staticmem.report.settings import LIBRARIES, ZERO, Library, Modules, Run
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
 from staticmem.studies import Study
+from staticmem.studies.fit_options import Options
 from staticmem.units import MIB, format_bytes
 
 
@@ -28,20 +29,23 @@ def flags_of(request: Request) -> str:
     return as_flags({name: getattr(request, name) for name in OPTIONS if name != "gpu"})
 
 
-def commands(study: Study, request: Request, card: Gpu, limit: int) -> tuple[str, str]:
-    """The command that predicts a request on a card, and the one that fails where it needs more than a limit."""
-    options = f"{shlex.quote(study.model.path)} {flags_of(request)} --gpu {shlex.quote(card.slug)}"
+def commands(study: Study, request: Request, card: Gpu, limit: int, config: bool) -> tuple[str, str]:
+    """The command that predicts a request on a card, and the one that fails where it needs more than a limit. `config`:
+    there is a config, which would add to their flags."""
+    options = (
+        f"{shlex.quote(study.model.path)} {flags_of(request)} --gpu {shlex.quote(card.slug)}{' --no-config' * config}"
+    )
     return f"staticmem analyze {options}", f"staticmem check {options} --budget device={-(-limit // MIB)}MiB"
 
 
-def settings_of(study: Study, request: Request, card: Gpu, library: str | None = None) -> tuple[Settings, ...]:
+def settings_of(study: Study, request: Request, card: Gpu, options: Options) -> tuple[Settings, ...]:
     """The settings of every library that can express a request, or of one alone."""
-    chosen = [library] if library is not None else list(LIBRARIES)
+    chosen = [options.library] if options.library is not None else list(LIBRARIES)
     able = [name for name in chosen if request.parallel in LIBRARIES[name].strategies]
-    return tuple(_settings(study, request, card, name) for name in able)
+    return tuple(_settings(study, request, card, name, options.config) for name in able)
 
 
-def _settings(study: Study, request: Request, card: Gpu, name: str) -> Settings:
+def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool) -> Settings:
     library = LIBRARIES[name]
     asked = library.as_run(request)
     one = study.ask(replace(asked, gpu=card.slug))
@@ -50,7 +54,7 @@ def _settings(study: Study, request: Request, card: Gpu, name: str) -> Settings:
     assert fits is not None
     assert report.peak.device_bytes is not None
     flags = flags_of(asked)
-    analyze, check = commands(study, asked, card, band.high)
+    analyze, check = commands(study, asked, card, band.high, config)
     graph = study.ask(on_one_device(asked)).graph
     checkpointed = _checkpointed(graph, asked)
     notes = tuple(_notes(name, library, asked, report, checkpointed))

@@ -230,6 +230,21 @@ def test_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*words[:-1], str(folder / names[0])]) == 2
 
 
+def test_commands_hold_beside_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its preset drops the outputs; accelerate's loop holds them, which is no flag."""
+    monkeypatch.chdir(tmp_path)
+    Path("staticmem.yaml").write_text(f"version: 1\nmodel: {BLOCKS}\ntrain: {{preset: hf-trainer, batch: 64}}\n")
+    assert main(["fit", "--gpu", "l4", "-f", "json", "-q"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    live = {one["library"]: one["live_bytes"] for one in result["settings"]}
+    assert live["accelerate"] > live["transformers"]
+    for one in result["settings"]:
+        assert main([*shlex.split(one["analyze"])[1:], "-f", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["peak"]["live_bytes"] == one["live_bytes"]
+
+
 def test_the_answer_is_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", str(BLOCKS), "--no-config", "--optimizer", "adam", "--global-batch", "8", "--gpu", "l4"]
     assert main([*words, "-q"]) == 0
