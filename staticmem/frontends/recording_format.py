@@ -67,6 +67,7 @@ from staticmem.errors import ModelFileError
 
 FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
+ITERATED = "aten::unbind.__iter__"  # `q, k, v = tensor`: an unbind, which Dynamo sees as one index after the other
 CPU_TENSOR = "staticmem::cpu_tensor"
 REQUIRES_GRAD = "staticmem::requires_grad"
 NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted

@@ -1,12 +1,14 @@
-"""What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions, `data`.
+"""What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions, `data`,
+iteration over tensors.
 
 Each is replaced where PyTorch itself looks it up by name at every call, so that it does not matter how a model
 imported it.
 
 Sources: torch/nn/modules/module.py (`__call__`, `__setattr__`), torch/utils/checkpoint.py (`checkpoint` calls
 `_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py
-(`Function.apply` calls that of its base), torch/autograd/graph.py (`save_on_cpu` is a `saved_tensors_hooks`).
-`Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp), which the class `torch.Tensor` inherits.
+(`Function.apply` calls that of its base), torch/autograd/graph.py (`save_on_cpu` is a `saved_tensors_hooks`),
+torch/_tensor.py (`__iter__`). `Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp), which the
+class `torch.Tensor` inherits.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Watcher(Protocol):
     def set_data(self, tensor: torch.Tensor, data: torch.Tensor, assign: Callable[[], None]) -> None: ...
     def not_recorded(self, what: str) -> None: ...
     def assigned(self, module: torch.nn.Module, name: str) -> None: ...
+    def iterate(self, parts: Callable[[], Iterator[torch.Tensor]]) -> Iterator[torch.Tensor]: ...
 
 
 @contextmanager
@@ -96,6 +99,11 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         watcher.set_data(self, value, lambda: data.__set__(self, value))
 
+    parts_of = torch.Tensor.__iter__
+
+    def iterate(self: torch.Tensor) -> Iterator[torch.Tensor]:
+        return watcher.iterate(lambda: parts_of(self))
+
     enter_hooks = saved_tensors_hooks.__enter__
 
     def set_hooks(self: saved_tensors_hooks) -> None:
@@ -105,6 +113,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
 
     patches = (
         mock.patch.object(saved_tensors_hooks, "__enter__", set_hooks),
+        mock.patch.object(torch.Tensor, "__iter__", iterate),
         mock.patch.object(torch.nn.Module, "__call__", call_module),
         mock.patch.object(torch.nn.Module, "__setattr__", set_attribute),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", without_reentry),

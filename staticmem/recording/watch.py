@@ -72,7 +72,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.unpacked: dict[int, int] = {}  # storages that stand for saved tensors -> their values
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
-        self.paused = self.in_backward = False
+        self.paused = self.in_backward = self.iterates = False
         self._running: list[tuple[torch.nn.Module, str, int]] = []
         self._calls: dict[str, int] = {}
         self._paths: dict[int, dict[int, str]] = {}
@@ -160,6 +160,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             _refuse_transforms(args, kwargs)
         overload = "" if func._overloadname == "default" else f".{func._overloadname}"
         target = f"{func._schema.name}{overload}"
+        if self.iterates and target == "aten::unbind.int":
+            target = written.ITERATED
         if target in gpu.CASTS_OF_SCRIPTS:
             with self:  # TorchScript's own autocast
                 return gpu.cast_of_script(target, *args)
@@ -284,6 +286,14 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             self.owned.add(storage)
         else:
             self.watched_objects[value] = weakref.ref(tensor, lambda _: self.object_died(value, storage))
+
+    def iterate(self, parts: Callable[[], Iterator[torch.Tensor]]) -> Iterator[torch.Tensor]:
+        """`parts` makes the iterator over a tensor by one unbind, which is written down as an iteration."""
+        self.iterates = True
+        try:
+            return parts()
+        finally:
+            self.iterates = False
 
     def not_recorded(self, what: str) -> None:
         """The code does something to autograd that is not recorded."""

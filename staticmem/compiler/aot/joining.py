@@ -7,7 +7,7 @@ from typing import Any
 
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer, form, promoted
-from staticmem.compiler.aot.views import unsqueeze, view
+from staticmem.compiler.aot.views import select, unsqueeze, view
 from staticmem.compiler.nodes import GETITEM, Node
 from staticmem.eager import strides as layout
 
@@ -144,6 +144,13 @@ def unbind(t: Tracer, self: Node, dim: int = 0) -> list[Node]:
 
     t.record(outs, [self], gradient)
     return outs
+
+
+@traced("unbind.__iter__")
+def iterate(t: Tracer, self: Node, dim: int = 0) -> list[Node]:
+    """`q, k, v = tensor`: Dynamo takes one index after the other (`TensorVariable.unpack_var_sequence` of
+    torch/_dynamo/variables/tensor.py), where eager code makes one unbind."""
+    return [select(t, self, dim, index) for index in range(self.shape[self.dim(dim)])]
 
 
 @traced("hstack")

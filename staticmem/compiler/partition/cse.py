@@ -13,6 +13,13 @@ from dataclasses import replace
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, JointGraph, Node
 from staticmem.compiler.partition.op_types import ALIASES, NEVER_MERGED, WRITES
 
+# `fx_graph_cse` finds nodes by a hash of their arguments and keeps the first node of each hash. Python's hash of -1 is
+# that of -2: behind `unsqueeze(x, -2)` no two `unsqueeze(x, -1)` become one
+_COLLIDING: dict[object, object] = {
+    (int, -1): (int, -2),
+    (float, struct.pack("<d", -1.0)): (float, struct.pack("<d", -2.0)),
+}
+
 
 def ancestors(roots: Iterable[Node | None], until: Container[Node] = ()) -> set[Node]:
     """The nodes that these depend on, themselves included; nothing behind a node of `until`."""
@@ -56,8 +63,9 @@ def merged(joint: JointGraph) -> JointGraph:
             result.append(new)
             continue
         leaves: list[object] = []
-        structure = (_flatten(new.args, leaves), tuple((key, _flatten(new.kwargs[key], leaves)) for key in new.kwargs))
-        key = (node.target, node in backward_dependencies, tuple(leaves))
+        nested = (_flatten(new.args, leaves), tuple((key, _flatten(new.kwargs[key], leaves)) for key in new.kwargs))
+        structure = (nested, leaves)
+        key = (node.target, node in backward_dependencies, tuple([_COLLIDING.get(leaf, leaf) for leaf in leaves]))
         first = first_of.get(key)
         if first is not None and first[1] == structure and first[2] == region:
             replaced[node] = first[0]

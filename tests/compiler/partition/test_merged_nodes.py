@@ -64,6 +64,35 @@ def test_numbers_merge_with_their_equals_alone() -> None:
     assert [n.target for n in graph.nodes].count("aten::mul.Scalar") == 6  # 1, 1.0, True, 0.0, -0.0, nan
 
 
+SAME_HASH = [
+    ((-2, -1, -2, -1), [-2, -1, -1]),
+    ((-1, -2, -1, 0, 0), [-1, -2, 0]),
+    ((-2.0, -1.0, -1.0), [-2.0, -1.0, -1.0]),
+]
+
+
+@pytest.mark.parametrize(("numbers", "kept"), SAME_HASH)
+def test_numbers_of_one_hash(numbers: tuple[float, ...], kept: list[float]) -> None:
+    """Python's hash of -1 is that of -2: the first of them merges with its equals, the other with none."""
+    x = Node(PLACEHOLDER, (), FORM, name="x")
+    calls = [node("aten::mul.Scalar", x, number) for number in numbers]
+    total = node("aten::cat", tuple(calls))
+    graph = merged(joint([x, *calls, total], [total], 1))
+    assert [n.args[1] for n in graph.nodes if n.target == "aten::mul.Scalar"] == kept
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("numbers", "kept"), SAME_HASH)
+def test_pytorch_keeps_as_many_of_one_hash(numbers: tuple[float, ...], kept: list[float]) -> None:
+    torch = pytest.importorskip("torch")
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output([graph.call_function(torch.ops.aten.mul.Scalar, (x, number)) for number in numbers])
+    assert [n.args[1] for n in fx_graph_cse(graph).nodes if n.op == "call_function"] == kept
+
+
 def test_what_shares_its_storage_with_an_output_stays_separate() -> None:
     x = Node(PLACEHOLDER, (), FORM, name="x")
     first, second = node("aten::relu", x), node("aten::relu", x)

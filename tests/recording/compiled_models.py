@@ -1,4 +1,4 @@
-"""Networks with custom autograd functions, for what compiled code makes of them."""
+"""Networks whose recordings decide what compiled code makes of them: custom autograd functions, tensors in a `for`."""
 
 from __future__ import annotations
 
@@ -161,3 +161,24 @@ class Images(nn.Module):  # type: ignore[misc]
             x = Mish.apply(n(c(x)))
         x = x.mean((2, 3))
         return self.f(x) + self.d(Reversed.apply(x)).sum(-1, keepdim=True)
+
+
+class RelativePositions(nn.Module):  # type: ignore[misc]
+    """Attention whose queries, keys and values are the elements of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.qkv, self.out = nn.Embedding(63, 8), nn.Linear(256, 768), nn.Linear(256, 256)
+        self.norm, self.head = nn.LayerNorm(256), nn.Linear(256, 10)
+        places = torch.arange(128)
+        self.register_buffer("distances", (places[:, None] - places[None]).clamp(-31, 31) + 31)
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(2):
+            b, t, c = x.shape
+            q, k, v = self.qkv(self.norm(x)).reshape(b, t, 3, 8, 32).permute(2, 0, 3, 1, 4)
+            scores = (q @ k.transpose(-2, -1)) * (32**-0.5) + self.table(self.distances).permute(2, 0, 1)
+            mask = torch.ones(t, t, device=x.device, dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(mask, float("-inf")).softmax(-1)
+            x = x + self.out((scores @ v).transpose(1, 2).reshape(b, t, c))
+        return self.head(x.mean(1))

@@ -1,4 +1,4 @@
-"""Custom autograd functions inside of compiled code: live memory of steps, from Inductor's code of PyTorch 2.15 on fake
+"""Recordings as compiled code: live memory of steps, from Inductor's code of PyTorch 2.15 on fake
 CUDA tensors. Adam, the loss the mean of the output, which is dropped."""
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from staticmem.studies import Study, request_of
 
 
 def step(name: str, amp: str | None = None) -> Study:
-    import function_models as models
+    import compiled_models as models
     import torch
 
     functions = {"mish": models.Mish.apply, "halved": lambda x: models.Halved.apply(torch.nn.functional.gelu(x))}
     functions["again"] = models.Again.apply
     with torch.device("meta"):
         model: Any = models.Layers(functions[name]) if name in functions else getattr(models, name)()
-        x = torch.empty((16, 3, 64, 64) if name == "Images" else (16, 64, 512))
+        sizes = {"Images": (16, 3, 64, 64), "RelativePositions": (64, 128, 256)}
+        x = torch.empty(sizes.get(name, (16, 64, 512)))
     words = {"optimizer": "adam", "loss": "mean", "outputs": "dropped", "compile": True, "amp": amp}
     return Study.open(model.train(), request_of(words), (x,))
 
@@ -35,7 +36,7 @@ def step(name: str, amp: str | None = None) -> Study:
         ("Images", "bf16", 86_815_744),
     ],
 )
-def test_their_backward_is_in_the_compiled_graph(name: str, amp: str | None, measured: int) -> None:
+def test_the_backward_of_custom_functions_is_in_the_compiled_graph(name: str, amp: str | None, measured: int) -> None:
     """What it reads of the forward is saved or computed again, as the partitioner chooses; autocast is on in it as in
     the forward."""
     study = step(name, amp)
@@ -46,10 +47,19 @@ def test_their_backward_is_in_the_compiled_graph(name: str, amp: str | None, mea
 
 
 @pytest.mark.torch
-def test_one_that_runs_autograd_itself_runs_eagerly() -> None:
+def test_a_function_that_runs_autograd_itself_runs_eagerly() -> None:
     """The code before and behind it is compiled, and gives what its backward reads."""
     study = step("again")
     assert study.lifetimes.peak_bytes == 225_342_464
     assert study.result.compiled is not None
     assert len(study.result.compiled.unpredicted) == 4
     assert "SM204" in {note.code for note in study.result.notes}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 239_049_728), ("bf16", 174_104_576)])
+def test_a_tensor_that_is_unpacked_is_indexed(amp: str | None, measured: int) -> None:
+    """`q, k, v = tensor` is one unbind in eager code; Dynamo takes three indices."""
+    study = step("RelativePositions", amp)
+    assert [op.target for op in study.graph.ops if op.base == "aten::unbind"] == ["aten::unbind.__iter__"] * 2
+    assert study.lifetimes.peak_bytes == measured
