@@ -66,7 +66,11 @@ def add_size(verbs: Any) -> None:
     about = "the largest size of an open dimension on each GPU, in place of batches; in generation 'prompt'"
     add_max_dim(question, about)
     output = add_output(parser, FORMATS)
-    output.add_argument("--prices", metavar="FILE", help="YAML or CSV with your prices of GPUs")
+    output.add_argument(
+        "--prices",
+        metavar="FILE|gpuhunt",
+        help="YAML or CSV with your prices of GPUs; or gpuhunt, a package that fetches those of clouds",
+    )
     output.add_argument("--no-batches", action="store_true", help="do not search the largest batch of each GPU")
     about = "the date in the report (default: that of SOURCE_DATE_EPOCH, else none)"
     output.add_argument("--date", metavar="YYYY-MM-DD", help=about)
@@ -109,9 +113,9 @@ def size(args: argparse.Namespace) -> int:
     cards = _cards(args, names or (config.gpus if config is not None else ()))
     prices = {}
     if args.prices is not None:
-        from staticmem.studies.prices import load
+        from staticmem.studies.prices import prices_of
 
-        prices = load(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
+        prices = prices_of(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.argv])
     with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet) as bar:
         options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update,

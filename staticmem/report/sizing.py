@@ -37,11 +37,13 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What the user's price file says: `buy` for a card, `hour` for an hour of one."""
+    """What the user's price file says: `buy` for a card, `hour` for an hour of one. `source` is the provider and the
+    day of a price that was fetched, empty for one of a file."""
 
     currency: str
     buy: float | None
     hour: float | None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

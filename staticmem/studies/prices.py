@@ -1,4 +1,4 @@
-"""Prices from a user's own file; the package has none, and nothing is fetched.
+"""Prices from a user's own file; the package has none, and only `cloud_prices` fetches some, where it is asked.
 
 version: 1
 currency: EUR
@@ -25,6 +25,17 @@ from staticmem.devices.documents import CODE, MAX_BYTES, keys_of, read_yaml, tab
 from staticmem.devices.gpus import Gpu, near
 from staticmem.errors import UsageError
 from staticmem.report.sizing import Price
+
+
+def prices_of(word: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:
+    """Prices by the slug of a card: of a file, or of clouds for the word `gpuhunt`.
+
+    Raises:
+        UsageError: as `load` and `cloud_prices.current`.
+    """
+    from staticmem.studies import cloud_prices
+
+    return cloud_prices.current(cards) if word == cloud_prices.SOURCE else load(word, cards)
 
 
 def load(file: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:

@@ -206,7 +206,7 @@ def price_text(row: CardRow) -> str:
         parts.append(f"{row.price.buy:,.0f} {row.price.currency}")
     if row.price.hour is not None:
         parts.append(f"{row.price.hour:g} {row.price.currency}/h")
-    return ", ".join(parts)
+    return ", ".join(parts) + (f" ({row.price.source})" if row.price.source else "")
 
 
 def csv_rows(sizing: Sizing) -> Iterator[Sequence[object]]:
