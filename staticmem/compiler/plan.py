@@ -14,8 +14,9 @@ from staticmem.eager.strides import Form
 from staticmem.eager.trace import Read
 from staticmem.ir.record import record
 
-# The kernels that Inductor is expected to make; none fused with another; nor a result that writes over what dies in it.
-Kernels: TypeAlias = Literal["expected", "apart", "fresh"]
+# The kernels that Inductor is expected to make; none fused with another; nor a result that writes over what dies in it;
+# the expected ones, with all that can be in the template of a product.
+Kernels: TypeAlias = Literal["expected", "apart", "fresh", "templates"]
 NO_TRACE = "no trace"  # the code of a note whose text is an op that is one extern call because it has no trace
 
 
@@ -110,7 +111,8 @@ class CompiledCall:
             `differentiable` lists; its outputs are gradients of `inputs`, None where one needs none.
         saved: what each saved tensor is, for reports: "aten::convolution of layer1.0.conv1".
         differentiable: positions in `outputs`.
-        padded: ops with a matrix product that Inductor may pad, each with the bytes that this would take while it runs.
+        padded: ops with a matrix product that Inductor may pad, or divide where it times kernels, each with the bytes
+            that this would take while it runs.
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
         graphs: what other plans of the same region are made from.
         written_inputs, unsafe_ops: why a CUDA graph of it is not recorded, or cut (`compiler.cuda_graphs`); only asked

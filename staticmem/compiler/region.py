@@ -10,6 +10,7 @@ from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.checkpoints import Checkpointed
 from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
 from staticmem.compiler.inductor import plan, schedule_of
+from staticmem.compiler.inductor.autotuning import partial_bytes
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, Partition
@@ -19,7 +20,7 @@ from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
 from staticmem.compiler.recomputed import recomputed_bytes
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import AUTOTUNED, Scenario
 
 
 def compile_region(
@@ -50,12 +51,13 @@ def compile_region(
         run_joint_passes(joint), outputs, dynamic, not scenario.retain_graph, scenario.activation_memory_budget
     )
     forward, backward = graphs.plans()
+    autotuned = scenario.compile_mode in AUTOTUNED
     written, unsafe = _not_recorded(graphs, graph) if scenario.cuda_graphs else ((), ())
     if backward is None:
         joint = graphs.joint
         return CompiledCall(
             start, end, tuple([node.name for node in joint.primals]), outputs, forward, None,
-            padded=padded_products(joint), notes=(*notes, *forward.notes), graphs=graphs,
+            padded=padded_products(joint, autotuned=autotuned), notes=(*notes, *forward.notes), graphs=graphs,
             written_inputs=written, unsafe_ops=unsafe,
         )  # fmt: skip
     parts = graphs.parts
@@ -64,7 +66,7 @@ def compile_region(
         saved=tuple([_described(node, graph) for node in parts.saved]),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
         recomputed_bytes=recomputed_bytes(parts), recomputed_flops=sum(map(flops, parts.recomputed)),
-        padded=padded_products(parts.forward, parts.backward),
+        padded=padded_products(parts.forward, parts.backward, autotuned=autotuned),
         notes=(*notes, *forward.notes, *backward.notes), graphs=graphs,
         written_inputs=written, unsafe_ops=unsafe,
     )  # fmt: skip
@@ -145,12 +147,16 @@ def _not_recorded(graphs: Graphs, graph: Graph) -> tuple[tuple[str, ...], tuple[
     return written_inputs(nodes, owned), unsafe_ops(graphs.joint.nodes)
 
 
-def padded_products(*graphs: NodeGraph) -> tuple[tuple[int, int], ...]:
-    """The ops whose products Inductor may pad, with the bytes that it would take (`inductor.padding`)."""
+def padded_products(*graphs: NodeGraph, autotuned: bool = False) -> tuple[tuple[int, int], ...]:
+    """The ops whose products Inductor may pad, with the bytes that it would take (`inductor.padding`); where kernels
+    are timed, also those that it may divide (`inductor.autotuning`)."""
     extra: dict[int, int] = {}
     for graph in graphs:
         for node in graph.nodes:
-            if node.base in PRODUCTS and (nbytes := extra_bytes(node)):
+            if node.base not in PRODUCTS:
+                continue
+            nbytes = max(extra_bytes(node), partial_bytes(node) if autotuned else 0)
+            if nbytes:
                 extra[node.op] = max(nbytes, extra.get(node.op, 0))
     return tuple(extra.items())
 

@@ -177,7 +177,8 @@ class CompiledRegions:
         if self.mode in AUTOTUNED:
             text = (
                 f"--compile-mode {self.mode} measures kernels on the card: which products become Triton's, with what "
-                "is fused behind them and without a workspace of cuBLAS, is not known; here they are as without it"
+                "is fused around them and without a workspace of cuBLAS, and which are divided into partial results, "
+                "is not known. They are as without it; the band of the peak has both ends"
             )
             yield Note("warning", "SM347", text)
 

@@ -24,7 +24,7 @@ from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import WHOLE
+from staticmem.scenario.step import AUTOTUNED, WHOLE
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
@@ -87,7 +87,8 @@ class LiveBand:
 
     def _ends_of_compiled(self, low: int, high: int) -> tuple[int, int]:
         """Bounds where the compiled code of some ops cannot be predicted, nothing saved of them or the step eager;
-        where Inductor pads every matrix product that it may; and where it makes other kernels of a training step: none
+        where Inductor pads or divides every matrix product that it may; where templates have in them all that they can;
+        and where it makes other kernels of a training step: none
         fused, or besides none that writes over what dies in it. The expected ones are right for most steps
         (docs/accuracy.md)."""
         compiled = self.result.compiled
@@ -97,6 +98,8 @@ class LiveBand:
             for other in OTHER_KERNELS:
                 peak = self._peak(run_step(self.graph, self.scenario, kernels=other))
                 low, high = min(low, peak), max(high, peak)
+        if self.scenario.compile_mode in AUTOTUNED:
+            low = min(low, self._peak(run_step(self.graph, self.scenario, kernels="templates")))
         if compiled.padded:
             for kernel, born in zip(buffers.kernels, buffers.born, strict=True):
                 if kernel >= 0 and kernels.names[kernel] in PRODUCTS:

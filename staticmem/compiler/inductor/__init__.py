@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from staticmem.compiler.inductor import movement, reductions
+from staticmem.compiler.inductor.autotuning import in_templates
 from staticmem.compiler.inductor.fusion import Fusion
 from staticmem.compiler.inductor.kernels import fallback
 from staticmem.compiler.inductor.lowering import Lowering
@@ -52,12 +53,14 @@ def plan(graph: NodeGraph, schedule: Schedule, freeable: Collection[Node] = (), 
         graph: as in `schedule_of`, which made the schedule.
         freeable: placeholders that the estimate of the peak counts as freed: saved values that are no primals.
         kernels: the kernels that Inductor is expected to make; "apart": none is fused with another; "fresh": nor does
-            a result take over the memory of what dies in its kernel.
+            a result take over the memory of what dies in its kernel; "templates": see `autotuning.in_templates`.
     """
     number = {node: buffer.number for node, buffer in zip(graph.placeholders, schedule.low.inputs, strict=True)}
     may_go = {number[node] for node in freeable}
     fusion = Fusion(schedule)
-    nodes = reorder(Sizes(schedule, fusion.run() if kernels == "expected" else fusion.nodes, may_go))
+    fused = kernels in ("expected", "templates")
+    nodes = reorder(Sizes(schedule, fusion.run() if fused else fusion.nodes, may_go))
     wrapper = Wrapper(schedule, nodes, may_go, takes_over=kernels != "fresh")
     wrapper.write()
-    return Planner(wrapper).plan(notes(graph))
+    expected = Planner(wrapper).plan(notes(graph))
+    return in_templates(expected) if kernels == "templates" else expected
