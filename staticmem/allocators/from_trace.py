@@ -88,10 +88,7 @@ class _Builder:
         self.private: set[int] = set()  # ids in the pool of CUDA graphs
         self.copied = {copy: of for graph in trace.cuda_graphs for copy, of in graph.copied.items()}
         self.current: dict[int, int] = {}  # buffer -> id of its present allocation
-        # On one device the last micro-batch stands for all. A strategy has buffers that live in one micro-batch, and
-        # others from the first to the last, so that the step of a rank is replayed from its first one.
-        is_rank = "communication" in trace.buffers.categories
-        self.first = dict(reversed(trace.phases) if is_rank else trace.phases).get("forward", 0)
+        self.first = dict(reversed(trace.phases)).get("forward", 0)  # of the first micro-batch
         buffers = trace.buffers
         model, self.inputs, state = [], [], []
         # gradients that are there before the forward: zero_grad(set_to_none=False) keeps those of the first step
