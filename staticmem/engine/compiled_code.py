@@ -57,8 +57,8 @@ class CompiledStretch:
         self.dropped: frozenset[str] = frozenset()
         if begin is not None and begin < self.start:
             kept = {*graph.outputs, *(graph.recorded.lasting if graph.recorded is not None else ())}
-            made = {name for op in graph.ops[begin : self.start] for name in op.outputs}
-            self.dropped = frozenset(n for n in made - kept if self.start <= graph.last_read.get(n, -1) < self.end)
+            computed = {name for op in graph.ops[begin : self.start] for name in op.outputs}
+            self.dropped = frozenset(n for n in computed - kept if self.start <= graph.last_read.get(n, -1) < self.end)
         reads = tuple([Ref(name) for name in call.inputs])
         self.op = Op(f"compiled {name or 'model'}", "staticmem::compiled", reads, NO_KWARGS, call.outputs, stack)
         targets = Counter([op.target for op in ops])
