@@ -23,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run also what is marked `exhaustive`, as .ci/run does")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    if config.getoption("--overwrite-golden"):
+        config.option.numprocesses = 0  # several tests write one page
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"torch: needs PyTorch (torch=={REFERENCE_TORCH})")
     config.addinivalue_line("markers", "exhaustive: one of very many alike cases; runs with --exhaustive")
