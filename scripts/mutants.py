@@ -225,7 +225,7 @@ def run_tests(copy: Path, words: list[str], limit: float, log: Path) -> int:
             found = importlib.util.find_spec("staticmem")  # not imported: pytest rewrites plugins as they are imported
             assert found is not None
             assert found.origin == str(copy / "staticmem" / "__init__.py"), found.origin
-            code = int(pytest.main([*words, "-x", "-q", "-p", "no:cacheprovider", "--no-header"]))
+            code = int(pytest.main([*words, "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]))
         except BaseException:
             traceback.print_exc()
         finally:
