@@ -1,4 +1,4 @@
-"""Weights of linear layers in 4 or 8 bits, as transformers loads them with bitsandbytes.
+"""Weights of linear layers in 4 or 8 bits, as transformers loads them with bitsandbytes (torchao's: weight_only.py).
 
 Every nn.Linear and Conv1D is replaced but the output head, layers whose weights are tied, and the layer with the last
 parameter. Its weight is packed, with the statistics of its blocks beside it; its bias has the compute type.
@@ -19,6 +19,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note, Op, Parameter, Ref, Value
 from staticmem.passes.inserted import names_of, unused_name, with_ops
 from staticmem.passes.layers import EMBEDDING, Layer, layers_of, output_head, without_modules
+from staticmem.passes.weight_only import pack
 from staticmem.scenario.adapters import Quantized
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def quantize(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     chosen = asked.quantize
     if not any(op.modules for op in graph.ops):
         raise without_modules("--quantize")
+    if chosen.weight_only:
+        return pack(graph, chosen)
     layers = _replaced(graph, layers_of(graph))
     if not layers:
         raise UsageError(

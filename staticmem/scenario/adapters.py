@@ -63,26 +63,34 @@ class Lora:
         return None if self.dtype == BASE else dtypes.parse(self.dtype) or dtypes.float32
 
 
-QUANTIZED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")  # with -dq the statistics of blocks are quantised too
+WEIGHT_ONLY = ("int8wo", "int4wo")  # of torchao, for inference; the others are of bitsandbytes
+QUANTIZED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", *WEIGHT_ONLY)  # with -dq statistics of blocks are quantised too
 
 
 @record(frozen=True)
 class Quantized:
-    """Weights of linear layers as bitsandbytes holds them.
+    """Weights of linear layers as bitsandbytes or torchao hold them.
 
     Attributes:
         name: one of `QUANTIZED`.
         compute: the type in which products run (`bnb_4bit_compute_dtype`).
         prepared: `prepare_model_for_kbit_training` was called: all other parameters are in float32.
+        cast: the type that the model was cast to before, if any.
     """
 
     name: str
     compute: DType
     prepared: bool = False
+    cast: DType | None = None
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether it is torchao that packs them, for inference alone."""
+        return self.name in WEIGHT_ONLY
 
     @property
     def bits(self) -> int:
-        return 8 if self.name == "int8" else 4
+        return 8 if self.name.startswith("int8") else 4
 
     @property
     def double(self) -> bool:

@@ -145,9 +145,11 @@ class Request(Levers):
         "`all-linear`), `dtype`, `save`, `input_grads` ([adapters](adapters.md))",
     )
     quantize: str | None = option(
-        None, STEP, "choice", "TYPE", "type of the weights of linear layers, as bitsandbytes holds them",
+        None, STEP, "choice", "TYPE",
+        "type of the weights of linear layers, as bitsandbytes or torchao (`wo`) holds them",
         choices=("none", *QUANTIZED), example="nf4",
-        details="`-dq`: double quantisation. Training needs `lora` ([adapters](adapters.md#quantised-weights))",
+        details="`-dq`: double quantisation; `wo`: weight-only, for inference. Training needs `lora` "
+        "([adapters](adapters.md#quantised-weights))",
     )
     kbit_training: bool = option(
         False, STEP, "switch", "", "prepare_model_for_kbit_training: what is not quantised is in float32",
@@ -376,7 +378,7 @@ class Request(Levers):
                 code="SM188",
             )
         prepared = self.kbit_training and mode == "train"
-        quantized = Quantized(name, dtype or amp or dtypes.float32, prepared)
+        quantized = Quantized(name, dtype or amp or dtypes.float32, prepared, dtype)
         return quantized, None if prepared else dtype
 
     def _generation(self, mode: str) -> Generation | None:

@@ -256,6 +256,8 @@ class Scenario(Levers):
                 code="SM282",
             )
         self._check_optimizer()
+        if self.quantize is not None and self.quantize.weight_only:
+            self._check_weight_only(self.quantize.name)
         if self.quantize is not None and self.training and self.lora is None:
             raise UsageError(
                 f"--quantize {self.quantize.name} leaves no weights to train",
@@ -263,6 +265,17 @@ class Scenario(Levers):
                 "Add --lora r=16,alpha=32,targets=all-linear, or use --mode infer.",
                 code="SM188",
             )
+
+    def _check_weight_only(self, name: str) -> None:
+        refused = (
+            (self.training, "training", "Weights that torchao packs are not trained.", "Use --mode infer."),
+            (self.lora is not None, "--lora", "Adapters beside them are not covered.", "Leave --lora out."),
+            (self.compile, "--compile", "How Inductor fuses these products is not covered.", "Leave --compile out."),
+            (self.amp is not None, "--amp", "Autocast in torchao's layers is not covered.", "Use --dtype bf16."),
+        )  # fmt: skip
+        for asked, other, why, hint in refused:
+            if asked:
+                raise UsageError(f"--quantize {name} and {other} cannot be combined", why, hint, code="SM188")
 
     def _check_selection(self) -> None:
         if not self.checkpoint_save:
