@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.allocators.peaks import LargePool, Outline
 from staticmem.allocators.process import Process
@@ -50,43 +51,102 @@ _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and a
 
 # A replay with sizes for some allocations, and a layout: the peaks of allocated and reserved memory and the rounding at
 # the first, None where it runs out of memory, as it may with settings that are a limit.
-_Replayed = Callable[[Sequence[int], Layout], "tuple[tuple[int, int], int] | None"]
+_Outcome: TypeAlias = "tuple[tuple[int, int], int] | None"
+_Replayed: TypeAlias = Callable[[Sequence[int], Layout], _Outcome]
 
 
 def bands(
     process: Process, nominal: Outline | Replay, settings: Settings = DEFAULTS, total: int | None = None, *,
     count: int = JITTERS,
 ) -> tuple[Band, Band]:  # fmt: skip
-    """Allocated and reserved bytes at their peaks: those of `nominal` are expected.
+    """Allocated and reserved bytes at their peaks, as `Replays` has them."""
+    return Replays(process, nominal, settings, total, count=count).bands()
 
-    Args:
-        nominal: the replay of the process as it is, without a limit: an outline stands for the default settings.
-        total: bytes of the device, where the settings ask for a fraction of it.
-        count: jitters to replay.
-    """
-    replayed, ids = _quick(process, nominal) if isinstance(nominal, Outline) else _whole(process, settings, total)
-    sizes, reserved = JitteredSizes(process, ids), [nominal.peak_reserved]
-    expected = _rounding(nominal)
-    unsure = 0
-    for draw, (scale, layout) in enumerate(jitters(count), 1):
-        replay = replayed(sizes.scaled(scale, draw), layout)
-        if replay is not None:
-            (_, segments), rounding = replay
-            reserved.append(segments)
-            unsure = max(unsure, abs(rounding - expected))
-    allocated = [nominal.peak_allocated - min(unsure, expected), nominal.peak_allocated + unsure]
-    # As blocks are not split below 1 MiB, a smaller workspace can leave a larger block: either bound may be either end
-    for most in (False, True) if process.bounds else ():
-        bound = process.bound(most)
-        replay = replayed([bound[id] for id in ids], ascending)
-        if replay is not None:
-            allocated.append(replay[0][0])
-            reserved.append(replay[0][1])
-    least = min(allocated)
-    return (
-        Band(least, nominal.peak_allocated, max(allocated)),
-        Band(max(min(reserved), least), nominal.peak_reserved, max(reserved)),
-    )
+
+class Replays:
+    """The replays of a band, each of which is run once, when it is asked for: a search is often content with a few."""
+
+    def __init__(
+        self, process: Process, nominal: Outline | Replay, settings: Settings = DEFAULTS, total: int | None = None, *,
+        count: int = JITTERS,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            nominal: the replay of the process as it is, without a limit: an outline stands for the default settings.
+            total: bytes of the device, where the settings ask for a fraction of it.
+            count: jitters to replay.
+        """
+        self.process, self.nominal, self._settings, self._total = process, nominal, settings, total
+        self._jitters = list(jitters(count))
+        self._outcomes: dict[int, _Outcome] = {}
+
+    def bands(self) -> tuple[Band, Band]:
+        """Allocated and reserved bytes at their peaks: those of the nominal replay are expected."""
+        nominal, count = self.nominal, len(self._jitters)
+        reserved, expected, unsure = [nominal.peak_reserved], _rounding(nominal), 0
+        for index in range(count):
+            outcome = self._outcome(index)
+            if outcome is not None:
+                (_, segments), rounding = outcome
+                reserved.append(segments)
+                unsure = max(unsure, abs(rounding - expected))
+        allocated = [nominal.peak_allocated - min(unsure, expected), nominal.peak_allocated + unsure]
+        # As blocks are not split below 1 MiB, a smaller workspace can leave a larger block: either bound may be either
+        # end
+        for index in range(count, self._count):
+            outcome = self._outcome(index)
+            if outcome is not None:
+                allocated.append(outcome[0][0])
+                reserved.append(outcome[0][1])
+        least = min(allocated)
+        return (
+            Band(least, nominal.peak_allocated, max(allocated)),
+            Band(max(min(reserved), least), nominal.peak_reserved, max(reserved)),
+        )
+
+    def some_reserves(self, too_much: Callable[[int], bool]) -> bool:
+        """Whether a replay reserves too much, the nominal one included: those with the most bytes come first, and none
+        follows one that does. What is too much is so for any number that is larger."""
+        if too_much(self.nominal.peak_reserved):
+            return True
+        largest_first = sorted(range(len(self._jitters)), key=lambda index: -self._jitters[index][0])
+        order = (*range(self._count - 1, len(self._jitters) - 1, -1), *largest_first)
+        outcomes = map(self._outcome, order)
+        return any(outcome is not None and too_much(outcome[0][1]) for outcome in outcomes)
+
+    @property
+    def _count(self) -> int:
+        """Replays in all: the jitters, and behind them all workspaces at their least, and at their most."""
+        return len(self._jitters) + (2 if self.process.bounds else 0)
+
+    def _outcome(self, index: int) -> _Outcome:
+        if index not in self._outcomes:
+            if index < len(self._jitters):
+                scale, layout = self._jitters[index]
+                sizes = self._sizes.scaled(scale, index + 1)
+            else:
+                bound, layout = self.process.bound(index > len(self._jitters)), ascending
+                sizes = [bound[id] for id in self._ids]
+            self._outcomes[index] = self._replayed(sizes, layout)
+        return self._outcomes[index]
+
+    @cached_property
+    def _sizes(self) -> JitteredSizes:
+        return JitteredSizes(self.process, self._ids)
+
+    @property
+    def _replayed(self) -> _Replayed:
+        return self._way[0]
+
+    @property
+    def _ids(self) -> Sequence[int]:
+        return self._way[1]
+
+    @cached_property
+    def _way(self) -> tuple[_Replayed, Sequence[int]]:
+        if isinstance(self.nominal, Outline):
+            return _quick(self.process, self.nominal)
+        return _whole(self.process, self._settings, self._total)
 
 
 def _quick(process: Process, nominal: Outline) -> tuple[_Replayed, Sequence[int]]:
@@ -98,7 +158,7 @@ def _quick(process: Process, nominal: Outline) -> tuple[_Replayed, Sequence[int]
 def _whole(process: Process, settings: Settings, total: int | None) -> tuple[_Replayed, Sequence[int]]:
     from staticmem.allocators.cuda_caching import simulate  # the default settings need none of it
 
-    def replayed(sizes: Sequence[int], layout: Layout) -> tuple[tuple[int, int], int] | None:
+    def replayed(sizes: Sequence[int], layout: Layout) -> _Outcome:
         replay = simulate(process.served(sizes), settings, total=total, fallbacks=process.fallbacks, layout=layout)
         return None if replay.oom is not None else ((replay.peak_allocated, replay.peak_reserved), _rounding(replay))
 

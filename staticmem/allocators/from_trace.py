@@ -44,7 +44,9 @@ _FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")
 MASK_FIRST = ("aten.native_dropout.default",)
 STATE_IN_CONSTRUCTOR = (".sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
 
-_AtTick: TypeAlias = "dict[int, list[tuple[int, Workspace]]]"  # tick -> (kernel, workspace)
+EMPTY = -(1 << 40)  # the source of an id without bytes
+NO_SPACE = -1  # an entry of the script that is no workspace
+_AtTick: TypeAlias = "dict[int, list[tuple[int, int]]]"  # tick -> (kernel, index of a workspace)
 
 
 def process_of_trace(
@@ -63,17 +65,25 @@ def process_of_trace(
             ones, the old ones have gone before (`for x, y in loader: x = x.to(device)`). "handed-over": the old ones
             go when the new ones are there (`batch = next(loader).to(device)` into the same variable).
     """
-    return _Builder(trace, workspaces, data).run(steps)
+    return Builder(trace, workspaces, data).run(steps)
 
 
-class _Builder:
-    def __init__(self, trace: Trace, workspaces: WorkspaceModel | None, data: DataSource) -> None:
-        self.trace, self.data = trace, data
+class Builder:
+    """Makes the process of a trace.
+
+    `sources` has of each id its buffer, or `~n` for the n-th of `spaces`, or EMPTY for what has no bytes; `by_size`
+    where sizes of buffers decided a call: a buffer of the step before, those that are left, and which of them goes.
+    """
+
+    def __init__(self, trace: Trace, workspaces: WorkspaceModel | None, data: DataSource = "resident") -> None:
+        self.trace, self.spaces, self.data = trace, spaces_of(workspaces), data
         self.calls: list[int] = []
         self.sizes: list[int] = []
         self.buffers: list[int] = []  # of each id: its buffer, its kernel, whether it grows with the batch
         self.kernels: list[int] = []
         self.scales: list[bool] = []
+        self.sources: list[int] = []
+        self.by_size: list[tuple[int, tuple[int, ...], list[int]]] = []
         self.whats: dict[int, str] = {}
         self.starts: list[int] = [0]  # of each step: its first id
         self.marks: list[Mark] = []
@@ -111,19 +121,15 @@ class _Builder:
                 self.previous.add(buffer.id)
         self.model, self.state = model_to_order(model), _as_created(state)
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
-        fixed_shapes = {b.shape for b in model}
-        self.grows = [
-            category not in _FIXED and form.shape not in fixed_shapes
-            for category, form in zip(buffers.categories, buffers.forms, strict=True)
-        ]
-        self.script = self._script(workspaces)
+        self.grows = grows(trace, [b.id for b in model])
+        self.script = self._script()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def _script(self, workspaces: WorkspaceModel | None) -> list[tuple[int, int, Workspace | None]]:
+    def _script(self) -> list[tuple[int, int, int]]:
         """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
-        of kernel `index`."""
-        script: list[tuple[int, int, Workspace | None]] = []
+        of kernel `index`, as its index in `spaces`."""
+        script: list[tuple[int, int, int]] = []
         buffers, first, masks = self.trace.buffers, self.first, self._masks()
         changes: list[int | None] = [None] * (self.trace.ticks - first)  # a tick has one
         for id, born in enumerate(buffers.born):
@@ -134,14 +140,14 @@ class _Builder:
                 changes[died - first] = ~id
         before: _AtTick = {}
         after: _AtTick = {}
-        if workspaces is not None:
-            self._schedule(workspaces, before, after)
+        if self.spaces:
+            self._schedule(before, after)
         for tick, index in enumerate(changes, first):
             if index is None:
                 continue
             if tick in before:
                 script += [(tick, kernel, space) for kernel, space in before[tick]]
-            script.append((tick, index, None))
+            script.append((tick, index, NO_SPACE))
             if tick in after:
                 script += [(tick, kernel, space) for kernel, space in after[tick]]
         return script
@@ -159,9 +165,11 @@ class _Builder:
                 swapped.update(zip(pair, reversed(pair), strict=True))
         return swapped
 
-    def _schedule(self, model: WorkspaceModel, before: _AtTick, after: _AtTick) -> None:
+    def _schedule(self, before: _AtTick, after: _AtTick) -> None:
         """Adds the workspaces that come before, and those that come after, the event of a tick."""
-        taken = {kernel: spaces for kernel, spaces in model.taken() if spaces}
+        taken: dict[int, list[tuple[int, Workspace]]] = {}
+        for place, (kernel, space) in enumerate(self.spaces):
+            taken.setdefault(kernel, []).append((place, space))
         ticks: dict[int, list[int]] = {}  # of each kernel in the step, when it allocates
         for kernel, tick in zip(self.trace.buffers.kernels, self.trace.buffers.born, strict=True):
             if tick >= self.first:
@@ -172,14 +180,14 @@ class _Builder:
             if own is None:  # it allocates nothing: before the next that does
                 at = bisect_left(allocating, kernel)
                 if at < len(allocating):
-                    before.setdefault(ticks[allocating[at]][0], []).extend((kernel, space) for space in spaces)
+                    before.setdefault(ticks[allocating[at]][0], []).extend((kernel, place) for place, _ in spaces)
                 continue
-            for space in spaces:
+            for place, space in spaces:
                 if space.after == FIRST:
-                    before.setdefault(own[0], []).append((kernel, space))
+                    before.setdefault(own[0], []).append((kernel, place))
                 else:
                     at = -1 if space.after == LAST else min(space.after, len(own) - 1)
-                    after.setdefault(own[at], []).append((kernel, space))
+                    after.setdefault(own[at], []).append((kernel, place))
 
     # -- the process ---------------------------------------------------------------------------------------------
 
@@ -259,6 +267,7 @@ class _Builder:
         self.buffers += self.buffers[first:end]
         self.kernels += self.kernels[first:end]
         self.scales += self.scales[first:end]
+        self.sources += self.sources[first:end]
         by_id: tuple[dict[int, Any], ...] = (self.whats, self.fallbacks, self.bounds, self.strays)
         for facts in by_id:
             facts.update({id + count: fact for id, fact in facts.items() if id >= first})
@@ -289,17 +298,17 @@ class _Builder:
         graphs = bool(self.trace.cuda_graphs)
         current, calls, grows = self.current, self.calls, self.grows
         nbytes, kernels = self.trace.buffers.nbytes, self.trace.buffers.kernels
-        for tick, index, space in self.script:
+        for tick, index, place in self.script:
             while phases and tick >= phases[0][1]:
                 self._release(held)
                 late = self._begin(step, phases.pop(0)[0], late)
             if graphs and index >= 0:
-                self._reach(step, index if space is not None else kernels[index], left)
-            if space is not None:
-                if space.held and index != kernel:
+                self._reach(step, index if place >= 0 else kernels[index], left)
+            if place >= 0:
+                if self.spaces[place][1].held and index != kernel:
                     self._release(held)
                 kernel = index
-                self._take(index, space, held)
+                self._take(place, held)
                 continue
             if index >= 0:
                 if held and kernels[index] != kernel:
@@ -330,8 +339,9 @@ class _Builder:
         replaced = self.trace.replaced_by.get(previous)
         if replaced is not None:
             return [buffer for buffer in replaced if buffer in left]
-        nbytes = self.trace.buffers.nbytes  # what a module kept: one of its size
-        return [buffer for buffer in left if nbytes[buffer] == nbytes[previous]][:1]
+        gone = of_its_size(self.trace, previous, left)  # what a module kept
+        self.by_size.append((previous, tuple(left), gone))
+        return gone
 
     def _graph_of(self, kernel: int) -> int:
         """The CUDA graph that a kernel runs in, -1: none."""
@@ -378,22 +388,24 @@ class _Builder:
         for buffer in buffers:
             self.current[buffer.id] = self._new(buffer.nbytes, buffer.id, buffer.kernel, self.grows[buffer.id])
 
-    def _new(self, nbytes: int, buffer: int, kernel: int, grows: bool) -> int:
+    def _new(self, nbytes: int, buffer: int, kernel: int, grows: bool, source: int = EMPTY) -> int:
         id = len(self.sizes)
         self.calls.append(id)
         self.sizes.append(nbytes)
         self.buffers.append(buffer)
         self.kernels.append(kernel)
         self.scales.append(grows)
+        self.sources.append(buffer if buffer >= 0 else source)
         if self.graph >= 0:
             self.private.add(id)
         return id
 
-    def _take(self, kernel: int, space: Workspace, held: list[int]) -> None:
+    def _take(self, place: int, held: list[int]) -> None:
         """Allocates a workspace, and releases it unless it is `held` or kept."""
+        kernel, space = self.spaces[place]
         if space.keep in self.kept or space.once in self.searched:
             return
-        id = self._new(space.nbytes, -1, kernel, space.keep is None)
+        id = self._new(space.nbytes, -1, kernel, space.keep is None, ~place)
         self.whats[id] = space.what
         if space.fallbacks:
             self.fallbacks[id] = Fallbacks(space.fallbacks, space.plan)
@@ -416,6 +428,27 @@ class _Builder:
     def _release(self, held: list[int]) -> None:
         self.calls += [~id for id in held]
         held.clear()
+
+
+def spaces_of(workspaces: WorkspaceModel | None) -> list[tuple[int, Workspace]]:
+    """The kernels that take workspaces, once for each that they take."""
+    return [(kernel, space) for kernel, taken in workspaces.taken() for space in taken] if workspaces else []
+
+
+def of_its_size(trace: Trace, buffer: int, others: Iterable[int]) -> list[int]:
+    """The first of other buffers that has as many bytes as one, if there is any."""
+    nbytes = trace.buffers.nbytes
+    return [other for other in others if nbytes[other] == nbytes[buffer]][:1]
+
+
+def grows(trace: Trace, model: Iterable[int]) -> list[bool]:
+    """Of each buffer, whether it grows with the batch; `model`: parameters and buffers."""
+    buffers = trace.buffers
+    fixed_shapes = {buffers.forms[id].shape for id in model}
+    return [
+        category not in _FIXED and form.shape not in fixed_shapes
+        for category, form in zip(buffers.categories, buffers.forms, strict=True)
+    ]
 
 
 class _WarmUp:

@@ -11,12 +11,13 @@ the same is expected at what it would take without a limit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from staticmem.allocators.band import JITTERS, bands, is_quick
+from staticmem.allocators.band import JITTERS, Replays, is_quick
 from staticmem.allocators.from_trace import process_of_trace
+from staticmem.allocators.patterns import Patterns
 from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, Settings
@@ -93,9 +94,36 @@ def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
     return process, _replay(process, device, _capacity(device))
 
 
-def process_on(result: StepResult, device: Device) -> Process:
-    """The allocator's calls of three steps."""
-    return process_of_trace(result.trace, KernelWorkspaces(result.trace, device.setup))
+def process_on(result: StepResult, device: Device, patterns: Patterns | None = None) -> Process:
+    """The allocator's calls of three steps; `patterns` has those of other cards and batches."""
+    workspaces = KernelWorkspaces(result.trace, device.setup)
+    return (
+        process_of_trace(result.trace, workspaces) if patterns is None else patterns.process(result.trace, workspaces)
+    )
+
+
+class Unlimited:
+    """A step on a card with enough memory for it. With PyTorch's default settings (`is_quick`) nothing of it depends on
+    the card but the setup.
+
+    `process` are the allocator's calls, `nominal` their replay, and `replays` those of its bands. The allocator's
+    settings may be a limit of their own, which is left out where the process runs out of memory for it.
+    """
+
+    def __init__(self, result: StepResult, device: Device, patterns: Patterns | None = None) -> None:
+        self.process = process_on(result, device, patterns)
+        self.is_quick = is_quick(self.process, device.settings)
+        settings = device.settings
+        if self.is_quick:
+            self.nominal: Outline | Replay = outline(self.process.calls, self.process.sizes)
+        else:
+            self.nominal = _replay(self.process, device, None)
+            if self.nominal.oom is not None:
+                settings = replace(settings, per_process_memory_fraction=1.0)
+                self.nominal = _replay(self.process, replace(device, settings=settings), None)
+        total = device.gpu.usable if device.bounded else None
+        count = JITTERS if len(self.process.calls) <= LONG else JITTERS_OF_LONG
+        self.replays = Replays(self.process, self.nominal, settings, total, count=count)
 
 
 def alternatives(device: Device) -> Iterator[Device]:
@@ -128,15 +156,18 @@ def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
     return simulate(process.events, device.settings, capacity, total=total, fallbacks=process.fallbacks)
 
 
-def on_device(result: StepResult, device: Device) -> DeviceMeters:
-    """The device meters of a step. Bands are without what the file leaves open (`DeviceMeters.widened`)."""
-    process = process_on(result, device)
-    free, free_on = _unlimited(process, device)
-    total = device.gpu.usable if device.bounded else None
-    count = JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
-    allocated, reserved = bands(process, free, free_on.settings, total, count=count)
+def on_device(
+    result: StepResult, device: Device, unlimited: Callable[[StepResult, Device], Unlimited] = Unlimited
+) -> DeviceMeters:
+    """The device meters of a step. Bands are without what the file leaves open (`DeviceMeters.widened`).
+
+    `unlimited` may know the step on a card with enough memory already.
+    """
+    roomy = unlimited(result, device)
+    process, free = roomy.process, roomy.nominal
+    allocated, reserved = roomy.replays.bands()
     for other in alternatives(device):
-        like, _ = _unlimited(process_on(result, other), other)
+        like = unlimited(result, other).nominal
         allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
     nominal = free
@@ -158,18 +189,6 @@ def on_device(result: StepResult, device: Device) -> DeviceMeters:
         mark.step, mark.phase, retries, returned,
     )  # fmt: skip
     return meters.widened(0, 0)
-
-
-def _unlimited(process: Process, device: Device) -> tuple[Outline | Replay, Device]:
-    """The replay on a card with enough memory, and the device with the settings that it was replayed with: those of
-    the allocator may be a limit of their own, which is left out where the process runs out of memory for it."""
-    if is_quick(process, device.settings):
-        return outline(process.calls, process.sizes), device
-    replay = _replay(process, device, None)
-    if replay.oom is not None:
-        device = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
-        replay = _replay(process, device, None)
-    return replay, device
 
 
 def _parts(result: StepResult, process: Process, nominal: Replay | Outline) -> dict[str, int]:

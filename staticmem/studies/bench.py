@@ -7,22 +7,21 @@ architecture, and again for a card of its own where all of those sums together c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from staticmem.allocators.band import is_quick
-from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.peaks import joined, peaks
-from staticmem.allocators.process import Process
+from staticmem.allocators.patterns import Patterns
 from staticmem.devices import gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, DeviceMeters, alternatives, on_device, process_on, usable_on
+from staticmem.devices.meters import Device, DeviceMeters, Unlimited, alternatives, on_device, usable_on
 from staticmem.devices.profile import NCCL
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
+from staticmem.frontends.recent import Recent
 from staticmem.liveness import liveness
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
@@ -32,6 +31,7 @@ from staticmem.studies.device import device_of, obstacle_of
 from staticmem.studies.study import Key, key_of
 from staticmem.units import Band
 
+KEPT = 24  # replays that a search keeps to go on with, some 2 MiB each for a step of a thousand ops
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
 
 
@@ -74,6 +74,8 @@ class Verdicts:
     cards: Iterable[Gpu]
     stand_in: Gpu | None = None
     shared: dict[Kind, DeviceMeters] = field(default_factory=dict)  # without a limit, by `_kind`
+    recent: Recent[Unlimited] = field(default_factory=lambda: Recent(KEPT))  # of this step and of others
+    patterns: Patterns = field(default_factory=Patterns)
     _own: dict[str, Verdict] = field(default_factory=dict)
     _sums: dict[tuple[Multiprocessors, tuple[str, ...]], dict[int, int]] = field(default_factory=dict)
 
@@ -112,7 +114,7 @@ class Verdicts:
         if own or near or needed.expected + doubt > usable or self._counts_the_card(needed, card):
             if self.stand_in is not None:
                 device = replace(device, setup=on(self.device, self.stand_in).setup)
-            self._own[card.slug] = on_device(self.result, device).verdict
+            self._own[card.slug] = on_device(self.result, device, self._unlimited).verdict
             return self._own[card.slug]
         return verdict(needed, usable)
 
@@ -120,8 +122,25 @@ class Verdicts:
         """The need on a card, with what the allocator takes on the one that stands for it."""
         roomy = self.representative(card)
         if _kind(roomy) not in self.shared:
-            self.shared[_kind(roomy)] = on_device(self.result, replace(on(self.device, roomy), bounded=False))
+            device = replace(on(self.device, roomy), bounded=False)
+            self.shared[_kind(roomy)] = on_device(self.result, device, self._unlimited)
         return self.shared[_kind(roomy)].reserved.plus_unrelated(self.device.setup.profile.overhead(card))
+
+    def unlimited(self, card: Gpu) -> Unlimited:
+        """The step on the card that stands for this one, with enough memory for it."""
+        return self._unlimited(self.result, replace(on(self.device, self.representative(card)), bounded=False))
+
+    def _unlimited(self, result: StepResult, device: Device) -> Unlimited:
+        """The same of any card: cards with the same setup have the same replays, unless settings of the allocator look
+        at the card."""
+        of_setup = id(result), device.setup.architecture, device.setup.multiprocessors
+        of_card = (*of_setup, device.gpu.slug, device.bounded)
+        before = self.recent.get(of_setup) or self.recent.get(of_card)
+        if before is not None:
+            return before
+        roomy = Unlimited(result, device, self.patterns)
+        self.recent.put(of_setup if roomy.is_quick else of_card, roomy)
+        return roomy
 
     def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
         """Whether the allocator's settings look at the size of the card: a limit from which it collects, and the
@@ -169,8 +188,10 @@ class Bench:
         self._studies: dict[Key, Study] = {key_of(study.request): study}
         self._steps: dict[Key, StepResult | StaticmemError] = {}
         self._live: dict[Key, int] = {}
-        self._nominal: dict[tuple[Key, Kind], tuple[int, int]] = {}
+        self._nominal: dict[tuple[Key, Kind], int] = {}
         self._verdicts: dict[Key, Verdicts] = {}
+        self._recent: Recent[Unlimited] = Recent(KEPT)
+        self._patterns = Patterns()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -221,38 +242,36 @@ class Bench:
 
     def expected(self, request: Request, card: Gpu) -> int:
         """Bytes on the card by one replay: what counts of devices and curves compare."""
-        return self._reserved(request, card)[0] + self.overhead(request, card).expected
+        return self._reserved(request, card) + self.overhead(request, card).expected
 
-    def _reserved(self, request: Request, card: Gpu) -> tuple[int, int]:
-        """Reserved memory by one replay, and with every workspace at its most, which no band is below."""
-        stands = self._of(request).representative(card)
-        key = (key_of(request), _kind(stands))
+    def _reserved(self, request: Request, card: Gpu) -> int:
+        """Reserved memory by one replay."""
+        verdicts = self._of(request)
+        key = (key_of(request), _kind(verdicts.representative(card)))
         if key not in self._nominal:
-            result = self.step(request)
             with without_cycle_search():
-                process = process_on(result, on(self.device, stands))
-                nominal = self._replayed(process, process.sizes)
-                most = self._replayed(process, process.bound(True)) if process.bounds else nominal
-            self._nominal[key] = nominal, max(nominal, most)
+                self._nominal[key] = verdicts.unlimited(card).nominal.peak_reserved
         return self._nominal[key]
-
-    def _replayed(self, process: Process, sizes: Sequence[int]) -> int:
-        settings = replace(self.device.settings, per_process_memory_fraction=1.0)
-        if is_quick(process, settings):
-            return peaks(joined(process.calls, len(sizes)), list(sizes)).reserved
-        return simulate(process.served(sizes), settings, fallbacks=process.fallbacks).peak_reserved
 
     def allows(self, request: Request, card: Gpu) -> bool:
         """Whether the expected need is within 95 % of the card. There is no replay where live tensors are too large."""
         return self._alive(request, card) and self.expected(request, card) <= self._limit(request, card)
 
     def may_fit(self, request: Request, card: Gpu) -> bool:
-        """Whether a lower bound of the band's upper end is within 95 %: nearly the verdict, at a tenth of its cost."""
+        """Whether the band is within 95 %, as replays on the card that stands for this one have it: nearly the verdict.
+        Where it is not, a few replays tell."""
         if not self._alive(request, card):
             return False
-        nominal, most = self._reserved(request, card)
-        needed = Band(nominal, nominal, most).plus_unrelated(self.overhead(request, card))
-        return needed.high <= self._limit(request, card) + self._of(request).doubt(card)
+        verdicts, overhead = self._of(request), self.overhead(request, card)
+        room = self._limit(request, card) + verdicts.doubt(card)
+        with without_cycle_search():
+            roomy = verdicts.unlimited(card)
+            nominal = roomy.nominal.peak_reserved
+
+            def too_much(reserved: int) -> bool:
+                return Band(nominal, nominal, max(reserved, nominal)).plus_unrelated(overhead).high > room
+
+            return not roomy.replays.some_reserves(too_much)
 
     def _alive(self, request: Request, card: Gpu) -> bool:
         return self.live(request) <= self.room(request, card, TIGHT)
@@ -300,7 +319,8 @@ class Bench:
             result = self.step(request)
             large = self.many_cards and result.trace.ticks > LIMIT
             stand_in = largest_of(DEFAULT_ARCHITECTURE, self.cards) if large else None
-            verdicts = Verdicts(result, self._device(request), lambda: self._spread(request), self.cards, stand_in)
+            device, spread = self._device(request), partial(self._spread, request)
+            verdicts = Verdicts(result, device, spread, self.cards, stand_in, {}, self._recent, self._patterns)
             self._verdicts[key] = verdicts
             if request == self.study.request and request.gpu is None:
                 self._share_meters(verdicts)

@@ -14,7 +14,7 @@ for many cards finds what one that asks for a single card finds; steps and repla
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,7 @@ from staticmem.report.model import MOST_BATCH, LargestBatch, LargestSize
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
+from staticmem.studies.between import BenchBetween
 from staticmem.studies.sizing_search import BATCH, Grown, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
@@ -55,12 +56,15 @@ class LargestBatches:
     grown: Grown = BATCH
     cores: dict[int, Core] = field(default_factory=dict)  # by batch
     structure: Affine | None = None  # the widest that was found
+    # by architecture: of the batches that live tensors alone allow, the share that bands left on the card before
+    shares: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     shortened: int | None = None  # the last batch that was tried, where each sample adds ops to the step
 
     def __post_init__(self) -> None:
         self.grown, limits = self.grown.tried(self.bench.ask(replace(self.request, gpu=None)), MOST_BATCH)
         self.low, self.most = limits or (1, MOST_BATCH)
         self.values = rungs(self.low, self.most)
+        self.between = BenchBetween(self.bench, replace(self.request, gpu=None), self.grown)
 
     def on(self, card: Gpu) -> LargestBatch:
         """Both numbers on a card, with the needs of the larger and of the batch behind it."""
@@ -92,17 +96,32 @@ class LargestBatches:
         return self._last(self._live_bound(card, TIGHT), lambda batch: self._holds(self.bench.safe, batch, card))
 
     def tried(self, card: Gpu) -> int | None:
-        """A batch that "fits", with none of the next rungs that does: at most an eighth below `safe`, for a third of
-        the cost. None where the batch is fixed."""
+        """A batch that "fits", where neither of the next two rungs does: at most an eighth below `safe`, for a part of
+        its cost. None where the batch is fixed.
+
+        It starts at what the card before it, of the same architecture if there is one, makes likely, so that few steps
+        are replayed; none between two that were run is run itself (`between`).
+        """
         if self._fixed() is not None:
             return None
         bound = self._live_bound(card, TIGHT)
+        if self.structure is not None:
+            self.between.widen(self.structure.low, self.structure.high)
         values = [batch for batch in self.values if batch <= bound]
-        at = last(values, lambda batch: self._holds(self.bench.may_fit, batch, card), len(values) - 1)
-        # a lower bound of the band, at a tenth of its cost, leads there
-        while at >= 0 and not self._holds(self.bench.safe, values[at], card):
-            at -= 1
-        return values[at] if at >= 0 else 0
+        kind = card.architecture, card.alternatives
+        share = self.shares.get(kind, next(reversed(self.shares.values()), 1.0))
+
+        def fits(batch: int) -> bool:
+            return self._holds(self.between.safe, batch, card)
+
+        at = last(values, fits, bisect_right(values, share * bound) - 1)
+        if at >= 0 and at + 2 < len(values) and fits(values[at + 2]):  # a band may be wide at one batch
+            at += 2 + last(values[at + 2 :], fits)
+        if at < 0:
+            return 0
+        outcome = self.between.verdict(self.at(values[at]), card)
+        self.shares[kind] = values[at] / bound * outcome.usable * TIGHT / outcome.needed.high
+        return values[at]
 
     def safe_size(self, card: Gpu) -> int:
         """`safe` as a size of what is grown."""

@@ -17,7 +17,7 @@ from staticmem.compiler.plan import Kernels
 from staticmem.engine.step import StepResult, run_step
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import Binding, ModelFile
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes, liveness
 from staticmem.passes import pipeline
 from staticmem.passes.checkpoint_regions import has_open_regions
 from staticmem.passes.frames.releases import releases_of
@@ -72,9 +72,9 @@ class LiveBand:
             return None
         graph, peak = self.graph, self.lifetimes.peak_bytes
         low, high = peak, peak
-        # else nothing of this is open; nor is it in compiled code, which decides by itself what lives how long
-        if graph.recorded is None and WHOLE not in self.scenario.compile and self.rank is None:
-            low, high = self._ends_of_peak() or (peak, peak)
+        if self._is_open:
+            peaks = [peak, *(step.peak_bytes for step in self._open_steps)]
+            low, high = min(peaks), max(peaks)
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
             low, high = low - less - kept[0], high + more + kept[1]
@@ -84,6 +84,20 @@ class LiveBand:
         unknown = moved_by_unknown_ops(self.result, self.scenario.training)
         low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
+
+    @property
+    def ends(self) -> tuple[Lifetimes, ...] | None:
+        """The steps whose peaks, with the expected one, are the bounds; None where more than that moves them."""
+        steps = self._open_steps if self._is_open and len(self.graph.ops) <= BAND_LIMIT else ()
+        peaks = [self.lifetimes.peak_bytes, *(step.peak_bytes for step in steps)]
+        bounds = self.bounds or (self.lifetimes.peak_bytes,) * 2
+        return steps if bounds == (min(peaks), max(peaks)) else None
+
+    @property
+    def _is_open(self) -> bool:
+        """Nothing of what a step may do otherwise is open in a recording, nor in compiled code, which decides by itself
+        what lives how long."""
+        return self.graph.recorded is None and WHOLE not in self.scenario.compile and self.rank is None
 
     def _ends_of_compiled(self, low: int, high: int) -> tuple[int, int]:
         """Bounds where the compiled code of some ops cannot be predicted, nothing saved of them or the step eager;
@@ -128,15 +142,17 @@ class LiveBand:
             step_of(self.model, unfolded, self.scenario, "expected")[1].peak_bytes - self.lifetimes.peak_bytes, 0
         )
 
-    def _ends_of_peak(self) -> tuple[int, int] | None:
-        """Bounds by what the code does with its values; None where that does not move the peak."""
+    @cached_property
+    def _open_steps(self) -> tuple[Lifetimes, ...]:
+        """The steps with the least, and with the most, that the code may do with its values; none where that does not
+        move the peak."""
         graph, scenario = self.graph, self.scenario
         halved = self._with_dtype_of_autocast(graph)
         every = scenario.training and (
             self._has_functions() or has_open_regions(graph, scenario.amp is not None) or halved is not None
         )
         if scenario.training and not every and not self._forward_matters():
-            return None
+            return ()
         ends = self.ends_of_inplace or (graph, graph)
         if every:
             ends = self._ends_of_functions(ends) or ends
@@ -146,12 +162,9 @@ class LiveBand:
         late = every or self._holds_otherwise("most")
         policies = ["last-use" if early else "expected", "most" if late else "expected"]
         if policies == ["expected", "expected"] and ends[0] is ends[1]:
-            return None
+            return ()
         runs = zip(ends, policies, strict=True)
-        peaks = [step_of(self.model, end, scenario, policy)[1].peak_bytes for end, policy in runs]
-        peaks.append(self.lifetimes.peak_bytes)
-        low, high = min(peaks), max(peaks)
-        return (low, high) if low < high else None
+        return tuple([step_of(self.model, end, scenario, policy)[1] for end, policy in runs])
 
     def _with_dtype_of_autocast(self, graph: Graph) -> Graph | None:
         """The graph with the dtypes that code may take from tensors under autocast; None where there are none."""

@@ -176,20 +176,24 @@ def resolutions(study: Study, asked: Sequence[int] | None) -> list[tuple[int, in
 def last(values: Sequence[int], allows: Callable[[int], bool], guess: int = 0) -> int:
     """Index of the last value that is allowed, -1 where none is; `allows` is true up to some value. Starts at a guess
     and doubles its stride, so that a good guess costs two calls."""
-    if not values or not allows(values[0]):
+    if not values:
         return -1
-    low, high, stride = 0, len(values), 1
-    at = min(max(guess, 0), high - 1)
-    if at and not allows(values[at]):
-        high = at
-        while (at := high - stride) > 0 and not allows(values[at]):
-            high, stride = at, 2 * stride
-        low = max(at, 0)
-    else:
-        low = at
-        while (at := low + stride) < len(values) and allows(values[at]):
+    at = min(max(guess, 0), len(values) - 1)
+    stride = 1
+    if allows(values[at]):
+        low, high = at, len(values)
+        while (at := low + stride) < len(values):
+            if not allows(values[at]):
+                high = at
+                break
             low, stride = at, 2 * stride
-        high = min(at, high)
+    else:
+        low, high = -1, at
+        while (at := high - stride) >= 0:
+            if allows(values[at]):
+                low = at
+                break
+            high, stride = at, 2 * stride
     return bisect_left(range(low + 1, high), True, key=lambda at: not allows(values[at])) + low
 
 

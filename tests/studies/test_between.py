@@ -1,0 +1,116 @@
+"""Steps between those that were run are the steps that a run of their own gives, and so are the cards that they fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staticmem.allocators.patterns import Patterns
+from staticmem.devices import gpus
+from staticmem.devices.meters import Unlimited, process_on
+from staticmem.studies import Request, Study, request_of
+from staticmem.studies.bench import Bench, on
+from staticmem.studies.between import BenchBetween, Between
+from staticmem.studies.device import device_of
+from staticmem.studies.largest import LargestBatches
+from staticmem.studies.sizing import Options, size
+from staticmem.studies.sizing_search import BATCH
+
+ROOT = Path(__file__).parents[2]
+OPEN = ROOT / "models" / "resnet18.onnx"  # it leaves open what ran in place
+GRAPHS = ROOT / "tests" / "data" / "graphs"
+
+
+def lines(path: Path, low: int, high: int, **words: Any) -> tuple[Study, Between | None]:
+    study = Study.open(path, request_of(words))
+    batches = low, (low + high) // 2, high
+    return study, Between.through([(b, study.ask(replace(study.request, batch=b))) for b in batches])
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (OPEN, {"optimizer": "adam"}),
+        (OPEN, {"optimizer": "sgd", "amp": "bf16", "channels_last": True}),
+        (GRAPHS / "alexnet.pt2", {"mode": "infer"}),
+        (GRAPHS / "vit_b_16.pt2", {"optimizer": "adamw", "amp": "fp16"}),
+    ],
+)
+def test_a_step_between_is_the_step_that_runs(path: Path, words: dict[str, Any]) -> None:
+    study, between = lines(path, 16, 300, **words)
+    assert between is not None
+    for batch in (17, 40, 129):
+        alone = study.ask(replace(study.request, batch=batch))
+        found, ran = between.at(batch).trace, alone.result.trace
+        assert list(found.buffers) == list(ran.buffers)
+        assert found.reads == ran.reads
+        assert (found.phases, found.ticks) == (ran.phases, ran.ticks)
+        assert between.live(batch) == alone.lifetimes.peak_bytes
+        assert between.spread(batch) == alone.spread
+
+
+def test_what_is_open_is_compared_too() -> None:
+    """At batch 2 the peak is the optimizer's, and what ran in place does not move it; at larger ones it does."""
+    words = {"optimizer": "adam"}
+    assert lines(OPEN, 2, 300, **words)[1] is None
+    study, between = lines(OPEN, 16, 300, **words)
+    assert between is not None
+    assert between.spread(100)[1] > 1 << 20
+    bench = BenchBetween(Bench(study), study.request, BATCH)
+    bench.widen(2, 300)
+    assert bench.lines is not None
+    assert bench.lines.low == 16
+
+
+def test_steps_of_other_structures_have_none_between() -> None:
+    """A step of two micro-batches runs the forward twice."""
+    study = Study.open(GRAPHS / "alexnet.pt2", Request(optimizer="sgd"))
+    other = study.ask(Request(optimizer="sgd", batch=40, accumulate=2))
+    asked = [(10, study.ask(Request(optimizer="sgd", batch=10))), (40, other)]
+    assert Between.through([*asked, (70, study.ask(Request(optimizer="sgd", batch=70)))]) is None
+
+
+@pytest.mark.parametrize("words", [{"optimizer": "adam"}, {"optimizer": "adam", "cudnn_benchmark": True}])
+def test_a_process_by_a_pattern_is_the_process_of_its_own(words: dict[str, Any]) -> None:
+    study, between = lines(OPEN, 16, 300, **words)
+    assert between is not None
+    patterns, device = Patterns(), device_of(study.request)
+    for batch in (20, 128, 230):
+        for name in ("h100", "l4", "4090", "a100-sxm-80gb", "t4"):
+            result, card = between.at(batch), on(device, gpus.find(name))
+            shared, own = process_on(result, card, patterns), process_on(result, card)
+            assert (shared.calls, shared.sizes, shared.scales, shared.marks) == (
+                own.calls, own.sizes, own.scales, own.marks,
+            )  # fmt: skip
+            assert (shared.bounds, shared.strays, shared.fallbacks) == (own.bounds, own.strays, own.fallbacks)
+            assert (shared.empties, list(shared.origins)) == (own.empties, list(own.origins))
+
+
+def test_a_few_replays_say_what_the_band_says() -> None:
+    study = Study.open(OPEN, Request(optimizer="adam", batch=48))
+    device = device_of(study.request)
+    high = Unlimited(study.result, device).replays.bands()[1].high
+    for limit, beyond in ((high, False), (high - 1, True), (high // 2, True)):
+        replays = Unlimited(study.result, device).replays
+        assert replays.some_reserves(limit.__lt__) is beyond
+
+
+def test_batches_of_the_whole_catalogue_are_those_of_analyze() -> None:
+    """Each fits by a report of its own, and the next that was tried does not."""
+    path, words = GRAPHS / "alexnet.pt2", {"optimizer": "adam"}
+    cards = [gpus.find(name) for name in "t4 l4 rtx-4060 rtx-4090 a10 a100-sxm-40gb h100 rtx-5080 mi210".split()]
+    study = Study.open(path, request_of(words))
+    rows = {row.slug: row for row in size(study, Options(cards)).cards}
+    assert len(rows) == 9
+    rungs = LargestBatches(Bench(study, many_cards=True), study.request).values
+    for slug in ("l4", "rtx-4090", "mi210"):
+        batch = rows[slug].safe_batch
+        assert batch
+        beyond = rungs[rungs.index(batch) + 1]
+        for asked, fits in ((batch, True), (beyond, False)):
+            gpu = study.ask(request_of({**words, "batch": asked, "gpu": slug})).report.gpu
+            assert gpu is not None
+            assert (gpu.fit == "fits") is fits, (slug, asked)
