@@ -25,6 +25,7 @@ from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
 from staticmem.engine.step import StepResult
+from staticmem.frontends.recent import Recent
 from staticmem.ir.record import record
 from staticmem.units import Band
 
@@ -146,6 +147,28 @@ def _capacity(device: Device) -> int | None:
     if not device.bounded:
         return None
     return max(device.gpu.usable - device.setup.profile.overhead(device.gpu).expected, 0)
+
+
+class SharedReplays:
+    """Steps on cards with enough memory for them, for many questions on one model: cards with the same setup have the
+    same replays, unless settings of the allocator look at the card, and other batches the same pattern of calls."""
+
+    KEPT = 24  # steps, some 2 MiB each for one of a thousand ops
+
+    def __init__(self) -> None:
+        self._recent: Recent[tuple[StepResult, Unlimited]] = Recent(self.KEPT)
+        self._patterns = Patterns()
+
+    def unlimited(self, result: StepResult, device: Device) -> Unlimited:
+        """The step on a card; what was asked last of it is kept. The software of all devices is the same."""
+        of_setup = id(result), device.setup.architecture, device.setup.multiprocessors
+        of_card = (*of_setup, device.gpu.slug, device.bounded)
+        kept = self._recent.get(of_setup) or self._recent.get(of_card)
+        if kept is not None:
+            return kept[1]
+        roomy = Unlimited(result, device, self._patterns)
+        self._recent.put(of_setup if roomy.is_quick else of_card, (result, roomy))
+        return roomy
 
 
 def _replay(process: Process, device: Device, capacity: int | None) -> Replay:

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from staticmem.allocators.patterns import Patterns
 from staticmem.devices import gpus
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, DeviceMeters, Unlimited, alternatives, on_device, usable_on
+from staticmem.devices.meters import Device, DeviceMeters, SharedReplays, Unlimited, alternatives, on_device, usable_on
 from staticmem.devices.profile import NCCL
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
-from staticmem.frontends.recent import Recent
 from staticmem.liveness import liveness
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
@@ -31,7 +29,6 @@ from staticmem.studies.device import device_of, obstacle_of
 from staticmem.studies.study import Key, key_of
 from staticmem.units import Band
 
-KEPT = 24  # replays that a search keeps to go on with, some 2 MiB each for a step of a thousand ops
 LIMIT = 20_000  # ticks of a trace; beyond it one architecture stands for all, and bands come from it
 
 
@@ -74,8 +71,7 @@ class Verdicts:
     cards: Iterable[Gpu]
     stand_in: Gpu | None = None
     shared: dict[Kind, DeviceMeters] = field(default_factory=dict)  # without a limit, by `_kind`
-    recent: Recent[Unlimited] = field(default_factory=lambda: Recent(KEPT))  # of this step and of others
-    patterns: Patterns = field(default_factory=Patterns)
+    replays: SharedReplays = field(default_factory=SharedReplays)  # of this step and of others
     _own: dict[str, Verdict] = field(default_factory=dict)
     _sums: dict[tuple[Multiprocessors, tuple[str, ...]], dict[int, int]] = field(default_factory=dict)
 
@@ -114,7 +110,7 @@ class Verdicts:
         if own or near or needed.expected + doubt > usable or self._counts_the_card(needed, card):
             if self.stand_in is not None:
                 device = replace(device, setup=on(self.device, self.stand_in).setup)
-            self._own[card.slug] = on_device(self.result, device, self._unlimited).verdict
+            self._own[card.slug] = on_device(self.result, device, self.replays.unlimited).verdict
             return self._own[card.slug]
         return verdict(needed, usable)
 
@@ -123,24 +119,12 @@ class Verdicts:
         roomy = self.representative(card)
         if _kind(roomy) not in self.shared:
             device = replace(on(self.device, roomy), bounded=False)
-            self.shared[_kind(roomy)] = on_device(self.result, device, self._unlimited)
+            self.shared[_kind(roomy)] = on_device(self.result, device, self.replays.unlimited)
         return self.shared[_kind(roomy)].reserved.plus_unrelated(self.device.setup.profile.overhead(card))
 
     def unlimited(self, card: Gpu) -> Unlimited:
         """The step on the card that stands for this one, with enough memory for it."""
-        return self._unlimited(self.result, replace(on(self.device, self.representative(card)), bounded=False))
-
-    def _unlimited(self, result: StepResult, device: Device) -> Unlimited:
-        """The same of any card: cards with the same setup have the same replays, unless settings of the allocator look
-        at the card."""
-        of_setup = id(result), device.setup.architecture, device.setup.multiprocessors
-        of_card = (*of_setup, device.gpu.slug, device.bounded)
-        before = self.recent.get(of_setup) or self.recent.get(of_card)
-        if before is not None:
-            return before
-        roomy = Unlimited(result, device, self.patterns)
-        self.recent.put(of_setup if roomy.is_quick else of_card, roomy)
-        return roomy
+        return self.replays.unlimited(self.result, replace(on(self.device, self.representative(card)), bounded=False))
 
     def _counts_the_card(self, needed: Band, card: Gpu) -> bool:
         """Whether the allocator's settings look at the size of the card: a limit from which it collects, and the
@@ -190,8 +174,7 @@ class Bench:
         self._live: dict[Key, int] = {}
         self._nominal: dict[tuple[Key, Kind], int] = {}
         self._verdicts: dict[Key, Verdicts] = {}
-        self._recent: Recent[Unlimited] = Recent(KEPT)
-        self._patterns = Patterns()
+        self.replays = SharedReplays()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -320,7 +303,7 @@ class Bench:
             large = self.many_cards and result.trace.ticks > LIMIT
             stand_in = largest_of(DEFAULT_ARCHITECTURE, self.cards) if large else None
             device, spread = self._device(request), partial(self._spread, request)
-            verdicts = Verdicts(result, device, spread, self.cards, stand_in, {}, self._recent, self._patterns)
+            verdicts = Verdicts(result, device, spread, self.cards, stand_in, replays=self.replays)
             self._verdicts[key] = verdicts
             if request == self.study.request and request.gpu is None:
                 self._share_meters(verdicts)
@@ -347,10 +330,17 @@ class Bench:
 
 def card_fit(study: Study, name: str, spread: tuple[int, int] | None = None) -> CardFit:
     """The meters of a study's step on a card; `spread` is the study's, unless another is given."""
-    device = device_of(replace(study.request, gpu=name))
-    gpu, meters = device.gpu, on_device(study.result, device)
-    meters = meters.widened(*(study.spread if spread is None else spread))
-    verdict, need, obstacle = meters.verdict, meters.device, obstacle_of(study.result, device)
+    return fit_on(study.result, study.request, name, study.spread if spread is None else spread, Unlimited)
+
+
+def fit_on(
+    result: StepResult, request: Request, name: str, spread: tuple[int, int],
+    unlimited: Callable[[StepResult, Device], Unlimited],
+) -> CardFit:  # fmt: skip
+    """The meters of a step of a request on a card, as reports have them; `unlimited` as in `on_device`."""
+    device = device_of(replace(request, gpu=name))
+    gpu, meters = device.gpu, on_device(result, device, unlimited).widened(*spread)
+    verdict, need, obstacle = meters.verdict, meters.device, obstacle_of(result, device)
     fit = CANNOT_RUN if obstacle else verdict.fit.value
     return CardFit(
         gpu.slug, gpu.usable, fit, meters.allocated.expected, meters.reserved.expected,

@@ -4,7 +4,7 @@ A search over batches replays tens of steps that differ in sizes alone. Three ar
 largest, and of one between them. Where the three have one structure (`structure`), and the bytes of every buffer, its
 shape and strides, and all that kernels read lie on one line through the three, a step of a batch between them has the
 trace of the first with the sizes of the line. As with the arrays of a sweep, three equal structures do not prove a
-fourth (docs/adr/0008), so no figure of a report comes from here: a search learns which batch to name.
+fourth (docs/adr/0008). A search of batches uses it where it names rungs, and a sweep, whose rows say so (`arrays`).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class BenchBetween(Bench):
     def __init__(self, bench: Bench, request: Request, grown: Grown) -> None:
         super().__init__(bench.study, bench.many_cards)
         self.bench, self.request, self.grown = bench, request, grown
-        self._patterns = bench._patterns
+        self.replays = bench.replays
         self.lines: Between | None = None
         self._tried: tuple[int, int] | None = None
 

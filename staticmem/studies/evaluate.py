@@ -93,6 +93,11 @@ def row_of(study: Study) -> Row:
     return _rows([study.request], study.scenario.mode, curves(core, core.sizes()), [nothing], ["run"])[0]
 
 
+def row_between(request: Request, mode: str, sizes: Affine, batch: int) -> Row:
+    """The row of a request whose step lies between two that were run."""
+    return _rows([request], mode, sizes.curves([batch]), [OptimizerPart.nothing()], ["arrays"])[0]
+
+
 def without_options(request: Request, names: Iterable[str]) -> Request:
     """The request with the defaults of some fields."""
     blank = Request()

@@ -16,6 +16,7 @@ from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, S
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search, workers
 from staticmem.studies.bench import Bench, card_fit
+from staticmem.studies.device_rows import device_rows
 from staticmem.studies.evaluate import (
     OPTIMIZER_OPTIONS,
     Done,
@@ -32,7 +33,7 @@ from staticmem.studies.sizing_search import Grown
 from staticmem.studies.study import key_of
 
 METERS = ("live", "device")
-CHUNK = 8  # configurations of a task whose every step is run: enough to be worth a process, few enough to show progress
+CHUNK = 24  # replayed configurations of a task: enough to share steps, few enough to show progress
 GROUPS = 24  # groups of sizes in a task of arrays: each takes three steps
 Progress = Callable[[int, int], None]  # configurations done, of how many
 Task = tuple[str, list[int]]  # model, indices of points
@@ -157,15 +158,33 @@ def _tasks(configurations: Sequence[Point], device: bool) -> list[Task]:
     for point in configurations:
         if point.error is None:
             request = point.request
-            key = point.index if device else key_of(_size_and_kind(request))
+            key = key_of(replace(request, batch=None) if device else _size_and_kind(request))
             by_model.setdefault(point.model, {}).setdefault(key, []).append(point.index)
     tasks: list[Task] = []
-    at_once = CHUNK if device else GROUPS
     for model, groups in by_model.items():
         listed = list(groups.values())
-        pieces = (listed[start : start + at_once] for start in range(0, len(listed), at_once))
-        tasks += [(model, [i for group in piece for i in group]) for piece in pieces]
+        if device:
+            tasks += [(model, piece) for piece in _pieces(listed, configurations)]
+        else:
+            at_once = (listed[start : start + GROUPS] for start in range(0, len(listed), GROUPS))
+            tasks += [(model, [i for group in piece for i in group]) for piece in at_once]
     return tasks
+
+
+def _pieces(groups: Sequence[Sequence[int]], configurations: Sequence[Point]) -> list[list[int]]:
+    """Groups of configurations that differ in the batch alone, in pieces: small ones together, large ones divided, so
+    that batches of a piece are next to one another."""
+    batch_of = {point.index: point.request.batch or 0 for point in configurations}
+    pieces: list[list[int]] = [[]]
+    for group in groups:
+        ordered = sorted(group, key=lambda index: batch_of[index])
+        parts = -(-len(ordered) // CHUNK)
+        for part in range(parts):
+            some = ordered[part * len(ordered) // parts : (part + 1) * len(ordered) // parts]
+            if pieces[-1] and len(pieces[-1]) + len(some) > CHUNK:
+                pieces.append([])
+            pieces[-1] += some
+    return [piece for piece in pieces if piece]
 
 
 def _size_and_kind(request: Request) -> Request:
@@ -236,23 +255,23 @@ def measure(
         study = Study.open(path, Request())
     except Exception as error:
         return [of_exception(error)] * len(requests)
-    if device:
+    if device and largest is None:
+        return device_rows(study, requests, gpus, done)
+    if device and largest is not None:
         rows = []
         for request in requests:
-            rows.append(_with_device(study, request, gpus, largest))
+            rows.append(_with_largest(study, request, gpus, largest))
             if done is not None:
                 done(1)
         return rows
     return [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
 
 
-def _with_device(study: Study, request: Request, gpus: Sequence[str], largest: Grown | None) -> Outcome:
+def _with_largest(study: Study, request: Request, gpus: Sequence[str], largest: Grown) -> Outcome:
     try:
         with without_cycle_search():
             one = study.ask(request)
             row = replace(row_of(one), cards=tuple(card_fit(one, gpu) for gpu in gpus))
-        if largest is None:
-            return row
         bench = Bench(one)
         cards = [
             card if card.obstacle else card.with_largest(largest_size(bench, card.gpu, largest)) for card in row.cards

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import staticmem
 from staticmem.allocators.patterns import Patterns
 from staticmem.devices import gpus
 from staticmem.devices.meters import Unlimited, process_on
+from staticmem.report.sweep import SweepRow
 from staticmem.studies import Request, Study, request_of
 from staticmem.studies.bench import Bench, on
 from staticmem.studies.between import BenchBetween, Between
@@ -96,6 +98,25 @@ def test_a_few_replays_say_what_the_band_says() -> None:
     for limit, beyond in ((high, False), (high - 1, True), (high // 2, True)):
         replays = Unlimited(study.result, device).replays
         assert replays.some_reserves(limit.__lt__) is beyond
+
+
+def fits_of(row: SweepRow) -> Any:
+    return replace(row, index=0, method="run")
+
+
+@pytest.mark.parametrize("name", ["models/resnet18.onnx", "tests/data/graphs/alexnet.pt2"])
+def test_rows_with_cards_are_those_of_configurations_alone(name: str) -> None:
+    """Also of a card that is too small for the larger batches, whose allocator gives memory back."""
+    cards = ["2GiB", "l4", "rtx-4090"]
+    batches = [1, 2, 24, 25, 40, 57, 64, 90]
+    found = staticmem.sweep(ROOT / name, {"batch": batches, "optimizer": ["sgd", "adam"]}, gpus=cards)
+    assert {row.method for row in found.rows} == {"run", "arrays"}
+    assert {card.fit for row in found.rows for card in row.cards} == {"fits", "tight", "does not fit"}
+    for row in found.rows:
+        settings = {"batch": [row.settings["batch"]], "optimizer": [row.settings["optimizer"]]}
+        alone = staticmem.sweep(ROOT / name, settings, gpus=cards).rows[0]
+        assert alone.method == "run"
+        assert fits_of(row) == fits_of(alone)
 
 
 def test_batches_of_the_whole_catalogue_are_those_of_analyze() -> None:
