@@ -4,7 +4,8 @@ A search over batches replays tens of steps that differ in sizes alone. Three ar
 largest, and of one between them. Where the three have one structure (`structure`), and the bytes of every buffer, its
 shape and strides, and all that kernels read lie on one line through the three, a step of a batch between them has the
 trace of the first with the sizes of the line. As with the arrays of a sweep, three equal structures do not prove a
-fourth (docs/adr/0008). A search of batches uses it where it names rungs, and a sweep, whose rows say so (`arrays`).
+fourth (docs/adr/0008). A search of batches uses it to find the batch that it names, whose step is then run
+(`confirms`), and a sweep, whose rows say so (`arrays`).
 """
 
 from __future__ import annotations
@@ -65,9 +66,13 @@ class Between:
         straight = tuple([line for line in ends if line is not None])
         between = cls(batches[0], batches[-1], first, last, sizes, straight)
         try:
-            return between if _same(between.at(batches[1]).trace, inner.trace) else None
+            return between if _equal(between.at(batches[1]).trace, inner.trace) else None
         except _NoLineError:
             return None
+
+    def confirms(self, batch: int, study: Study) -> bool:
+        """Whether the step of a batch, and what the file leaves open of it, are those of a study that ran it."""
+        return _equal(self.at(batch).trace, study.result.trace) and self.spread(batch) == study.spread
 
     def at(self, batch: int) -> StepResult:
         """The step of a batch. Its graph is that of `low`.
@@ -109,9 +114,11 @@ def _beside_sizes(trace: Trace) -> tuple[Any, ...]:
     return trace.phases, trace.marks, trace.ticks, trace.replaced_by, trace.cuda_graphs
 
 
-def _same(one: Trace, ran: Trace) -> bool:
-    mine, theirs = one.buffers, ran.buffers
-    return mine.nbytes == theirs.nbytes and mine.forms == theirs.forms and one.reads == ran.reads
+def _equal(between: Trace, ran: Trace) -> bool:
+    mine, theirs = between.buffers, ran.buffers
+    columns = [(getattr(mine, name), getattr(theirs, name)) for name in Buffers.__slots__]
+    same = all(column == other for column, other in columns) and between.reads == ran.reads
+    return same and between.kernels == ran.kernels and _beside_sizes(between) == _beside_sizes(ran)
 
 
 class _Line:
@@ -159,11 +166,13 @@ class BenchBetween(Bench):
         self.replays = bench.replays
         self.lines: Between | None = None
         self._tried: tuple[int, int] | None = None
+        self._confirmed: set[int] = set()
+        self._is_straight = True
 
     def widen(self, low: int, high: int) -> None:
         """Steps of batches up to `high` lie on a line, if three of them do: from `low`, or from one further on, as what
         the file leaves open may move no peak of the least batches."""
-        if self._tried == (low, high):
+        if self._tried == (low, high) or not self._is_straight:
             return
         self._tried = low, high
         for start in (low, 8 * low, 64 * low):
@@ -177,7 +186,21 @@ class BenchBetween(Bench):
                 return
             if lines is not None:
                 self.lines = lines
+                self._confirmed.clear()
                 return
+
+    def confirms(self, request: Request) -> bool:
+        """Whether the step of a request is the one that runs. Where it is not, no line is used any more."""
+        batch = self._place(request)
+        if batch is None or self.lines is None or batch in self._confirmed:
+            return True
+        if self.lines.confirms(batch, self.bench.ask(request)):
+            self._confirmed.add(batch)
+            return True
+        self.lines, self._is_straight = None, False
+        for kept in (self._steps, self._live, self._verdicts, self._nominal):
+            kept.clear()
+        return False
 
     def _place(self, request: Request) -> int | None:
         """The batch of a request that lies on the line, None: it is run."""

@@ -100,7 +100,7 @@ class LargestBatches:
         its cost. None where the batch is fixed.
 
         It starts at what the card before it, of the same architecture if there is one, makes likely, so that few steps
-        are replayed; none between two that were run is run itself (`between`).
+        are replayed. Those between two that were run are not run themselves (`between`), but for the one that is named.
         """
         if self._fixed() is not None:
             return None
@@ -119,6 +119,8 @@ class LargestBatches:
             at += 2 + last(values[at + 2 :], fits)
         if at < 0:
             return 0
+        if not self.between.confirms(self.at(values[at])):
+            return self.tried(card)
         outcome = self.between.verdict(self.at(values[at]), card)
         self.shares[kind] = values[at] / bound * outcome.usable * TIGHT / outcome.needed.high
         return values[at]

@@ -26,14 +26,14 @@ OPEN = ROOT / "models" / "resnet18.onnx"  # it leaves open what ran in place
 GRAPHS = ROOT / "tests" / "data" / "graphs"
 
 
-def lines(path: Path, low: int, high: int, **words: Any) -> tuple[Study, Between | None]:
-    study = Study.open(path, request_of(words))
+def lines(path: Path, low: int, high: int, **settings: Any) -> tuple[Study, Between | None]:
+    study = Study.open(path, request_of(settings))
     batches = low, (low + high) // 2, high
     return study, Between.through([(b, study.ask(replace(study.request, batch=b))) for b in batches])
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "settings"),
     [
         (OPEN, {"optimizer": "adam"}),
         (OPEN, {"optimizer": "sgd", "amp": "bf16", "channels_last": True}),
@@ -41,30 +41,51 @@ def lines(path: Path, low: int, high: int, **words: Any) -> tuple[Study, Between
         (GRAPHS / "vit_b_16.pt2", {"optimizer": "adamw", "amp": "fp16"}),
     ],
 )
-def test_a_step_between_is_the_step_that_runs(path: Path, words: dict[str, Any]) -> None:
-    study, between = lines(path, 16, 300, **words)
+def test_a_step_between_is_the_step_that_runs(path: Path, settings: dict[str, Any]) -> None:
+    study, between = lines(path, 16, 300, **settings)
     assert between is not None
     for batch in (17, 40, 129):
         alone = study.ask(replace(study.request, batch=batch))
-        found, ran = between.at(batch).trace, alone.result.trace
-        assert list(found.buffers) == list(ran.buffers)
-        assert found.reads == ran.reads
-        assert (found.phases, found.ticks) == (ran.phases, ran.ticks)
+        step, ran = between.at(batch).trace, alone.result.trace
+        assert list(step.buffers) == list(ran.buffers)
+        assert step.reads == ran.reads
+        assert (step.phases, step.ticks) == (ran.phases, ran.ticks)
         assert between.live(batch) == alone.lifetimes.peak_bytes
         assert between.spread(batch) == alone.spread
 
 
 def test_what_is_open_is_compared_too() -> None:
     """At batch 2 the peak is the optimizer's, and what ran in place does not move it; at larger ones it does."""
-    words = {"optimizer": "adam"}
-    assert lines(OPEN, 2, 300, **words)[1] is None
-    study, between = lines(OPEN, 16, 300, **words)
+    settings = {"optimizer": "adam"}
+    assert lines(OPEN, 2, 300, **settings)[1] is None
+    study, between = lines(OPEN, 16, 300, **settings)
     assert between is not None
     assert between.spread(100)[1] > 1 << 20
     bench = BenchBetween(Bench(study), study.request, BATCH)
     bench.widen(2, 300)
     assert bench.lines is not None
     assert bench.lines.low == 16
+
+
+def test_a_line_that_is_not_confirmed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch that a search names is run; where the line said otherwise, the search is done without lines."""
+    study = Study.open(GRAPHS / "alexnet.pt2", Request(optimizer="adam"))
+    card, search = gpus.find("l4"), LargestBatches(Bench(study, many_cards=True), study.request)
+    right = search.tried(card)
+    assert search.between.lines is not None
+    search = LargestBatches(Bench(study, many_cards=True), study.request)
+    own = Between.at
+
+    def wrong(between: Between, batch: int) -> Any:
+        step = own(between, batch)
+        sizes = step.trace.buffers.nbytes
+        if batch not in (between.low, (between.low + between.high) // 2, between.high):
+            sizes[-1] += 1 << 30
+        return step
+
+    monkeypatch.setattr(Between, "at", wrong)
+    assert search.tried(card) == right
+    assert search.between.lines is None
 
 
 def test_steps_of_other_structures_have_none_between() -> None:
@@ -75,9 +96,9 @@ def test_steps_of_other_structures_have_none_between() -> None:
     assert Between.through([*asked, (70, study.ask(Request(optimizer="sgd", batch=70)))]) is None
 
 
-@pytest.mark.parametrize("words", [{"optimizer": "adam"}, {"optimizer": "adam", "cudnn_benchmark": True}])
-def test_a_process_by_a_pattern_is_the_process_of_its_own(words: dict[str, Any]) -> None:
-    study, between = lines(OPEN, 16, 300, **words)
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "adam", "cudnn_benchmark": True}])
+def test_a_process_by_a_pattern_is_the_process_of_its_own(settings: dict[str, Any]) -> None:
+    study, between = lines(OPEN, 16, 300, **settings)
     assert between is not None
     patterns, device = Patterns(), device_of(study.request)
     for batch in (20, 128, 230):
@@ -104,26 +125,26 @@ def fits_of(row: SweepRow) -> Any:
     return replace(row, index=0, method="run")
 
 
-@pytest.mark.parametrize("name", ["models/resnet18.onnx", "tests/data/graphs/alexnet.pt2"])
-def test_rows_with_cards_are_those_of_configurations_alone(name: str) -> None:
+@pytest.mark.parametrize("path", ["models/resnet18.onnx", "tests/data/graphs/alexnet.pt2"])
+def test_rows_with_cards_are_those_of_configurations_alone(path: str) -> None:
     """Also of a card that is too small for the larger batches, whose allocator gives memory back."""
     cards = ["2GiB", "l4", "rtx-4090"]
     batches = [1, 2, 24, 25, 40, 57, 64, 90]
-    found = staticmem.sweep(ROOT / name, {"batch": batches, "optimizer": ["sgd", "adam"]}, gpus=cards)
-    assert {row.method for row in found.rows} == {"run", "arrays"}
-    assert {card.fit for row in found.rows for card in row.cards} == {"fits", "tight", "does not fit"}
-    for row in found.rows:
-        settings = {"batch": [row.settings["batch"]], "optimizer": [row.settings["optimizer"]]}
-        alone = staticmem.sweep(ROOT / name, settings, gpus=cards).rows[0]
+    table = staticmem.sweep(ROOT / path, {"batch": batches, "optimizer": ["sgd", "adam"]}, gpus=cards)
+    assert {row.method for row in table.rows} == {"run", "arrays"}
+    assert {card.fit for row in table.rows for card in row.cards} == {"fits", "tight", "does not fit"}
+    for row in table.rows:
+        one = {name: [row.settings[name]] for name in ("batch", "optimizer")}
+        alone = staticmem.sweep(ROOT / path, one, gpus=cards).rows[0]
         assert alone.method == "run"
         assert fits_of(row) == fits_of(alone)
 
 
 def test_batches_of_the_whole_catalogue_are_those_of_analyze() -> None:
     """Each fits by a report of its own, and the next that was tried does not."""
-    path, words = GRAPHS / "alexnet.pt2", {"optimizer": "adam"}
+    path, settings = GRAPHS / "alexnet.pt2", {"optimizer": "adam"}
     cards = [gpus.find(name) for name in "t4 l4 rtx-4060 rtx-4090 a10 a100-sxm-40gb h100 rtx-5080 mi210".split()]
-    study = Study.open(path, request_of(words))
+    study = Study.open(path, request_of(settings))
     rows = {row.slug: row for row in size(study, Options(cards)).cards}
     assert len(rows) == 9
     rungs = LargestBatches(Bench(study, many_cards=True), study.request).values
@@ -132,6 +153,6 @@ def test_batches_of_the_whole_catalogue_are_those_of_analyze() -> None:
         assert batch
         beyond = rungs[rungs.index(batch) + 1]
         for asked, fits in ((batch, True), (beyond, False)):
-            gpu = study.ask(request_of({**words, "batch": asked, "gpu": slug})).report.gpu
+            gpu = study.ask(request_of({**settings, "batch": asked, "gpu": slug})).report.gpu
             assert gpu is not None
             assert (gpu.fit == "fits") is fits, (slug, asked)
