@@ -11,8 +11,11 @@ from _pytest.mark import ParameterSet
 def sampled(cases: Iterable[object], every: int) -> list[ParameterSet]:
     """Arguments for `parametrize`, in order: the first of each `every` cases always runs, the others have the mark
     `exhaustive`. Cases of one kind stand together, so each kind with as many cases keeps one. A tuple has the values of
-    several parameters."""
-    return [
-        pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.exhaustive if index % every else ())
-        for index, case in enumerate(cases)
-    ]
+    several parameters, `pytest.param` an id too."""
+    return [_parameters(case, pytest.mark.exhaustive if index % every else ()) for index, case in enumerate(cases)]
+
+
+def _parameters(case: object, marks: pytest.MarkDecorator | tuple[()]) -> ParameterSet:
+    if isinstance(case, ParameterSet):
+        return pytest.param(*case.values, marks=marks, id=case.id)
+    return pytest.param(*(case if type(case) is tuple else (case,)), marks=marks)

@@ -194,6 +194,7 @@ VERBS: dict[str, list[str]] = {
     "analyze": [SEED, *STEP, "--gpu", "l4"],
     "check": [SEED, *STEP, "--budget", "live=1GiB", "--budget", "live=1MiB", "--exit-zero", "-j", "1"],
     "diff": [SEED_ONNX, SEED, *STEP],
+    "fit": [SEED, *STEP, "--gpu", "l4"],
     "gpus": [],
     "layers": [SEED, *STEP],
     "levers": [SEED, *STEP, "--gpu", "l4"],
@@ -224,7 +225,9 @@ COMMANDS: dict[str, list[str]] = {
         f"{verb} {format_}": ["analyze" if verb == "session" else verb, *words, "-f", format_]
         for verb, words in VERBS.items()
         for format_ in FORMATS[verb]
+        if format_ != "deepspeed"  # has no settings for one device
     },
+    "fit deepspeed": ["fit", SEED, *STEP, "--gpu", "l4", "--devices", "2", "--parallel", "zero2", "-f", "deepspeed"],
     "explained": ["analyze", MODEL, *STEP, "--explain-peak"],
     "onnx": ["analyze", SEED_ONNX, *STEP, "-f", "json"],
     "larger": ["analyze", MODEL, *STEP, "-f", "json", "--gpu", "l4"],

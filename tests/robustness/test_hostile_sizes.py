@@ -175,7 +175,7 @@ def test_the_largest_batch_of_a_loop_over_it(scan: str, capsys: pytest.CaptureFi
 def test_sizing_of_a_loop_over_the_batch(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", scan, "--gpu", "l4", "-f", "json"]) == 0
     sizing = json.loads(capsys.readouterr().out)
-    assert any("were not tried" in note["text"] for note in sizing["assumptions"])
+    assert any("was not tried" in note["text"] for note in sizing["assumptions"])
 
 
 def test_a_loop_over_the_batch_that_fills_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
