@@ -139,7 +139,7 @@ for _kind in ("gru", "rnn_tanh", "rnn_relu"):
 
 _LSTM_GATES = 4
 
-_GRU_WORKSPACE = 5  # multiples of the hidden size that the fused kernel keeps for its backward
+GRU_WORKSPACE = 5  # multiples of the hidden size that the fused kernel keeps for its backward
 
 
 def _gates(e: Eager, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,7 +188,7 @@ def gru_cell(
     """Two products and a fused kernel, which saves both, the state, the biases and a workspace of 5 times the state."""
     igates, hgates = _gates(e, input, hx, w_ih, w_hh)
     hy = e.empty(hx.shape, hx.dtype, kernel="aten._thnn_fused_gru_cell.default")
-    workspace = e.empty((hx.shape[0], hx.shape[1] * _GRU_WORKSPACE), hx.dtype)
+    workspace = e.empty((hx.shape[0], hx.shape[1] * GRU_WORKSPACE), hx.dtype)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         by_input = e.empty(igates.shape, igates.dtype, kernel="aten._thnn_fused_gru_cell_backward.default")

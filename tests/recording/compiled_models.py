@@ -182,3 +182,31 @@ class RelativePositions(nn.Module):  # type: ignore[misc]
             scores = scores.masked_fill(mask, float("-inf")).softmax(-1)
             x = x + self.out((scores @ v).transpose(1, 2).reshape(b, t, c))
         return self.head(x.mean(1))
+
+
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """A GRU's cell over a few steps: its fused kernel has no decomposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(512, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Any) -> Any:
+        state = x.new_zeros(x.shape[0], 256)
+        for step in x.split(8, 1):
+            state = self.cell(step.mean(1), state)
+        return self.head(state)
+
+
+class Attends(nn.Module):  # type: ignore[misc]
+    """Modules of attention, whose fused inference path compiled code does not take; one gives its weights too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.MultiheadAttention(512, 8, batch_first=True)
+        self.second = nn.MultiheadAttention(512, 8, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.first(x, x, x, need_weights=False)[0]
+        y, weights = self.second(x, x, x)
+        return torch.nn.functional.gelu(x + y) * weights.mean()

@@ -10,7 +10,7 @@ import pytest
 from staticmem.studies import Study, request_of
 
 
-def step(name: str, amp: str | None = None) -> Study:
+def step(name: str, amp: str | None = None, mode: str = "train") -> Study:
     import compiled_models as models
     import torch
 
@@ -21,7 +21,9 @@ def step(name: str, amp: str | None = None) -> Study:
         sizes = {"Images": (16, 3, 64, 64), "RelativePositions": (64, 128, 256)}
         x = torch.empty(sizes.get(name, (16, 64, 512)))
     words = {"optimizer": "adam", "loss": "mean", "outputs": "dropped", "compile": True, "amp": amp}
-    return Study.open(model.train(), request_of(words), (x,))
+    if mode == "infer":
+        words = {"mode": mode, "compile": True, "amp": amp}
+    return Study.open(model.train(mode == "train"), request_of(words), (x,))
 
 
 @pytest.mark.torch
@@ -63,3 +65,19 @@ def test_a_tensor_that_is_unpacked_is_indexed(amp: str | None, measured: int) ->
     study = step("RelativePositions", amp)
     assert [op.target for op in study.graph.ops if op.base == "aten::unbind"] == ["aten::unbind.__iter__"] * 2
     assert study.lifetimes.peak_bytes == measured
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "amp", "mode", "measured"),
+    [
+        ("Recurrent", None, "train", 14_255_104),
+        ("Recurrent", "bf16", "train", 18_115_584),
+        ("Attends", None, "infer", 27_279_360),
+    ],
+)
+def test_fused_kernels_of_eager_code(name: str, amp: str | None, mode: str, measured: int) -> None:
+    """Compiled code calls the kernel of a GRU's cell between products, and runs attention by its parts."""
+    study = step(name, amp, mode)
+    assert study.lifetimes.peak_bytes == measured
+    assert "SM205" not in {note.code for note in study.result.notes}

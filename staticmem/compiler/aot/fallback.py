@@ -27,10 +27,15 @@ _BREAKS = {
     "data_sized": "the size of its result is in the data, where torch.compile breaks the graph",
 }
 
-# What Inductor makes one call of as well, in the backward too (`make_fallback` of torch/_inductor/lowering.py)
+# What Inductor makes one call of as well, in the backward too: `make_fallback` of torch/_inductor/lowering.py, and what
+# has neither a lowering there nor a decomposition
 _LEFT_TO_ATEN = frozenset(
-    f"aten::{name}" for name in "_embedding_bag embedding_bag adaptive_max_pool3d cdist histc multinomial".split()
-)
+    f"aten::{name}"
+    for name in (
+        "_embedding_bag", "embedding_bag", "adaptive_max_pool3d", "cdist", "histc", "multinomial",
+        "_transformer_encoder_layer_fwd",
+    )
+)  # fmt: skip
 
 
 def call(t: Tracer, rule: Rule, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Node]:
