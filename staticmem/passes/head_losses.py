@@ -1,10 +1,10 @@
 """Losses that stand at the end of a graph as ops of their own: `--loss causal-lm` and those that replace the last
-linear layer.
+linear layer, and CTC's.
 
 `causal-lm` is computed by the model, from its labels: the op runs in the frame of the model, and its result is an
 output before the others. `chunked-cross-entropy` has the last linear layer run on each part of the sequence;
-`linear-cross-entropy` and `fused-linear-cross-entropy` run it inside of the loss. What they allocate is in
-`ops.head_losses`, with its sources.
+`linear-cross-entropy` and `fused-linear-cross-entropy` run it inside of the loss. `ctc` reads what the model returns.
+What they allocate is in `ops.head_losses` and `ops.ctc`, with their sources.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref, Value
 from staticmem.ops.head_losses import CHUNKS
+from staticmem.ops.registry import kinds_of
 from staticmem.passes.inserted import with_ops
 from staticmem.units import format_bytes
 
@@ -44,6 +45,8 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     loss = asked.head_loss
     assert loss is not None
     head = _head(graph, loss, asked.logits)
+    if loss == "ctc":
+        return _with_ctc(graph, head, asked.target_length)
     labels = Value(LABELS, dtypes.int64, head.shape[:-1])
     others = graph.outputs[1:]
     if loss == "causal-lm":
@@ -61,6 +64,33 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         return _with(graph, head, [], [op], labels, (LOSS, hidden.name, *others)), ()
     op = _op(loss, arguments, _around(head.op))
     return _with(graph, head, [], [op], labels, (LOSS, *others)), [_of_older_releases(graph, weight)]
+
+
+def _with_ctc(graph: Graph, head: Head, target_length: int | None) -> tuple[Graph, Sequence[Note]]:
+    """CTC of what the model returns: (batch, frames, classes), or (frames, batch, classes) where the batch, which is
+    the first size of the first input, is there. Log-probabilities are taken as they are."""
+    batch = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
+    if batch not in head.shape[:2]:
+        why = f"Its first output has shape {list(head.shape)}, and no batch of {batch} among the first two sizes."
+        raise _refused("ctc", why)
+    batch_first = head.shape[0] == batch
+    frames, notes = head.shape[1 if batch_first else 0], []
+    if target_length is None:
+        text = f"--loss ctc: targets of {frames} labels, as many as there are frames (--target-length says how many)"
+        notes.append(Note("assumption", "SM338", text))
+    labels = Value(LABELS, dtypes.int64, (batch, target_length or frames))
+    arguments = (Ref(graph.outputs[0]), Ref(LABELS), batch_first, _is_log_softmax(graph, head.at))
+    op = _op("ctc-loss", arguments, _OWN)
+    return _with(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), notes
+
+
+def _is_log_softmax(graph: Graph, at: int) -> bool:
+    """Whether an op is a log_softmax, or a view of one."""
+    position = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
+    op = graph.ops[at]
+    while "view" in kinds_of(op.base) and op.args and isinstance(op.args[0], Ref) and op.args[0].name in position:
+        op = graph.ops[position[op.args[0].name]]
+    return op.base in ("aten::log_softmax", "aten::_log_softmax", "aten::special_log_softmax")
 
 
 def _around(op: Op) -> tuple[Frame, ...]:
@@ -103,7 +133,7 @@ def _head(graph: Graph, loss: str, sizes: tuple[int, ...] | None) -> Head:
     shape = value.shape if value is not None else sizes
     if op is None or shape is None:
         raise _refused(loss, "Its first output is no result of an op whose size the file has.")
-    if loss == "causal-lm":
+    if loss in ("causal-lm", "ctc"):
         if len(shape) != 3:
             raise _refused(loss, f"Its first output has shape {list(shape)}; logits are (batch, tokens, classes).")
         return Head(op, position[name], shape)

@@ -117,6 +117,7 @@ class Asked:
     logits: tuple[int, ...] | None = None  # sizes of the first output, where the graph has none
     lora: tuple[Lora, bool] | None = None  # the adapters, and whether the step has autocast
     quantize: Quantized | None = None
+    target_length: int | None = None  # labels of a target of `ctc`
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -532,7 +533,7 @@ def for_step(
     lora = (scenario.lora, scenario.amp is not None) if scenario.lora is not None else None
     asked = Asked(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
-        scenario.quantize,
+        scenario.quantize, scenario.target_length,
     )  # fmt: skip
     return run(passes, graph, asked, keep=True)
 

@@ -27,6 +27,7 @@ from staticmem.scenario.step import (
     HEAD_LOSSES,
     LEVER_OPTIONS,
     LOSSES,
+    MAX_LABELS,
     OPTIMIZERS,
     STRATEGIES,
     WHOLE,
@@ -111,6 +112,10 @@ class Request(Levers):
         details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
         "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size; the "
         "others are those of libraries: [losses](levers.md#losses)",
+    )
+    target_length: int | None = option(
+        None, STEP, "whole", "N", "labels of the longest target, with --loss ctc", training=True, example="50",
+        unset="as many as the output has frames, which is the most that can be aligned",
     )
     dtype: str | None = option(
         None, STEP, "precision", "TYPE", "casts the whole model, as model.to(dtype)", choices=PRECISIONS,
@@ -290,6 +295,13 @@ class Request(Levers):
         assert isinstance(self.compile, tuple)
         if self.compile and self.parallel is not None:
             self._check_compiled_rank()
+        if self.target_length is not None and (loss != "ctc" or not 1 <= self.target_length <= MAX_LABELS):
+            raise UsageError(
+                f"--target-length {self.target_length} does not apply",
+                f"It is the labels of the longest target of --loss ctc, from 1 to {MAX_LABELS:,}.",
+                "Use --loss ctc --target-length 50, or leave it out.",
+                code="SM130",
+            )
         if self.parallel in ("tp", "pp") and loss in HEAD_LOSSES and mode == "train":
             raise UsageError(
                 f"--loss {loss} and --parallel {self.parallel} cannot be combined",
@@ -319,7 +331,7 @@ class Request(Levers):
         quantized, dtype = self._quantized(mode, dtype, amp)
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
-            quantized, self._generation(mode), bool(self.compile) and self.within_ddp, **levers
+            quantized, self._generation(mode), bool(self.compile) and self.within_ddp, self.target_length, **levers
         )
         return scenario, notes
 

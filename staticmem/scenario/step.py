@@ -26,7 +26,7 @@ FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 # losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
 # training loop with what the model has returned
 OF_THE_MODEL = ("causal-lm", "fused-linear-cross-entropy")
-AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy")
+AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy", "ctc")
 HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
 LOSSES = ("auto", "cross-entropy", "mse", "bce", "mean", "sum", "none", "outputs", *HEAD_LOSSES)
 # strategies of several GPUs and how they are written
@@ -55,6 +55,7 @@ COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 CACHES = ("dynamic", "static")
 MAX_TOKENS = 1 << 30
+MAX_LABELS = 1 << 20
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
@@ -189,6 +190,8 @@ class Scenario(Levers):
 
     `ddp`: DistributedDataParallel is around the model, which decides where compiled code is cut.
 
+    `target_length`: labels of a target of `ctc`; None: as many as the output has frames.
+
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
@@ -212,6 +215,7 @@ class Scenario(Levers):
     quantize: Quantized | None = None
     generation: Generation | None = None
     ddp: bool = False
+    target_length: int | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

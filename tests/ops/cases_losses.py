@@ -35,6 +35,18 @@ def _chunks(make: Any, rows: int) -> tuple[Spec, ...]:
     return (make(rows, 2, V).trained,) * 8
 
 
+_LENGTHS = (9, 8, 9), (4, 2, 3)  # of frames and of targets
+_FAKE = "the fake backward of log_softmax keeps the gradient's layout; kernels make a contiguous one"
+_LAYOUT: dict[str, Any] = {"skip": ("grads",), "why": _FAKE}
+_CTC = [
+    *(call("aten::ctc_loss", f(9, 3, V), i(3, 4), *_LENGTHS, 0, reduction, infinity)
+      for reduction in (0, 2) for infinity in (False, True)),
+    call("aten::ctc_loss", f(3, 9, V).permute(1, 0, 2), i(3, 4), *_LENGTHS, 0, 0),
+    *(_of("ctc_loss", f(9, 3, V), i(3, 4), False, given) for given in (False, True)),
+    _of("ctc_loss", f(3, 9, V), i(3, 4), True, True),
+    *(_of("ctc_loss", x, i(3, 4), True, False, **_LAYOUT) for x in (f(3, 9, V), h(3, 9, V))),
+]  # fmt: skip
+
 _PLAIN = [
     _of("causal_lm_loss", f(2, 16, V), i(2, 16)),
     _of("causal_lm_loss", f(1, 16, V), i(1, 16)),
@@ -46,6 +58,7 @@ _PLAIN = [
     *_all(h(2, 16, H), h(V, H), None),
     *_all(h(2, 16, H), h(V, H), h(V)),
     *_all(f(30, H), f(V, H), f(V)),
+    *_CTC,
 ]
 _MIXED = [
     _of("causal_lm_loss", h(2, 16, V), i(2, 16)),
@@ -53,5 +66,7 @@ _MIXED = [
     *_all(f(2, 16, H), f(V, H), None),
     *_all(f(2, 16, H), f(V, H), f(V)),
     *_all(h(2, 16, H), f(V, H), None),
+    _of("ctc_loss", h(3, 9, V), i(3, 4), True, False, **_LAYOUT),
+    _of("ctc_loss", f(9, 3, V), i(3, 4), False, True),
 ]
 CASES = [*_PLAIN, *(replace(case, name=f"{case.name} autocast", autocast=True) for case in _MIXED)]

@@ -10,9 +10,43 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_impls import register_op_impl
 from torch.nn import functional
 
 IGNORED = -100
+
+
+# PyTorch has no fake kernels of these: the sizes are those of native/cuda/LossCTC.cu
+@register_op_impl(torch.ops.aten._use_cudnn_ctc_loss.default)  # type: ignore[untyped-decorator]
+@register_op_impl(torch.ops.aten._use_miopen_ctc_loss.default)  # type: ignore[untyped-decorator]
+def _not_of_libraries(*_: Any) -> bool:
+    """Which is so for targets in int64."""
+    return False
+
+
+@register_op_impl(torch.ops.aten._ctc_loss.default)  # type: ignore[untyped-decorator]
+def _ctc(mode: Any, func: Any, log_probs: Any, targets: Any, frames: Any, lengths: Any, *_: Any) -> Any:
+    length, batch = log_probs.shape[:2]
+    log_alpha = log_probs.new_empty((batch, length, 2 * max(lengths) + 1))
+    return log_probs.new_empty((batch,)), log_alpha
+
+
+@register_op_impl(torch.ops.aten._ctc_loss_backward.default)  # type: ignore[untyped-decorator]
+def _ctc_backward(mode: Any, func: Any, grad: Any, log_probs: Any, *_: Any, **__: Any) -> Any:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def ctc_loss(outputs: Any, targets: Any, batch_first: bool, normalized: bool) -> Any:
+    """What a training loop writes: `functional.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), ...)`. Its mean is
+    restated from native/LossCTC.cpp: numbers of fake tensors are not made there."""
+    log_probs = outputs if normalized else outputs.log_softmax(-1, dtype=torch.float32)
+    if batch_first:
+        log_probs = log_probs.transpose(0, 1)
+    frames, batch = log_probs.shape[:2]
+    of_targets = (targets.shape[1],) * batch
+    losses = functional.ctc_loss(log_probs, targets, (frames,) * batch, of_targets, reduction="none")
+    lengths = losses.new_full((batch,), targets.shape[1]).clamp_min(1)
+    return (losses / lengths).mean()
 
 
 def causal_lm_loss(logits: Any, labels: Any) -> Any:

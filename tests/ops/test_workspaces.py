@@ -13,6 +13,7 @@ from staticmem.eager.trace import Reduction
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.attention import efficient_backward, flash_backward
+from staticmem.ops.ctc import ctc_temporaries
 from staticmem.ops.indexing import embedding_backward
 from staticmem.ops.normalization import group_norm_temporaries, layer_norm_partial_sums
 from staticmem.ops.recurrent import recurrent_workspace
@@ -155,6 +156,15 @@ def test_an_embedding_of_many_indices() -> None:
     assert segments == Band(409 * width * 4, (409 + n) * width * 4, (409 + n) * width * 4)
     _, segments = bands(embedding_backward(kernel((2, width), indices=n)))
     assert segments.expected == (409 + 2) * width * 4
+
+
+def test_ctc_makes_a_second_table_in_its_backward() -> None:
+    """native/cuda/LossCTC.cu: three tensors of a number for each sample in int64, and log_beta like log_alpha."""
+    losses, log_alpha = form((8,)), form((8, 400, 121))
+    taken = ctc_temporaries(kernel((8,), (8, 400, 121), name="aten._ctc_loss.default"))
+    assert bands(taken) == [exactly(64)] * 3
+    backward = kernel((400, 8, 64), forward=(losses, log_alpha), name="aten._ctc_loss_backward.default")
+    assert bands(ctc_temporaries(backward)) == [*[exactly(64)] * 3, exactly(log_alpha.nbytes)]
 
 
 def test_sorts() -> None:

@@ -209,3 +209,44 @@ def test_a_recording_has_room_for_them_too(loss: str) -> None:
     study = Study(model, Request(mode="train", batch=ROWS, loss=loss, outputs="dropped"))
     assert study.report.peak.live_bytes == liveness(step(loss, outputs="dropped").trace).peak_bytes
     assert study.ask(Request(mode="train", batch=2 * ROWS, loss=loss)).report.scenario.loss == loss
+
+
+def ctc(first: int, second: int, *tail: Op, **options: object) -> StepResult:
+    """A model of `ROWS` samples whose first output has these sizes, and `CLASSES`."""
+    last = tail[-1].name if tail else "y"
+    graph = language_model(tail, (last,))
+    graph = replace(graph, values={**graph.values, last: tensor(last, first, second, CLASSES)})
+    return step("ctc", graph, **options)
+
+
+def names(result: StepResult) -> list[str]:
+    return [kernel.name for kernel in result.trace.kernels]
+
+
+def test_ctc_needs_the_length_of_targets() -> None:
+    result = ctc(ROWS, TOKENS, target_length=10)
+    table = next(b for b in result.trace.buffers if b.shape == (ROWS, TOKENS, 21))
+    assert (table.nbytes, table.category) == (ROWS * TOKENS * 21 * 4, "activation")
+    assert not [note for note in result.graph.notes if note.code == "SM338"]
+    longest = ctc(ROWS, TOKENS)
+    assert any(b.shape == (ROWS, TOKENS, 2 * TOKENS + 1) for b in longest.trace.buffers)
+    (note,) = [note for note in longest.graph.notes if note.code == "SM338"]
+    assert f"targets of {TOKENS} labels" in note.text
+
+
+def test_ctc_takes_log_probabilities_as_they_are() -> None:
+    """The gradient of the log-probabilities is all that the loss's backward makes then."""
+    softmax = Op("s", "aten::log_softmax.int", (Ref("y"), -1), {}, ("s",), MODEL)
+    turned = Op("t", "aten::transpose.int", (Ref("s"), 0, 1), {}, ("t",), MODEL)
+    plain = ctc(ROWS, TOKENS)
+    for tail, first, second in (((softmax,), ROWS, TOKENS), ((softmax, turned), TOKENS, ROWS)):
+        result = ctc(first, second, *tail)
+        assert len([n for n in names(result) if "softmax.default" in n]) == 1
+        assert any(b.shape == (ROWS, TOKENS, 2 * TOKENS + 1) for b in result.trace.buffers)
+        assert result.trained == plain.trained == 2
+
+
+def test_ctc_needs_a_batch() -> None:
+    with pytest.raises(UsageError, match="does not fit") as caught:
+        ctc(ROWS + 1, TOKENS)
+    assert "no batch of 2" in caught.value.why

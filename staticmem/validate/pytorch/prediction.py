@@ -118,7 +118,7 @@ def _check(request: Request) -> None:
     if request.loss in HEAD_LOSSES:
         raise UsageError(
             f"--loss {request.loss} cannot be run",
-            "It is a loss of a library, and a run has PyTorch alone.",
+            "It is an op that ends the graph, and a run has those of PyTorch alone.",
             "Use --loss cross-entropy; 'staticmem analyze' predicts the other.",
             code="SM226",
         )
