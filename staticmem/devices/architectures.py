@@ -43,6 +43,10 @@ JETSON = ((8, 7),)  # Orin: NVIDIA's own builds for JetPack; Thor (11.0) runs th
 # (torch/cuda/__init__.py, `is_bf16_supported(including_emulation=False)`).
 _FIRST = {"bfloat16": (8, 0)}
 
+# Inductor writes kernels in Triton (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`, which raises
+# `GPUTooOldForTriton` before it).
+_FIRST_WITH_TRITON = (7, 0)
+
 
 def capability(chip: str) -> Capability | None:
     """(8, 6) of `sm_86`; None for a chip of another vendor."""
@@ -50,18 +54,27 @@ def capability(chip: str) -> Capability | None:
     return (int(match.group(1)), int(match.group(2))) if match is not None else None
 
 
-def obstacle(card: Gpu, torch: str, dtypes: Iterable[str] = ()) -> str:
+def runs_compiled_code(card: Gpu) -> bool:
+    """Whether kernels that `torch.compile` writes run on a card."""
+    chip = capability(card.chip or card.architecture)
+    return chip is None or chip >= _FIRST_WITH_TRITON
+
+
+def obstacle(card: Gpu, torch: str, dtypes: Iterable[str] = (), *, compiled: bool = False) -> str:
     """Why a card cannot run a step with this PyTorch: a clause such as `it has no bfloat16`; empty where it can.
 
     Args:
         torch: a version, as `2.13`.
         dtypes: names of the element types that the step computes in.
+        compiled: whether the step runs code of `torch.compile`.
 
     Of cards of other vendors nothing is known, so nothing stands in their way here.
     """
     chip = capability(card.chip or card.architecture)
     if chip is None:
         return ""
+    if compiled and not runs_compiled_code(card):
+        return "torch.compile writes kernels in Triton, which needs compute capability 7.0"
     return _not_served(chip, torch) or _without(chip, dtypes)
 
 

@@ -37,9 +37,6 @@ STAND_INS = {
     **dict.fromkeys(("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1100", "xe-hpc", "xe2-hpg"), "sm_90"),
     **dict.fromkeys(("gaudi2", "gaudi3"), "sm_90"),
 }  # fmt: skip
-# Of NVIDIA's: those without kernels of Triton, which needs compute capability 7.0, so that Inductor has none for them
-# (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`; `GPUTooOldForTriton`)
-WITHOUT_TRITON = ("sm_60", "sm_61")
 BEFORE_AMPERE = ("sm_70", "sm_75")  # of those with tables
 OTHER_THREADS = 132 * 2048  # of a card of another vendor: an H100's, so that its context is that of one; assumed
 
@@ -98,11 +95,6 @@ class Gpu:
         others = [name for name in THREADS if name not in STAND_INS and name != self.architecture]
         old = self.architecture in BEFORE_AMPERE
         return tuple([name for name in others if (name in BEFORE_AMPERE) == old])
-
-    @property
-    def runs_compiled_code(self) -> bool:
-        """Whether code of `torch.compile` runs on it."""
-        return (self.chip or self.architecture) not in WITHOUT_TRITON
 
 
 def held_back(nvml_mib: int) -> int:

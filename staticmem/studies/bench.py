@@ -358,7 +358,7 @@ def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0
     rows = []
     for card in sorted(cards.values(), key=lambda card: (card.slug != asked.gpu.slug, card.usable, card.name)):
         named = card.slug == asked.gpu.slug
-        runs = (result.compiled is None or card.runs_compiled_code) and not obstacle_of(result, on(asked, card))
+        runs = not obstacle_of(result, on(asked, card))
         if named or (runs and (wide or card.architecture == asked.gpu.architecture)):
             rows.append(_row(card, verdicts.of(card, own=named), named))
     return tuple(rows)

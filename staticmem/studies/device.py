@@ -8,7 +8,7 @@ from pathlib import Path
 
 from staticmem.allocators.settings import parse_settings
 from staticmem.devices import gpus, profile
-from staticmem.devices.architectures import obstacle
+from staticmem.devices.architectures import obstacle, runs_compiled_code
 from staticmem.devices.conv_workspace import OLD_CUDNN
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
@@ -36,7 +36,7 @@ def device_of(request: Request) -> Device:
         CudnnError: --cudnn library is given, and there is no libcudnn.
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
-    if request.compiles and not gpu.runs_compiled_code:
+    if request.compiles and not runs_compiled_code(gpu):
         raise too_old([gpu])
     software = profile.load(Path(request.profile) if request.profile is not None else None)
     if request.parallel is not None:
@@ -72,7 +72,8 @@ def without_device(report: Report) -> Report:
 
 def obstacle_of(result: StepResult, device: Device) -> str:
     """Why a card cannot run a step with its software, whatever its memory; empty where it can."""
-    return obstacle(device.gpu, device.setup.torch, {form.dtype.name for form in set(result.trace.buffers.forms)})
+    dtypes = {form.dtype.name for form in set(result.trace.buffers.forms)}
+    return obstacle(device.gpu, device.setup.torch, dtypes, compiled=result.compiled is not None)
 
 
 def with_device(

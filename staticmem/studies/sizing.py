@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from staticmem.devices import gpus
+from staticmem.devices.architectures import runs_compiled_code
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
@@ -64,7 +65,7 @@ def size(study: Study, options: Options) -> Sizing:
         raise UsageError(
             "no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
-    too_old = [card for card in options.cards if study.request.compiles and not card.runs_compiled_code]
+    too_old = [card for card in options.cards if study.request.compiles and not runs_compiled_code(card)]
     if too_old:
         cards = [card for card in options.cards if card not in too_old]
         if not cards:
@@ -213,7 +214,7 @@ class _Sizing:
         """The need with the model under torch.compile; None where it is so already, where compiled code does not run on
         the card, or the graph is large."""
         request = self.request
-        if not card.runs_compiled_code:
+        if not runs_compiled_code(card):
             return None
         if request.compile or request.parallel is not None or self.study.result.trace.ticks > LIMIT:
             return None

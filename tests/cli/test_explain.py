@@ -18,7 +18,9 @@ def test_codes_are_those_of_the_source() -> None:
     used: set[str] = set()
     for path in (ROOT / "staticmem").rglob("*.py"):
         used |= set(re.findall(r"SM\d{3}\b", path.read_text(encoding="utf-8")))
-    assert used == set(explain.entries())
+    codes = list(explain.entries())
+    assert used == set(codes)
+    assert codes == sorted(codes)
 
 
 def test_entries_are_sentences() -> None:

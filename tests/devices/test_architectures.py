@@ -69,3 +69,10 @@ def test_a_card_that_cannot_run_the_step_is_not_recommended() -> None:
 def test_analyze_warns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(BLOCKS), "--batch", "4", "--optimizer", "adam", "--amp", "bf16", "--gpu", "t4"]) == 0
     assert "the Tesla T4 cannot run it: it has no arithmetic in bfloat16" in " ".join(capsys.readouterr().out.split())
+
+
+def test_compiled_code_needs_triton() -> None:
+    pascal, volta = gpus.find("gtx-1080-ti"), gpus.find("v100")
+    assert "Triton" in obstacle(pascal, "2.6", compiled=True)
+    assert "Triton" not in obstacle(volta, "2.6", compiled=True)
+    assert "Triton" not in obstacle(pascal, "2.6")
