@@ -6,10 +6,11 @@ integers; shapes are lists of sizes in elements. Within schema major 1, fields a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
+from staticmem.errors import UsageError
 from staticmem.ir.record import guarded
 from staticmem.report.shown import Shown
 
@@ -394,6 +395,21 @@ class Report(Shown):
     compiled: CompiledInfo | None = None
     generation: GenerationInfo | None = None
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
+    verdict_on: Callable[[str], str] | None = field(default=None, compare=False, repr=False, metadata={"json": False})
+
+    def fits(self, gpu: str) -> bool:
+        """Whether the step is safe on a card, by name or size: it can run there, and the whole band of its device
+        memory is within 95 % of what is usable. The first card asked for costs another analysis.
+
+        Raises:
+            UsageError: there is no such card (SM402), or the report was read from a file or sent by another process.
+        """
+        if self.verdict_on is None:
+            why = "It has the figures of its own GPU alone, and not the graph."
+            raise UsageError(
+                "this report cannot be asked for other GPUs", why, "Use that of `staticmem.analyze`.", "SM136"
+            )
+        return self.verdict_on(gpu) == "fits"
 
     def _repr_html_(self) -> str:
         """A table, where other results have their text."""

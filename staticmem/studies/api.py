@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeAlias
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias
 
 from staticmem.errors import UsageError
 from staticmem.report.fit import Fit
@@ -14,6 +16,9 @@ from staticmem.report.sweep import Levers
 from staticmem.scenario.request import OPTIONS, Request, request_of
 from staticmem.studies import Study, run
 from staticmem.units import parse_bytes
+
+if TYPE_CHECKING:
+    from staticmem.studies.bench import Bench
 
 P = ParamSpec("P")
 ModelPath: TypeAlias = str | os.PathLike[str]
@@ -100,7 +105,34 @@ def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) 
     Raises:
         StaticmemError: the file or the scenario cannot be analysed; the message says what to do.
     """
-    return run(model, request_of(options), inputs)
+    request = request_of(options)
+    return replace(run(model, request, inputs), verdict_on=_VerdictOn(model, request, inputs))
+
+
+class _VerdictOn:
+    """Verdicts of an analysed step on any card. The step is analysed again for the first: a report that held its graph
+    would keep up to a GiB. A copy of a report in another process has none, as models cannot be sent."""
+
+    def __init__(self, model: object, request: Request, inputs: Sequence[Any] | None) -> None:
+        self._asked = model, request, inputs
+
+    def __call__(self, gpu: str) -> str:
+        from staticmem.devices.sizing import Fit as FitOnCard
+
+        bench = self._bench
+        request, card = bench.study.request, bench.card(gpu)
+        if bench.obstacle(request, card):
+            return FitOnCard.DOES_NOT_FIT.value
+        return bench.verdict(request, card, own=True).fit.value
+
+    @cached_property
+    def _bench(self) -> Bench:
+        from staticmem.studies.bench import Bench
+
+        return Bench(Study.open(*self._asked))
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 @_max_batch_with(Request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,21 @@ def test_levers_of_a_report_are_those_of_the_verb() -> None:
         )  # fmt: skip
     assert not [row for row in verb.values() if "infer" in row.does]  # that is no training step
     assert "Tesla T4" in page(study.ask(request_of({"batch": 64, "optimizer": "adam", "gpu": "t4"})))
+
+
+def test_a_report_answers_for_any_card() -> None:
+    path = GRAPHS / "alexnet.pt2"
+    step: dict[str, Any] = {"optimizer": "rmsprop", "batch": 64}
+    report = staticmem.analyze(path, **step)
+    for card in ("2GiB", "3GiB", "4GiB", "l4"):
+        on_card = staticmem.analyze(path, gpu=card, **step).gpu
+        assert on_card is not None
+        assert report.fits(card) == (on_card.fit == "fits")
+    assert (report.fits("2GiB"), report.fits("l4")) == (False, True)
+    assert not report.fits("gtx-1080-ti")  # it has room; the assumed PyTorch has no kernels for it
+    with pytest.raises(staticmem.StaticmemError, match="unknown GPU"):
+        report.fits("l5000")
+    sent = pickle.loads(pickle.dumps(report))
+    assert sent == report
+    with pytest.raises(staticmem.StaticmemError, match="cannot be asked for other GPUs"):
+        sent.fits("l4")
