@@ -80,8 +80,16 @@ class Replays:
         self._jitters = list(jitters(count))
         self._outcomes: dict[int, _Outcome] = {}
 
-    def bands(self) -> tuple[Band, Band]:
-        """Allocated and reserved bytes at their peaks: those of the nominal replay are expected."""
+    def bands(self, progress: Callable[[int, int], None] | None = None) -> tuple[Band, Band]:
+        """Allocated and reserved bytes at their peaks: those of the nominal replay are expected.
+
+        Args:
+            progress: is called with the number of replays that are done, and of all.
+        """
+        for index in range(self._count):
+            self._outcome(index)
+            if progress is not None:
+                progress(index + 1, self._count)
         nominal, count = self.nominal, len(self._jitters)
         reserved, expected, unsure = [nominal.peak_reserved], _rounding(nominal), 0
         for index in range(count):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import session, settings
 from staticmem.cli.flags import add_flag, add_max_dim, add_model, add_scenario, add_verb, asked_largest, one_of
-from staticmem.cli.output import add_output, chosen_format, put, say, view_of, warn
+from staticmem.cli.output import Progress, add_output, chosen_format, put, say, view_of, warn
 from staticmem.report.formats import Formats
 from staticmem.report.text import style_for
 from staticmem.scenario.request import ALL, OPTIONS
@@ -82,8 +82,13 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.studies import Study, without_cycle_search  # late: --help and errors of flags need no engine
 
     request = settings.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
-    with settings.model_path(settings.model_of(args)) as path, without_cycle_search():
+    with (
+        settings.model_path(settings.model_of(args)) as path,
+        without_cycle_search(),
+        Progress("replays", args.quiet) as bar,
+    ):
         study = Study.open(path, request)
+        study.progress = bar.update
         if args.max_batch or args.max_dim is not None:
             study, largest = _with_largest(study, asked_largest(args))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import math
 import os
 import stat
 import sys
@@ -196,21 +197,30 @@ WIDTH = 30
 
 
 class Progress:
-    """A bar on stderr that `update` draws and the end of the `with` block takes away, only on a terminal."""
+    """A bar on stderr that `update` draws and the end of the `with` block takes away, only on a terminal.
+
+    The time that is left is that of the pieces since the first `update`: what came before it was other work.
+    """
 
     def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.what, self.stream = what, stream or sys.stderr
         self.shows = self.stream.isatty() and not quiet
         self.start = time.monotonic()
+        self.first: tuple[float, int] | None = None  # time and pieces of the first update
         self.drawn: float | None = None
 
     def update(self, done: int, total: int) -> None:
         now = time.monotonic()
+        self.first = self.first or (now, done)
         if not self.shows or now - self.start < DELAY or (self.drawn is not None and now - self.drawn < INTERVAL):
             return
         self.drawn = now
         filled = WIDTH * done // max(total, 1)
-        self.stream.write(f"\r{self.what} [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {total:,}")
+        bar = f"{self.what} [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {total:,}"
+        begun, before = self.first
+        if done > before:
+            bar += f", about {math.ceil((now - begun) * (total - done) / (done - before)):,} s left"
+        self.stream.write(f"\r\x1b[2K{bar}")
         self.stream.flush()
 
     def __enter__(self) -> Progress:

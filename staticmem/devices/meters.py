@@ -180,15 +180,18 @@ def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
 
 
 def on_device(
-    result: StepResult, device: Device, unlimited: Callable[[StepResult, Device], Unlimited] = Unlimited
+    result: StepResult,
+    device: Device,
+    unlimited: Callable[[StepResult, Device], Unlimited] = Unlimited,
+    progress: Callable[[int, int], None] | None = None,
 ) -> DeviceMeters:
     """The device meters of a step. Bands are without what the file leaves open (`DeviceMeters.widened`).
 
-    `unlimited` may know the step on a card with enough memory already.
+    `unlimited` may know the step on a card with enough memory already; `progress` is as in `Replays.bands`.
     """
     roomy = unlimited(result, device)
     process, free = roomy.process, roomy.nominal
-    allocated, reserved = roomy.replays.bands()
+    allocated, reserved = roomy.replays.bands(progress)
     for other in alternatives(device):
         like = unlimited(result, other).nominal
         allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)

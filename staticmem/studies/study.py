@@ -8,7 +8,7 @@ What needs more than the report of one request (sweeps, sizing, diffs, timelines
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -57,6 +57,7 @@ class Study:
 
     def __init__(self, model: ModelFile, request: Request) -> None:
         self.model, self.request = model, request
+        self.progress: Callable[[int, int], None] | None = None  # as in `Replays.bands`, for `meters`
 
     @classmethod
     def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
@@ -196,7 +197,7 @@ class Study:
         """What the step takes on the card of the request. Bands are without what the file leaves open (`spread`)."""
         from staticmem.devices.meters import on_device
 
-        return on_device(self.result, self.device)
+        return on_device(self.result, self.device, progress=self.progress)
 
     @property
     def replays(self) -> bool:

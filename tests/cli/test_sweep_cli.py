@@ -197,9 +197,10 @@ def test_progress_waits_and_goes_away() -> None:
     with Progress("configurations", stream=screen) as bar:
         bar.update(1, 4)
         assert screen.getvalue() == ""
-        bar.start -= 1
+        assert bar.first is not None
+        bar.start, bar.first = bar.start - 60, (bar.first[0] - 1.2, 1)
         bar.update(2, 4)
-        assert screen.getvalue() == f"\rconfigurations [{'#' * 15}{'.' * 15}] 2 of 4"
+        assert screen.getvalue() == f"\r\x1b[2Kconfigurations [{'#' * 15}{'.' * 15}] 2 of 4, about 3 s left"
     assert screen.getvalue().endswith("\r\x1b[2K")
     for quiet, stream in ((True, Screen()), (False, io.StringIO())):
         with Progress("x", quiet, stream) as bar:
