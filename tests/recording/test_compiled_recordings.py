@@ -81,3 +81,30 @@ def test_fused_kernels_of_eager_code(name: str, amp: str | None, mode: str, meas
     study = step(name, amp, mode)
     assert study.lifetimes.peak_bytes == measured
     assert "SM205" not in {note.code for note in study.result.notes}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "mode", "amp", "measured"),
+    [
+        ("Rays", "train", None, 98_433_536),
+        ("Rays", "train", "bf16", 58_437_120),
+        ("Towers", "train", "bf16", 14_187_520),
+        ("Routed", "train", None, 39_124_992),
+        ("Enlarged", "infer", None, 124_013_568),
+    ],
+)
+def test_which_loads_are_equal_decides_what_is_one_kernel(name: str, mode: str, amp: str | None, measured: int) -> None:
+    """Slices of one element that are padded, sums along rows before them and after, reshapes that add dimensions of
+    size 1, and elements that computed indices pick: each decides which kernels there are, which values exist, or what
+    is written over."""
+    import compiled_networks as networks
+    import torch
+
+    model: Any = getattr(networks, name)()
+    inputs = [torch.empty(model.sizes[0])]
+    inputs += [torch.zeros(size, dtype=torch.int64) for size in model.sizes[1:]]
+    training = {"optimizer": "adam", "loss": "cross-entropy", "outputs": "dropped", "amp": amp}
+    words = {"compile": True, "mode": mode, **(training if mode == "train" else {})}
+    study = Study.open(model.train(mode == "train"), request_of(words), tuple(inputs))
+    assert study.lifetimes.peak_bytes == measured

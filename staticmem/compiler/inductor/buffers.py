@@ -34,6 +34,7 @@ OPS_AT_MOST = 100  # graph.py, run_node: has_large_inner_fn(threshold=100)
 
 Weights = Mapping[object, int]  # what is computed, and how many calls of `ops` that is
 NOTHING: Weights = {}
+SPLIT_SCAN = "split scan"  # the type of a scan in parts, which is no kernel of reductions
 ANYWHERE = ("constant", "number")  # the first of keys of what is the same for each element
 
 
@@ -189,10 +190,12 @@ class Loops:
         reads: accesses, each once.
         weights: what is computed.
         reduction: "" for Pointwise, else its type.
+        inner: the dimensions of `loops` that the reduction goes along: the last ones; of a scan, which has a result for
+            each element, the one that it follows.
         linear: it writes where it computes; a scatter does not.
     """
 
-    __slots__ = ("dtype", "kind", "linear", "loops", "reads", "reduction", "shape", "weights")
+    __slots__ = ("dtype", "inner", "kind", "linear", "loops", "reads", "reduction", "shape", "weights")
 
     def __init__(
         self,
@@ -205,10 +208,14 @@ class Loops:
         loops: Shape | None = None,
         linear: bool = True,
         kind: str = "",
+        along: int | None = None,
     ) -> None:
         self.shape, self.dtype, self.weights, self.reduction = shape, dtype, weights, reduction
         self.loops = shape if loops is None else loops
         self.linear, self.kind = linear, kind
+        self.inner: tuple[int, ...] = () if along is None else (along,)
+        if linear and along is None:
+            self.inner = tuple(range(len(shape), len(self.loops)))
         self.reads = once(reads, self.loops)
 
     @property
@@ -292,6 +299,8 @@ class Value:
                 buffer.freeze_as(buffer.strides, pad=False)  # View.create: require_exact_strides
             else:
                 buffer.decide(pad=pad)
+        if step[0] == "slice" and buffer is None:
+            step = ("cut", *step[1:])
         return Value(self.box, new, self.dtype, chain(self.views, step, self.shape))
 
 

@@ -159,6 +159,8 @@ class Fusion:
         loops = other.ops[0].loops
         if source is None or len(reads) != 1 or loops is None:
             return None
+        if written in reads:  # one index expression where two are asked for
+            return None
         if not isinstance(source[0], tuple) or not isinstance(written[0], tuple):
             return None
         flat = merged(source)

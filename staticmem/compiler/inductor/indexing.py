@@ -12,7 +12,8 @@ from typing import Any
 
 from staticmem.eager.strides import Shape, Strides, contiguous_strides, expand_strides, view_strides
 
-# ("select", dim, index, new) | ("shift", dim, by, new): behind others |
+# ("select", dim, index, new) | ("slice", dim, start, step, new), of a computation "cut" |
+# ("shift", dim, by, new): behind others, so that indices beyond a dimension are asked for |
 # ("part", dim, by, new): the same in a concatenation, whose index is not simplified (`Identity`) |
 # ("pick", what, dims, new): values pick elements; `dims` has the new dimension of each old one, -1 where one is picked
 Step = tuple[Any, ...]
@@ -32,6 +33,8 @@ def chain(views: Views, step: Step, shape: Shape) -> Views:
     if new == shape and step[0] in ("reshape", "expand"):
         return views
     if step[0] == "slice" and new == shape and step[2:4] == (0, 1):
+        return views
+    if step[0] == "permute" and step[1] == tuple(range(len(shape))):
         return views
     if views and step[0] == "reshape" and views[-1][0] == "reshape":
         return (*views[:-1], step)
@@ -66,7 +69,7 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
             strides = tuple(strides[dim] for dim in step[1])
         elif kind == "expand":
             strides = expand_strides(shape, strides, new)
-        elif kind == "slice":
+        elif kind in ("slice", "cut"):
             dim, start, every = step[1], step[2], step[3]
             offset += start * strides[dim]
             strides = tuple(s * every if d == dim else s for d, s in enumerate(strides))
@@ -74,10 +77,11 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
             dim, index = step[1], step[2]
             offset += index * strides[dim]
             strides = tuple(s for d, s in enumerate(strides) if d != dim)
-        elif kind == "shift":
+        elif kind in ("shift", "part"):
+            strides = past_the_end(views, shape, strides, step[1])
+            if kind == "part" and strides[step[1]]:
+                return None
             offset -= step[2] * strides[step[1]]
-        elif kind == "part" and not strides[step[1]]:
-            pass
         elif kind == "split":
             strides = (*strides[:-1], strides[-1] * step[1], strides[-1])
         elif kind == "strided":
@@ -100,6 +104,27 @@ def simplest(shape: Shape, views: Views) -> Views:
     if new == shape and not placed[1] and strides == without_ones(shape, contiguous_strides(shape)):
         return NO_VIEWS
     return (("strided", strides, placed[1], new),)
+
+
+def without_added_ones(shape: Shape, views: Views, order: Shape) -> tuple[Views, Shape]:
+    """A chain without reshapes at its end that add or take dimensions of size 1, and the same dimensions, which have
+    other sizes, in it: two indices are equal whether such dimensions are between or not."""
+    while views and views[-1][0] == "reshape":
+        before = new_shape(views[-2]) if len(views) > 1 else shape
+        old = [dim for dim, size in enumerate(before) if size != 1]
+        new = [dim for dim, size in enumerate(new_shape(views[-1])) if size != 1]
+        if [before[dim] for dim in old] != [new_shape(views[-1])[dim] for dim in new]:
+            break
+        views, order = views[:-1], tuple(old[new.index(dim)] for dim in order)
+    return views, order
+
+
+def past_the_end(views: Views, shape: Shape, strides: Strides, dim: int) -> Strides:
+    """Strides where indices beyond a dimension are asked for. Tensors of one element there are read at this element
+    whatever the index is (`_fixed_indexer`); a slice of a computation passes the index on (`SliceView`)."""
+    if shape[dim] != 1 or any(step[0] == "cut" for step in views):
+        return strides
+    return tuple([0 if at == dim else stride for at, stride in enumerate(strides)])
 
 
 def without_ones(shape: Shape, strides: Strides) -> Strides:
@@ -179,12 +204,13 @@ def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> i
         elif kind == "expand":
             kept = at[len(at) - len(old) :]
             at = tuple(0 if size == 1 else index for index, size in zip(kept, old, strict=True))
-        elif kind == "slice":
+        elif kind in ("slice", "cut"):
             at = tuple(step[2] + i * step[3] if d == step[1] else i for d, i in enumerate(at))
         elif kind == "select":
             at = (*at[: step[1]], step[2], *at[step[1] :])
         elif kind in ("shift", "part"):
-            at = tuple(i - step[2] if d == step[1] else i for d, i in enumerate(at))
+            within = old[step[1]] == 1 and not any(other[0] == "cut" for other in views)
+            at = tuple((0 if within else i - step[2]) if d == step[1] else i for d, i in enumerate(at))
         elif kind == "split":
             at = (*at[:-2], at[-2] * step[1] + at[-1])
         elif kind == "strided":

@@ -347,8 +347,10 @@ def picked(
 
 
 def _token(indices: Sequence[Value]) -> object:
-    """Accesses that the same values pick are the same access."""
-    return tuple(read.key() for value in indices for read in value.load()[0])
+    """Accesses that the same values pick are the same access: those that are read, and computed in the same way. Of the
+    calls the hash is enough, so that no cache of views keeps a graph."""
+    loads_of = [value.load() for value in indices]
+    return tuple((tuple(read.key() for read in reads), hash(frozenset(calls.items()))) for reads, calls in loads_of)
 
 
 @rule("aten::repeat")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights, at_views
+from staticmem.compiler.inductor.buffers import SPLIT_SCAN, Loops, Read, Value, Weights, at_views
 from staticmem.compiler.inductor.indexing import Step, Views, chain, new_shape, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import loads
@@ -318,11 +318,20 @@ def softmax_online(low: Lowering, node: Node) -> Lowered:
 
 @rule("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
 def scan(low: Lowering, node: Node) -> Lowered:
-    """A `Scan` has a buffer, and reads whole rows."""
+    """A `Scan` has a buffer, and a result for each element of the rows that it follows; long ones are cut into parts
+    (`SplitScan`)."""
     value = low.value(node.args[0])
     reads, weights = loads([value], node.shape)
-    loops = Loops(node.shape, node.tensor.dtype, reads, {**weights, node: 1}, reduction="scan")
-    result = Value.of(loops)
+    rank = len(node.shape)
+    along = dims_of(node)[0] % max(1, rank)
+    if not rank or node.shape[along] <= 1:
+        return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, node: 1})
+    outer = tuple([size for dim, size in enumerate(node.shape) if dim != along])
+    inner = (node.shape[along],)
+    permute: Step = ("permute", (*[dim for dim in range(rank) if dim != along], along), (*outer, *inner))
+    turned = [Read(read.buffer, chain(read.views, permute, node.shape)) for read in reads]
+    type_ = SPLIT_SCAN if splits(low, outer, inner, turned, "scan") > 1 else "scan"
+    result = Value.of(Loops(node.shape, node.tensor.dtype, reads, {**weights, node: 1}, reduction=type_, along=along))
     low.realize(result)
     return result
 

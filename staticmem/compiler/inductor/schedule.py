@@ -11,6 +11,7 @@ from typing import Any
 
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
+from staticmem.compiler.inductor.indexing import without_added_ones
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.eager.strides import numel
 
@@ -231,17 +232,18 @@ def accesses(node: SNode) -> None:
             node.reads.setdefault(buffer.number, {})[STAR] = None
         node.writes[out.number] = STAR
         return
-    rank = len(loops.shape) if loops.linear and loops.reduction != "scan" else len(loops.loops)
-    node.group = (numel(loops.loops[:rank]), numel(loops.loops[rank:]))
+    outer = [dim for dim in range(len(loops.loops)) if dim not in loops.inner]
+    node.group = (numel([loops.loops[dim] for dim in outer]), numel([loops.loops[dim] for dim in loops.inner]))
     written = out.place()
     rows: list[tuple[Read, tuple[tuple[int, ...], int] | None]] = [(read, read.strides()) for read in loops.reads]
-    order = loop_order(loops, rank, written[0] if loops.linear else None, [r.hints() for r in loops.reads])
+    order = loop_order(loops, outer, written[0] if loops.linear else None, [r.hints() for r in loops.reads])
     sizes = tuple(loops.loops[dim] for dim in order)
     node.ranges = (sizes,)
     for read, placed in rows:
         if placed is None:
             hints = read.hints()
-            access: Access = ("indirect", read.views, order, sizes, tuple([hints[dim] for dim in order]))
+            index = without_added_ones(read.buffer.shape, read.views, order)
+            access: Access = ("indirect", *index, sizes, tuple([hints[dim] for dim in order]))
         else:
             access = linear(tuple(placed[0][dim] for dim in order), sizes, placed[1])
         node.reads.setdefault(read.buffer.number, {})[access] = None
@@ -249,7 +251,7 @@ def accesses(node: SNode) -> None:
         node.writes[out.number] = ("scatter", op.number)
         return
     strides, offset = written
-    kept = [dim for dim in order if dim < rank]
+    kept = [dim for dim in order if dim < len(loops.shape)]
     node.writes[out.number] = linear(
         tuple(strides[dim] for dim in kept), tuple(loops.loops[dim] for dim in kept), offset
     )
@@ -265,18 +267,17 @@ def linear(strides: tuple[int, ...], sizes: tuple[int, ...], offset: int) -> Acc
 
 def loop_order(
     loops: Loops,
-    rank: int,
+    outer: Sequence[int],
     written: Sequence[int] | None,
     reads: Sequence[Sequence[int]],
 ) -> tuple[int, ...]:
     """Loops from the outermost, those of size 1 left out; loops of a reduction come last."""
-    inner = [dim for dim in range(rank, len(loops.loops)) if loops.loops[dim] != 1]
-    outer = [dim for dim in range(rank) if loops.loops[dim] != 1]
     order: list[int] = []
-    for dims in (outer, inner):
+    for part in (outer, loops.inner):
+        dims = [dim for dim in part if loops.loops[dim] != 1]
         rows = []
         if written is not None:
-            rows.append([written[dim] if dim < rank else 0 for dim in dims])
+            rows.append([written[dim] if dim < len(written) else 0 for dim in dims])
         rows += [[strides[dim] for dim in dims] for strides in reads]
         if rows and dims:
             picked = layout.pick_loop_order(rows, [loops.loops[dim] for dim in dims])

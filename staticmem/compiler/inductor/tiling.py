@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from staticmem.compiler.inductor.buffers import SPLIT_SCAN
 from staticmem.compiler.inductor.schedule import SNode
 from staticmem.eager.strides import numel
 
@@ -61,6 +62,8 @@ def _candidate(ranges: Sequence[int], strides: Sequence[int], written: bool) -> 
 
 def compatible(one: SNode, other: SNode) -> bool:
     """`SIMDScheduling.can_fuse`: the loops of one fit those of the other."""
+    if one.reduction and other.reduction and is_split_scan(one) != is_split_scan(other):
+        return False
     if one.reduction and other.reduction:
         return one.group == other.group
     if not one.reduction and not other.reduction:
@@ -79,6 +82,10 @@ def compatible(one: SNode, other: SNode) -> bool:
         fits = all(splits_into(ranges, outer) for ranges in simple.ranges)
         return fits and tiling(simple) in ((outer * inner,), (outer, inner))
     return simple.group[0] == outer
+
+
+def is_split_scan(node: SNode) -> bool:
+    return any(op.loops is not None and op.loops.reduction == SPLIT_SCAN for op in node.ops)
 
 
 def splits_into(sizes: Sequence[int], outer: int) -> bool:

@@ -1,0 +1,110 @@
+"""Networks of layers as people combine them, for the memory of their compiled steps. Each gives ten numbers a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class Rays(nn.Module):  # type: ignore[misc]
+    """Samples along rays: densities and colours, and what is left of the light at each (a radiance field)."""
+
+    sizes = ((1024, 32, 3),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", 2.0 ** torch.arange(6))
+        widths = (39, 128, 128 + 39, 128)
+        self.layers, self.out = nn.ModuleList(nn.Linear(width, 128) for width in widths), nn.Linear(128, 11)
+
+    def forward(self, x: Any) -> Any:
+        turns = (x[..., None] * self.frequencies).flatten(-2)
+        encoded = torch.cat([x, turns.sin(), turns.cos()], -1)
+        h = encoded
+        for at, layer in enumerate(self.layers):
+            h = F.relu(layer(torch.cat([h, encoded], -1) if at == 2 else h))
+        out = self.out(h)
+        alpha = 1 - torch.exp(-F.softplus(out[..., :1]) * 0.1)
+        left = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
+        return (alpha * left * torch.sigmoid(out[..., 1:])).sum(1)
+
+
+class Towers(nn.Module):  # type: ignore[misc]
+    """Images and words, each to a vector of length 1, and their products at a learned temperature."""
+
+    sizes = ((32, 3, 64, 64), (32, 20))
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3, 2, 1), nn.GroupNorm(8, after), nn.SiLU()]
+        self.images = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 64))
+        self.words, self.word = nn.Embedding(1000, 64), nn.Linear(64, 64)
+        self.temperature, self.scales = nn.Parameter(torch.tensor(2.6)), nn.Linear(64, 128)
+
+    def forward(self, images: Any, words: Any) -> Any:
+        image, text = self.images(images), self.word(self.words(words)).amax(1)
+        scale, shift = self.scales(text).chunk(2, -1)
+        image = F.normalize(image * (1 + scale) + shift, dim=-1)
+        return (self.temperature.exp() * image @ F.normalize(text, dim=-1).t())[:, :10]
+
+
+class Routed(nn.Module):  # type: ignore[misc]
+    """Experts of limited capacity: tokens are put into their rows by index, and taken from there."""
+
+    sizes = ((256, 32, 32),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.head = nn.Linear(32, 64), nn.Linear(64, 8, bias=False), nn.Linear(64, 10)
+        self.up, self.down = nn.Parameter(torch.randn(8, 64, 128)), nn.Parameter(torch.randn(8, 128, 64))
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x)
+        tokens = h.flatten(0, 1)
+        count = tokens.shape[0]
+        room = count // 4
+        weights, experts = self.gate(tokens).float().softmax(-1).topk(2, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        chosen = F.one_hot(experts, 8)
+        places = ((chosen.flatten(0, 1).cumsum(0).view(count, 2, 8) - 1) * chosen).sum(-1)
+        fits = places < room
+        row = torch.where(fits, experts * room + places, 8 * room)
+        rows = torch.zeros(8 * room + 1, 64, device=x.device, dtype=tokens.dtype)
+        rows = rows.index_put((row.flatten(),), tokens[:, None].expand(count, 2, 64).reshape(-1, 64))
+        rows = torch.bmm(F.gelu(torch.bmm(rows[:-1].view(8, room, 64), self.up)), self.down).view(8 * room, 64)
+        back = torch.cat([rows, torch.zeros_like(rows[:1])])[row]
+        return self.head((tokens + (back * (weights * fits)[..., None]).sum(1)).view_as(h).mean(1))
+
+
+class Enlarged(nn.Module):  # type: ignore[misc]
+    """Three ways to images of twice the size, after instance norms and reflected borders."""
+
+    sizes = ((32, 3, 64, 64),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after, size, stride in ((3, 32, 7, 1), (32, 64, 3, 2)):
+            layers += [nn.ReflectionPad2d(size // 2), nn.Conv2d(before, after, size, stride)]
+            layers += [nn.InstanceNorm2d(after, affine=True), nn.ReLU(True)]
+        self.down = nn.Sequential(*layers)
+        self.same = nn.Sequential(
+            nn.Conv2d(64, 64, 3, padding=1), nn.InstanceNorm2d(64), nn.PReLU(), nn.Conv2d(64, 64, 3, padding=1)
+        )
+        self.nearest, self.shuffled = nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(64, 128, 3, padding=1)
+        self.linear, self.out = nn.Conv2d(64, 32, 1), nn.Conv2d(96, 10, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.down(x)
+        y = y + self.same(y)
+        parts = [
+            self.nearest(F.interpolate(y, scale_factor=2, mode="nearest")),
+            F.pixel_shuffle(self.shuffled(y), 2),
+            F.interpolate(self.linear(y), scale_factor=2, mode="bilinear", align_corners=False),
+        ]
+        return torch.tanh(self.out(torch.cat(parts, 1))).mean((2, 3))
