@@ -5,6 +5,7 @@ B(A(dropout(x))) times a factor. All other parameters are frozen: nothing is sav
 state exists for A and B alone.
 
 Sources: peft/tuners/lora/layer.py (`Linear.forward`, `Embedding.forward`, `LoraLayer.update_layer`),
+peft/tuners/lora/variants.py (`DoraLinearVariant.forward`), peft/tuners/lora/dora.py (`DoraLinearLayer`),
 peft/tuners/lora/bnb.py (`Linear4bit.forward`, `Linear8bitLt.forward`), peft/tuners/tuners_utils.py
 (`check_target_module_exists`, `_maybe_include_all_linear_layers`, `cast_adapter_dtype`), peft/utils/other.py
 (`ModulesToSaveWrapper`).
@@ -18,15 +19,26 @@ from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
+from staticmem.ir.graph import REQUIRES_GRAD, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.passes.inserted import names_of, unused_name, with_ops
-from staticmem.passes.layers import EMBEDDING, QUANTIZED_4, QUANTIZED_8, Layer, layers_of, output_head, without_modules
+from staticmem.passes.layers import (
+    CONV1D,
+    EMBEDDING,
+    LINEAR,
+    QUANTIZED_4,
+    QUANTIZED_8,
+    Layer,
+    layers_of,
+    output_head,
+    without_modules,
+)
 from staticmem.scenario.adapters import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.pipeline import Asked, AskedLora
 
 _LINEAR_CLASS, _DROPOUT_CLASS = "torch.nn.modules.linear.Linear", "torch.nn.modules.dropout.Dropout"
+_DORA_CLASS = "peft.tuners.lora.dora.DoraLinearLayer"
 _CLASSES = {
     EMBEDDING: "peft.tuners.lora.layer.Embedding",
     QUANTIZED_4: "peft.tuners.lora.bnb.Linear4bit",
@@ -42,12 +54,14 @@ def insert(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         UsageError: no layer is named, or the file has no modules.
     """
     assert asked.lora is not None
-    lora, amp = asked.lora
+    lora = asked.lora.lora
     layers = layers_of(graph)
     if not any(op.modules for op in graph.ops):
         raise without_modules("--lora")
     chosen = _targets(graph, layers, lora)
-    adapters = _Adapters(graph, lora, amp)
+    if lora.dora:
+        _check_dora(chosen)
+    adapters = _Adapters(graph, asked.lora)
     stretches: list[list[Op]] = [[op] for op in graph.ops]
     for layer in chosen:
         adapters.beside(layer, stretches)
@@ -65,9 +79,10 @@ def _notes(lora: Lora, chosen: Sequence[Layer], adapters: _Adapters, graph: Grap
     paths = list(dict.fromkeys(layer.path for layer in chosen))
     trained = sum(p.value.numel for p in graph.parameters if p.trainable and p.alias_of is None)
     dtype = lora.fixed_dtype
+    kind = "DoRA" if lora.dora else "LoRA"
     text = (
-        f"LoRA of rank {lora.r} beside {len(paths)} layers ({_listed(paths)}): {trained:,} parameters are trained, in "
-        f"{dtype.name if dtype is not None else 'the type of their layers'}; all others are frozen"
+        f"{kind} of rank {lora.r} beside {len(paths)} layers ({_listed(paths)}): {trained:,} parameters are trained, "
+        f"in {dtype.name if dtype is not None else 'the type of their layers'}; all others are frozen"
     )
     return [Note("assumption", "SM275", text, len(paths))]
 
@@ -147,19 +162,34 @@ def _no_match(layers: Sequence[Layer], lora: Lora) -> UsageError:
     return UsageError(f"--lora targets={asked[:200]} matches no layer", why, hint, code="SM187")
 
 
+def _check_dora(chosen: Sequence[Layer]) -> None:
+    """Raises:
+    UsageError: DoRA beside an embedding or a packed weight, which are computed in other ways.
+    """
+    other = next((layer for layer in chosen if layer.kind not in (LINEAR, CONV1D)), None)
+    if other is not None:
+        kind = "an embedding" if other.kind == EMBEDDING else "a layer with a packed weight"
+        raise UsageError(
+            f"--lora dora=true names '{other.path}', which is {kind}",
+            "DoRA is predicted beside linear layers, and Conv1D of transformers, whose weights are not packed.",
+            "Name other layers, or leave dora out.",
+            code="SM187",
+        )
+
+
 # -- the ops -------------------------------------------------------------------------------------------------------
 
 
 class _Adapters:
     """Adapters of a graph. `added` has the parameters to place behind that of each layer."""
 
-    def __init__(self, graph: Graph, lora: Lora, amp: bool) -> None:
-        self.lora, self.amp, self.names = lora, amp, names_of(graph)
+    def __init__(self, graph: Graph, asked: AskedLora) -> None:
+        self.asked, self.lora, self.names = asked, asked.lora, names_of(graph)
         self.added: dict[str, list[Parameter]] = {}
         self.variables: dict[str, str] = {}
         self.ends: dict[str, str] = {}  # views and their bases within layers: the sum has a storage of its own
         self.owned: dict[str, tuple[str, str]] = {}  # the names of A and B by path: a module may be called again
-        self.buffers = {p.fqn: p for p in graph.buffers}
+        self.magnitudes: dict[str, str] = {}  # the same of DoRA's vectors
 
     def beside(self, layer: Layer, stretches: list[list[Op]]) -> None:
         """Puts the module of the adapter around the ops of a layer, and its own ops behind them."""
@@ -181,7 +211,10 @@ class _Adapters:
         features = layer.features
         a, b = self._parameters(layer, "lora_A", "lora_B", (self.lora.r, features[0]), (features[1], self.lora.r))
         new = _Code(product, layer, self.names)
-        quantized, autocast = layer.kind in (QUANTIZED_4, QUANTIZED_8), self.amp and product.amp is True
+        quantized, autocast = (
+            layer.kind in (QUANTIZED_4, QUANTIZED_8),
+            self.asked.amp is not None and product.amp is True,
+        )
         if layer.kind == QUANTIZED_4:  # "we need to defensively clone here"
             result = new.call("aten::clone", "clone", around, Ref(result))
         x = layer.input
@@ -191,22 +224,72 @@ class _Adapters:
         if self.lora.dropout:
             frame = Frame(f"{layer.path}.lora_dropout.{_NAME}", _DROPOUT_CLASS, around[-1].call)
             within = new.call("aten::dropout", "dropout", (*around, frame), Ref(x), self.lora.dropout, True)
-        for which, weight in (("lora_A", a), ("lora_B", b)):
-            frame = Frame(f"{layer.path}.{which}.{_NAME}", _LINEAR_CLASS, around[-1].call)
-            within = new.call("aten::linear", which, (*around, frame), Ref(within), Ref(weight))
-        scaled = new.call("aten::mul.Tensor", "scaled", around, Ref(within), self.lora.scaling)
         named = {x} - {layer.input}  # until the forward of the adapter returns
+        if self.lora.dora:
+            scaled = self._with_magnitude(layer, new, around, within, result, (a, b))
+            named |= {within} - {layer.input}
+        else:
+            update = new.product(around, within, a, b)
+            scaled = new.call("aten::mul.Tensor", "scaled", around, Ref(update), self.lora.scaling)
         if quantized:  # the part of the adapter has a name, and is cast where there is no autocast
             named.add(scaled)
             if not autocast:
                 scaled = new.call("aten::type_as", "output", around, Ref(scaled), Ref(result))
                 named.add(scaled)
         total = new.call("aten::add.Tensor", "sum", around, Ref(result), Ref(scaled))
-        if not quantized and not autocast:  # in the type of the result, which is that of the weight
+        if self.lora.dora and autocast:  # magnitudes are in their own type: so is the sum
+            total = new.call("aten::to.dtype", "result", around, Ref(total), self.asked.amp)
+        elif not quantized and not autocast:  # in the type of the result, which is that of the weight
             total = new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name))
         new.finish(total, layer.output)
         self.variables.update(dict.fromkeys(named, new.ops[-1].name))
         return new.ops
+
+    def _with_magnitude(
+        self, layer: Layer, new: _Code, around: tuple[Frame, ...], x: str, result: str, pair: tuple[str, str]
+    ) -> str:
+        """What `DoraLinearLayer.forward` gives: the rows of weight + B A have their norms computed, from an identity
+        matrix that runs through A and B, and the base's result is divided by them."""
+        magnitude, (rows, _), scaling = self.magnitudes[layer.path], layer.features, self.lora.scaling
+        within = (*around, Frame(f"{layer.path}.lora_magnitude_vector.{_NAME}", _DORA_CLASS, around[-1].call))
+
+        def call(target: str, what: str, *args: Arg) -> str:
+            return new.call(f"aten::{target}", f"dora.{what}", within, *args)
+
+        def turned(weight: str) -> str:
+            return call("t", "weight.T", Ref(weight)) if layer.kind == CONV1D else weight
+
+        eye = call("new_zeros", "eye", Ref(pair[0]), (rows, rows))  # of the type of A
+        turned_product = call("t", "lora_weight", Ref(new.product(within, eye, *pair)))
+        lora_weight = call("type_as", "lora_weight", Ref(turned_product), Ref(x))
+        weight = call("type_as", "weight", Ref(layer.weight.value.name), Ref(x))
+        scaled = call("mul.Tensor", "scaled_weight", Ref(call("detach", "detached", Ref(lora_weight))), scaling)
+        total = call("add.Tensor", "total_weight", Ref(turned(weight)), Ref(scaled))
+        norm = call("type_as", "norm", Ref(call("linalg_vector_norm", "norm", Ref(total), 2, (1,))), Ref(total))
+        self.variables.update({eye: turned_product, total: norm})
+        norm = call("detach", "norm", Ref(norm))
+        factor = call("view", "factor", Ref(call("div.Tensor", "factor", Ref(magnitude), Ref(norm))), (1, -1))
+        product, base = new.product(within, x, *pair), result
+        if self.lora.dropout and self.asked.training:  # the base's product once more, of what dropout has left
+            of_base = turned(weight)
+            if layer.kind == CONV1D and self._is_parameter(layer.weight):
+                # peft/utils/other.py, `transpose`: a parameter's transpose is a parameter again, which is trained
+                of_base = call("detach", "weight.T", Ref(of_base))
+                new.require_gradient(of_base)
+            base = call("linear", "base", Ref(x), Ref(of_base))
+        elif layer.bias is not None:
+            base = call("sub.Tensor", "base", Ref(result), Ref(layer.bias.value.name))
+        left = call("mul.Tensor", "left", Ref(call("sub.Tensor", "less", Ref(factor), 1)), Ref(base))
+        right = call("mul.Tensor", "right", Ref(call("mul.Tensor", "right", Ref(factor), Ref(product))), scaling)
+        both = call("add.Tensor", "result", Ref(left), Ref(right))
+        named = {lora_weight, weight, norm, factor, product, base} - {result}
+        self.variables.update(dict.fromkeys(named, both))
+        return both
+
+    def _is_parameter(self, weight: Parameter) -> bool:
+        """Whether `weight.to(x.dtype)` is the weight itself: the input has been cast to the type of A."""
+        dtype = self.lora.fixed_dtype
+        return dtype in (None, self.asked.dtype or weight.value.dtype)
 
     def _beside_embedding(self, layer: Layer, lookup: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
         rows, length = layer.features
@@ -239,6 +322,11 @@ class _Adapters:
             value = Value(unused_name(fqn, self.names), dtype or (dtypes.float32 if packed else base), shape)
             pair.append(Parameter(value, fqn, cast=dtype is None))
         self.added.setdefault(layer.weight.value.name, []).extend(pair)
+        if self.lora.dora:
+            fqn = f"{layer.path}.lora_magnitude_vector.{_NAME}.weight"
+            vector = Value(unused_name(fqn, self.names), pair[0].value.dtype, (layer.features[1],))
+            self.added[layer.weight.value.name].append(Parameter(vector, fqn, cast=dtype is None))
+            self.magnitudes[layer.path] = vector.name
         self.owned[layer.path] = (pair[0].value.name, pair[1].value.name)
         return self.owned[layer.path]
 
@@ -253,10 +341,9 @@ class _Adapters:
                 code="SM187",
             )
         last = stretches[layer.end - 1]
-        name = unused_name(f"{layer.output}::requires_grad", self.names)
-        args: tuple[Arg, ...] = (Ref(layer.output),)
-        kwargs = {"leaf": True}  # a leaf of the graph that the loss holds
-        last.append(Op(name, "staticmem::requires_grad", args, kwargs, (), last[-1].modules, stack=last[-1].stack))
+        new = _Code(last[-1], layer, self.names)
+        new.require_gradient(layer.output)
+        last += new.ops
 
 
 class _Code:
@@ -271,6 +358,19 @@ class _Code:
         like, name = self.like, unused_name(f"{self.layer.output}::{what}", self.names)
         self.ops.append(Op(name, target, args, {}, (name,), modules, stack=like.stack, grad=like.grad, amp=like.amp))
         return name
+
+    def require_gradient(self, value: str) -> None:
+        """Makes a value a leaf of the graph that the loss holds."""
+        like, name = self.like, unused_name(f"{self.layer.output}::requires_grad", self.names)
+        kwargs: dict[str, Arg] = {"leaf": True}
+        self.ops.append(Op(name, REQUIRES_GRAD, (Ref(value),), kwargs, (), like.modules, stack=like.stack))
+
+    def product(self, around: tuple[Frame, ...], x: str, a: str, b: str) -> str:
+        """B(A(x))."""
+        for which, weight in (("lora_A", a), ("lora_B", b)):
+            frame = Frame(f"{self.layer.path}.{which}.{_NAME}", _LINEAR_CLASS, around[-1].call)
+            x = self.call("aten::linear", which, (*around, frame), Ref(x), Ref(weight))
+        return x
 
     def finish(self, result: str, output: str) -> None:
         """The last call makes the value that the layer made."""

@@ -42,11 +42,11 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     Raises:
         UsageError: the model has no linear layer of which the loss could be made.
     """
-    loss = asked.head_loss
-    assert loss is not None
+    assert asked.head_loss is not None
+    loss, target_length = asked.head_loss
     head = _head(graph, loss, asked.logits)
     if loss == "ctc":
-        return _with_ctc(graph, head, asked.target_length)
+        return _with_ctc(graph, head, target_length)
     labels = Value(LABELS, dtypes.int64, head.shape[:-1])
     others = graph.outputs[1:]
     if loss == "causal-lm":

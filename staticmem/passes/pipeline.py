@@ -27,6 +27,7 @@ from staticmem.ops.registry import Kind
 from staticmem.scenario.step import HEAD_LOSSES
 
 if TYPE_CHECKING:
+    from staticmem.ir.dtypes import DType
     from staticmem.scenario.adapters import Lora, Quantized
     from staticmem.scenario.step import Scenario
 
@@ -104,6 +105,17 @@ class Rewrite(Pass):
 
 
 @record(frozen=True, slots=True)
+class AskedLora:
+    """Adapters, and what else of a step their code depends on: the types of autocast and of the whole model, where they
+    are given, and whether dropout is on."""
+
+    lora: Lora
+    amp: DType | None
+    dtype: DType | None
+    training: bool
+
+
+@record(frozen=True, slots=True)
 class Asked:
     """What a request says that passes depend on."""
 
@@ -113,11 +125,11 @@ class Asked:
     freeze: str | None = None  # the pattern, in training only
     parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
     inference: bool = False
-    head_loss: str | None = None  # a loss of `scenario.step.HEAD_LOSSES`, in training only
+    # a loss of `scenario.step.HEAD_LOSSES`, in training only, and the labels of a target of `ctc`
+    head_loss: tuple[str, int | None] | None = None
     logits: tuple[int, ...] | None = None  # sizes of the first output, where the graph has none
-    lora: tuple[Lora, bool] | None = None  # the adapters, and whether the step has autocast
+    lora: AskedLora | None = None
     quantize: Quantized | None = None
-    target_length: int | None = None  # labels of a target of `ctc`
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -529,11 +541,15 @@ def for_step(
         passes = RECORDED if passes is STEP else ()
     freeze = scenario.freeze if training else None
     own = graph.recorded is not None and graph.recorded.loss
-    head_loss = scenario.loss if training and scenario.loss in HEAD_LOSSES and not own else None
-    lora = (scenario.lora, scenario.amp is not None) if scenario.lora is not None else None
+    head_loss = None
+    if training and scenario.loss in HEAD_LOSSES and not own:
+        head_loss = scenario.loss, scenario.target_length
+    lora = None
+    if scenario.lora is not None:
+        lora = AskedLora(scenario.lora, scenario.amp, scenario.dtype, training)
     asked = Asked(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
-        scenario.quantize, scenario.target_length,
+        scenario.quantize,
     )  # fmt: skip
     return run(passes, graph, asked, keep=True)
 

@@ -19,7 +19,7 @@ from staticmem.ir.record import record
 
 ALL_LINEAR = "all-linear"
 AUTO, BASE = "auto", "base"  # dtypes of adapters: float32 as PEFT makes them, and that of the layer
-KEYS = ("r", "alpha", "dropout", "targets", "dtype", "save", "input_grads")
+KEYS = ("r", "alpha", "dropout", "targets", "dtype", "save", "input_grads", "dora")
 EXAMPLE = "r=16,alpha=32,targets=q_proj+v_proj"
 MAX_TEXT = 2000  # characters: longer ones are a mistake
 _NEXT_KEY = re.compile(rf",(?=\s*(?:{'|'.join(KEYS)})\s*=)")
@@ -38,6 +38,7 @@ class Lora:
         dtype: `AUTO`, `BASE`, or the name of an element type.
         save: modules that are trained in a copy of their own (PEFT's `modules_to_save`).
         input_grads: `enable_input_require_grads()` was called: the embeddings' result requires a gradient.
+        dora: `use_dora`: the weight is divided into its rows' lengths, which are trained, and their direction.
     """
 
     r: int
@@ -48,6 +49,7 @@ class Lora:
     dtype: str = AUTO
     save: tuple[str, ...] = ()
     input_grads: bool = False
+    dora: bool = False
 
     @property
     def scaling(self) -> float:
@@ -157,7 +159,8 @@ def lora_of(text: str) -> Lora:
         pattern,
         _dtype(values.get("dtype", AUTO).lower()),
         _names(values.get("save", "")),
-        _switch(values.get("input_grads", "false")),
+        _switch("input_grads", values),
+        _switch("dora", values),
     )
 
 
@@ -194,9 +197,10 @@ def _dtype(word: str) -> str:
     return dtype.name
 
 
-def _switch(word: str) -> bool:
+def _switch(key: str, values: Mapping[str, str]) -> bool:
+    word = values.get(key, "false")
     if word.lower() not in _SWITCHES:
-        raise _wrong(f"--lora input_grads={word[:60]} is no switch", "It is true or false.")
+        raise _wrong(f"--lora {key}={word[:60]} is no switch", "It is true or false.")
     return _SWITCHES[word.lower()]
 
 

@@ -147,7 +147,7 @@ class Request(Levers):
         None, STEP, "adapters", "KEY=VALUE,...", "low-rank adapters beside layers of a frozen model, as PEFT has them",
         example="{r: 16, alpha: 32, dropout: 0.05, targets: [q_proj, v_proj]}",
         details="`r`, `alpha`, `dropout`, `targets` (ends of paths with `+` between them, a regular expression, or "
-        "`all-linear`), `dtype`, `save`, `input_grads` ([adapters](adapters.md))",
+        "`all-linear`), `dtype`, `save`, `input_grads`, `dora` ([adapters](adapters.md))",
     )
     quantize: str | None = option(
         None, STEP, "choice", "TYPE",
@@ -328,6 +328,13 @@ class Request(Levers):
         sdpa = self._choice("sdpa")
         assert self.lora is None or isinstance(self.lora, str)
         lora = lora_of(self.lora) if self.lora is not None else None
+        if lora is not None and lora.dora and self.parallel in ("tp", "pp"):
+            raise UsageError(
+                f"--lora dora=true and --parallel {self.parallel} cannot be combined",
+                "How the norms of divided weights are computed is not covered.",
+                "Leave out dora, or use --parallel fsdp.",
+                code="SM187",
+            )
         quantized, dtype = self._quantized(mode, dtype, amp)
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,

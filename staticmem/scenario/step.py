@@ -260,6 +260,13 @@ class Scenario(Levers):
                 code="SM282",
             )
         self._check_optimizer()
+        if self.lora is not None and self.lora.dora and self.compile:
+            raise UsageError(
+                "--lora dora=true and --compile cannot be combined",
+                "How Inductor fuses the norms of the weights is not covered.",
+                "Leave out dora, or --compile.",
+                code="SM187",
+            )
         if self.quantize is not None and self.quantize.weight_only:
             self._check_weight_only(self.quantize.name)
         if self.quantize is not None and self.training and self.lora is None:

@@ -52,7 +52,40 @@ def decoder() -> Any:
     return Decoder()
 
 
-def wrapped(base: Any, r: int, alpha: float, dropout: float) -> Any:
+def magnitudes(rows: int) -> Any:
+    """peft/tuners/lora/dora.py, `DoraLinearLayer`."""
+
+    class Dora(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(rows))
+
+        def norms(self, weight: Any, update: Any, scaling: float) -> Any:
+            weight = weight + scaling * update
+            return torch.linalg.norm(weight, dim=1).to(weight.dtype)
+
+        def update(self, lora_a: Any, lora_b: Any) -> Any:
+            eye = torch.eye(lora_a.weight.shape[1], device=lora_a.weight.device, dtype=lora_a.weight.dtype)
+            return lora_b(lora_a(eye)).T
+
+        def forward(self, x: Any, lora_a: Any, lora_b: Any, scaling: float, base: Any, base_result: Any) -> Any:
+            update = self.update(lora_a, lora_b).to(x.dtype)
+            weight = base.weight.to(x.dtype)
+            norms = self.norms(weight, update.detach(), scaling)
+            norms = norms.detach()
+            factor = (self.weight / norms).view(1, -1)
+            result = lora_b(lora_a(x))
+            if base_result is not None:
+                if base.bias is not None:
+                    base_result = base_result - base.bias
+            else:
+                base_result = torch.nn.functional.linear(x, weight)
+            return (factor - 1) * base_result + factor * result * scaling
+
+    return Dora()
+
+
+def wrapped(base: Any, r: int, alpha: float, dropout: float = 0.0, dora: bool = False) -> Any:
     """The layer as PEFT's module has it."""
     embedding = isinstance(base, torch.nn.Embedding)
 
@@ -67,6 +100,16 @@ def wrapped(base: Any, r: int, alpha: float, dropout: float) -> Any:
             else:
                 self.lora_A = torch.nn.Linear(base.in_features, r, bias=False)
                 self.lora_B = torch.nn.Linear(r, base.out_features, bias=False)
+                if dora:
+                    self.magnitude = magnitudes(base.out_features)
+
+        def with_magnitude(self, x: Any, result: Any) -> Any:
+            """peft/tuners/lora/variants.py, `DoraLinearVariant.forward`."""
+            if dropout and self.training:
+                x, base_result = self.lora_dropout(x), None
+            else:
+                base_result = result
+            return result + self.magnitude(x, self.lora_A, self.lora_B, self.scaling, self.base_layer, base_result)
 
         def forward(self, x: Any) -> Any:
             result = self.base_layer(x)
@@ -74,28 +117,32 @@ def wrapped(base: Any, r: int, alpha: float, dropout: float) -> Any:
                 first, second = self.lora_embedding_A.T, self.lora_embedding_B.T
                 after = torch.nn.functional.embedding(x, first)
                 return result + (after @ second) * self.scaling
+            dtype = result.dtype
             x = x.to(self.lora_A.weight.dtype)
+            if dora:
+                result = self.with_magnitude(x, result)
+                return result.to(dtype)
             return result + self.lora_B(self.lora_A(self.lora_dropout(x))) * self.scaling
 
     return Linear()
 
 
-def with_adapters(model: Any, targets: Sequence[str], r: int, alpha: float, dropout: float) -> Any:
+def with_adapters(model: Any, targets: Sequence[str], *settings: Any) -> Any:
     for p in model.parameters():
         p.requires_grad_(False)
     for path, module in list(model.named_modules()):
         if path.rpartition(".")[2] in targets:
             parent = model.get_submodule(path.rpartition(".")[0])
-            setattr(parent, path.rpartition(".")[2], wrapped(module, r, alpha, dropout))
+            setattr(parent, path.rpartition(".")[2], wrapped(module, *settings))
     return model
 
 
 @cache
-def program(targets: tuple[str, ...] = (), r: int = 8, alpha: float = 16, dropout: float = 0.0) -> Any:
+def program(targets: tuple[str, ...] = (), r: int = 8, alpha: float = 16, *settings: Any) -> Any:
     with torch.device("meta"):
         model = decoder()
         if targets:
-            model = with_adapters(model, targets, r, alpha, dropout)
+            model = with_adapters(model, targets, r, alpha, *settings)
         return torch.export.export(model.train(), (torch.zeros(4, 16, dtype=torch.int64),), strict=False)
 
 
@@ -122,6 +169,68 @@ def test_steps_are_those_of_modules_that_run_the_same(setting: str, dropout: flo
     asked = {"r": 8, "alpha": 16, "dropout": dropout, "targets": targets}
     here = live(program(), lora=asked, **SETTINGS[setting])
     assert here == live(program(targets, 8, 16, dropout), **SETTINGS[setting])
+
+
+@cache
+def recorded_dora(targets: tuple[str, ...], dropout: float) -> Any:
+    with torch.device("meta"):
+        model = with_adapters(decoder().train(), targets, 8, 16, dropout, True)
+        return recorded(model, torch.zeros(4, 16, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_magnitudes_of_dora(setting: str, dropout: float) -> None:
+    """Beside a recording: an export drops casts that do nothing in float32, but do under autocast."""
+    targets = ("q_proj", "v_proj", "up")
+    asked = {"r": 8, "alpha": 16, "dropout": dropout, "targets": targets, "dora": True}
+    options = SETTINGS[setting]
+    here = live(program(), lora=asked, **options)
+    peak = Study(recorded_dora(targets, dropout), Request(batch=4, dims={"axis1": 16}, **options)).report.peak
+    assert here == (peak.live_bytes, peak.phase)
+
+
+def test_dora_trains_the_transposed_weight_of_conv1d() -> None:
+    """peft/utils/other.py, `transpose`, makes a parameter of the weight of a Conv1D where dropout has the base's
+    product computed once more: the graph that the loss holds has its gradient, until the next loss."""
+
+    from staticmem.recording.objects import model_of
+
+    class Conv1D(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(WIDTH, 3 * WIDTH))
+            self.bias = torch.nn.Parameter(torch.zeros(3 * WIDTH))
+
+        def forward(self, x: Any) -> Any:
+            return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(4, 16, 3 * WIDTH)
+
+    with torch.device("meta"):
+        module, x = torch.nn.Sequential(Conv1D()), torch.zeros(4, 16, WIDTH)
+        exported = torch.export.export(module, (x,), strict=False)
+    asked = {"r": 4, "targets": "0", "dora": True}
+
+    def gradients(**options: Any) -> int:
+        trace = Study(model_of(exported, None)[0], Request(mode="train", **options)).result.trace
+        backward = dict(trace.phases)["backward"]
+        return sum(
+            b.shape in ((WIDTH, 3 * WIDTH), (3 * WIDTH, WIDTH)) and b.born > backward and b.died is None
+            for b in trace.buffers
+        )
+
+    assert gradients(lora={**asked, "dropout": 0.1}) == 1
+    assert gradients(lora=asked) == 0
+    assert gradients(lora={**asked, "dropout": 0.1}, dtype="bf16") == 0  # a copy in float32 is no parameter
+
+
+@pytest.mark.parametrize(
+    ("targets", "options"),
+    [("tokens", {}), ("up", {"compile": True}), ("up", {"parallel": "tp", "devices": 2}), ("up", {"quantize": "nf4"})],
+)
+def test_dora_is_refused_where_it_is_not_covered(targets: str, options: Mapping[str, Any]) -> None:
+    with pytest.raises(UsageError) as error:
+        live(program(), optimizer="adamw", lora=f"targets={targets},dora=true", **options)
+    assert error.value.code == "SM187"
 
 
 def test_adapters_stay_in_float32_where_the_model_is_cast() -> None:
@@ -188,7 +297,14 @@ def test_embeddings_that_require_a_gradient_live_until_the_next_loss() -> None:
 
 
 WRONG = ["", "r=8", "targets=", "r=0,targets=a", "r=1.5,targets=a", "rank=8,targets=a", "r=8,r=8,targets=a"]
-WRONG += ["dropout=1,targets=a", "dtype=int8,targets=a", "targets=(", "input_grads=maybe,targets=a", "targets=a" * 900]
+WRONG += [
+    "dropout=1,targets=a",
+    "dtype=int8,targets=a",
+    "targets=(",
+    "input_grads=maybe,targets=a",
+    "targets=a" * 900,
+    "dora=2,targets=a",
+]
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -250,3 +250,9 @@ def test_ctc_needs_a_batch() -> None:
     with pytest.raises(UsageError, match="does not fit") as caught:
         ctc(ROWS + 1, TOKENS)
     assert "no batch of 2" in caught.value.why
+
+
+def test_studies_of_one_graph_have_targets_of_their_own_length() -> None:
+    graph = language_model()
+    sizes = [largest(step("ctc", graph, target_length=length)) for length in (100, 400)]
+    assert sizes == [max(LOGITS, ROWS * TOKENS * (2 * length + 1) * 4) for length in (100, 400)]
