@@ -267,7 +267,7 @@ def largest_text(report: Report, view: View = PLAIN) -> str:
     if largest.size == 0:
         need = "" if largest.next_device_bytes is None else f": {view.size(largest.next_device_bytes)} are needed"
         return f"No {name} fits {largest.gpu}{need}."
-    behind = "the file takes none larger" if largest.size < MOST_BATCH else "larger ones are not tried"
+    behind = "the model takes none larger" if largest.size < MOST_BATCH else "larger ones are not tried"
     if largest.next_device_bytes is not None:
         behind = f"{largest.next_size} needs {view.size(largest.next_device_bytes)}"
     safe = f"{largest.safe_size} is" if largest.safe_size else "none is"

@@ -12,6 +12,7 @@ from staticmem.passes import pipeline
 from staticmem.passes.generation.program import generated
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Generation
+from staticmem.studies.position_tables import check_positions
 
 WIDE = 1 << 22  # tokens: beyond the window of any attention
 
@@ -77,4 +78,5 @@ def generated_graph(model: ModelFile, binding: Binding, asked: Generation, passe
     prefill, decode, wide = (
         passes(pipeline.bind(model, at_length(model, binding, tokens))) for tokens in (asked.prompt, 1, WIDE)
     )
+    check_positions(prefill, asked.steps)
     return generated(prefill, decode, wide, asked)

@@ -26,6 +26,7 @@ from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
 from staticmem.studies.between import BenchBetween
+from staticmem.studies.position_tables import PositionError
 from staticmem.studies.sizing_search import BATCH, Grown, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
@@ -63,8 +64,31 @@ class LargestBatches:
     def __post_init__(self) -> None:
         self.grown, limits = self.grown.tried(self.bench.ask(replace(self.request, gpu=None)), MOST_BATCH)
         self.low, self.most = limits or (1, MOST_BATCH)
+        if self.grown.dim is not None:
+            self.most = self._within_tables()
         self.values = rungs(self.low, self.most)
         self.between = BenchBetween(self.bench, replace(self.request, gpu=None), self.grown)
+
+    def _within_tables(self) -> int:
+        """The most strides for which the model's tables of positions have rows."""
+        excess = self._excess(self.most)
+        if not excess:
+            return self.most
+        most = self.most - -(-excess // self.grown.stride)  # one position for each unit of the dimension
+        if most >= self.low and not self._excess(most) and self._excess(most + 1):
+            return most
+        sizes = range(self.low, self.most + 1)
+        return self.low + max(bisect_left(sizes, True, key=lambda size: self._excess(size) > 0) - 1, 0)
+
+    def _excess(self, strides: int) -> int:
+        """Positions at this size that a table has no row for; 0 too where the model does not take the size."""
+        try:
+            self._study(strides).graph  # noqa: B018 - for its error
+        except PositionError as error:
+            return error.excess
+        except DimensionError:
+            pass
+        return 0
 
     def on(self, card: Gpu) -> LargestBatch:
         """Both numbers on a card, with the needs of the larger and of the batch behind it."""

@@ -31,6 +31,7 @@ from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import HEAD_LOSSES, HELD, WHOLE, Scenario
+from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import Step, step_of
 from staticmem.units import format_bytes
 
@@ -136,6 +137,7 @@ class Study:
                 graph = generated_graph(self.model, self.binding, self.scenario.generation, self._decoder)
             else:
                 graph = self._after_passes(bound, self.request.inplace_activations)
+                check_positions(graph)
         return graph, self._inplace_notes(bound, graph)
 
     def _decoder(self, bound: Graph) -> Graph:
