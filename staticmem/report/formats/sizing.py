@@ -93,7 +93,7 @@ def _table(sizing: Sizing, view: View) -> list[str]:
         cells.append(view.size(row.headroom_bytes) if row.headroom_bytes else "")
         largest, safe, with_blocks = largest_texts(row, sizing)
         cells += [largest] * both + [safe] * batches + [with_blocks] * pairs
-        cells += [view.size(row.device_compiled_bytes or 0)] * compiled
+        cells += [view.size(row.device_compiled_bytes) if row.device_compiled_bytes is not None else ""] * compiled
         cells += [count_text(count) for count in row.counts]
         cells += [price_text(row) if row.price is not None else ""] * priced
         if view.verbose:

@@ -52,7 +52,7 @@ def _head(sizing: Sizing, view: View) -> str:
     live = view.size(sizing.live_bytes)
     return (
         f'<div class="hero"><p class="eyebrow">Sizing of {name(os.path.basename(sizing.model.path))}</p>'
-        f'<h1 class="sentence">{esc(sizing.recommendation)}</h1>'
+        f'<h1 class="sentence">{esc(sizing.recommendation).replace(" %", "&nbsp;%")}</h1>'
         f'<p class="lead">{esc(sizing.step)}; {live} of live tensors at the peak.</p></div>'
     )
 
