@@ -83,6 +83,42 @@ def eye(e: Eager, n: int, m: int | None = None, *, dtype: DType | None = None, *
     return e.empty((n, n if m is None else m), dtype or dtypes.float32, kernel="aten.eye.default")
 
 
+@rule("tril_indices")
+def tril_indices(e: Eager, row: int, col: int, offset: int = 0, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """Rows and columns of the elements of a lower triangle."""
+    count = sum(tril_sizes(row, col, offset)[:2])
+    return e.empty((2, count), dtype or dtypes.int64, kernel="aten.tril_indices.default")
+
+
+@rule("triu_indices")
+def triu_indices(e: Eager, row: int, col: int, offset: int = 0, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """Rows and columns of the elements of an upper triangle."""
+    count = sum(triu_sizes(row, col, offset)[:2])
+    return e.empty((2, count), dtype or dtypes.int64, kernel="aten.triu_indices.default")
+
+
+def tril_sizes(row: int, col: int, offset: int) -> tuple[int, int, int]:
+    """A lower triangle: elements of its trapezoid and of the rectangle below, and those of the first row
+    (torch/_refs, `_get_tril_sizes`)."""
+    if row == 0 or col == 0:
+        return 0, 0, 0
+    first_row = min(col, 1 + offset) if offset > 0 else int(row + offset > 0)
+    last_row = max(0, min(col, row + offset))
+    height = last_row - first_row + 1
+    below = max(0, min(row, row + offset)) - height
+    return (first_row + last_row) * height // 2, max(0, below * col), first_row
+
+
+def triu_sizes(row: int, col: int, offset: int) -> tuple[int, int, int]:
+    """An upper triangle: the same of its trapezoid and of the rectangle above (`_get_triu_sizes`)."""
+    if row == 0 or col == 0:
+        return 0, 0, 0
+    first_row = max(0, col - offset) if offset > 0 else col
+    above = max(0, min(row, -offset) * col)
+    trapezoid, below, _ = tril_sizes(row, col, offset - 1)
+    return row * col - (trapezoid + below) - above, above, first_row
+
+
 @rule("randint")
 def randint(e: Eager, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
     """Random int64 numbers."""

@@ -17,6 +17,10 @@ CUDNN = (
 THREE = "the fake kernel takes contiguous results for fewer than 4 channels; upsample_bilinear2d_out_cuda does not"
 
 
+# rows, columns, and the diagonal where a triangle ends
+TRIANGLES = ((5, 5, -1), (4, 6), (6, 4, -2), (3, 5, 2))
+
+
 def _convolutions() -> list[Case]:
     cases: list[Case] = []
     image, last = f(2, 4, 6, 7), f(2, 4, 6, 7).channels_last
@@ -229,6 +233,7 @@ def _factories() -> list[Case]:
         call("aten::arange.start", 1, 7),
         call("aten::arange.start_step", 0, 7, 2),
         call("aten::linspace", 0, 1, 5),
+        *(call(f"aten::{name}_indices", *sizes) for name in ("tril", "triu") for sizes in TRIANGLES),
     ]
     cases += [
         call("aten::eye", 4),

@@ -9,12 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem.compiler.aot.joining import concatenated, stacked
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Tracer, form
 from staticmem.compiler.nodes import Node
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.ops.factories import tril_sizes, triu_sizes
 
 
 def _kind(value: Any) -> DType:
@@ -146,6 +148,66 @@ def eye(t: Tracer, n: int, m: int | None = None, *, dtype: DType | None = None, 
     rows, columns = iota(t, n, dtype=dtype_of_range), iota(t, m, dtype=dtype_of_range)
     same = t.compare("eq", t.unsqueeze(rows, -1), columns)
     return t.cast(same, dtype or dtypes.float32)
+
+
+@traced("tril_indices")
+def tril_indices(t: Tracer, row: int, col: int, offset: int = 0, *, dtype: DType | None = None, **_: Any) -> Node:
+    """Rows and columns of a lower triangle: a trapezoid, and a rectangle below it."""
+    dtype = dtype or dtypes.int64
+    trapezoid, rectangle, first_row = tril_sizes(row, col, offset)
+    below = max(0, -offset)
+    at = _counted(t, trapezoid)
+    b = first_row - 0.5
+    root = t.pointwise("aten::sqrt", t.add(t.mul(at, 2), b * b))
+    rows = t.pointwise("aten::floor", t.add(root, -b))
+    columns = _columns(t, at, t.add(rows, 2 * first_row - 1), rows)
+    top = t.cast(t.add(rows, below), dtype), t.cast(columns, dtype)
+    index = iota(t, rectangle, dtype=dtype)
+    bottom = t.add(_whole_quotient(t, index, col), col - first_row + 1 + below), _remainder(t, index, col)
+    return stacked(t, [_joined(t, *parts) for parts in zip(top, bottom, strict=True)], 0)
+
+
+@traced("triu_indices")
+def triu_indices(t: Tracer, row: int, col: int, offset: int = 0, *, dtype: DType | None = None, **_: Any) -> Node:
+    """Rows and columns of an upper triangle: a rectangle, and a trapezoid below it."""
+    dtype = dtype or dtypes.int64
+    trapezoid, rectangle, first_row = triu_sizes(row, col, offset)
+    index = iota(t, rectangle, dtype=dtype)
+    top = _whole_quotient(t, index, col), _remainder(t, index, col)
+    at = _counted(t, trapezoid)
+    b = -0.5 - first_row
+    root = t.pointwise("aten::sqrt", t.sub(b * b, t.mul(at, 2)))
+    rows = t.pointwise("aten::floor", t.sub(-b, root))
+    columns = _columns(t, at, t.sub(2 * first_row - 1, rows), rows)
+    whole_rows, whole_columns = t.cast(rows, dtype), t.cast(columns, dtype)
+    if col:
+        whole_rows = t.add(whole_rows, rectangle // col)
+    bottom = whole_rows, t.add(whole_columns, max(0, offset))
+    return stacked(t, [_joined(t, *parts) for parts in zip(top, bottom, strict=True)], 0)
+
+
+def _counted(t: Tracer, length: int) -> Node:
+    """`arange` in float64: from 0 by steps of 1, as written."""
+    return t.cast(t.add(t.mul(iota(t, length), 1), 0), dtypes.float64)
+
+
+def _columns(t: Tracer, at: Node, before: Node, rows: Node) -> Node:
+    """The place in its row: `at` less what the rows above have."""
+    return t.pointwise("aten::floor", t.sub(at, t.mul(t.mul(before, rows), 0.5)))
+
+
+def _whole_quotient(t: Tracer, index: Node, by: int) -> Node:
+    return t.pointwise("aten::div.Tensor_mode", index, by, rounding_mode="floor")
+
+
+def _remainder(t: Tracer, index: Node, by: int) -> Node:
+    return t.pointwise("aten::remainder.Scalar", index, by)
+
+
+def _joined(t: Tracer, one: Node, other: Node) -> Node:
+    """`cat`; an empty part does not count."""
+    parts = [part for part in (one, other) if part.shape != (0,)]
+    return concatenated(t, parts, 0) if len(parts) > 1 else t.clone((parts or [one])[0])
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
