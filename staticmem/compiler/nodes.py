@@ -39,9 +39,11 @@ class Node:
         must_recompute: it is in a region of `torch.utils.checkpoint`, by the number of the region; 0: it is not;
             `SAVED`: a selective one saves it.
         recomputed: a node of a backward that computes a value of the forward again.
+        on_ctx: the `ctx` of a custom autograd function has it as an attribute, which the backward reads
+            (`saved_tensor_with_no_vc_check` of torch/_functorch/autograd_function.py).
     """
 
-    __slots__ = ("args", "form", "inputs", "kwargs", "must_recompute", "name", "op", "recomputed", "target")
+    __slots__ = ("args", "form", "inputs", "kwargs", "must_recompute", "name", "on_ctx", "op", "recomputed", "target")
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Node:
     ) -> None:
         self.target, self.args, self.form, self.kwargs = target, args, form, kwargs
         self.op, self.name, self.must_recompute, self.recomputed = op, name, must_recompute, recomputed
+        self.on_ctx = False
         nodes: dict[Node, None] = {}
         collect_nodes(args, nodes)
         if kwargs:
@@ -173,7 +176,8 @@ class Partition:
         forward: outputs are those of the module, and then `saved`.
         backward: a graph of its own nodes. Its placeholders are one for each of `saved`, with its form, op and name,
             and then one for each tangent; outputs are the gradients.
-        saved: nodes of the forward that the backward reads, in the order of the forward; inputs among them.
+        saved: nodes of the forward that the backward reads, in the order of the forward, attributes of `ctx` last;
+            inputs among them.
         recomputed: nodes of the backward that compute a value of the forward again.
     """
 

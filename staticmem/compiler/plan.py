@@ -115,6 +115,7 @@ class CompiledCall:
             that this would take while it runs.
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
         graphs: what other plans of the same region are made from.
+        on_ctx: how many of `saved`, the last ones, are attributes of the `ctx` of custom autograd functions.
         written_inputs, unsafe_ops: why a CUDA graph of it is not recorded, or cut (`compiler.cuda_graphs`); only asked
             where it is to be one.
         recomputed_flops: of the products, convolutions and attentions that it computes again.
@@ -135,3 +136,4 @@ class CompiledCall:
     written_inputs: tuple[str, ...] = ()
     unsafe_ops: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
+    on_ctx: int = 0

@@ -63,7 +63,7 @@ def compile_region(
     parts = graphs.parts
     return CompiledCall(
         start, end, tuple([node.name for node in joint.primals]), outputs, forward, backward,
-        saved=tuple([_described(node, graph) for node in parts.saved]),
+        saved=tuple([_described(node, graph) for node in parts.saved]), on_ctx=sum(node.on_ctx for node in parts.saved),
         differentiable=tuple([outputs.index(node.name) for node in joint.tangents]),
         recomputed_bytes=recomputed_bytes(parts), recomputed_flops=sum(map(flops, parts.recomputed)),
         padded=padded_products(parts.forward, parts.backward, autotuned=autotuned),

@@ -162,6 +162,8 @@ class CompiledNode(TakingNode):
                 op = self.region.copies[buffer.what][1] if buffer.what in self.region.copies else buffer.op
             holds.take(tensor.storage.id, "saved", self.name, ticks, op)
             tensor.storage.refs += 1
+        for tensor in tensors[len(tensors) - call.on_ctx :]:  # `ctx._tensors_no_vc_check`, which nothing clears
+            e.keep_on_ctx(tensor)
 
     def run(self, e: Eager, waiting: Owner, slots: Grads, retain_graph: bool) -> list[Tensor | None]:
         plan = self.region.call.backward

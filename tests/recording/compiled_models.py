@@ -163,6 +163,47 @@ class Images(nn.Module):  # type: ignore[misc]
         return self.f(x) + self.d(Reversed.apply(x)).sum(-1, keepdim=True)
 
 
+class Halves(Function):  # type: ignore[misc]
+    """Both halves of a row, of which one is a sigmoid: two results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        a, b = x.chunk(2, -1)
+        ctx.save_for_backward(x)
+        return a.contiguous(), torch.sigmoid(b)
+
+    @staticmethod
+    def backward(ctx: Any, of_a: Any, of_b: Any) -> Any:
+        b = torch.sigmoid(ctx.saved_tensors[0].chunk(2, -1)[1])
+        return torch.cat([of_a, of_b * b * (1 - b)], -1)
+
+
+class Clipped(Function):  # type: ignore[misc]
+    """Its mask is an attribute of `ctx`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, low: float, high: float) -> Any:
+        ctx.mask = (x > low) & (x < high)
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * ctx.mask, None, None
+
+
+class GatedHalves(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.ModuleList(nn.Linear(512, 2048) for _ in range(3))
+        self.b, self.head = nn.ModuleList(nn.Linear(1024, 512) for _ in range(3)), nn.Linear(512, 100)
+
+    def forward(self, x: Any) -> Any:
+        for a, b in zip(self.a, self.b, strict=True):
+            value, gate = Halves.apply(a(x))
+            x = x + b(value * gate)
+        return self.head(Clipped.apply(x, -3.0, 3.0))
+
+
 class RelativePositions(nn.Module):  # type: ignore[misc]
     """Attention whose queries, keys and values are the elements of one tensor."""
 

@@ -36,11 +36,13 @@ def step(name: str, amp: str | None = None, mode: str = "train") -> Study:
         ("OwnLayers", "bf16", 66_161_664),
         ("Rounded", None, 33_761_792),
         ("Images", "bf16", 86_815_744),
+        ("GatedHalves", None, 114_686_976),
+        ("GatedHalves", "bf16", 98_173_952),
     ],
 )
 def test_the_backward_of_custom_functions_is_in_the_compiled_graph(name: str, amp: str | None, measured: int) -> None:
     """What it reads of the forward is saved or computed again, as the partitioner chooses; autocast is on in it as in
-    the forward."""
+    the forward; attributes of `ctx` live until the loss does."""
     study = step(name, amp)
     assert study.lifetimes.peak_bytes == measured
     assert study.result.compiled is not None

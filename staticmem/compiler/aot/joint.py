@@ -192,6 +192,9 @@ class _Trace:
         read = {*self.graph.reads(op), *body.outputs}
         reads = {name: self.storages.value(name) for name in read if name in self.env}
         incoming = [name for name in function.incoming if name]
+        for name in function.attributes:
+            if name in reads:
+                reads[name].on_ctx = True
         of_inputs = [name for given, name in zip(function.inputs, function.gradients, strict=True) if given]
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:

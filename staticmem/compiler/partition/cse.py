@@ -82,6 +82,7 @@ def copied(node: Node, replaced: dict[Node, Node]) -> Node:
     new = Node.__new__(Node)  # its inputs are known: they need not be collected again
     new.target, new.form, new.op, new.name = node.target, node.form, node.op, node.name
     new.must_recompute, new.recomputed, new.kwargs = node.must_recompute, node.recomputed, node.kwargs
+    new.on_ctx = node.on_ctx
     new.args = tuple([substituted(arg, replaced) for arg in node.args])
     if node.kwargs:
         new.kwargs = {key: substituted(arg, replaced) for key, arg in node.kwargs.items()}

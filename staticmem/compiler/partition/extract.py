@@ -28,7 +28,8 @@ def halves(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     gradients = joint.outputs[joint.forward_outputs :]
     placeholders = {*saved, *joint.tangents}
     needed = ancestors(gradients, placeholders)
-    saved = [node for node in saved if node in needed]
+    # attributes of `ctx` come last: autograd does not check whether somebody has written to them
+    saved = sorted([node for node in saved if node in needed], key=lambda node: node.on_ctx)
     backward = [node for node in joint.nodes if node in needed and node not in placeholders]
     forward = live_nodes(_without(joint.nodes, joint.tangents), [*joint.outputs[: joint.forward_outputs], *saved])
     return Halves(
