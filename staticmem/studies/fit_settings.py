@@ -110,6 +110,9 @@ def _notes(name: str, library: Library, request: Request, report: Report, checkp
         unset = f"{as_flags({'checkpoint': request.checkpoint})} {unset}".rstrip()
     if unset:
         yield f"Predicted, and not set here: {unset}"
+    if library.title == "accelerate" and request.parallel in ZERO and not request.clip_grad_norm:
+        # a gradient_clipping of 0 is left out by `DeepSpeedPlugin` of accelerate/utils/dataclasses.py (1.15)
+        yield "DeepSpeed clips gradients at 1, its default, which needs no memory; this file cannot turn it off."
     half = precision("amp", request.amp)
     if half in HALVES and library.title in ("transformers", "accelerate") and request.parallel not in ZERO:
         size = sum(4 * prod(output.shape) for output in report.model.outputs if "float" in output.dtype)

@@ -99,6 +99,7 @@ def test_deepspeed() -> None:
     config = json.loads(LIBRARIES["deepspeed"].text(run_of(REQUESTS["zero3"])))
     assert config["train_batch_size"] == 8 * 2 * 4
     assert config["bf16"] == {"enabled": True}
+    assert config["gradient_clipping"] == 0.0  # DeepSpeed clips where it is not told
     assert "zero_allow_untested_optimizer" not in config
     other = json.loads(LIBRARIES["deepspeed"].text(run_of(REQUESTS["zero2"])))
     assert (other["gradient_clipping"], other["zero_allow_untested_optimizer"]) == (1.0, True)

@@ -37,11 +37,11 @@ def configuration(run: Run) -> dict[str, object]:
         "train_micro_batch_size_per_gpu": run.batch,
         "gradient_accumulation_steps": request.accumulate,
         "zero_optimization": zero,
+        # said in any case: `GRADIENT_CLIPPING_DEFAULT` of deepspeed/runtime/constants.py is 1.0
+        "gradient_clipping": 1.0 if request.clip_grad_norm else 0.0,
     }
     if run.half is not None:
         config["bf16" if run.half is bfloat16 else "fp16"] = {"enabled": True}
-    if request.clip_grad_norm:
-        config["gradient_clipping"] = 1.0
     if request.optimizer not in _TESTED:
         config["zero_allow_untested_optimizer"] = True
     return config
