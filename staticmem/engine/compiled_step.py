@@ -44,6 +44,7 @@ class CompiledStep:
     recomputed_flops: int
     breaks: tuple[int, ...]  # ops at which torch.compile breaks the graph, as indices
     unpredicted: tuple[int, ...]  # ops that run by themselves because their compiled code cannot be predicted
+    as_eager: tuple[int, ...]  # ops that Inductor takes apart; here each is one call, which does what eager code does
     padded: Mapping[int, int]  # bytes that padding of the op's matrix product would take while it runs
     notes: tuple[Note, ...]
 
@@ -121,6 +122,7 @@ class CompiledRegions:
         refused = {op: why for region in self.regions for op, why in region.refused.items()}
         compiled = {index for call in calls for index in range(call.start, call.end)}
         every = {index for region in self.regions for index in range(region.start, region.end)}
+        untraced = {text for call in calls for code, text in call.notes if code == NO_TRACE}
         return CompiledStep(
             torch=VERSION,
             regions=tuple([Region(region.start, region.end, 0, region.name) for region in self.regions]),
@@ -130,6 +132,7 @@ class CompiledRegions:
             recomputed_flops=sum(call.recomputed_flops for call in calls),
             breaks=tuple(self.breaks),
             unpredicted=tuple(sorted(every - compiled)),
+            as_eager=tuple(sorted(index for index in compiled if graph.ops[index].base in untraced)),
             padded={op: nbytes for call in calls for op, nbytes in call.padded},
             notes=tuple(self._notes(graph, calls, refused)),
         )
@@ -166,7 +169,7 @@ class CompiledRegions:
         if extern:
             text = (
                 f"what compiled code makes of {_listed(extern)} is not known: each is one call that does what eager "
-                "code does, so that more may be saved here than compiled code saves"
+                "code does; the band is from nothing saved for them to the eager step"
             )
             yield Note("warning", "SM205", text, sum(extern.values()))
         for (code, text), count in counts.items():

@@ -100,7 +100,8 @@ class LiveBand:
         return self.graph.recorded is None and WHOLE not in self.scenario.compile and self.rank is None
 
     def _ends_of_compiled(self, low: int, high: int) -> tuple[int, int]:
-        """Bounds where the compiled code of some ops cannot be predicted, nothing saved of them or the step eager;
+        """Bounds where the compiled code of some ops cannot be predicted, or not what it makes of an op: nothing
+        saved of them or the step eager;
         where Inductor pads or divides every matrix product that it may; where templates have in them all that they can;
         and where it makes other kernels of a training step: none
         fused, or besides none that writes over what dies in it. The expected ones are right for most steps
@@ -118,10 +119,12 @@ class LiveBand:
             for kernel, born in zip(buffers.kernels, buffers.born, strict=True):
                 if kernel >= 0 and kernels.names[kernel] in PRODUCTS:
                     high = max(high, int(lifetimes.live[born]) + compiled.padded.get(kernels.ops[kernel], 0))
-        if compiled.unpredicted:
-            ops = set(compiled.unpredicted)
-            alive = [id for id in lifetimes.alive_ids(lifetimes.peak_tick) if buffers.categories[id] == "activation"]
-            low -= sum(lifetimes.sizes[id] for id in alive if kernels.ops[buffers.kernels[id]] in ops)
+        if compiled.unpredicted or compiled.as_eager:
+            unknown = {("activation", op) for op in (*compiled.unpredicted, *compiled.as_eager)}
+            unknown.update(("temporary", op) for op in compiled.as_eager)  # their backward is other calls
+            alive = lifetimes.alive_ids(lifetimes.peak_tick)
+            of_op = {id: (buffers.categories[id], kernels.ops[buffers.kernels[id]]) for id in alive}
+            low -= sum(lifetimes.sizes[id] for id in alive if of_op[id] in unknown)
             eager = step_of(self.model, self.graph, replace(self.scenario, compile=()))[0]
             high = max(high, self._peak(eager))
         return low, high

@@ -108,3 +108,45 @@ class Enlarged(nn.Module):  # type: ignore[misc]
             F.interpolate(self.linear(y), scale_factor=2, mode="bilinear", align_corners=False),
         ]
         return torch.tanh(self.out(torch.cat(parts, 1))).mean((2, 3))
+
+
+class Ranked(nn.Module):  # type: ignore[misc]
+    """The best rows in order, running sums of them, and sums of those by segment."""
+
+    sizes = ((256, 96, 24), (256, 96))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.score, self.out = nn.Linear(24, 64), nn.Linear(64, 1), nn.Linear(64, 10)
+        self.keys, self.values = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Any, segments: Any) -> Any:
+        h = F.relu(self.first(x))
+        best, places = self.score(h)[..., 0].sort(1, descending=True)
+        h = h.gather(1, places[:, :48, None].expand(-1, -1, 64)) * torch.sigmoid(best[:, :48, None])
+        keys = F.elu(self.keys(h)) + 1
+        means = (keys * self.values(h)).cumsum(1) / (keys.cumsum(1) + 1e-6)
+        of_best = segments.gather(1, places[:, :48])[..., None].expand(-1, -1, 64)
+        sums = torch.zeros(x.shape[0], 8, 64, device=x.device, dtype=means.dtype).scatter_add(1, of_best, means)
+        return self.out(torch.logsumexp(sums, 1))
+
+
+class Filtered(nn.Module):  # type: ignore[misc]
+    """Filters of frequencies: complex numbers between a Fourier transform and its inverse."""
+
+    sizes = ((32, 3, 64, 64),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 10)
+        self.filters = nn.ParameterList(nn.Parameter(torch.randn(16, 9, 32, 2)) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
+        self.mixes = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x).permute(0, 2, 3, 1)
+        for weights, norm, mix in zip(self.filters, self.norms, self.mixes, strict=True):
+            spectrum = torch.fft.rfft2(norm(x).float(), dim=(1, 2), norm="ortho")
+            spectrum = spectrum * torch.view_as_complex(weights.float())
+            x = x + mix(torch.fft.irfft2(spectrum, s=(16, 16), dim=(1, 2), norm="ortho"))
+        return self.head(x.mean((1, 2)))

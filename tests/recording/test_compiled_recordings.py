@@ -26,6 +26,18 @@ def step(name: str, amp: str | None = None, mode: str = "train") -> Study:
     return Study.open(model.train(mode == "train"), request_of(words), (x,))
 
 
+def network_step(name: str, mode: str, amp: str | None) -> Study:
+    import compiled_networks as networks
+    import torch
+
+    model: Any = getattr(networks, name)()
+    inputs = [torch.empty(model.sizes[0])]
+    inputs += [torch.zeros(size, dtype=torch.int64) for size in model.sizes[1:]]
+    training = {"optimizer": "adam", "loss": "cross-entropy", "outputs": "dropped", "amp": amp}
+    words = {"compile": True, "mode": mode, **(training if mode == "train" else {})}
+    return Study.open(model.train(mode == "train"), request_of(words), tuple(inputs))
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "amp", "measured"),
@@ -94,19 +106,21 @@ def test_fused_kernels_of_eager_code(name: str, amp: str | None, mode: str, meas
         ("Towers", "train", "bf16", 14_187_520),
         ("Routed", "train", None, 39_124_992),
         ("Enlarged", "infer", None, 124_013_568),
+        ("Ranked", "infer", None, 12_185_088),
     ],
 )
 def test_which_loads_are_equal_decides_what_is_one_kernel(name: str, mode: str, amp: str | None, measured: int) -> None:
     """Slices of one element that are padded, sums along rows before them and after, reshapes that add dimensions of
     size 1, and elements that computed indices pick: each decides which kernels there are, which values exist, or what
     is written over."""
-    import compiled_networks as networks
-    import torch
+    assert network_step(name, mode, amp).lifetimes.peak_bytes == measured
 
-    model: Any = getattr(networks, name)()
-    inputs = [torch.empty(model.sizes[0])]
-    inputs += [torch.zeros(size, dtype=torch.int64) for size in model.sizes[1:]]
-    training = {"optimizer": "adam", "loss": "cross-entropy", "outputs": "dropped", "amp": amp}
-    words = {"compile": True, "mode": mode, **(training if mode == "train" else {})}
-    study = Study.open(model.train(mode == "train"), request_of(words), tuple(inputs))
-    assert study.lifetimes.peak_bytes == measured
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 30_725_120), ("bf16", 16_448_000)])
+def test_the_band_holds_ops_that_inductor_takes_apart(amp: str | None, measured: int) -> None:
+    """Fourier transforms and complex numbers are one call each here, with the backward of eager code."""
+    study = network_step("Filtered", "train", amp)
+    assert "SM205" in {note.code for note in study.result.notes}
+    band = study.report.peak.bands["live"]
+    assert band.low <= measured <= band.high

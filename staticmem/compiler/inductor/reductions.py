@@ -22,6 +22,7 @@ UNROLLED_BELOW = 8  # config.unroll_reductions_threshold
 # DeviceProperties of an H100 (CUDA: cudaGetDeviceProperties); they decide how many partial sums there are
 PROCESSORS, THREADS_PER_PROCESSOR, WARP = 132, 2048, 32
 ELEMENTS_PER_THREAD = 512  # reduction_split_factor: max_elements_per_thread
+SORTED_AT_MOST = 512  # ir.py, Sort.create: max_rblock
 TWO_STEP_FROM, TWO_STEP_UP_TO = 1024, 32768  # config.triton.use_two_step_variance_*
 
 
@@ -334,6 +335,26 @@ def scan(low: Lowering, node: Node) -> Lowered:
     result = Value.of(Loops(node.shape, node.tensor.dtype, reads, {**weights, node: 1}, reduction=type_, along=along))
     low.realize(result)
     return result
+
+
+@rule("aten::sort")
+def sort(low: Lowering, node: Node) -> Lowered:
+    """Short rows are sorted in a kernel of Inductor's own (`Sort`), which has positions in 16 bits; they are cast where
+    they are read."""
+    value = low.value(node.args[0])
+    along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else -1)
+    if not value.shape or not 1 < value.shape[along] <= SORTED_AT_MOST:
+        assert low.fallback is not None
+        return low.fallback(low, node)
+    reads, weights = loads([value], value.shape)
+    results = []
+    for dtype in (value.dtype, dtypes.int16):
+        loops = Loops(value.shape, dtype, reads, {**weights, node: 1}, reduction="sort", along=along % len(value.shape))
+        results.append(Value.of(loops))
+        low.realize(results[-1])
+    values, positions = results
+    reads, weights = loads([positions], value.shape)
+    return values, low.pointwise(value.shape, dtypes.int64, reads, {**weights, ("cast", node): 1})
 
 
 @rule("aten::max", "aten::min")
