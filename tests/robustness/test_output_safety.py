@@ -230,7 +230,9 @@ def spawn_and_interrupt(*words):
     return process
 util.spawnv_passfds = spawn_and_interrupt
 from staticmem.cli.main import main
-words = ["--what-if", "batch=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18", "--gpu", "l4", "-j", "2"]
+from staticmem.studies.sweep import CHUNK
+batches = ",".join(map(str, range(1, 2 * CHUNK)))
+words = ["--what-if", f"batch={batches}", "--gpu", "l4", "-j", "2"]
 if __name__ == "__main__":
     sys.exit(main(["sweep", sys.argv[1], *words]))
 """
