@@ -111,20 +111,30 @@ class Unlimited:
     settings may be a limit of their own, which is left out where the process runs out of memory for it.
     """
 
-    def __init__(self, result: StepResult, device: Device, patterns: Patterns | None = None) -> None:
-        self.process = process_on(result, device, patterns)
+    def __init__(self, result: StepResult, device: Device, shared: SharedReplays | None = None) -> None:
+        self.process = process_on(result, device, shared.patterns if shared is not None else None)
         self.is_quick = is_quick(self.process, device.settings)
-        settings = device.settings
+        self.nominal: Outline | Replay
         if self.is_quick:
-            self.nominal: Outline | Replay = outline(self.process.calls, self.process.sizes)
-        else:
-            self.nominal = _replay(self.process, device, None)
-            if self.nominal.oom is not None:
-                settings = replace(settings, per_process_memory_fraction=1.0)
-                self.nominal = _replay(self.process, replace(device, settings=settings), None)
+            self.replays = _quick(self.process) if shared is None else shared.quick(self.process)
+            self.nominal = self.replays.nominal
+            return
+        settings = device.settings
+        self.nominal = _replay(self.process, device, None)
+        if self.nominal.oom is not None:
+            settings = replace(settings, per_process_memory_fraction=1.0)
+            self.nominal = _replay(self.process, replace(device, settings=settings), None)
         total = device.gpu.usable if device.bounded else None
-        count = JITTERS if len(self.process.calls) <= LONG else JITTERS_OF_LONG
-        self.replays = Replays(self.process, self.nominal, settings, total, count=count)
+        self.replays = Replays(self.process, self.nominal, settings, total, count=_jitters(self.process))
+
+
+def _quick(process: Process) -> Replays:
+    """The replays with PyTorch's default settings."""
+    return Replays(process, outline(process.calls, process.sizes), count=_jitters(process))
+
+
+def _jitters(process: Process) -> int:
+    return JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
 
 
 def alternatives(device: Device) -> Iterator[Device]:
@@ -151,24 +161,40 @@ def _capacity(device: Device) -> int | None:
 
 class SharedReplays:
     """Steps on cards with enough memory for them, for many questions on one model: cards with the same setup have the
-    same replays, unless settings of the allocator look at the card, and other batches the same pattern of calls."""
+    same replays, unless settings of the allocator look at the card, and other batches the same pattern of calls. So do
+    cards of two architectures whose kernels take the same workspaces."""
 
-    KEPT = 24  # steps, some 2 MiB each for one of a thousand ops
+    STEPS, REPLAYS = 24, 64  # that are kept, some 2 MiB each for a step of a thousand ops; none of long processes
 
     def __init__(self) -> None:
-        self._recent: Recent[tuple[StepResult, Unlimited]] = Recent(self.KEPT)
-        self._patterns = Patterns()
+        self.patterns = Patterns()
+        self._steps: Recent[tuple[StepResult, Unlimited]] = Recent(self.STEPS)
+        self._replays: Recent[Replays] = Recent(self.REPLAYS)
 
     def unlimited(self, result: StepResult, device: Device) -> Unlimited:
         """The step on a card; what was asked last of it is kept. The software of all devices is the same."""
         of_setup = id(result), device.setup.architecture, device.setup.multiprocessors
         of_card = (*of_setup, device.gpu.slug, device.bounded)
-        kept = self._recent.get(of_setup) or self._recent.get(of_card)
+        kept = self._steps.get(of_setup) or self._steps.get(of_card)
         if kept is not None:
             return kept[1]
-        roomy = Unlimited(result, device, self._patterns)
-        self._recent.put(of_setup if roomy.is_quick else of_card, (result, roomy))
+        roomy = Unlimited(result, device, self)
+        if len(roomy.process.calls) <= LONG:
+            self._steps.put(of_setup if roomy.is_quick else of_card, (result, roomy))
         return roomy
+
+    def quick(self, process: Process) -> Replays:
+        """The replays of a process with PyTorch's default settings: all that they look at is in their key. The process
+        that is kept with them holds its calls, so that no others have their place in memory."""
+        if len(process.calls) > LONG:
+            return _quick(process)
+        bounds = tuple(process.bounds.items()), tuple(process.strays.items())
+        key = id(process.calls), process.sizes, process.scales, bounds
+        replays = self._replays.get(key)
+        if replays is None:
+            replays = _quick(process)
+            self._replays.put(key, replays)
+        return replays
 
 
 def _replay(process: Process, device: Device, capacity: int | None) -> Replay:

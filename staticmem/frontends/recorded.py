@@ -101,8 +101,7 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
             code="SM115",
         )
     programs = _Programs(model, binding)
-    training = programs.decoded(True, None)
-    return replace(training, programs=programs)
+    return replace(programs.training, programs=programs)
 
 
 class _Programs:
@@ -110,11 +109,12 @@ class _Programs:
 
     def __init__(self, model: RecordedModel, binding: Binding) -> None:
         self.model, self.binding, self.document = model, binding, model.document
+        self.training = self.decoded(True, None)
 
     def of(self, training: bool, amp: DType | None) -> Graph:
         if training:
             check_conditions(self.model, self.model.training_sizes, self.binding.symbols)
-        return self.decoded(training, amp)
+        return self.training if training and amp is None else self.decoded(training, amp)
 
     def decoded(self, training: bool, amp: DType | None) -> Graph:
         """The same at any sizes, also those at which the code takes another way in training."""
