@@ -11,7 +11,7 @@ import pytest
 import staticmem
 from staticmem.allocators.patterns import Patterns
 from staticmem.devices import gpus
-from staticmem.devices.meters import Unlimited, process_on
+from staticmem.devices.meters import SharedReplays, Unlimited, process_on
 from staticmem.report.sweep import SweepRow
 from staticmem.studies import Request, Study, request_of
 from staticmem.studies.bench import Bench, on
@@ -110,6 +110,19 @@ def test_a_process_by_a_pattern_is_the_process_of_its_own(settings: dict[str, An
             )  # fmt: skip
             assert (shared.bounds, shared.strays, shared.fallbacks) == (own.bounds, own.strays, own.fallbacks)
             assert (shared.empties, list(shared.origins)) == (own.empties, list(own.origins))
+
+
+def test_cards_whose_kernels_take_the_same_share_replays() -> None:
+    study = Study.open(OPEN, Request(optimizer="adam", batch=24))
+    shared, device = SharedReplays(), device_of(study.request)
+    cards = [gpus.find(name) for name in ("l4", "rtx-4090", "rtx-4060", "h100", "t4")]
+    replays = []
+    for card in cards:
+        roomy, own = shared.unlimited(study.result, on(device, card)), Unlimited(study.result, on(device, card))
+        assert roomy.nominal == own.nominal
+        assert roomy.replays.bands() == own.replays.bands()
+        replays.append(id(roomy.replays))
+    assert 1 < len(set(replays)) < len(cards)
 
 
 def test_a_few_replays_say_what_the_band_says() -> None:
