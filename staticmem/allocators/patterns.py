@@ -16,7 +16,7 @@ from staticmem.allocators.from_trace import EMPTY, Builder, grows, of_its_size, 
 from staticmem.allocators.process import STEPS, Fallbacks, Process, Workspace, WorkspaceModel
 from staticmem.eager.trace import Trace
 
-CALLS = 1 << 22  # of all patterns that are kept: with its process some 60 bytes for each
+CALLS = 1 << 20  # of all patterns that are kept: with its process some 100 bytes for each
 ALIKE = 8  # processes of a pattern that are kept, of cards that take other workspaces and of other batches
 
 _Spaces = Sequence[tuple[int, Workspace]]
