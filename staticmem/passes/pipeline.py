@@ -45,8 +45,8 @@ class Pass:
         bases: the op bases of which the graph needs at least one, with spaces between; empty: any graph may have work.
         kinds: the kinds of ops (`ops.registry.Kind`) of which the graph needs at least one.
         classes: beginnings of module classes, of which the graph needs at least one where it has classes.
-        option: the field of the context that turns the pass on, unless it is False or None, and that its result depends
-            on; empty: the pass always runs.
+        option: the field of `Asked` that turns the pass on, unless it is False or None, and with spaces between those
+            that its result depends on besides: others have their defaults for it. Empty: the pass always runs.
         ensures: what later passes and stages may rely on.
     """
 
@@ -62,13 +62,19 @@ class Pass:
 
     def has_work(self, graph: Graph, context: object) -> bool:
         """Whether the context asks for the edit and the graph has an op that it is about."""
-        if self.option and getattr(context, self.option) in (False, None):
+        if self.option and getattr(context, self.option.split()[0]) in (False, None):
             return False
         if self.bases and graph.bases.isdisjoint(self.bases.split()):
             return False
         if self.kinds and not any(kinds_of(base).intersection(self.kinds) for base in graph.bases):
             return False
         return not self.classes or any(cls.startswith(self.classes) or not cls for cls in graph.classes)
+
+    def part_of(self, asked: Asked) -> Asked:
+        """What the pass may read of a request, which is what names the version that it makes of a graph (`run`)."""
+        return Asked(
+            parameters=asked.parameters, logits=asked.logits, **{k: getattr(asked, k) for k in self.option.split()}
+        )
 
     def edit(self, graph: Graph, context: object) -> Graph:
         """The edited graph, with its notes and the record of the edit."""
@@ -117,17 +123,18 @@ class AskedLora:
 
 @record(frozen=True, slots=True)
 class Asked:
-    """What a request says that passes depend on."""
+    """What a request says that passes depend on, and two facts of the graph that it is about: `parameters` in the order
+    of `Module.named_parameters()`, and `logits`, the sizes of the first output where the graph has none."""
 
     training: bool = False
     inplace: str = "none"  # a policy of `inplace.POLICIES`
     unfold_batchnorm: bool = False
     freeze: str | None = None  # the pattern, in training only
-    parameters: tuple[Parameter, ...] = ()  # in the order of `Module.named_parameters()`
+    parameters: tuple[Parameter, ...] = ()
     inference: bool = False
     # a loss of `scenario.step.HEAD_LOSSES`, in training only, and the labels of a target of `ctc`
     head_loss: tuple[str, int | None] | None = None
-    logits: tuple[int, ...] | None = None  # sizes of the first output, where the graph has none
+    logits: tuple[int, ...] | None = None
     lora: AskedLora | None = None
     quantize: Quantized | None = None
 
@@ -430,7 +437,7 @@ STEP = (
         "quantised weights",
         "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
         "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
-        "quantized_weights:quantize", option="quantize",
+        "quantized_weights:quantize", option="quantize training",
     ),
     Pass(
         "adapters",
@@ -463,17 +470,21 @@ RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
 """Passes over the programs of a recording, which have what really ran: those that the scenario asks for."""
 
 
-def run(passes: Iterable[Pass], graph: Graph, context: object, keep: bool = False) -> Graph:
+def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
     """The graph after all passes that have work, in order.
 
-    `keep`: versions are kept with the graph that they were made of (`Graph.version`), so that studies of one file share
-    the passes that their requests have in common.
+    Versions for what a request asks (`Asked`) are kept with the graph that they were made of (`Graph.version`), by what
+    each pass was given of it, so that studies of one file share the passes that their requests have in common.
     """
     for each in passes:
-        if each.has_work(graph, context):
-            edit = partial(each.edit, context=context)
-            key = f"{each.name}: {getattr(context, each.option)}" if each.option else each.name
-            graph = graph.version(key, edit) if keep else edit(graph)
+        if not each.has_work(graph, context):
+            continue
+        if isinstance(context, Asked):
+            given = each.part_of(context)
+            values = ", ".join([str(getattr(given, option)) for option in each.option.split()])
+            graph = graph.version(f"{each.name}: {values}", partial(each.edit, context=given))
+        else:
+            graph = each.edit(graph, context)
     return graph
 
 
@@ -551,7 +562,7 @@ def for_step(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
         scenario.quantize,
     )  # fmt: skip
-    return run(passes, graph, asked, keep=True)
+    return run(passes, graph, asked)
 
 
 __all__ = ["DECODER", "IN_PLACE", "STEP", "Asked", "Pass", "bind", "edit_lines", "for_step", "run"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from small_graphs import Builder
 
-from staticmem.ir.graph import Graph, Ref
+import staticmem
+from staticmem.ir.graph import Graph, Note, Ref
+from staticmem.passes import training_code
 from staticmem.passes.pipeline import STEP, Asked, Pass, edit_lines, for_step, run
 from staticmem.scenario.step import Scenario
+from staticmem.studies import Study, request_of
 
 
 def graph(*, training: bool = False) -> Graph:
@@ -24,7 +30,7 @@ def test_every_pass_has_its_function_and_says_why(one: Pass) -> None:
     assert callable(getattr(import_module(f"staticmem.passes.{module}"), name))
     assert one.restores
     assert one.source
-    assert not one.option or one.option in Asked.__slots__
+    assert set(one.option.split()) <= set(Asked.__slots__)
 
 
 def test_names_are_different() -> None:
@@ -47,6 +53,31 @@ def test_edits_are_recorded_with_their_notes() -> None:
     first, second = edit_lines(after)
     assert first == "pass 'batch norms in training': 1 ops, 1 of them new or changed"
     assert second.endswith("[SM323] x1")
+
+
+def test_a_pass_is_given_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else it read would not be in the name of the version, which the next study would take."""
+    given: list[Asked] = []
+
+    def function(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+        given.append(asked)
+        return graph, ()
+
+    monkeypatch.setattr(training_code, "drop_training_code", function)
+    one = Pass("one", "-", "-", "training_code:drop_training_code", option="freeze training")
+    for asked in (Asked(True, "all", freeze="conv"), Asked(False, "all", freeze="conv"), Asked(True, freeze="conv")):
+        run([one], graph(), asked)
+    assert given == [Asked(True, freeze="conv"), Asked(False, freeze="conv"), Asked(True, freeze="conv")]
+
+
+def test_a_study_of_inference_after_one_of_training() -> None:
+    """They share the graph of the file: a version that both took would have the notes of the first."""
+    path, packed = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2", {"quantize": "nf4"}
+    study = Study.open(path, request_of({**packed, "optimizer": "adam", "lora": "r=4,targets=all-linear"}))
+    trained, inferred = study.report, study.ask(request_of({**packed, "mode": "infer"})).report
+    assert inferred == replace(staticmem.analyze(path, quantize="nf4", mode="infer"), verdict_on=None)
+    told = [" ".join(note.text for note in report.assumptions) for report in (trained, inferred)]
+    assert ["0.43.2" in text for text in told] == [True, False]
 
 
 def test_versions_are_kept_and_shared() -> None:
