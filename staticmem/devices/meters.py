@@ -164,7 +164,8 @@ class SharedReplays:
     same replays, unless settings of the allocator look at the card, and other batches the same pattern of calls. So do
     cards of two architectures whose kernels take the same workspaces."""
 
-    STEPS, REPLAYS = 24, 64  # that are kept, some 2 MiB each for a step of a thousand ops; none of long processes
+    STEPS, REPLAYS = 24, 64  # that are kept, some 2 MiB each for a step of a thousand ops
+    CALLS = 20_000  # replays of more are not kept, as they would take hundreds of MiB together
 
     def __init__(self) -> None:
         self.patterns = Patterns()
@@ -186,7 +187,7 @@ class SharedReplays:
     def quick(self, process: Process) -> Replays:
         """The replays of a process with PyTorch's default settings: all that they look at is in their key. The process
         that is kept with them holds its calls, so that no others have their place in memory."""
-        if len(process.calls) > LONG:
+        if len(process.calls) > self.CALLS:
             return _quick(process)
         bounds = tuple(process.bounds.items()), tuple(process.strays.items())
         key = id(process.calls), process.sizes, process.scales, bounds
