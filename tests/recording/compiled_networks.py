@@ -150,3 +150,25 @@ class Filtered(nn.Module):  # type: ignore[misc]
             spectrum = spectrum * torch.view_as_complex(weights.float())
             x = x + mix(torch.fft.irfft2(spectrum, s=(16, 16), dim=(1, 2), norm="ortho"))
         return self.head(x.mean((1, 2)))
+
+
+class Waves(nn.Module):  # type: ignore[misc]
+    """Dilated convolutions whose weights are normed, and a linear layer with spectral norm, as in models of sound."""
+
+    sizes = ((64, 1, 512),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        of_weights = nn.utils.parametrizations.weight_norm
+        self.layers = nn.ModuleList(
+            of_weights(nn.Conv1d(32 if at else 1, 32, 5, padding=2 * 2**at, dilation=2**at)) for at in range(4)
+        )
+        self.mixed, self.out = nn.utils.parametrizations.spectral_norm(nn.Linear(32, 32)), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        total: Any = 0
+        for at, layer in enumerate(self.layers):
+            y = F.leaky_relu(layer(x), 0.1, inplace=True)
+            x = x + y if at else y
+            total = total + y
+        return self.out(F.elu(self.mixed(total.mean(2))))

@@ -117,6 +117,18 @@ def test_which_loads_are_equal_decides_what_is_one_kernel(name: str, mode: str, 
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("mode", "amp", "measured"),
+    [("train", None, 23_522_304), ("train", "bf16", 13_056_512), ("infer", None, 21_197_312)],
+)
+def test_normed_weights_are_in_the_compiled_graph(mode: str, amp: str | None, measured: int) -> None:
+    """Weight norm is taken apart but for its backward; spectral norm writes its vectors with `out=`."""
+    study = network_step("Waves", mode, amp)
+    assert study.lifetimes.peak_bytes == measured
+    assert not {"SM204", "SM205"} & {note.code for note in study.result.notes}
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(("amp", "measured"), [(None, 30_725_120), ("bf16", 16_448_000)])
 def test_the_band_holds_ops_that_inductor_takes_apart(amp: str | None, measured: int) -> None:
     """Fourier transforms and complex numbers are one call each here, with the backward of eager code."""

@@ -117,6 +117,7 @@ class _Trace:
         scalar = SIZE_OPS.get(op.target) or SIZE_OPS.get(op.base)
         args = [self._resolve(arg, op) for arg in op.args]
         kwargs = {name: self._resolve(value, op) for name, value in op.kwargs.items()}
+        given = kwargs.pop("out", None)  # the tensor that takes the result
         if scalar is not None:
             self.env[op.outputs[0]] = scalar(*args)
             return
@@ -154,8 +155,9 @@ class _Trace:
             else:
                 again = lambda source: _listed(function(self.t, source, *args[1:], **kwargs))  # noqa: E731
                 self.storages.view_of(args[0], results, again)
-        elif writes:
-            results[0] = self.storages.write(args[0], self.t.written(results[0], args[0].dtype))
+        elif writes or given is not None:
+            old = args[0] if given is None else given
+            results[0] = self.storages.write(old, self.t.written(results[0], old.dtype))
         for name, value in zip(op.outputs, results, strict=False):
             if name:
                 self.env[name] = value

@@ -21,7 +21,7 @@ FAMILIES = (
     "linear", "convolution", "batch_norms", "activations", "arithmetic", "views", "layer_norm", "softmax", "pooling",
     "joining", "dropouts", "padding", "upsampling", "shuffles", "casts", "repeating", "indexing", "attention",
     "einsum", "unary", "elementwise", "factories", "sorting", "reductions", "scattering", "losses", "composites",
-    "running", "cells", "fused_layers",
+    "running", "cells", "fused_layers", "weight_norm",
 )  # fmt: skip
 TRACED: dict[str, Callable[..., Any]] = {}
 _imported = 0
