@@ -18,7 +18,7 @@ from collections.abc import Set
 from functools import lru_cache
 
 from staticmem.ir.graph import Graph
-from staticmem.passes.frames.source_lines import ASSIGN, BUILTINS, Execution, PythonFrame, is_published
+from staticmem.passes.frames.source_lines import ASSIGN, BUILTINS, Execution, PythonFrame, is_published, statements_of
 
 _LISTS = re.compile(
     r"\b(?:cat|concat|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
@@ -35,7 +35,10 @@ def longest_holds_of_lines(graph: Graph) -> tuple[dict[str, int], Set[str]]:
 
 @lru_cache(4096)
 def _parsed(text: str) -> ast.stmt | None:
-    """The statement that a line is; None for a part of one. The header of a compound statement counts as a whole."""
+    """The statement that a line is; None for a part of one, and for several. The header of a compound statement counts
+    as a whole."""
+    if len(statements_of(text)) > 1:
+        return None
     text = text.strip()
     for whole in (text, f"{text} pass", f"if 1: pass\n{text} pass"):
         try:

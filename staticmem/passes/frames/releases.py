@@ -142,7 +142,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     unseen: Set[str] | None = None  # the values that hidden frames may hold; None: any
     if any(op.stack for op in graph.ops):
         from staticmem.passes.frames.source_lines import certainly_held_by_lines, held_by_lines
-        from staticmem.passes.frames.unseen_code import held_in_functions, values_in_methods
+        from staticmem.passes.frames.unseen_code import held_in_functions, values_in_methods, values_on_crowded_lines
 
         until.update(certainly_held_by_lines(graph) if policy == "last-use" else held_by_lines(graph))
         if until and policy == "most":
@@ -154,13 +154,13 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
             for name, index in by_lines.items():
                 latest = index if name in passed_on else min(index, by_modules.get(name, index))
                 until[name] = max(until.get(name, latest), latest)
-            for op in graph.ops:
-                if not op.stack:  # no line says what the frames around it do
-                    for name in (*op.refs(), *op.outputs):
-                        until[name] = max(until.get(name, 0), by_modules.get(name, 0))
+            open_names = [name for op in graph.ops if not op.stack for name in (*op.refs(), *op.outputs)]
+            for name in (*open_names, *values_on_crowded_lines(graph)):  # no line says what the frames around it do
+                until[name] = max(until.get(name, 0), by_modules.get(name, 0))
         for name, index in held_in_functions(graph).items():
             until[name] = max(until.get(name, index), index)
-        unseen = values_in_methods(graph) if until and not (training and policy == "expected") else None
+        if until and not (training and policy == "expected"):
+            unseen = values_in_methods(graph) | values_on_crowded_lines(graph)
         if until and not unseen:
             unseen = frozenset()
     if training and unseen is not None and not unseen:

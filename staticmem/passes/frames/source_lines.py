@@ -6,13 +6,17 @@ returns. Where a file has no traces (they can be stripped), `frames.policy` stat
 
 A frame is told from the next call of the same function by its caller's frame and line, and by its module call. A
 statement ends when its frame moves to another line, or calls another module on a line that has one call (a loop).
+A line with several statements does not tell which of them an op is of: their variables are taken to hold nothing, and
+the upper end of the band has them hold all that they may (`unseen_code.values_on_crowded_lines`).
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from staticmem.ir.graph import Graph, Op, Ref, SourceLine
 
@@ -33,6 +37,40 @@ BUILTINS = frozenset(
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _PASSED = re.compile(r"([\w.\]]+)\(\s*([A-Za-z_]\w*)\s*\)\s*(?:#.*)?$")
+
+
+_ONE_LINE = re.compile(r"^(?:if|elif|else|for|while|with|try|except|finally)\b.*:\s*\S|;")  # may have statements in it
+
+
+@lru_cache(4096)
+def statements_of(text: str) -> tuple[str, ...]:
+    """The simple statements of a line, each as it is written: two of `a = f(x); b = g(a)`, that behind the colon of
+    `if self.pre: x = self.pre(x)`. A line that is a part of a statement is one."""
+    text = text.strip()
+    if not _ONE_LINE.search(text):
+        return (text,)
+    for whole in (text, f"if 1: pass\n{text}", f"try: pass\n{text}"):
+        try:
+            body = ast.parse(whole).body
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            continue
+        inner = [node for statement in body for node in _simple(statement)]
+        return tuple([ast.get_source_segment(whole, node) or "" for node in inner if not isinstance(node, ast.Pass)])
+    return (text,)
+
+
+def _simple(statement: ast.stmt) -> list[ast.stmt]:
+    bodies = [getattr(statement, part, ()) for part in ("body", "orelse", "finalbody")]
+    bodies += [handler.body for handler in getattr(statement, "handlers", ())]
+    return [node for body in bodies for inner in body for node in _simple(inner)] if any(bodies) else [statement]
+
+
+@lru_cache(4096)
+def _assigned_names(statements: tuple[str, ...]) -> tuple[str, ...]:
+    """The variables that statements give values to."""
+    nodes = (node for text in statements for node in ast.walk(ast.parse(text)))
+    stored = (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return tuple(dict.fromkeys(stored))
 
 
 def _most_calls(text: str) -> int:
@@ -187,8 +225,13 @@ class Execution:
 
     def _finish(self, frame: PythonFrame, now: int) -> None:
         """The frame's statement is done: its names take the last op's results."""
-        text = frame.line.text
+        statements = statements_of(frame.line.text)
         reads, frame.reads = frame.reads, set()
+        if len(statements) > 1:  # no op says which of them it is of
+            for name in _assigned_names(statements):
+                self._forget(frame, name, now)
+            return
+        text = statements[0] if statements else ""
         if ".pop(" in text:  # what the statement read of a list is gone from it
             for name, values in frame.names.items():
                 if name.endswith("[]"):

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from staticmem.ir.graph import Frame, Graph, Op, SourceLine
 from staticmem.passes.frames.policy import Stack, common_depth
-from staticmem.passes.frames.source_lines import is_published
+from staticmem.passes.frames.source_lines import is_published, statements_of
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
 Line = tuple[Stack, str, int]  # a running module call, and where it is
@@ -41,7 +41,7 @@ _FUNCTION = re.compile(rf"\b({'|'.join(_VARIABLES)})\(")
 
 def has_unseen_code(graph: Graph) -> bool:
     """Whether some of the code that handles values is not in the stack traces, or all of it."""
-    return not any(op.stack for op in graph.ops) or bool(values_in_methods(graph))
+    return not any(op.stack for op in graph.ops) or bool(values_in_methods(graph) or values_on_crowded_lines(graph))
 
 
 # -- methods -----------------------------------------------------------------------------------------------------
@@ -59,6 +59,26 @@ def values_in_methods(graph: Graph) -> set[str]:
                 level = common_depth(producer.modules, op.modules) - 1
                 if level >= 0 and _place(op, level) in lines:
                     values.add(name)
+        for name in op.outputs:
+            producers[name] = op
+    return values
+
+
+def values_on_crowded_lines(graph: Graph) -> set[str]:
+    """Names of values that a variable of a line with several statements may hold (`x = f(x); y = g(x)`)."""
+    texts = {line.text for stack in {id(op.stack): op.stack for op in graph.ops}.values() for line in stack}
+    crowded = {text for text in texts if len(statements_of(text)) > 1}
+    values: set[str] = set()
+    producers: dict[str, Op] = {}
+    for op in graph.ops if crowded else ():
+        for name in op.refs():
+            producer = producers.get(name)
+            if producer is None:
+                continue
+            level = common_depth(producer.modules, op.modules) - 1
+            whole = all(len(each.stack) >= len(each.modules) for each in (producer, op))
+            if level >= 0 and whole and not crowded.isdisjoint(line_at(each, level).text for each in (producer, op)):
+                values.add(name)
         for name in op.outputs:
             producers[name] = op
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 import weakref
 from pathlib import Path
@@ -16,6 +17,7 @@ from prepared import run_step  # noqa: E402
 from small_graphs import Builder  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+import staticmem  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
@@ -96,6 +98,44 @@ def test_the_names_of_a_plain_function_are_not_in_the_file(tmp_path: Path) -> No
     assert ours(exported(model, x, tmp_path / "m.pt2")) == {**expected, (1, 0): expected[1, 0] - 1}
 
 
+_STATEMENTS = """
+import torch
+
+class Crowded(torch.nn.Module):
+    def forward(self, x):
+        {}
+"""
+
+
+def report_of(lines: list[str], folder: Path) -> staticmem.Report:
+    """Of a model whose `forward` has these lines."""
+    name = f"lines_{len(lines)}"
+    source = folder / f"{name}.py"
+    source.write_text(_STATEMENTS.format("\n        ".join(lines)), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module.Crowded().eval(), (torch.ones(64, 64),), strict=False)
+        torch.export.save(program, folder / f"{name}.pt2")
+    return staticmem.analyze(folder / f"{name}.pt2")
+
+
+def test_a_line_with_several_statements_leaves_open_what_names_hold(tmp_path: Path) -> None:
+    """The same code on lines of its own has no band, and its peak is in the band of the other."""
+    code = ["wide = torch.cat([x, x, x]).exp()", "narrow = wide.sum(0)", "back = torch.cat([narrow, narrow]).sin()"]
+    code += ["turned = torch.cat([back, back, back]).cos()", "return turned.sum() + wide.sum()"]
+    apart, crowded = report_of(code, tmp_path), report_of(["; ".join(code)], tmp_path)
+    assert "live" not in apart.peak.bands or apart.peak.bands["live"].low == apart.peak.bands["live"].high
+    band = crowded.peak.bands["live"]
+    assert band.low <= apart.peak.live_bytes <= band.high
+    assert band.low < band.high
+    assert "SM306" in {note.code for note in crowded.assumptions}
+
+
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
@@ -113,6 +153,10 @@ def written(*lines: tuple[str, int]) -> Graph:
     ([("x = f(x)", 1), ("x = f(x)", 2), ("return f(x)", 3)], {"v0": 1, "v1": 2}),
     ([("a = f(x)", 1), ("b = f(a)", 2), ("return f(b)", 3)], {"v0": 2, "v1": 2}),
     ([("a: Tensor = f(x)", 1), ("return f(a)", 2)], {"v0": 1}),
+    ([("if self.pre: x = f(x)", 1), ("x = f(x)", 2), ("return f(x)", 3)], {"v0": 1, "v1": 2}),
+    ([("else: x = f(x)", 1), ("return f(x)", 2)], {"v0": 1}),
+    ([("a = f(x)", 1), ("a = f(a); b = f(a)", 2), ("a = f(a); b = f(a)", 2), ("return f(b)", 3)], {"v0": 2}),
+    ([("a = f(';')", 1), ("return f(a)", 2)], {"v0": 1}),
     ([("a += f(x)", 1), ("a += f(x)", 2), ("return f(a)", 3)], {"v0": 1, "v1": 2}),
     ([("assert f(x) == 1", 1), ("return f(x)", 2)], {}),
     ([("self.x = f(x)", 1), ("_ = f(x)", 2), ("return f(x)", 3)], {}),
