@@ -320,7 +320,7 @@ class Checkpoints:
 
 
 def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:
-    """The values from outside that a region reads, as its ops see them."""
+    """The values from outside that a region reads, as its ops see them, and those that it is only given."""
     produced: set[str] = set()
     inputs: dict[str, Any] = {}
     for op in interpreter.graph.ops[region.start : region.end]:
@@ -330,6 +330,9 @@ def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:
                 copied = isinstance(value, Tensor) and name in interpreter.produced_in  # parameters stay themselves
                 inputs[name] = _saved(value, value) if copied else value
         produced.update(op.outputs)
+    for name in region.unread:
+        if name not in inputs and isinstance(value := interpreter.env.get(name), Tensor):
+            inputs[name] = _saved(value, value)
     return inputs
 
 

@@ -179,17 +179,22 @@ class _Program:
         self.release(program.get("released_before", []), -1, last_held)
         ops = self.ops(fields.items(program["ops"]), -1, last_held)
         outputs = tuple(self.names[fields.size(v)] for v in fields.items(program.get("outputs", [])))
+        rows = fields.items(program.get("regions", []))
+        given = self.unread(program.get("unread_of_regions", []), len(rows))
         regions = tuple(
             Region(
-                fields.size(start), fields.size(end), fields.size(depth), fields.text(name), fields.boolean(reentrant)
+                fields.size(start), fields.size(end), fields.size(depth), fields.text(name), fields.boolean(reentrant),
+                unread=given.get(number, ()),
             )
-            for start, end, depth, reentrant, name in fields.items(program.get("regions", []))
-        )
+            for number, (start, end, depth, reentrant, name) in enumerate(rows)
+        )  # fmt: skip
+        of_calls = self.unread(program.get("unread_of_calls", []), len(self.stacks))
+        unread = {self.stacks[call][-1]: values for call, values in of_calls.items()}
         lasting = tuple(self.names[fields.size(v)] for v in fields.items(program.get("lasting", [])))
         loss = fields.boolean(document["loss"]) and self.training
         enables_grad = not self.training and any(op.grad for op in ops)
         recorded = Recorded(
-            last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again)
+            last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again), unread
         )
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
@@ -347,6 +352,22 @@ class _Program:
             if not 0 <= value < len(self.names):
                 raise ValueError(f"the value {back} before the end is let go of")
             last_held[self.names[value]] = number
+
+    def unread(self, rows: Any, count: int) -> dict[int, tuple[str, ...]]:
+        """What calls are given and do not read, by the number of the call. `count`: how many calls there are."""
+        unread: dict[int, tuple[str, ...]] = {}
+        call = last = -1
+        values = 0
+        for step, *numbers in fields.items(rows):
+            call = max(call, 0) + fields.size(step)
+            if not last < call < count:
+                raise ValueError(f"call {call} of {count} is given what it does not read")
+            values += len(numbers)
+            if values > _MOST:
+                raise ValueError(f"calls are given more than {_MOST:,} values that they do not read")
+            unread[call] = tuple(self.names[fields.size(v)] for v in numbers)
+            last = call
+        return unread
 
     def amp(self, flags: int) -> bool | DType:
         """What autocast does in an op: the step's (True), nothing (False), or that of a region with a dtype."""

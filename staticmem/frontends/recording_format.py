@@ -36,6 +36,9 @@ number of the value that is made next. A program has
   their number. `outputs` says how many values it makes, or of each result whether it is one. `flags` are those in which
   it differs from `usual_flags` of the mode. `results` are dtypes and shapes where no rule gives them
 - `regions` of checkpoints: `[start, end, depth, reentrant, name]`
+- `unread_of_calls` and `unread_of_regions`: tensors that a module call or a checkpoint is given, and none of its ops
+  reads: `[step, values]`. `step` leads from the call of the row before (from 0 in the first) to its own, which is a
+  later one. A checkpoint keeps them. Older recordings do not have these keys
 - `outputs`, and `lasting`: values that the module keeps when its forward has returned
 
 An argument that is a string begins with what it is: `%3` is the value `next - 3`; `@1` the parameter (or input) that is

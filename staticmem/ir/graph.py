@@ -210,7 +210,7 @@ class Edit:
 class Region:
     """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it;
     in a recording, of checkpoints too. `saves`: names of calls whose results a selective checkpoint keeps
-    (`eager.selection.Policy`)."""
+    (`eager.selection.Policy`). `unread`: values that the call is given and that none of its ops reads."""
 
     start: int
     end: int
@@ -218,6 +218,7 @@ class Region:
     name: str
     reentrant: bool = False
     saves: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def is_within(self, other: Region) -> bool:
         return other.start <= self.start and self.end <= other.end and self.depth > other.depth
@@ -271,6 +272,7 @@ class Recorded:
         enables_grad: of inference, some of whose ops have a history all the same (`torch.enable_grad`).
         read_again: values that autograd has saved and the code reads again: the ops of a backward that it runs with
             create_graph=True.
+        unread: values that module calls are given and that none of their ops reads, by the frame of the call.
     """
 
     last_held: Mapping[str, int]
@@ -281,6 +283,7 @@ class Recorded:
     loss: bool = False
     enables_grad: bool = False
     read_again: Set[str] = frozenset()
+    unread: Mapping[Frame, tuple[str, ...]] = field(default_factory=dict)
 
 
 @record(frozen=True, slots=True)

@@ -52,7 +52,29 @@ def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> t
             written += [f for f in function_regions(graph) if not any(f.crosses(w) for w in written)]
         if policy == "last-use":
             written += [h for h in hidden_checkpoints(graph) if all(_apart(h, w) for w in (*asked, *written))]
-    return _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))}), notes
+    regions = _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))})
+    return _with_unread(graph, regions), notes
+
+
+def _with_unread(graph: Graph, regions: tuple[Region, ...]) -> tuple[Region, ...]:
+    """The regions, each with those alone of its unread values that there are where it starts, and with what regions
+    inside of it keep of them: these run again from what it keeps."""
+    if graph.recorded is None or not any(region.unread for region in regions):
+        return regions
+    asked = {name for region in regions for name in region.unread}
+    made_at = {name: index for index, op in enumerate(graph.ops) for name in op.outputs if name in asked}
+    ends = graph.recorded.last_held
+    kept: list[dict[str, None]] = []
+    around: list[int] = []
+    for number, region in enumerate(regions):
+        while around and regions[around[-1]].end <= region.start:
+            around.pop()
+        around.append(number)
+        kept.append({})
+        alive = [n for n in region.unread if made_at.get(n, region.start) < region.start <= ends.get(n, region.start)]
+        for outer in around:
+            kept[outer].update((name, None) for name in alive if made_at[name] < regions[outer].start)
+    return tuple(replace(region, unread=tuple(names)) for region, names in zip(regions, kept, strict=True))
 
 
 def _apart(a: Region, b: Region) -> bool:
@@ -70,10 +92,11 @@ def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
     calls = calls_of(graph)
     regions: set[Region] = set()
     if scenario.checkpoint:
-        asked = _groups(selected(calls, scenario.checkpoint, "--checkpoint"), scenario.checkpoint_every)
+        chosen = selected(calls, scenario.checkpoint, "--checkpoint")
+        asked = _groups(graph, chosen, scenario.checkpoint_every)
         regions.update(replace(region, saves=tuple(scenario.checkpoint_save)) for region in asked)
     if scenario.checkpoint_segments:
-        regions.update(_segments(calls, scenario.checkpoint_segments, scenario.checkpoint_sequential))
+        regions.update(_segments(graph, calls, scenario.checkpoint_segments, scenario.checkpoint_sequential))
     return _in_order(regions)
 
 
@@ -84,17 +107,26 @@ def _in_order(regions: set[Region]) -> tuple[Region, ...]:
 # -- by class or path --------------------------------------------------------------------------------------------
 
 
-def _groups(calls: Sequence[Call], every: int) -> Iterator[Region]:
+def _checkpoint_of(graph: Graph, row: Sequence[Call]) -> Region:
+    """The checkpoint around these calls, which keeps what they are given, also where no op reads it."""
+    region = region_of(row)
+    if graph.recorded is None or not graph.recorded.unread:
+        return region
+    unread = [name for call in row for name in graph.recorded.unread.get(call.stack[-1], ())]
+    return replace(region, unread=tuple(dict.fromkeys(unread)))
+
+
+def _groups(graph: Graph, calls: Sequence[Call], every: int) -> Iterator[Region]:
     """`every` calls that follow each other in one parent are one region."""
     for row in by_parent(calls).values():
         for first in range(0, len(row), every):
-            yield region_of(row[first : first + every])
+            yield _checkpoint_of(graph, row[first : first + every])
 
 
 # -- segments ----------------------------------------------------------------------------------------------------
 
 
-def _segments(calls: Sequence[Call], segments: int | str, path: str | None) -> Iterator[Region]:
+def _segments(graph: Graph, calls: Sequence[Call], segments: int | str, path: str | None) -> Iterator[Region]:
     """`checkpoint_sequential`: all segments but the last, which takes what the division leaves, are checkpoints."""
     for sequential, children in _sequentials(calls, path):
         length = _length(children)
@@ -106,7 +138,7 @@ def _segments(calls: Sequence[Call], segments: int | str, path: str | None) -> I
         for start in range(0, size * (wanted - 1), size):
             row = [c for k, c in enumerate(children) if start <= _position(c, k) < start + size]
             if row:
-                yield region_of(row)
+                yield _checkpoint_of(graph, row)
 
 
 def _sequentials(calls: Sequence[Call], path: str | None) -> list[tuple[Call, list[Call]]]:

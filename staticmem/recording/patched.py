@@ -13,6 +13,7 @@ class `torch.Tensor` inherits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -32,9 +33,9 @@ GENERATOR_OF_215 = "_checkpoint_without_reentrant_generator_impl"
 class Watcher(Protocol):
     """Who is told."""
 
-    def enter(self, module: torch.nn.Module) -> None: ...
+    def enter(self, module: torch.nn.Module, given: Any) -> None: ...
     def leave(self) -> None: ...
-    def start_region(self, reentrant: bool, name: str) -> int: ...
+    def start_region(self, reentrant: bool, name: str, given: Any) -> int: ...
     def end_region(self, region: int) -> None: ...
     def get_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None: ...
     def set_data(self, tensor: torch.Tensor, data: torch.Tensor, assign: Callable[[], None]) -> None: ...
@@ -52,7 +53,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     data: Any = torch._C.TensorBase.__dict__["data"]
 
     def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        watcher.enter(self)
+        watcher.enter(self, (args, kwargs))
         try:
             return call(self, *args, **kwargs)
         finally:
@@ -62,7 +63,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
         if not torch.is_grad_enabled():
             yield
             return
-        region = watcher.start_region(False, _name(region_of))
+        region = watcher.start_region(False, _name(region_of), (_bound(region_of), options, kwargs))
         context_fn = kwargs.get("context_fn", options[1] if len(options) > 1 else checkpoint.noop_context_fn)
         if context_fn is not checkpoint.noop_context_fn:
             watcher.not_recorded(SELECTIVE)
@@ -70,14 +71,15 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
         watcher.end_region(region)
 
     def without_reentry_of_215(region_of: Any, args: Any, kwargs: Any, **options: Any) -> Iterator[None]:
-        return without_reentry(region_of, context_fn=options.get("context_fn", checkpoint.noop_context_fn))
+        context_fn = options.get("context_fn", checkpoint.noop_context_fn)
+        return without_reentry(region_of, args, kwargs, context_fn=context_fn)
 
     def with_reentry(region_of: Any, preserve_rng_state: bool, *args: Any) -> Any:
         needs = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if not torch.is_grad_enabled() or not needs:  # the outputs have no history
             with torch.no_grad():
                 return region_of(*args)
-        region = watcher.start_region(True, _name(region_of))
+        region = watcher.start_region(True, _name(region_of), (_bound(region_of), args))
         result = region_of(*args)
         watcher.end_region(region)
         return result
@@ -137,6 +139,11 @@ def _class_of_apply() -> type:
     own = function.__dict__.get("apply")
     base: type = _SingleLevelFunction
     return base if own is None or isinstance(own, classmethod) else function
+
+
+def _bound(function: Any) -> Any:
+    """The arguments that a functools.partial has."""
+    return (function.args, function.keywords) if isinstance(function, functools.partial) else ()
 
 
 def _name(function: Any) -> str:

@@ -89,6 +89,8 @@ class _Numbering:
             "released_before": before,
             "ops": ops,
             "regions": program.regions,
+            "unread_of_calls": self.unread(program.unread_of_calls),
+            "unread_of_regions": self.unread(program.unread_of_regions),
             "outputs": [self.number_of[v] for v in program.outputs],
             "lasting": [self.number_of[v] for v in program.lasting if v in self.number_of],
         }
@@ -128,6 +130,17 @@ class _Numbering:
             row["backward"] = self.ops(body, stack)
             row["gradients"] = self.refs(function["gradients"])
         return row
+
+    def unread(self, given: Iterable[tuple[int, list[int]]]) -> list[list[int]]:
+        """Rows of what calls are given and do not read: steps from the call of the row before, and numbers."""
+        rows = []
+        last = 0
+        for call, values in sorted(given):
+            numbers = [self.number_of[v] for v in values if v in self.number_of]
+            if numbers:
+                rows.append([call - last, *numbers])
+                last = call
+        return rows
 
     def new(self, value: int) -> int:
         number = self.number_of[value] = self.next

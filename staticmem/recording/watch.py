@@ -41,6 +41,11 @@ class Program:
         self.ops: list[list[Any]] = []
         self.released: list[list[int]] = []  # after each op
         self.regions: list[list[Any]] = []
+        self.given_to_regions: list[list[int]] = []  # values of their arguments
+        self.last_reads: dict[int, int] = {}  # value -> the last op that reads it
+        # tensors that a call is given, and none of its ops reads: [module call or checkpoint, values]
+        self.unread_of_calls: list[tuple[int, list[int]]] = []
+        self.unread_of_regions: list[tuple[int, list[int]]] = []
         self.functions: list[dict[str, Any]] = []
         self.kept: list[list[Any]] = []  # values from the call before: [value, dtype, shape, base]
         self.lasting: list[int] = []
@@ -50,6 +55,10 @@ class Program:
     def let_go(self, values: Sequence[int]) -> None:
         """Python has just let go of these values."""
         (self.released[-1] if self.ops else self.released_before).extend(values)
+
+    def unread(self, given: Sequence[int], start: int) -> list[int]:
+        """Those of the values that no op from `start` on has read."""
+        return [value for value in given if self.last_reads.get(value, -1) < start]
 
 
 class Watch(SchemaCheckMode):  # type: ignore[misc]
@@ -73,7 +82,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
         self.paused = self.in_backward = self.iterates = False
-        self._running: list[tuple[torch.nn.Module, str, int]] = []
+        self._running: list[tuple[torch.nn.Module, str, int, list[int], int]] = []
         self._calls: dict[str, int] = {}
         self._paths: dict[int, dict[int, str]] = {}
         self.tensors = owned
@@ -404,6 +413,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         """The value that a tensor is; one from where no op is seen is an allocation of its own."""
         value = self.known_value(tensor)
         if value is not None:
+            self.program.last_reads[value] = len(self.program.ops)
             return value
         values = self.by_storage.get(_storage(tensor))
         if not values:
@@ -441,30 +451,42 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     # -- what `patched` tells ------------------------------------------------------------------------------------
 
-    def enter(self, module: torch.nn.Module) -> None:
+    def enter(self, module: torch.nn.Module, given: Any) -> None:
         path = self._path(module)
         call = self._calls[path] = self._calls.get(path, -1) + 1
         cls = type(module)
-        self._running.append((module, path, self.stack))
+        self._running.append((module, path, self.stack, self.made_by_ops(given), len(self.program.ops)))
         key = (self.stack, path, f"{cls.__module__}.{cls.__qualname__}", call)
         self.stack = self.stacks.setdefault(key, len(self.stacks))
 
     def leave(self) -> None:
-        _, _, self.stack = self._running.pop()
+        _, _, around, given, start = self._running.pop()
+        if unread := self.program.unread(given, start):
+            self.program.unread_of_calls.append((self.stack, unread))
+        self.stack = around
 
-    def start_region(self, reentrant: bool, name: str) -> int:
+    def start_region(self, reentrant: bool, name: str, given: Any) -> int:
         # a function may call checkpoints within each other without a module between them
         around = len(self._running) + sum(end < 0 for _, end, *_ in self.program.regions)
         self.program.regions.append([len(self.program.ops), -1, around, reentrant, name])
+        self.program.given_to_regions.append(self.made_by_ops(given))
         return len(self.program.regions) - 1
 
     def end_region(self, region: int) -> None:
-        self.program.regions[region][1] = len(self.program.ops)
+        program = self.program
+        program.regions[region][1] = len(program.ops)
+        if unread := program.unread(program.given_to_regions[region], program.regions[region][0]):
+            program.unread_of_regions.append((region, unread))
+
+    def made_by_ops(self, given: Any) -> list[int]:
+        """The values that tensors among the arguments of a call are, but for what the model owns, which outlives it."""
+        values = [self.known_value(tensor) for tensor in _tensors_on_gpu(given)]
+        return list(dict.fromkeys(v for v in values if v is not None and v not in self.owned_values))
 
     def _path(self, module: torch.nn.Module) -> str:
         """As torch.export has it: the way from the calling module, if there is one."""
         if self._running:
-            parent, path, _ = self._running[-1]
+            parent, path, *_ = self._running[-1]
             ways = self._paths.get(id(parent))
             if ways is None:
                 ways = self._paths[id(parent)] = {}
@@ -522,6 +544,15 @@ def _is_on_gpu(tensor: Any) -> bool:
         and tensor.device.type == gpu.DEVICE
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def _tensors_on_gpu(given: Any) -> Iterator[torch.Tensor]:
+    """The tensors of arguments, also in lists and dictionaries. Other containers have a state of their own (caches)."""
+    if isinstance(given, (list, tuple, dict)):
+        for item in given.values() if isinstance(given, dict) else given:
+            yield from _tensors_on_gpu(item)
+    elif _is_on_gpu(given):
+        yield given
 
 
 def _size(size: int | str) -> Any:

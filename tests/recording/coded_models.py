@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -389,10 +390,91 @@ class Halves(Coded):
             return F.relu(self.inner(y))
 
 
+class Given(nn.Module):  # type: ignore[misc]
+    """A block that reads one of the three tensors that it is given beside its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+
+    def forward(self, x: Any, tables: Any, positions: Any = None) -> Any:
+        return F.relu(self.inner(F.relu(self.inner(x)))) + tables[0]
+
+
+class Unread(Coded):
+    """Tensors that blocks are given and never read, as position ids in Llama: a checkpoint keeps them."""
+
+    ck = reentrant = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Given() for _ in range(4)])
+
+    def block(self, block: Any, x: Any, *given: Any) -> Any:
+        return block(x, given[:2], positions=given[2])
+
+    def middle(self, x: Any) -> Any:
+        y = x.detach()
+        given = [y.cos(), y.sin().repeat(1, 3), y.exp().repeat(1, 3)]
+        for block in self.blocks:
+            run = functools.partial(self.block, block)
+            x = checkpoint(run, x, *given, use_reentrant=self.reentrant) if self.ck else run(x, *given)
+        del given
+        return F.relu(self.inner(F.relu(self.inner(x))))
+
+
+class UnreadInCheckpoints(Unread):
+    ck = True
+
+
+class UnreadInReentrant(Unread):
+    ck = reentrant = True
+
+
+class UnreadInPairs(Unread):
+    """Checkpoints around two blocks each."""
+
+    nested = False
+
+    def pair(self, blocks: Any, x: Any, *given: Any) -> Any:
+        for block in blocks:
+            run = functools.partial(self.block, block)
+            x = checkpoint(run, x, *given, use_reentrant=False) if self.nested else run(x, *given)
+        return x
+
+    def middle(self, x: Any) -> Any:
+        y = x.detach()
+        given = [y.cos(), y.sin().repeat(1, 3), y.exp().repeat(1, 3)]
+        for first in (0, 2):
+            x = checkpoint(self.pair, self.blocks[first : first + 2], x, *given, use_reentrant=False)
+        del given
+        return F.relu(self.inner(F.relu(self.inner(x))))
+
+
+class UnreadInNested(UnreadInPairs):
+    """And one around each block inside of them."""
+
+    nested = True
+
+
+class UnreadInFunctions(Coded):
+    """A checkpoint of a function, which has no module call: a tensor of its partial, and one that dies."""
+
+    def block(self, positions: Any, x: Any, short: Any) -> Any:
+        return F.relu(self.inner(F.relu(self.inner(x))))
+
+    def middle(self, x: Any) -> Any:
+        for positions in (x.exp().repeat(1, 3), x.sin().repeat(1, 3)):
+            x = checkpoint(functools.partial(self.block, positions), x, x.cos().repeat(1, 2), use_reentrant=False)
+        del positions
+        return F.relu(x)
+
+
 COUNTED = (
     Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
     Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside,
-    OnCtx, OnCtxInCheckpoint, OnCtxInReentrant,
+    OnCtx, OnCtxInCheckpoint, OnCtxInReentrant, Unread, UnreadInCheckpoints, UnreadInReentrant, UnreadInFunctions,
+    UnreadInPairs, UnreadInNested,
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from coded_models import COUNTED, Checkpointed, Coded, Custom, Kept, on_meta
+from coded_models import COUNTED, Checkpointed, Coded, Custom, Kept, UnreadInCheckpoints, on_meta
 
 from staticmem.errors import ModelFileError, StaticmemError
 from staticmem.frontends import recording_format as written
@@ -54,7 +54,7 @@ DAMAGE = st.lists(
 @pytest.fixture(scope="module")
 def documents() -> list[dict[str, Any]]:
     made = []
-    for cls in (Custom, Checkpointed, Kept):
+    for cls in (Custom, Checkpointed, Kept, UnreadInCheckpoints):
         module, inputs = on_meta(cls)
         made.append(json.loads(json.dumps(record(module, inputs))))
     return made
@@ -89,7 +89,7 @@ def analysed(document: Any, options: dict[str, Any]) -> Report:
     return Study(RecordedModel("<m>", document, "pt2"), request_of({"batch": 3, **options})).report
 
 
-@given(st.integers(0, 2), DAMAGE)
+@given(st.integers(0, 3), DAMAGE)
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_damage_is_refused_or_harmless(
     documents: list[dict[str, Any]], number: int, damages: list[tuple[str, int, int, Any]]
@@ -146,6 +146,33 @@ def test_rows_that_grow(documents: list[dict[str, Any]], key: str, rows: list[An
     with pytest.raises(ModelFileError) as error:
         analysed({**documents[0], key: rows}, MODES[0])
     assert error.value.code == "SM108"
+
+
+@pytest.mark.parametrize("key", ["unread_of_calls", "unread_of_regions"])
+@pytest.mark.parametrize(
+    "rows", [[[-1, 18]], [[10**6, 18]], [[1, -1]], [[1, 10**6]], [[1, 18], [0, 18]], [[0, True]], [[]], {"1": 18}]
+)
+def test_calls_are_given_values_that_there_are(documents: list[dict[str, Any]], key: str, rows: Any) -> None:
+    """Calls that there are, each once, in order."""
+    document = copy.deepcopy(documents[3])
+    for program in document["programs"]:
+        program[key] = rows
+    with pytest.raises(ModelFileError) as error:
+        analysed(document, MODES[0])
+    assert error.value.code == "SM108"
+
+
+def test_a_checkpoint_keeps_no_value_that_has_gone(documents: list[dict[str, Any]]) -> None:
+    """Nor one that is made later, nor one of the model: these lists change no figure."""
+    document = copy.deepcopy(documents[3])
+    for program in document["programs"]:
+        program.pop("unread_of_regions", None)
+    expected = analysed(document, {**MODES[0], "batch": 700}).peak.live_bytes
+    for program in document["programs"]:
+        if program.get("regions"):
+            (last,) = program["outputs"]  # of the head; the first are of the model; 18 and 20: sine, exponential
+            program["unread_of_regions"] = [[step, 0, 1, 18, 20, last] for step in (0, 1, 1, 1)]
+    assert analysed(document, {**MODES[0], "batch": 700}).peak.live_bytes == expected
 
 
 @pytest.mark.parametrize("data", [

@@ -9,6 +9,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import coded_models  # noqa: E402
+import real_steps  # noqa: E402
 from coded_models import WIDTH, Coded, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
@@ -300,6 +301,40 @@ def test_checkpoints(cls: Any) -> None:
 
 def test_checkpoints_that_the_code_does_not_make() -> None:
     assert program(coded_models.NotCheckpointed).recorded.regions == ()  # type: ignore[union-attr]
+
+
+def test_what_calls_are_given_and_do_not_read() -> None:
+    graph = program(coded_models.Unread)
+    assert graph.recorded is not None
+    assert graph.recorded.unread == {
+        op.modules[-2]: tuple(o.outputs[0] for o in ops_named(graph, "repeat"))
+        for op in graph.ops
+        if len(op.modules) > 1 and op.modules[-2].path.startswith("blocks")
+    }
+    assert len(graph.recorded.unread) == 4
+    assert program(coded_models.Coded).recorded.unread == {}  # type: ignore[union-attr]
+
+
+def test_what_checkpoints_of_functions_are_given_and_do_not_read() -> None:
+    graph = program(coded_models.UnreadInFunctions)
+    assert graph.recorded is not None
+    first, second, *short = (op.outputs[0] for op in ops_named(graph, "repeat"))
+    assert [region.unread for region in graph.recorded.regions] == [(first, short[0]), (second, short[1])]
+
+
+@pytest.mark.parametrize(("every", "cls"), [(1, coded_models.UnreadInCheckpoints), (2, coded_models.UnreadInPairs)])
+def test_checkpoints_keep_what_calls_are_given_and_do_not_read(every: int, cls: type[Coded]) -> None:
+    """As where the code calls the checkpoints: two tensors of three times the width that no op of a block reads."""
+    module, inputs = on_meta(coded_models.Unread)
+    document = record(module, inputs)
+    options = {"batch": 700, "optimizer": "sgd", "loss": "mean", "outputs": "dropped", "checkpoint": ["Given"]}
+    options["checkpoint_every"] = every
+    peak = Study(RecordedModel("<m>", document, "pt2"), request_of(options)).report.peak.live_bytes
+    for row in document["programs"]:  # as an earlier version wrote it
+        del row["unread_of_calls"]
+    lacking = Study(RecordedModel("<m>", document, "pt2"), request_of(options)).report.peak.live_bytes
+    assert peak == real_steps.peak(cls, [(700, WIDTH)], optimizer="sgd")
+    assert peak - lacking > 700 * 3 * 256 * 4
 
 
 def test_tied_parameters_are_one() -> None:
