@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
-from staticmem.eager.strides import numel
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.casts import to_copy
-from staticmem.ops.linear import product_flops
+from staticmem.ops.linear import product_flops, rows_of
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
 from staticmem.ops.views import contiguous, reshape
@@ -41,10 +40,9 @@ def linear_4bit(
     reads the packed one. `features` are those of the input and of the result, `statistics` begin with absmax.
     """
     columns, rows = features
-    if input.shape[-1] != columns:
-        raise ValueError(f"linear expects {columns} input features, got {input.shape[-1]}")
+    count = rows_of(input, columns)
     x = input if input.dtype is dtype else to_copy(e, input, dtype)
-    if numel(x.shape[:-1]) > FUSED_ROWS:  # `_dequant_linear_fallback`
+    if count > FUSED_ROWS:  # `_dequant_linear_fallback`
         if statistics[0].dtype is dtypes.uint8:  # it adds the offset out of place
             e.empty(statistics[0].shape, dtypes.float32, kernel="aten.add.Tensor")
         weight_of(e, statistics, (rows, columns), dtype)
@@ -82,10 +80,8 @@ def linear_8bit(
     The columns of outliers, which the data decide, are not counted.
     """
     columns, rows = features
-    if input.shape[-1] != columns:
-        raise ValueError(f"linear expects {columns} input features, got {input.shape[-1]}")
+    count = rows_of(input, columns)
     flat = reshape(e, input, (-1, columns))
-    count = flat.shape[0]
     e.open_scope()
     half = flat if flat.dtype is dtypes.float16 else e.empty(flat.shape, dtypes.float16, kernel="aten._to_copy.default")
     scales = e.empty((count,), dtypes.float32, kernel="bitsandbytes.int8_vectorwise_quant.default")

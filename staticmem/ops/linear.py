@@ -57,6 +57,17 @@ def product_flops(first: int) -> Flops:
     return count
 
 
+def rows_of(input: Tensor, columns: int) -> int:
+    """Rows of the input of a linear layer of `columns` features.
+
+    Raises:
+        ValueError: it has other features.
+    """
+    if input.shape[-1] != columns:
+        raise ValueError(f"linear expects {columns} input features, got {input.shape[-1]}")
+    return layout.numel(input.shape[:-1])
+
+
 @rule("mm", kinds=("product",), autocast="half", flops=product_flops(0))
 def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""

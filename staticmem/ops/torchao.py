@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.eager.context import Eager, scoped
-from staticmem.eager.strides import contiguous_strides, numel
+from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
-from staticmem.ops.linear import product_flops
+from staticmem.ops.linear import product_flops, rows_of
 from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
 
@@ -29,12 +29,6 @@ INNER_TILES = 8  # `inner_k_tiles` there
 def padded(size: int, multiple: int) -> int:
     """The next multiple: `find_multiple`."""
     return -(-size // multiple) * multiple
-
-
-def _rows(input: Tensor, columns: int) -> int:
-    if input.shape[-1] != columns:
-        raise ValueError(f"linear expects {columns} input features, got {input.shape[-1]}")
-    return numel(input.shape[:-1])
 
 
 @rule("torchao::linear_int8", kinds=("product",), flops=product_flops(0))
@@ -50,7 +44,7 @@ def linear_int8(
     """`mm(x, w.t().to(x.dtype)) * scale`: the weight exists in the input's type during the product; the product is a
     variable beside the scaled result. The bias is added in place. `statistics` begin with the scale of rows."""
     columns, rows = features
-    count = _rows(input, columns)
+    count = rows_of(input, columns)
     e.open_scope()
     reshape(e, input, (-1, columns))
     e.empty((columns, rows), input.dtype, kernel="aten._to_copy.default")
@@ -78,7 +72,7 @@ def linear_int4(
     to pad), and the copy lives until the layer returns. No weight is unpacked to memory. The result is a view of whole
     tiles, to which the bias is added in place; the layer returns it in the type of the input."""
     columns, rows = features
-    count = _rows(input, columns)
+    count = rows_of(input, columns)
     e.open_scope()
     flat = reshape(e, input, (-1, columns))
     if flat.dtype is not dtypes.bfloat16:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer, form
+from staticmem.compiler.aot.views import contiguous
 from staticmem.compiler.nodes import Node
-from staticmem.eager import strides as layout
 
 
 @traced("_weight_norm")
@@ -23,7 +23,7 @@ def weight_norm(t: Tracer, v: Node, g: Node, dim: int = 0) -> Node:
     over = tuple([axis for axis in range(v.ndim) if axis != dim])
     if dim not in (0, v.ndim - 1) or not over:
         raise ValueError(f"weight norm over all but dimension {dim} of {v.ndim}")
-    v, g = _contiguous(t, v), _contiguous(t, g)
+    v, g = contiguous(t, v), contiguous(t, g)
     total = t.sum(t.pointwise("aten::pow.Tensor_Scalar", t.opmath(v), 2), over, True)
     norm = t.pointwise("aten::pow.Tensor_Scalar", total, 0.5)
     out = t.mul(v, t.div(g, t.cast(norm, g.dtype)))
@@ -31,13 +31,9 @@ def weight_norm(t: Tracer, v: Node, g: Node, dim: int = 0) -> Node:
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
         parts = form(v.shape, v.dtype), form(g.shape, g.dtype)
-        args = (_contiguous(t, grads[0]), v, g, norm, dim)
+        args = (contiguous(t, grads[0]), v, g, norm, dim)
         call = t.node("aten::_weight_norm_interface_backward", args, parts)
         return [t.node("operator::getitem", (call, k), part) for k, part in enumerate(parts)]
 
     t.record(out, [v, g], gradient)
     return out
-
-
-def _contiguous(t: Tracer, node: Node) -> Node:
-    return node if layout.is_contiguous(node.shape, node.strides) else t.clone(node)
