@@ -55,7 +55,7 @@ COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 CACHES = ("dynamic", "static")
 MAX_TOKENS = 1 << 30
-MAX_LABELS = 1 << 20
+MAX_LABELS = 1 << 20  # of a target: far more than any transcript has, and no size of a tensor overflows
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 

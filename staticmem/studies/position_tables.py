@@ -79,7 +79,7 @@ def _tables(graph: Graph, more: int) -> list[PositionTable]:
 def _last(value: object, makers: Mapping[str, Op]) -> int | None:
     """The largest number of a value that counts up from 0 or another number; None of any other value."""
     added = 0
-    for _ in range(32):
+    for _ in range(32):  # more ops than code has between the two; a damaged file may have them in a circle
         op = makers.get(value.name) if isinstance(value, Ref) else None
         if op is None or not op.args:
             return None
