@@ -2,8 +2,8 @@
 
 `x.to(y.dtype)`, `torch.randn(n, dtype=y.dtype)` and `onehot.type_as(y)` are in the file as casts to, and tensors of,
 float32. Under autocast `y` may be of its dtype, so that the cast returns its input or makes half the bytes. Source
-lines tell which dtypes the code names itself (`x.float()`, `dtype=torch.float32`); ops of published libraries are as
-their code has them.
+lines tell which dtypes the code names itself (`x.float()`, `dtype=torch.float32`), except those that call functions
+of which no trace shows the lines; ops of published libraries are as their code has them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op
 from staticmem.ops import kinds_of
+from staticmem.passes.frames.line_texts import calls_hidden_code
+from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import is_published
 
 _OWN_DTYPE = re.compile(r"\.dtype\b|\btype_as\(|dtype=(?!torch\.)[a-z_]\w*|\.to\((?!torch\.float|dtype=torch\.)")
@@ -28,8 +30,9 @@ def with_dtype_of_autocast(graph: Graph, amp: DType) -> Graph | None:
     """The graph with `amp` wherever float32 may stand for a tensor's dtype; None where it does nowhere."""
     ops, count = list(graph.ops), 0
     kinds = {target: kinds_of(target.split(".", 1)[0]) for target in {op.target for op in ops}}
+    children = names_of_children(graph)
     for index, op in enumerate(ops):
-        if kinds[op.target].isdisjoint(("cast", "factory")) or not op.amp or not _is_open(op):
+        if kinds[op.target].isdisjoint(("cast", "factory")) or not op.amp or not _is_open(op, children):
             continue
         args = tuple(_swap(arg, amp) for arg in op.args)
         kwargs = {key: _swap(arg, amp) for key, arg in op.kwargs.items()}
@@ -49,10 +52,11 @@ def _swap(arg: Any, amp: DType) -> Any:
     return amp if arg is dtypes.float32 else arg
 
 
-def _is_open(op: Op) -> bool:
+def _is_open(op: Op, children: frozenset[str]) -> bool:
     if is_published(op):
         return False
-    return not op.stack or _may_be_a_tensors(op.stack[-1].text)
+    text = op.stack[-1].text if op.stack else ""
+    return not op.stack or _may_be_a_tensors(text) or calls_hidden_code(text, children)
 
 
 @lru_cache(4096)

@@ -26,6 +26,13 @@ def test_a_cast_that_may_be_to_the_dtype_of_a_tensor(line: str) -> None:
     assert half.ops[0].args == (Ref("x"), bfloat16)
 
 
+@pytest.mark.parametrize("line", ["y = self.aggregate(y, z)", "y = aggregate(y, z)"])
+def test_a_cast_in_a_function_that_no_trace_shows(line: str) -> None:
+    half = with_dtype_of_autocast(graph("to.dtype", Ref("x"), float32, line=line), bfloat16)
+    assert half is not None
+    assert half.ops[0].args == (Ref("x"), bfloat16)
+
+
 @pytest.mark.parametrize("line", ["y = y.float()", "y = y.to(torch.float32)", "y = torch.randn(3)"])
 def test_a_dtype_that_the_line_names(line: str) -> None:
     assert with_dtype_of_autocast(graph("to.dtype", Ref("x"), float32, line=line), bfloat16) is None

@@ -12,18 +12,22 @@ What lines leave open, and what is assumed of it here:
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Set
-from functools import lru_cache
 
 from staticmem.ir.graph import Graph
-from staticmem.passes.frames.source_lines import ASSIGN, BUILTINS, Execution, PythonFrame, is_published, statements_of
+from staticmem.passes.frames.line_texts import (
+    ASSIGN,
+    assigns_one_result,
+    calls_hidden_code,
+    parsed_statement,
+    returned_names,
+)
+from staticmem.passes.frames.source_lines import Execution, PythonFrame, is_published
 
 _LISTS = re.compile(
     r"\b(?:cat|concat|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
 )
-_TORCH = frozenset(("torch", "F", "nn", "math", "functional"))
 
 
 def longest_holds_of_lines(graph: Graph) -> tuple[dict[str, int], Set[str]]:
@@ -33,74 +37,9 @@ def longest_holds_of_lines(graph: Graph) -> tuple[dict[str, int], Set[str]]:
     return longest.run(), longest.passed_on
 
 
-@lru_cache(4096)
-def _parsed(text: str) -> ast.stmt | None:
-    """The statement that a line is; None for a part of one, and for several. The header of a compound statement counts
-    as a whole."""
-    if len(statements_of(text)) > 1:
-        return None
-    text = text.strip()
-    for whole in (text, f"{text} pass", f"if 1: pass\n{text} pass"):
-        try:
-            body = ast.parse(whole).body
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            continue
-        part = not body or (isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, ast.Call))
-        return None if part else body[-1]
-    return None
-
-
-@lru_cache(4096)
-def calls_hidden_code(text: str, children: frozenset[str]) -> bool:
-    """Whether a line may run Python code that no trace shows: of functions and methods other than PyTorch's."""
-    statement = _parsed(text)
-    if statement is None:
-        return True
-    for call in ast.walk(statement):
-        if not isinstance(call, ast.Call):
-            continue
-        function = call.func
-        if isinstance(function, ast.Name):
-            if function.id not in BUILTINS:
-                return True
-            continue
-        owner = function.value if isinstance(function, ast.Attribute) else function
-        if isinstance(function, ast.Attribute) and isinstance(owner, ast.Name) and owner.id == "self":
-            if function.attr not in children:
-                return True
-        elif isinstance(function, ast.Attribute):
-            root = owner
-            while isinstance(root, ast.Attribute):
-                root = root.value
-            if function.attr == "apply":
-                return True
-            if isinstance(root, ast.Name) and root is not owner and root.id not in (*_TORCH, "self"):
-                return True
-    return False
-
-
-@lru_cache(4096)
-def _returned_names(text: str) -> frozenset[str]:
-    """Names of values that a line returns beside another one."""
-    statement = _parsed(text)
-    if not isinstance(statement, ast.Return) or not isinstance(statement.value, ast.Tuple):
-        return frozenset()
-    return frozenset(element.id for element in statement.value.elts if isinstance(element, ast.Name))
-
-
-@lru_cache(4096)
-def _assigns_one_result(text: str) -> bool:
-    """Whether a line is a whole statement that gives the result of its expression to at most one name."""
-    statement = _parsed(text)
-    if isinstance(statement, ast.Assign):
-        return len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
-    return isinstance(statement, ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
-
-
 class _Longest(Execution):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.children = frozenset(part for op in graph.ops for frame in op.modules for part in frame.path.split("."))
         self.returned: list[str] = []  # what frames that returned had names for, during the running statement
         self.passed_on: set[str] = set()
         self.listy = _with_unseen_lists(graph)
@@ -128,12 +67,12 @@ class _Longest(Execution):
             ):
                 if self.made_by.get(name, -1) >= frame.since:
                     self.until(name, now)
-        one = _assigns_one_result(text) and set(read_later) <= set(self.latest)
+        one = assigns_one_result(text) and set(read_later) <= set(self.latest)
         if not one:
             unclear = dict.fromkeys(
-                (*read_later, *(self.latest if ASSIGN.match(text) or _parsed(text) is None else ()))
+                (*read_later, *(self.latest if ASSIGN.match(text) or parsed_statement(text) is None else ()))
             )
-            if len(set(read_later) - set(self.latest)) or not _assigns_one_result(text):
+            if len(set(read_later) - set(self.latest)) or not assigns_one_result(text):
                 unclear.update(dict.fromkeys(returned))
             slot = f"?{frame.line.line}"
             self._hold(tuple(unclear))
@@ -152,7 +91,7 @@ class _Longest(Execution):
         while len(self.frames) > depth:
             frame = self.frames[-1]
             values = [value for held in frame.names.values() for value in held]
-            for name in _returned_names(frame.line.text):
+            for name in returned_names(frame.line.text):
                 self.passed_on.update(frame.names.get(name, ()))
             super()._return_to(len(self.frames) - 1, now)
             self.returned = [*self.returned, *values, *(v for held in frame.names.values() for v in held)]

@@ -12,74 +12,46 @@ the upper end of the band has them hold all that they may (`unseen_code.values_o
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from staticmem.ir.graph import Graph, Op, Ref, SourceLine
+from staticmem.passes.frames.line_texts import (
+    ASSIGN,
+    BUILTINS,
+    assigned_names,
+    calls_of,
+    ends_with_call,
+    hidden_calls,
+    most_calls,
+    op_that_ends,
+    statements_of,
+)
 
-_NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
-ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _ADDED = re.compile(r"(?<![\w.])sum\(\s*([A-Za-z_]\w*)\s*\)")  # Python's own: an `add` for each value of the list
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
-_CALL = re.compile(r"[\w\])]\(")
-_CONDITIONAL = re.compile(r"(.*)\bif\b(.+)\belse\b(.*)")
 _JOINS = ("aten::cat", "aten::concat", "aten::stack")
 _SUMS = ("aten::add", "aten::add_")
 _SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
 _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
-BUILTINS = frozenset(
-    "len range zip enumerate reversed int float list tuple isinstance getattr hasattr sum max min".split()
-)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _PASSED = re.compile(r"([\w.\]]+)\(\s*([A-Za-z_]\w*)\s*\)\s*(?:#.*)?$")
 
 
-_ONE_LINE = re.compile(r"^(?:if|elif|else|for|while|with|try|except|finally)\b.*:\s*\S|;")  # may have statements in it
+def names_of_children(graph: Graph) -> frozenset[str]:
+    """The attributes that modules of a graph have child modules in."""
+    return frozenset(part for op in graph.ops for frame in op.modules for part in frame.path.split("."))
 
 
-@lru_cache(4096)
-def statements_of(text: str) -> tuple[str, ...]:
-    """The simple statements of a line, each as it is written: two of `a = f(x); b = g(a)`, that behind the colon of
-    `if self.pre: x = self.pre(x)`. A line that is a part of a statement is one."""
-    text = text.strip()
-    if not _ONE_LINE.search(text):
-        return (text,)
-    for whole in (text, f"if 1: pass\n{text}", f"try: pass\n{text}"):
-        try:
-            body = ast.parse(whole).body
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            continue
-        inner = [node for statement in body for node in _simple(statement)]
-        return tuple([ast.get_source_segment(whole, node) or "" for node in inner if not isinstance(node, ast.Pass)])
-    return (text,)
-
-
-def _simple(statement: ast.stmt) -> list[ast.stmt]:
-    bodies = [getattr(statement, part, ()) for part in ("body", "orelse", "finalbody")]
-    bodies += [handler.body for handler in getattr(statement, "handlers", ())]
-    return [node for body in bodies for inner in body for node in _simple(inner)] if any(bodies) else [statement]
-
-
-@lru_cache(4096)
-def _assigned_names(statements: tuple[str, ...]) -> tuple[str, ...]:
-    """The variables that statements give values to."""
-    nodes = (node for text in statements for node in ast.walk(ast.parse(text)))
-    stored = (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    return tuple(dict.fromkeys(stored))
-
-
-def _most_calls(text: str) -> int:
-    """How many calls a line makes at most: of `f(x) if c else g(x)` one."""
-    conditional = _CONDITIONAL.search(text)
-    if conditional is None:
-        return len(_CALL.findall(text))
-    body, test, other = (len(_CALL.findall(part)) for part in conditional.groups())
-    return test + max(body, other)
+def _child_called(op: Op, modules: int) -> str:
+    """The path by which the module call at a level of the stack calls the next one, with `*` for numbers of lists."""
+    if not 0 < modules < len(op.modules):
+        return ""
+    path = op.modules[modules].path.removeprefix(op.modules[modules - 1].path).strip(".")
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 @dataclass
@@ -94,7 +66,9 @@ class PythonFrame:
     reads: set[str] = field(default_factory=set)  # by the ops of the running statement
     opened: set[str] = field(default_factory=set)  # lists that a line of this frame assigned
     aliases: set[str] = field(default_factory=set)  # names that were given without an op
-    called: bool = False  # the running statement has called a function whose ops the traces show
+    called: dict[str, int] = field(default_factory=dict)  # children that the statement has called, and how often
+    child: str = ""  # the last one of them
+    done: bool = False  # the statement has ended
     listed: tuple[int, str] = (0, "")  # the line and list of the statement before, where that made one
 
 
@@ -133,6 +107,7 @@ class Execution:
 
     def __init__(self, graph: Graph, certain: bool = False) -> None:
         self.graph, self.last_read, self.certain = graph, graph.last_read, certain
+        self.children = names_of_children(graph)
         self.frames: list[PythonFrame] = []
         self.modules: tuple[object, ...] = ()
         self.holders: dict[str, int] = {}  # how many names hold a value
@@ -151,6 +126,9 @@ class Execution:
                     self.made_by.update(dict.fromkeys(op.outputs, index))
                 for frame in self.frames:
                     frame.reads.update(op.refs())
+                if len(self.frames) == len(op.stack) and self._ends_with(self.frames[-1], op):
+                    self._finish(self.frames[-1], index)
+                    self.frames[-1].done = True
             elif op.modules and op.outputs:
                 self._lose_line(op, index)
         self._return_to(0, len(self.graph.ops) - 1)
@@ -179,6 +157,7 @@ class Execution:
     def _move_to(self, op: Op, now: int) -> None:
         """Moves from the frames of the op before to those of `op`; what ends, ends after op `now`."""
         depth = self._still_running(op)
+        returned = len(self.frames) > depth
         self._return_to(depth, now)
         modules = 0
         for level, line in enumerate(op.stack):
@@ -189,15 +168,49 @@ class Execution:
             if level == len(self.frames):
                 self.frames.append(PythonFrame(line, modules + function, now + 1, now + 1))
             frame = self.frames[level]
-            # the same line calls once more, and it has one call only: the next turn of a loop. The first call of a line
-            # goes on with what the line did for its arguments (`k = f(y + dt * k1)`)
-            turns = level == depth - 1 and frame.called and calls and _most_calls(frame.line.text) < 2
-            if frame.line.line != line.line or turns:
-                self._finish(frame, now)
-                frame.since, frame.called = now + 1, False
+            # the first call of a line goes on with what the line did for its arguments (`k = f(y + dt * k1)`)
+            child = _child_called(op, modules) if calls else ""
+            new_call = calls and level >= depth - 1
+            ended = frame.done or (new_call and self._turns(frame, child))
+            if not calls and returned and level == depth - 1:
+                ended = ended or self._ended_with_call(frame)
+            if frame.line.line != line.line or ended:
+                if not frame.done:
+                    self._finish(frame, now)
+                frame.since, frame.called, frame.done = now + 1, {}, False
             frame.line = line
-            frame.called |= calls
+            if new_call:
+                frame.called[child] = frame.called.get(child, 0) + 1
+                frame.child = child
         self.modules = op.modules
+
+    def _ends_with(self, frame: PythonFrame, op: Op) -> bool:
+        """Whether the running statement ends with this op of its own, as all its calls have returned."""
+        text = frame.line.text
+        if op.base.removeprefix("aten::").rstrip("_") != op_that_ends(text):
+            return False
+        return self._all_returned(frame)
+
+    def _ended_with_call(self, frame: PythonFrame) -> bool:
+        """Whether what the last call returned was the result of the running statement."""
+        text, child = frame.line.text, frame.child
+        if not ends_with_call(text, child) or frame.called.get(child, 0) < calls_of(text, child):
+            return False
+        return self._all_returned(frame)
+
+    def _all_returned(self, frame: PythonFrame) -> bool:
+        """Whether a statement has called all that may run ops: a variable that it calls is a child of a list."""
+        of_lists = sum(count for child, count in frame.called.items() if "*" in child)
+        return hidden_calls(frame.line.text, self.children) <= of_lists
+
+    def _turns(self, frame: PythonFrame, child: str) -> bool:
+        """Whether one more call of a child is of the next turn of a loop: the line has no other call for it."""
+        if most_calls(frame.line.text) < 2:
+            return bool(frame.called)
+        most = calls_of(frame.line.text, child)
+        if most == 0:  # a function that no trace shows calls it, in a loop or not
+            return self.certain and child in frame.called
+        return frame.called.get(child, 0) >= most
 
     def _still_running(self, op: Op) -> int:
         """How many of the frames still run: same functions, and same lines in all callers."""
@@ -217,7 +230,8 @@ class Execution:
 
     def _return_to(self, depth: int, now: int) -> None:
         while len(self.frames) > depth:
-            self._finish(self.frames[-1], now)
+            if not self.frames[-1].done:
+                self._finish(self.frames[-1], now)
             for values in self.frames.pop().names.values():
                 self._drop(values, now)
 
@@ -228,7 +242,7 @@ class Execution:
         statements = statements_of(frame.line.text)
         reads, frame.reads = frame.reads, set()
         if len(statements) > 1:  # no op says which of them it is of
-            for name in _assigned_names(statements):
+            for name in assigned_names(statements):
                 self._forget(frame, name, now)
             return
         text = statements[0] if statements else ""

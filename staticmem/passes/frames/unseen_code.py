@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from staticmem.ir.graph import Frame, Graph, Op, SourceLine
+from staticmem.passes.frames.line_texts import statements_of
 from staticmem.passes.frames.policy import Stack, common_depth
-from staticmem.passes.frames.source_lines import is_published, statements_of
+from staticmem.passes.frames.source_lines import is_published
 
 _METHOD = re.compile(r"\bself\.(\w+)\(")
 Line = tuple[Stack, str, int]  # a running module call, and where it is

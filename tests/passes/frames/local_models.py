@@ -262,6 +262,87 @@ class _Slope(nn.Module):  # type: ignore[misc]
         return torch.exp(y)
 
 
-MODELS = (CallersList, Stages, TwoCalls, Comprehension, Shortcuts, Dense,
+class _Steps(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([_Sine() for _ in range(3)])
+
+
+class TailInLoop(_Steps):
+    """A loop of one line, which goes on after its call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        for step in self.steps:
+            x = x + torch.cos(step(x))
+        return torch.neg(x)
+
+
+class ArgumentsInLoop(_Steps):
+    """A loop of one line, with ops before its call and after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        for step in self.steps:
+            x = x * torch.cos(step(torch.exp(x)))
+        return torch.neg(x)
+
+
+class CallInLoop(_Steps):
+    """A loop of one line, which ends with its call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        for step in self.steps:
+            x = step(torch.exp(x))
+        return torch.neg(x)
+
+
+class AppendInLoop(_Steps):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        results = []
+        for step in self.steps:
+            results.append(torch.cos(step(torch.exp(x))))
+        return torch.cat(results)
+
+
+class PairsInLoop(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList([nn.ModuleList([_Sine(), _Slope()]) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        for first, second in self.pairs:
+            x = first(x) + second(torch.exp(x))
+        return torch.neg(x)
+
+
+class NamedInLoop(nn.Module):  # type: ignore[misc]
+    """One module that a loop calls by its name, within another call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sine, self.slope = _Sine(), _Slope()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        for _ in range(3):
+            x = x + self.sine(self.slope(x))
+        return torch.neg(x)
+
+
+class OpsInLoop(nn.Module):  # type: ignore[misc]
+    """A loop of one line without a call of a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        for _ in range(3):
+            x = torch.sin(x) * y
+        return torch.neg(x)
+
+
+MODELS = (TailInLoop, ArgumentsInLoop, CallInLoop, AppendInLoop, PairsInLoop, NamedInLoop, OpsInLoop, CallersList, Stages, TwoCalls, Comprehension, Shortcuts, Dense,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip

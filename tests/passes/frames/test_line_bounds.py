@@ -6,7 +6,8 @@ import pytest
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.passes.frames.line_bounds import calls_hidden_code, longest_holds_of_lines
+from staticmem.passes.frames.line_bounds import longest_holds_of_lines
+from staticmem.passes.frames.line_texts import calls_hidden_code
 from staticmem.passes.frames.source_lines import certainly_held_by_lines, held_by_lines
 
 
