@@ -352,7 +352,8 @@ class _Builder:
                 lost.append(arg.name)
         if not lost or fx.target == "aten::bilinear":
             return
-        named = {self.net.aliases.get(a.name) for a in fx.args if isinstance(a, Ref)}
+        args = [arg.name for arg in fx.args if isinstance(arg, Ref)]
+        named = {*args, *map(self.net.aliases.get, args)}  # a result that the exporter stored has the name of its call
         own = [
             node for node in nodes if node.op != "InstanceNormalization"
         ]  # it stands for a group norm: ones and zeros

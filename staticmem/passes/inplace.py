@@ -15,7 +15,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
+from staticmem.ops import kinds_of
 from staticmem.ops.activations import SWISH
+from staticmem.passes.frames.line_texts import calls_hidden_code
+from staticmem.passes.frames.source_lines import names_of_children
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
@@ -29,6 +32,8 @@ BY_LINE_ONLY = frozenset((
     "aten::scatter",
     "aten::tril", "aten::triu",
 ))  # fmt: skip
+# those that fill a tensor of zeros, which nobody has another use for: where no trace shows the line, in place
+_FILLING = frozenset(("aten::index_add", "aten::scatter_add", "aten::scatter"))
 _AUGMENTED = {"aten::add": "+", "aten::sub": "-", "aten::mul": "*", "aten::div": "/"}
 # activations by the class of torch.nn that takes `inplace=True`
 MODULES = {
@@ -80,7 +85,7 @@ CANDIDATES = (*MODULES, "aten::add")
 
 class _Facts:
     def __init__(self, graph: Graph) -> None:
-        self.ops, self.parameters = graph.ops, graph.parameters
+        self.graph, self.ops, self.parameters = graph, graph.ops, graph.parameters
         self.again = graph.read_again
         self.producer = {name: op for op in graph.ops for name in op.outputs}
         bases = count_bases(graph.ops)
@@ -95,6 +100,16 @@ class _Facts:
     def layer_scaled(self) -> bool:
         """Whether a parameter is a scale of a layer."""
         return any("layer_scale" in p.value.name for p in self.parameters)
+
+    def fills(self, op: Op, maker: Op) -> bool:
+        """Whether an op fills a new tensor in a function of which no trace shows the lines."""
+        if op.base not in _FILLING or "factory" not in kinds_of(maker.base) or not op.stack:
+            return False
+        return calls_hidden_code(op.stack[-1].text, self.children)
+
+    @cached_property
+    def children(self) -> frozenset[str]:
+        return names_of_children(self.graph)
 
     @cached_property
     def last_reader(self) -> Mapping[str, Op]:
@@ -176,7 +191,8 @@ def ops_left_open(graph: Graph) -> list[int] | None:
 
     None where they may save other tensors for backward."""
     candidates = {op.target for op in graph.ops}
-    candidates = {target for target in candidates if target.split(".", 1)[0].rstrip("_") in CANDIDATES}
+    left_open = (*CANDIDATES, *_FILLING)
+    candidates = {target for target in candidates if target.split(".", 1)[0].rstrip("_") in left_open}
     if not candidates:
         return []
     if any(op.source == SWISH and _may_be_product(op) for op in graph.ops):
@@ -228,7 +244,7 @@ def _should(op: Op, maker: Op, graph: Graph, facts: _Facts, policy: str) -> bool
     if said is not None:
         return said
     if op.base in BY_LINE_ONLY:
-        return False
+        return policy != "least" and facts.fills(op, maker)
     if policy == "all":
         return True
     return _guess(op, maker, graph, facts) if policy == "auto" else policy == "most"

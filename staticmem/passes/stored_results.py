@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from staticmem.eager.strides import contiguous_strides
+from staticmem.frontends.onnx.weights import LARGE, roles_of
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref, Value
 from staticmem.ir.onnx_graph import Net, Translated
@@ -52,6 +54,10 @@ def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note
     first = sorted(readers, key=lambda name: (not gone.is_named(readers[name][0]), not _is_view(name)))
     for name in first:  # what these leave is for the others
         calls[name] = _stored(name, readers[name], net, gone)
+    for whole, parts in gone.slices.items():
+        if len(parts) == 1:  # all that is known of its size
+            gone.seen_as[parts[0]] = whole
+            calls[parts[0]] = []
     all_ops: list[Op] = []
     for op in ops:
         for name in [n for n in dict.fromkeys(op.refs()) if n in calls]:
@@ -70,11 +76,13 @@ class _Gone:
     def __init__(self, source: FromOnnx, ops: Sequence[Op]) -> None:
         self.translated: Translated = source.translated
         self.kinds: dict[str, str] = source.decoded.signature.kinds
+        self.roles, _ = roles_of(source.net.nodes)
         there = {*source.decoded.tensors.all, *self.translated.restored.values(), *self.translated.added}
         self.modules: dict[str, list[str]] = {}  # names by the path of their module
         for name in self.kinds:
             if name not in there and not name.endswith("num_batches_tracked"):
                 self.modules.setdefault(name.rpartition(".")[0], []).append(name)
+        self.slices: dict[str, list[str]] = {}  # the stored ones of a tensor
         self.ran = {frame.path for op in ops for frame in op.modules}
         self.seen_as: dict[str, str] = {}  # stored views of all of a tensor: the tensor
 
@@ -99,6 +107,30 @@ class _Gone:
             return name
         return None
 
+    def with_part(self, op: Op, part: Value) -> str | None:
+        """The tensor that a stored slice is of: a buffer rather than a parameter, and one for all slices that differ in
+        one axis, as large as the largest."""
+        text, sizes = _text(op), part.shape or ()
+        names = [name for frame in reversed(op.modules) for name in self.modules.get(frame.path, ())]
+        for name in sorted(names, key=lambda name: (not _mentions(text, name), self.kinds[name] == "PARAMETER")):
+            present = self.translated.added.get(name)
+            whole = sizes if present is None else present.shape or ()
+            if self.kinds[name] == "PARAMETER" and not part.dtype.is_floating_point:
+                continue
+            if not _alike(whole, sizes):
+                continue
+            if present is None or present.dtype is part.dtype:
+                self.translated.added[name] = Value(name, part.dtype, tuple(map(max, whole, sizes)))
+                self.slices.setdefault(name, []).append(part.name)
+                return name
+        return None
+
+    def is_of_buffer(self, op: Op, stored: Value) -> bool:
+        """Whether a stored result is probably computed of slices of a buffer that are stored as well."""
+        names = [name for name in self.modules.get(op.modules[-1].path, ()) if self.kinds[name] == "BUFFER"]
+        buffers = [self.translated.added[name] for name in names if name in self.slices]
+        return any(buffer.dtype is stored.dtype and _alike(buffer.shape, stored.shape) for buffer in buffers)
+
     def _below(self, path: str) -> list[str]:
         """Names of modules within one, of which no op is left: all that they computed is stored."""
         inner = f"{path}." if path else ""
@@ -121,6 +153,12 @@ class _Gone:
         """Whether the line of an op reads an attribute that is gone."""
         text = _text(op)
         return any(_mentions(text, name) for frame in op.modules for name in self.modules.get(frame.path, ()))
+
+
+def _alike(a: Sequence[int] | None, b: Sequence[int] | None) -> bool:
+    """Whether sizes differ in one axis at most."""
+    a, b = a or (), b or ()
+    return len(a) == len(b) and sum(x != y for x, y in zip(a, b, strict=True)) < 2
 
 
 def _text(op: Op) -> str:
@@ -151,10 +189,15 @@ def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
     if factory is not None:
         args = (value.shape, 0) if factory[1] == "full" else (value.shape,)
         return [replace(call(factory[1], *args, dtype=value.dtype), stack=())]
-    if match[1] in _INNER or lookup(f"aten::{match[1]}") is None:
+    if match[1] in _INNER:  # a large result of something that the exporter wrote as several nodes
+        computed = value.dtype.is_floating_point and value.numel >= LARGE and name not in gone.roles
+        return [call("empty", value.shape, dtype=value.dtype)] if computed else []
+    if lookup(f"aten::{match[1]}") is None:
         return []
     sizes = owned = value.shape
-    whole = None
+    whole: str | None = None
+    if match[1] == "slice" and (whole := gone.with_part(first, value)) is not None:
+        return [call("as_strided", Ref(whole), value.shape, contiguous_strides(value.shape))]
     if _is_view(name):
         if match[1] in _REPEATING:
             sizes, owned = _repeated(value, first, net)
@@ -164,6 +207,8 @@ def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
             return []
         if whole is not None:
             return [call("expand", Ref(whole), sizes)]
+    elif first.modules and gone.is_of_buffer(first, value):
+        return [call("empty", value.shape, dtype=value.dtype)]
     elif match[1] in _SAME_SIZE and (whole := gone.of(first, value, view=False)) is not None:
         return [call("clone", Ref(whole))]
     inner = name if sizes == owned else f"{name}::repeated"
@@ -185,12 +230,20 @@ def _repeated(value: Value, reader: Op, net: Net) -> tuple[tuple[int, ...], tupl
     for axis, size in enumerate(stored):
         if shown is not None:
             base[axis] = 1 if size > 1 and (shown == shown.take([0], axis)).all() else size
+        elif other is None and axis == 0 and len(stored) > 2 and size == _batch(net):
+            base[0] = 1  # what repeats a tensor for each sample, in front of a module of which the text is not here
         elif other is None or axis > len(stored) - 2 or not (other[axis] == size or (axis == 0 and net.rebound)):
             break
         else:
             base[axis] = 1
     sizes = (other[0], *stored[1:]) if other and net.rebound and base[:1] == [1] else stored
     return sizes, tuple(base)
+
+
+def _batch(net: Net) -> int | None:
+    """The first size of all inputs; None where they differ, or where another one than the file's is asked for."""
+    firsts = {shape[0] for name in net.inputs if (shape := net.shape(name))}
+    return firsts.pop() if len(firsts) == 1 and not net.rebound else None
 
 
 def _around(readers: list[Op]) -> tuple[Frame, ...]:

@@ -1,7 +1,8 @@
 """Calls that the dynamo exporter took apart, where the parts tell which they were.
 
 `std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `index_add` becomes an
-`index_put` that accumulates, which its source line tells from a real one. Losses become element-wise ops: in PyTorch
+`index_put` that accumulates, which its source line tells from a real one (in a function of which no trace shows the
+lines it is taken for `index_add`, which code calls more often). Losses become element-wise ops: in PyTorch
 each is one kernel forward and one backward, which keep the input and the target; of the parts autograd would keep every
 intermediate. Code that has such a formula itself names its functions on that line; a call of a loss does not.
 
@@ -21,6 +22,8 @@ from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Ref
 from staticmem.ir.onnx_graph import Net
 from staticmem.ir.record import record
 from staticmem.passes.edit import Ops
+from staticmem.passes.frames.line_texts import calls_hidden_code
+from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.templates import Finder, Match, Named, Template, regrouped
 
 # `exponential_`: -log(u), where u that rounds to 1 gives a little less than 0 (torch/_refs/__init__.py, `exponential`)
@@ -50,11 +53,12 @@ def statistics(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
     user = {name: op for op in ops for name in op.refs()}
     changed: dict[int, Op] = {}
     gone: set[int] = set()
+    children = names_of_children(graph)
     for op in ops:
         if op.base == "prims::var":
             _variance(op, user, readers, changed, gone)
         elif op.base == "aten::index_put":
-            added = _index_add(op)
+            added = _index_add(op, children)
             if added is not None:
                 changed[id(op)] = added
     if not changed:
@@ -88,9 +92,12 @@ def _only_reader(op: Op, user: dict[str, Op], readers: Counter[str]) -> Op | Non
     return user.get(op.outputs[0]) if len(op.outputs) == 1 and readers[op.outputs[0]] == 1 else None
 
 
-def _index_add(op: Op) -> Op | None:
-    """`index_put(self, (None, index), source, True)` on a line with `index_add`: None stands for dimensions before."""
-    if len(op.args) < 4 or op.args[3] is not True or not op.stack or not _INDEX_ADD.search(op.stack[-1].text):
+def _index_add(op: Op, children: frozenset[str]) -> Op | None:
+    """`index_put(self, (None, index), source, True)` of a call of `index_add`: None stands for dimensions before."""
+    if len(op.args) < 4 or op.args[3] is not True or not op.stack:
+        return None
+    text = op.stack[-1].text
+    if not _INDEX_ADD.search(text) and ("index_put" in text or not calls_hidden_code(text, children)):
         return None
     given, source = op.args[1], op.args[2]
     if not isinstance(given, tuple) or not given or not isinstance(given[-1], Ref) or any(given[:-1]):

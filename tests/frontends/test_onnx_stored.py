@@ -188,3 +188,51 @@ def test_two_indexings_of_one_tensor_share_nodes(tmp_path: Path) -> None:
     graph = bound(proto, tmp_path, batch=2)
     assert [op.base for op in graph.ops] == ["aten::relu", "aten::index", "aten::index", "aten::add"]
     assert [p.fqn for p in graph.buffers] == ["a", "b"]
+
+
+def test_slices_of_one_buffer_and_what_is_computed_of_them(tmp_path: Path) -> None:
+    """`(x - g[:, :-1]) / (g[:, 1:] - g[:, :-1])` in a module with a table `g` and a parameter."""
+    scopes = (["", "attn", "op"], ["", "Attention", "aten"])
+    nodes = [
+        fx(node("Sub", ["x", "slice_1"], ["a"]), CALL.format("sub.Tensor", "%x, %slice_1"), *scopes),
+        fx(node("Add", ["x", "slice_2"], ["b"]), CALL.format("add.Tensor", "%x, %slice_2"), *scopes),
+        fx(node("Div", ["a", "sub_1"], ["y"]), CALL.format("div.Tensor", "%a, %sub_1"), *scopes),
+    ]
+    tensors = [weight("slice_1", 4, 7), weight("slice_2", 4, 1), weight("sub_1", 4, 7), weight("w", 2)]
+    proto = model(nodes, [value("x", ["batch", 4, 7])], ["y", "b"], tensors)
+    sign(proto, "p_w: PARAMETER target='w'", "p_s: PARAMETER target='attn.scale'", "b_g: BUFFER target='attn.g'")
+    graph = bound(proto, tmp_path, batch=3)
+    assert [op.base for op in graph.ops if op.args[0] == Ref("attn.g")] == ["aten::as_strided"] * 2
+    assert [op.base for op in graph.ops if "sub_1" in op.outputs] == ["aten::empty"]
+    assert [(p.fqn, p.value.shape) for p in graph.buffers] == [("attn.g", (4, 7))]
+    assert "attn.scale" not in {p.fqn for p in graph.parameters}
+
+
+def test_a_large_result_within_a_call_is_no_parameter(tmp_path: Path) -> None:
+    """The zeros that `index_add` adds to, which the exporter's decomposition has under a generated name."""
+    text = CALL.format("index_put.default", "%zeros, [%i], %x, True")
+    nodes = [fx(node("ScatterND", ["val_5", "i", "x"], ["y"], reduction="add"), text, ["", "put"], ["", "aten"])]
+    inputs = [value("x", ["batch", 8]), value("i", ["batch", 1], onnx.TensorProto.INT64)]
+    proto = model(nodes, inputs, ["y"], [weight("val_5", 200, 8), weight("w", 2)])
+    sign(proto, "p_w: PARAMETER target='w'")
+    graph = bound(proto, tmp_path, batch=3)
+    assert "val_5" not in {p.fqn for p in graph.parameters}
+    assert [op.args[0] for op in graph.ops if op.outputs == ("val_5",)] == [(200, 8)]
+
+
+def test_a_parameter_that_is_repeated_for_each_sample(tmp_path: Path) -> None:
+    """`norm(self.latents.expand(b, -1, -1))`, and a linear layer of it whose weight is stored turned."""
+    norm = CALL.replace("%y", "%norm").format("layer_norm.default", "%expand, [80], %p_norm_weight, %p_norm_bias")
+    linear = CALL.format("linear.default", "%expand, %p_lin_weight")
+    nodes = [
+        fx(node("LayerNormalization", ["expand", "n.weight", "n.bias"], ["norm"]), norm, ["", "n", ""], ["", "", ""]),
+        fx(node("MatMul", ["expand", "val_1"], ["y"]), linear, ["", "lin", "linear"], ["", "", "aten"]),
+    ]
+    tensors = [weight("expand", 5, 60, 80), weight("val_1", 80, 3), weight("n.weight", 80), weight("n.bias", 80)]
+    proto = model(nodes, [value("x", [5, 8])], ["norm", "y"], tensors)
+    owned = {"norm_weight": "n.weight", "norm_bias": "n.bias", "lin_weight": "lin.weight", "latents": "latents"}
+    sign(proto, *(f"p_{name}: PARAMETER target='{target}'" for name, target in owned.items()))
+    graph = bound(proto, tmp_path)
+    shapes = {p.fqn: p.value.shape for p in graph.parameters}
+    assert shapes == {"n.weight": (80,), "n.bias": (80,), "lin.weight": (3, 80), "latents": (1, 60, 80)}
+    assert [op.args[1] for op in graph.ops if op.base == "aten::expand"] == [(5, 60, 80)]

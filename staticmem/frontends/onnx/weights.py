@@ -34,6 +34,7 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {
     "Resize": (1, 2), "Upsample": (1,), "Clip": (1, 2), "Pad": (2,), "Dropout": (1,), "OneHot": (2,),
 }  # fmt: skip
 TABLE = 256  # elements: integer constants of this size are tables, smaller ones are sizes and axes
+LARGE = 1024  # elements: smaller tensors under generated names are numbers of operators
 _GENERATED = re.compile(r"onnx::|/|val_\d|_val_|const|Constant|\d+$|_to_copy|t_\d|initializer_\d", re.IGNORECASE)
 # words of names that buffers have and parameters do not: masks of attention, tables of frequencies and positions
 _OF_BUFFERS = frozenset("mask freq freqs cos sin cached anchors grid".split())
@@ -60,7 +61,7 @@ class Weights:
 def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
     """Sorts initializers, weight inputs and constant nodes of a GraphProto into parameters, buffers and constants."""
     weights, kinds = Weights(), signature.kinds
-    roles, stats = _roles(nodes)
+    roles, stats = roles_of(nodes)
     names = {name: name for name in roles}  # one object for each
     numbers = {n for node in nodes if node.op in NUMBERS for p in NUMBERS[node.op] for n in node.inputs[p : p + 1]}
     numbers -= roles
@@ -92,12 +93,12 @@ def collect(graph: Any, nodes: Sequence[Node], signature: Signature) -> Weights:
 def of_branches(values: Iterable[Value], nodes: Sequence[Node], weights: Weights) -> None:
     """Tensors that branches of If bring, added to `found`: those of the branch that is taken have readers among the
     nodes; of the others only weights are here."""
-    roles, stats = _roles(nodes)
+    roles, stats = roles_of(nodes)
     for value in values:
         _place(weights, value, None, roles, stats)
 
 
-def _roles(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
+def roles_of(nodes: Iterable[Node]) -> tuple[set[str], set[str]]:
     """Names in the place of a weight, and names in the place of running statistics."""
     roles: set[str] = set()
     stats: set[str] = set()
@@ -139,7 +140,7 @@ def _kind(value: Value, roles: set[str], stats: set[str]) -> str:
         return "BUFFER" if named else "CONSTANT_TENSOR"
     if named or (value.numel > 1 and not _GENERATED.match(name)):
         return "PARAMETER"
-    return "PARAMETER" if value.numel >= 1024 else "CONSTANT_TENSOR"
+    return "PARAMETER" if value.numel >= LARGE else "CONSTANT_TENSOR"
 
 
 def _is_named_as_buffer(name: str) -> bool:
@@ -167,7 +168,7 @@ def of_inputs(graph: Any, nodes: Sequence[Node], signature: Signature, weights: 
         if kind is None and not named:
             continue
         if first is None:
-            roles, stats = _roles(nodes)
+            roles, stats = roles_of(nodes)
             first = {p for node in nodes for p in node.inputs[:1]}
         used = proto.name in stats or (proto.name in roles and proto.name not in first)
         if kind is None and not (used or _leaf_of_weight(proto.name)):
@@ -203,7 +204,7 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], weights: Weight
     absent = _absent(nodes, constants, placed)
     if fixed:
         absent |= _written(nodes) | _measured(nodes)
-    roles, stats = _roles([node for node in nodes if node.op != "InstanceNormalization"])
+    roles, stats = roles_of([node for node in nodes if node.op != "InstanceNormalization"])
     for node in constants:
         name = node.outputs[0]
         value = values.get(name)
@@ -214,7 +215,7 @@ def of_nodes(nodes: Sequence[Node], values: Mapping[str, Value], weights: Weight
             weights.buffers[name] = value
         elif node.op == "Constant" and not value.dtype.is_floating_point and value.numel >= TABLE:
             weights.buffers[name] = value  # tables of positions and indices that the exporter wrote into the graph
-        elif value.dtype.is_floating_point and value.numel > 1 and (name in roles or value.numel >= 1024):
+        elif value.dtype.is_floating_point and value.numel > 1 and (name in roles or value.numel >= LARGE):
             if node.op == "ConstantOfShape" and name not in roles:
                 continue  # zeros that the model computes, such as an initial state
             if fixed and node.op == "Constant":

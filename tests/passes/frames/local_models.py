@@ -303,7 +303,7 @@ class AppendInLoop(_Steps):
         x = torch.tanh(x)
         results = []
         for step in self.steps:
-            results.append(torch.cos(step(torch.exp(x))))
+            results.append(torch.cos(step(torch.exp(x))))  # noqa: PERF401
         return torch.cat(results)
 
 
@@ -343,6 +343,7 @@ class OpsInLoop(nn.Module):  # type: ignore[misc]
         return torch.neg(x)
 
 
-MODELS = (TailInLoop, ArgumentsInLoop, CallInLoop, AppendInLoop, PairsInLoop, NamedInLoop, OpsInLoop, CallersList, Stages, TwoCalls, Comprehension, Shortcuts, Dense,
+MODELS = (TailInLoop, ArgumentsInLoop, CallInLoop, AppendInLoop, PairsInLoop, NamedInLoop, OpsInLoop,
+    CallersList, Stages, TwoCalls, Comprehension, Shortcuts, Dense,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip
