@@ -44,6 +44,12 @@ def opened(path: str | os.PathLike[str], seekable: bool = False) -> BinaryIO:
         raise
 
 
+def unreadable(path: str | os.PathLike[str], error: OSError, code: str) -> UsageError:
+    """The error that a user sees where a file of their own cannot be opened or read."""
+    why = str(error.strerror or error).rstrip(".")
+    return UsageError(f"cannot read {path}", f"{why}.", "Give the path of a file that exists and may be read.", code)
+
+
 class Stamp(NamedTuple):
     """What the file system says of a file. Whoever writes to it, or puts another in its place, changes some of it."""
 

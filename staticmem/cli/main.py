@@ -106,8 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     debug = "--debug" in argv
+    verb = next((word for word in argv if not word.startswith("-")), "")
     try:
-        parser = make_parser(next((word for word in argv if not word.startswith("-")), None))
+        parser = make_parser(verb)
         args, rest = parser.parse_known_args(argv)
         if args.verb is None:
             parser.print_help()
@@ -121,7 +122,7 @@ def _main(argv: list[str]) -> int:
     except StaticmemError as error:
         if debug:
             raise
-        return print_error(error)
+        return print_error(error, verb)
     except BrokenPipeError:
         # the reader (head, less) has closed the pipe
         drop_stdout()
@@ -144,18 +145,18 @@ def _main(argv: list[str]) -> int:
         return print_error(unexpected(error))
 
 
-def print_error(error: StaticmemError) -> int:
-    """Three lines to stderr: what, why, what to do. The exit code."""
+def print_error(error: StaticmemError, verb: str = "") -> int:
+    """Three lines to stderr: what, why, what to do; without advice of its own, the help of the verb. The exit code."""
     from staticmem.cli.output import encodable  # late: for errors only
     from staticmem.report.text import printable
 
     what, why, hint = (printable(line) for line in (error.what, error.why, error.hint))
-    text = f"error: {what} [{error.code}]\n  {why or 'The request cannot be analysed as given.'}\n  {hint or _HELP}\n"
+    why = why or "The request cannot be analysed as given."
+    hint = hint or f"See 'staticmem {verb if verb in VERBS else 'analyze'} --help'."
+    text = f"error: {what} [{error.code}]\n  {why}\n  {hint}\n"
     sys.stderr.write(encodable(text, sys.stderr.encoding))
     return 2
 
-
-_HELP = "See 'staticmem analyze --help'."
 
 # -- the process: streams that may be closed or full, and the signal that asks it to end
 

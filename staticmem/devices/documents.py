@@ -24,7 +24,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if document is None:
             document = _parse(data, path)
     except OSError as error:
-        raise UsageError(f"cannot read {path}", str(error.strerror or error), code=CODE) from error
+        raise files.unreadable(path, error, CODE) from error
     except ValueError as error:
         raise UsageError(f"{path} is not YAML", " ".join(str(error).split()), code=CODE) from error
     return table(document, path, "the file")

@@ -66,7 +66,7 @@ def _of_csv(path: Path) -> dict[str, Any]:
         reader = csv.DictReader(lines, strict=True)
         heads, rows = reader.fieldnames or (), list(reader)
     except OSError as error:
-        raise UsageError(f"cannot read {path}", str(error.strerror or error), code=CODE) from error
+        raise files.unreadable(path, error, CODE) from error
     except (ValueError, csv.Error) as error:
         raise UsageError(f"{path} is not CSV", " ".join(str(error).split())[:200], code=CODE) from error
     columns = ("gpu", "buy", "hour", "currency")

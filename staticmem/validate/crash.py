@@ -11,6 +11,7 @@ from typing import Any
 
 from staticmem.errors import UsageError
 from staticmem.files import read as read_file
+from staticmem.files import unreadable
 from staticmem.ir.record import record
 from staticmem.units import parse_bytes
 from staticmem.validate import plain_pickle, snapshots
@@ -71,7 +72,7 @@ def read(path: str) -> Crash:
     try:
         data = read_file(path, MOST)
     except OSError as error:
-        raise UsageError(f"cannot read {path}", f"{error.strerror or error}.", code="SM238") from error
+        raise unreadable(path, error, "SM238") from error
     if data[:1] == b"\x80":
         return _of_snapshot(path)
     messages = _MESSAGE.findall(data.decode("utf-8", "replace"))

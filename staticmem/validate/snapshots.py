@@ -12,6 +12,7 @@ from typing import Any
 
 from staticmem.eager.trace import round_up
 from staticmem.errors import UsageError
+from staticmem.files import unreadable
 from staticmem.validate import plain_pickle
 
 FRAMES = 64  # of an allocation that are looked at
@@ -75,7 +76,7 @@ def read(path: str) -> Snapshot:
             code="SM233",
         ) from error
     except OSError as error:
-        raise UsageError(f"cannot read {path}", f"{error.strerror or error}.", code="SM233") from error
+        raise unreadable(path, error, "SM233") from error
     return snapshot_of(document, path)
 
 
