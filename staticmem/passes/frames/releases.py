@@ -134,18 +134,21 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
 
     Where no trace tells, the names that published classes use are known, and what they keep in evaluation mode always
     is.
-    In training autograd holds most of what variables hold, and the peak is in backward: `expected` leaves hidden frames
-    out (a guess at them put the peak of TNT-B, batch 8, 1.3 % too high, which is exact without).
     """
     # each source of what is held is imported where the graph has something for it: most have for one
     until: dict[str, int] = {}
     unseen: Set[str] | None = None  # the values that hidden frames may hold; None: any
-    if any(op.stack for op in graph.ops):
+    traced = any(line.text for op in graph.ops for line in op.stack)
+    if traced:
         from staticmem.passes.frames.source_lines import certainly_held_by_lines, held_by_lines
-        from staticmem.passes.frames.unseen_code import held_in_functions, values_in_methods, values_on_crowded_lines
+        from staticmem.passes.frames.unseen_code import (
+            held_in_functions,
+            values_of_unseen_code,
+            values_on_crowded_lines,
+        )
 
         until.update(certainly_held_by_lines(graph) if policy == "last-use" else held_by_lines(graph))
-        if until and policy == "most":
+        if policy == "most":
             from staticmem.passes.frames.line_bounds import longest_holds_of_lines
             from staticmem.passes.frames.unseen_bounds import longest_holds
 
@@ -159,16 +162,13 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
                 until[name] = max(until.get(name, 0), by_modules.get(name, 0))
         for name, index in held_in_functions(graph).items():
             until[name] = max(until.get(name, index), index)
-        if until and not (training and policy == "expected"):
-            unseen = values_in_methods(graph) | values_on_crowded_lines(graph)
-        if until and not unseen:
-            unseen = frozenset()
+        unseen = values_of_unseen_code(graph)
     if training and unseen is not None and not unseen:
         return Held(until=until)
     from staticmem.passes.frames import published_names
 
     table = published_names.table_of(graph)
-    if until and table is not None and not training:
+    if traced and table is not None and not training:
         until.update(published_names.kept_in_evaluation(graph, table))
     if unseen is not None and not unseen:
         return Held(until=until)
@@ -176,7 +176,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     decided = published_names.decided_by_names(graph, table, training) if table is not None else None
     if decided is not None:
         held = published_names.with_published_names(graph, held, decided)
-    if policy == "most" and not until:
+    if policy == "most" and not traced:
         from staticmem.passes.frames.unseen_bounds import longest_holds
 
         held = longest_holds(graph, held, decided)
@@ -185,7 +185,14 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     for name, index in held.until.items():
         if name in unseen:
             until[name] = max(until.get(name, index), index)
-    return Held({name: depth for name, depth in held.frames.items() if name in unseen}, until)
+    frames = {name: depth for name, depth in held.frames.items() if name in unseen}
+    if policy == "expected":
+        from staticmem.passes.frames.unseen_loops import ends_of_turns
+
+        for name, index in ends_of_turns(graph, frames).items():
+            until[name] = max(until.get(name, index), index)
+            del frames[name]
+    return Held(frames, until)
 
 
 def _kept_attributes(graph: Graph) -> Mapping[str, Parameter]:

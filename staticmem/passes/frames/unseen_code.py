@@ -42,7 +42,12 @@ _FUNCTION = re.compile(rf"\b({'|'.join(_VARIABLES)})\(")
 
 def has_unseen_code(graph: Graph) -> bool:
     """Whether some of the code that handles values is not in the stack traces, or all of it."""
-    return not any(op.stack for op in graph.ops) or bool(values_in_methods(graph) or values_on_crowded_lines(graph))
+    return not any(op.stack for op in graph.ops) or bool(values_of_unseen_code(graph))
+
+
+def values_of_unseen_code(graph: Graph) -> set[str]:
+    """Names of values that a variable may hold which no line shows."""
+    return values_in_methods(graph) | values_on_crowded_lines(graph) | values_without_lines(graph)
 
 
 # -- methods -----------------------------------------------------------------------------------------------------
@@ -83,6 +88,17 @@ def values_on_crowded_lines(graph: Graph) -> set[str]:
         for name in op.outputs:
             producers[name] = op
     return values
+
+
+def values_without_lines(graph: Graph) -> set[str]:
+    """Names of what code reads or makes whose source was not there at the export (code of `exec`).
+
+    Traces leave out its lines, and have those of the modules that it calls. Where no module lacks its line, ops without
+    any are those that an exporter added.
+    """
+    if not any(0 < len(op.stack) < len(op.modules) for op in graph.ops):
+        return set()
+    return {name for op in graph.ops if len(op.stack) < len(op.modules) for name in (*op.refs(), *op.outputs)}
 
 
 def lines_of_methods(graph: Graph) -> set[Line]:

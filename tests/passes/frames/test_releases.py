@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_graphs import Builder
 
@@ -43,19 +45,53 @@ def test_children_that_are_named_hide_nothing(lines: tuple[str, str, str]) -> No
     assert values_in_methods(graph) == set()
 
 
-def test_only_inference_guesses_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Graph] = []
+TURNS = "return self.last(self.turns(x))"
 
-    def hidden(graph: Graph) -> set[str]:
-        asked.append(graph)
-        return set()
 
-    monkeypatch.setattr("staticmem.passes.frames.unseen_code.values_in_methods", hidden)
-    graph = network(*["x = self.features(x)"] * 3)
-    assert held_values(graph, training=True) == Held(until=held_by_lines(graph))
-    assert not asked
-    held_values(graph)
-    assert asked == [graph]
+def turns(file: str = "net.py", line: str = TURNS) -> Graph:
+    """`x = x.exp()`, then three times `gate = self.mix(x).sigmoid(); x = x * gate`, then `self.last(x)`."""
+    builder = Builder(x=(4, 8))
+    forward = SourceLine(file, 100, "forward", line)
+
+    def linear(layer: str, value: Ref, name: str) -> Ref:
+        builder.within(f"{layer}:Linear").stack = (forward, CHILD)
+        result = builder.call("linear.default", value, weights[layer], name=name)
+        builder.within().stack = (forward,)
+        return result
+
+    weights = {layer: builder.parameter(f"{layer}.weight", 8, 8) for layer in ("mix", "last")}
+    builder.within().stack = (forward,)
+    state = builder.call("exp.default", Ref("x"), name="state0")
+    for turn in range(1, 4):
+        gate = builder.call("sigmoid.default", linear("mix", state, f"mixed{turn}"))
+        state = builder.call("mul.Tensor", state, gate, name=f"state{turn}")
+    return builder.graph(linear("last", state, "result"))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_loop_of_a_hidden_method_assigns_its_names_again(training: bool) -> None:
+    """`state1` ends where `state2` is made. `state0` is no loop's, and after the last turn the method returns."""
+    held = held_values(turns(), training=training)
+    assert held.frames == {"state0": 0, "state2": 0}
+    assert held.until["state1"] == 6
+
+
+def test_published_loops_are_as_they_were_compared() -> None:
+    held = held_values(turns("/env/lib/python3.12/site-packages/timm/net.py"))
+    assert held.frames == {"state0": 0, "state1": 0, "state2": 0}
+
+
+def test_lines_that_name_nothing_are_lines() -> None:
+    """Without a hidden method the lines say all: no rule about code without traces applies."""
+    graph = turns(line="return self.last(x.exp() * self.mix(x).sigmoid())")
+    assert held_values(graph) == Held()
+
+
+def test_modules_without_source_are_hidden() -> None:
+    """Traces have no line of code that `exec` ran, and those of the layers that it calls."""
+    graph = turns()
+    ops = tuple(replace(op, stack=op.stack[1:]) for op in graph.ops)
+    assert held_values(replace(graph, ops=ops)).frames == {"state0": 0, "state1": 0, "state2": 0}
 
 
 def test_without_traces_everything_is_hidden() -> None:
