@@ -82,8 +82,8 @@ def onnx_bytes(program: Any, *, stack_traces: bool, extra: Mapping[str, str] | N
         if name not in weights and tensor.size <= SMALL:
             continue  # constants of the code: their values may decide shapes
         value.const_value = onnx_ir.ExternalTensor(EXTERNAL, None, None, tensor.dtype, shape=tensor.shape, name=name)
-    made_bytes: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
-    return made_bytes
+    data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    return data
 
 
 def torchscript_bytes(

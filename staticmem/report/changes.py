@@ -27,10 +27,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One stage, `index` in the whole list: `ops` are its kernels, `made` and `freed` the groups, largest first.
+    """One stage, `index` in the whole list: `ops` are its kernels, `allocated` and `freed` the groups, largest first.
 
-    `total_bytes` is alive when it is over, `highest_bytes` the most within it. `made_bytes - freed_bytes` is the change
-    of the total.
+    `total_bytes` is alive when it is over, `highest_bytes` the most within it. The total changes by
+    `allocated_bytes - freed_bytes`.
     """
 
     index: int
@@ -38,9 +38,9 @@ class Change:
     ops: tuple[str, ...]
     node: str | None
     module: str | None
-    made: tuple[Group, ...]
+    allocated: tuple[Group, ...]
     freed: tuple[Group, ...]
-    made_bytes: int
+    allocated_bytes: int
     freed_bytes: int
     total_bytes: int
     highest_bytes: int
@@ -100,6 +100,6 @@ def select(listing: ChangeList, phase: str | None = None, module: str | None = N
         for stage in listing.stages
         if (phase is None or stage.phase == phase)
         and (module is None or stage.module == module or (stage.module or "").startswith(f"{module}."))
-        and max(stage.made_bytes, stage.freed_bytes) >= least
+        and max(stage.allocated_bytes, stage.freed_bytes) >= least
     )
     return replace(listing, stages=stages, least=least)

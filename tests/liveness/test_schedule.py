@@ -73,7 +73,7 @@ def test_json_and_csv_agree(capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(io.StringIO(trace(capsys, "-f", "csv"))))
     for stage in listing["stages"]:
         mine = [row for row in rows if int(row["stage"]) == stage["index"]]
-        for sign, key in (("+", "made_bytes"), ("-", "freed_bytes")):
+        for sign, key in (("+", "allocated_bytes"), ("-", "freed_bytes")):
             assert sum(int(row["bytes"]) for row in mine if row["sign"] == sign) == stage[key]
     assert listing["stages"][listing["peak_stage"]]["highest_bytes"] == listing["peak_bytes"]
 
@@ -84,7 +84,7 @@ def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
     for stage in chosen["stages"]:
         assert stage["phase"] == "backward"
         assert stage["module"].startswith("layer1.")
-        assert max(stage["made_bytes"], stage["freed_bytes"]) >= 2**20
+        assert max(stage["allocated_bytes"], stage["freed_bytes"]) >= 2**20
     text = trace(capsys, "--phase", "optimizer")
     assert "_foreach_sqrt" in text
     assert "threshold_backward" not in text.rsplit("Peak", 1)[0]

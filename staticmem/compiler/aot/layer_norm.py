@@ -15,10 +15,6 @@ _EPSILON = {"float64": 2.220446049250313e-16}  # torch.finfo(...).eps; others ar
 _EPSILON_32 = 1.1920928955078125e-07
 
 
-def _contiguous(t: Tracer, node: Node) -> Node:
-    return node if layout.is_contiguous(node.shape, node.strides) else t.clone(node)
-
-
 def _computed(t: Tracer, node: Node) -> Node:
     """`.to(computation_dtype, memory_format=contiguous_format)`: a copy after a conversion, and one where the strides
     suggest another format."""
@@ -47,7 +43,7 @@ def native_layer_norm(
     t: Tracer, input: Node, normalized_shape: Sequence[int], weight: Node | None, bias: Node | None, eps: float
 ) -> list[Node]:
     inner, outer = _axes(input, normalized_shape)
-    given = _contiguous(t, input)
+    given = t.contiguous(input)
     wide = t.opmath(given)
     small = form(reduced(input.shape, inner, True), wide.dtype)
     kwargs = {"correction": 0, "keepdim": True}
@@ -56,9 +52,9 @@ def native_layer_norm(
     rstd = t.pointwise("aten::rsqrt", t.pointwise("aten::add.Tensor", var, eps))
     out = t.pointwise("aten::mul.Tensor", t.pointwise("aten::sub.Tensor", wide, mean), rstd)
     if weight is not None:
-        out = t.pointwise("aten::mul.Tensor", out, _contiguous(t, weight))
+        out = t.pointwise("aten::mul.Tensor", out, t.contiguous(weight))
     if bias is not None:
-        out = t.pointwise("aten::add.Tensor", out, _contiguous(t, bias))
+        out = t.pointwise("aten::add.Tensor", out, t.contiguous(bias))
     out = t.cast(out, input.dtype)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
@@ -114,7 +110,7 @@ def rms_norm(
     if weight is not None:
         out = t.pointwise("aten::mul.Tensor", out, weight)
     if not layout.prefers_channels_last(input.shape, input.strides):
-        out = _contiguous(t, out)
+        out = t.contiguous(out)
     out = t.cast(out, input.dtype)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:

@@ -9,12 +9,7 @@ from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.nodes import Node
-from staticmem.eager import strides as layout
 from staticmem.ir.dtypes import DType
-
-
-def _contiguous(t: Tracer, node: Node) -> Node:
-    return node if layout.is_contiguous(node.shape, node.strides) else t.clone(node)
 
 
 def _input(t: Tracer, self: Node, dtype: DType | None) -> Node:
@@ -33,7 +28,7 @@ def softmax(t: Tracer, self: Node, dim: int, dtype: DType | None = None) -> Node
 def softmax_forward(t: Tracer, self: Node, dim: int, half_to_float: bool = False) -> Node:
     """Its nodes, which autograd does not see one by one."""
     self.dim(dim)  # it is checked, and stays as it was given
-    wide = t.opmath(_contiguous(t, self))
+    wide = t.opmath(t.contiguous(self))
     shifted = t.pointwise("aten::sub.Tensor", wide, t.reduce("aten::amax", wide, (dim,), True))
     powers = t.pointwise("aten::exp", shifted)
     out = t.pointwise("aten::div.Tensor", powers, t.sum(powers, (dim,), True))
@@ -58,7 +53,7 @@ def softmax_gradient(t: Tracer, grad: Node, out: Node, dim: int, dtype: DType) -
     product = t.pointwise("aten::mul.Tensor", grad, wide)
     total = t.sum(product, (dim,), True)
     result = t.pointwise("prims::fma", t.pointwise("aten::neg", wide), total, product)
-    return t.cast(_contiguous(t, result), dtype)
+    return t.cast(t.contiguous(result), dtype)
 
 
 @traced("log_softmax special_log_softmax")
@@ -69,7 +64,7 @@ def log_softmax(t: Tracer, self: Node, dim: int, dtype: DType | None = None) -> 
 @traced("_log_softmax")
 def log_softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
     self.dim(dim)  # it is checked, and stays as it was given
-    wide = t.opmath(_contiguous(t, self))
+    wide = t.opmath(t.contiguous(self))
     shifted = t.pointwise("aten::sub.Tensor", wide, t.reduce("aten::amax", wide, (dim,), True))
     total = t.pointwise("aten::log", t.sum(t.pointwise("aten::exp", shifted), (dim,), True))
     out = t.pointwise("aten::sub.Tensor", shifted, total)

@@ -176,6 +176,10 @@ class Tracer:
         """A copy, contiguous unless `strides` are given."""
         return self.new("aten::clone", (self_,), self_.shape, self_.dtype, strides, memory_format="contiguous_format")
 
+    def contiguous(self, self_: Node) -> Node:
+        """The tensor where it is contiguous, or a copy."""
+        return self_ if layout.is_contiguous(self_.shape, self_.strides) else self.clone(self_)
+
     def iota(self, size: int) -> Node:
         """The positions of a dimension (`arange` of one number)."""
         kwargs = {"start": 0, "step": 1, "dtype": dtypes.int64, "requires_grad": False}

@@ -27,7 +27,7 @@ def render(listing: ChangeList, view: View = PLAIN) -> str:
         text.lines.append("")
     for stage in listing.stages:
         text.add(f"{stage.index:>5}  {stage.phase}  {_ops(stage)}", "bold")
-        for sign, groups, colour in (("+", stage.made, "red"), ("-", stage.freed, "green")):
+        for sign, groups, colour in (("+", stage.allocated, "red"), ("-", stage.freed, "green")):
             for row in _rows(groups, listing.least, view):
                 text.add(f"       {sign} {row}", colour)
         mark = "   <- peak" if stage.index == listing.peak_stage else ""
@@ -59,7 +59,7 @@ def csv_rows(listing: ChangeList) -> Iterator[Sequence[object]]:
     yield COLUMNS
     for stage in listing.stages:
         head = (stage.index, stage.phase, " ".join(stage.ops), stage.node, stage.module)
-        for sign, groups in (("+", stage.made), ("-", stage.freed)):
+        for sign, groups in (("+", stage.allocated), ("-", stage.freed)):
             for g in groups:
                 shape = "x".join(map(str, g.shape))
                 yield *head, sign, g.count, g.dtype, shape, g.category, g.bytes, stage.total_bytes
